@@ -1,0 +1,33 @@
+"""What a run is: frozen dataclasses, loading, checking and presets.
+
+Plain Python: this room imports neither torch nor numpy nor any other room, so that every mistake in a run's file is
+found before a process starts.
+"""
+
+from crosscut.config.errors import CheckpointError, ConfigError, CrosscutError, DataError, LayoutError, TrainingError
+from crosscut.config.layout import Layout, padded_vocab_size
+from crosscut.config.loading import dump_toml, load_run, write_toml
+from crosscut.config.model import ModelConfig
+from crosscut.config.presets import PRESETS
+from crosscut.config.run import DataConfig, OptimizerConfig, OutputConfig, RunConfig, TrainingConfig
+
+__all__ = [
+    "PRESETS",
+    "CheckpointError",
+    "ConfigError",
+    "CrosscutError",
+    "DataConfig",
+    "DataError",
+    "Layout",
+    "LayoutError",
+    "ModelConfig",
+    "OptimizerConfig",
+    "OutputConfig",
+    "RunConfig",
+    "TrainingConfig",
+    "TrainingError",
+    "dump_toml",
+    "load_run",
+    "padded_vocab_size",
+    "write_toml",
+]

@@ -1,0 +1,28 @@
+"""The errors that a user can cause, one class per kind of mistake.
+
+Each message follows one grammar: the name, what it must be, what it is, what to do.
+"""
+
+
+class CrosscutError(Exception):
+    """Base of every error that is about the user's input rather than a bug; shown without a traceback."""
+
+
+class ConfigError(CrosscutError):
+    """A run's file or an override asks for something that cannot be."""
+
+
+class LayoutError(ConfigError):
+    """A layout that the model, the batch or the number of processes does not allow."""
+
+
+class DataError(CrosscutError):
+    """Text or token shards that are missing, empty, unreadable or damaged."""
+
+
+class CheckpointError(CrosscutError):
+    """A checkpoint that is missing, incomplete or made by another model."""
+
+
+class TrainingError(CrosscutError):
+    """A run that cannot go on: the loss or a gradient is no longer a finite number."""

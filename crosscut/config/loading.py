@@ -1,0 +1,141 @@
+"""From a TOML file and command-line overrides to a checked `RunConfig`, and back to TOML."""
+
+import dataclasses
+import difflib
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from crosscut.config.checks import listed
+from crosscut.config.errors import ConfigError
+from crosscut.config.presets import PRESETS
+from crosscut.config.run import RunConfig
+
+Table = dict[str, Any]
+
+
+def load_run(source: Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> RunConfig:
+    """Read a run.
+
+    `source` is a TOML file or an already parsed table; `overrides` are `section.key=value`, the value written as in
+    TOML (a bare word is a string). Raises `ConfigError` for a file that is not there or does not parse, an unknown
+    key (naming the nearest one), a value of the wrong type or out of range.
+    """
+    table = _read_toml(source) if isinstance(source, Path) else {k: _copy(v) for k, v in source.items()}
+    for override in overrides:
+        _apply(table, override)
+    _expand_preset(table)
+    return typing.cast(RunConfig, _build(RunConfig, table, ""))
+
+
+def dump_toml(run: RunConfig) -> str:
+    """The whole resolved run as TOML; `load_run` of it gives the same run."""
+    return tomli_w.dumps(dataclasses.asdict(run))
+
+
+def write_toml(run: RunConfig, path: Path) -> None:
+    """Write the whole resolved run, beside and renamed, so that no half file is ever there."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(dump_toml(run), encoding="utf-8")
+    temporary.replace(path)
+
+
+def _copy(value: Any) -> Any:
+    return {k: _copy(v) for k, v in value.items()} if isinstance(value, Mapping) else value
+
+
+def _read_toml(path: Path) -> Table:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"`{path}` must be a TOML file, but there is none. Try `examples/demo.toml`.") from None
+    except OSError as error:
+        raise ConfigError(f"`{path}` must be a readable TOML file, but is not: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"`{path}` must be valid TOML, but is not: {error}.") from None
+
+
+def _apply(table: Table, override: str) -> None:
+    name, equals, text = override.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"An override must be `section.key=value`, but is `{override}`.")
+    *sections, key = name.split(".")
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"`{name}` must name a key of a section, but `{section}` is a value.")
+    table[key] = _parse_value(text)
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return table["value"] if len(table) == 1 else text  # text of several lines may parse as several keys
+
+
+def _expand_preset(table: Table) -> None:
+    model = table.get("model")
+    if not isinstance(model, dict) or "preset" not in model:
+        return
+    name = model.pop("preset")
+    if not isinstance(name, str) or name not in PRESETS:
+        raise ConfigError(f"`model.preset` must name a preset, but is {name!r}.{_nearest(str(name), PRESETS)}")
+    table["model"] = {**PRESETS[name], **model}
+
+
+def _build(kind: type, table: Any, path: str) -> Any:
+    """Make the dataclass `kind` from a table, recursively; `path` is the dotted name so far."""
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"`{path}` must be a section, but is {table!r}.")
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    types_of = typing.get_type_hints(kind)
+    prefix = f"{path}." if path else ""
+    for key in table:
+        if key not in fields:
+            extra = ["preset"] if path == "model" else []
+            where = f"a key of `{path}`" if path else "a section of a run"
+            raise ConfigError(
+                f"`{prefix}{key}` must be {where}, but there is none of that name."
+                f"{_nearest(key, [*fields, *extra], prefix)}"
+            )
+    for name, f in fields.items():
+        if name not in table and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"`{prefix}{name}` must be given, but is missing.{_hint(prefix + name)}")
+    return kind(**{key: _convert(types_of[key], value, f"{prefix}{key}") for key, value in table.items()})
+
+
+def _hint(name: str) -> str:
+    return f" Name a `model.preset`: {listed(PRESETS)}." if name.startswith("model") else ""
+
+
+def _convert(kind: Any, value: Any, name: str) -> Any:
+    if dataclasses.is_dataclass(kind):
+        return _build(typing.cast(type, kind), value, name)
+    if typing.get_origin(kind) is tuple:
+        items = [value] if isinstance(value, str) else value
+        if isinstance(items, list | tuple) and all(isinstance(item, str) for item in items):
+            return tuple(items)
+        raise ConfigError(f"`{name}` must be a list of strings, but is {value!r}.")
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise ConfigError(f"`{name}` must be {_TYPE_NAMES[kind]}, but is {value!r}.")
+    return value
+
+
+_TYPE_NAMES: Mapping[type, str] = types.MappingProxyType(
+    {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+)
+
+
+def _nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" The nearest is `{prefix}{close[0]}`." if close else f" Known are {listed(f'`{k}`' for k in known)}."

@@ -1,0 +1,35 @@
+"""Named models: the paper's tables, GPT-2's four sizes, and sizes for a laptop.
+
+`PRESETS[name]` gives the fields of a `ModelConfig`. The paper's scaling study (Table 1) keeps 96 per head and writes
+the parameter counts 1.2, 2.5, 4.2 and 8.3 billion; its trained models are Table 4. The 8.3B model is the same size in
+both, with 32 heads in Table 1 and 24 in Table 4.
+"""
+
+from typing import Any
+
+GPT2_VOCAB_SIZE = 50_257
+
+
+def _shape(num_layers: int, hidden_size: int, num_heads: int, **rest: Any) -> dict[str, Any]:
+    return {"num_layers": num_layers, "hidden_size": hidden_size, "num_heads": num_heads, **rest}
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # Paper, Table 1: the scaling study.
+    "megatron-1.2b": _shape(40, 1536, 16, vocab_size=GPT2_VOCAB_SIZE),
+    "megatron-2.5b": _shape(54, 1920, 20, vocab_size=GPT2_VOCAB_SIZE),
+    "megatron-4.2b": _shape(64, 2304, 24, vocab_size=GPT2_VOCAB_SIZE),
+    "megatron-8.3b": _shape(72, 3072, 32, vocab_size=GPT2_VOCAB_SIZE),
+    # Paper, Table 4: the models that were trained to convergence (its 2.5B is Table 1's).
+    "megatron-355m": _shape(24, 1024, 16, vocab_size=GPT2_VOCAB_SIZE),
+    "megatron-8.3b-24-heads": _shape(72, 3072, 24, vocab_size=GPT2_VOCAB_SIZE),
+    # GPT-2 (Radford et al. 2019), Table 2, with the parameter counts of the released models.
+    "gpt2-small": _shape(12, 768, 12, vocab_size=GPT2_VOCAB_SIZE),
+    "gpt2-medium": _shape(24, 1024, 16, vocab_size=GPT2_VOCAB_SIZE),
+    "gpt2-large": _shape(36, 1280, 20, vocab_size=GPT2_VOCAB_SIZE),
+    "gpt2-xl": _shape(48, 1600, 25, vocab_size=GPT2_VOCAB_SIZE),
+    # For a laptop's processor; the vocabulary is the tokenizer's.
+    "laptop-tiny": _shape(2, 64, 4, max_sequence_length=128),
+    "laptop-small": _shape(4, 256, 4, max_sequence_length=256),
+    "laptop-base": _shape(6, 384, 6, max_sequence_length=256),
+}

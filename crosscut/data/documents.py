@@ -1,0 +1,214 @@
+"""From files to documents, streaming.
+
+A line of a .jsonl file or a row of a .parquet file is a document; a .txt file, which has no such marks, is cut into
+documents of about 16 KiB where its paragraphs end, so that one book can be split into training and validation. Memory
+holds one piece of one file, however large the corpus.
+"""
+
+import codecs
+import io
+import json
+import re
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from crosscut.config.checks import listed
+from crosscut.config.errors import DataError
+from crosscut.data.sources import Source, find_sources, read_chunks, unreadable
+
+PIECE_CHARACTERS = 16 * 1024
+"""Longest document cut from a .txt file."""
+
+_PARAGRAPH_END = re.compile(r"\n[ \t]*\n+")
+_LINE_END = re.compile(r"\n")
+_WORD_END = re.compile(r"\s+")
+
+
+class Document(NamedTuple):
+    """A text and where it came from."""
+
+    text: str
+    """Never empty and never only blanks."""
+
+    source: Source
+    """The file."""
+
+    record: int
+    """Line of the file where the document begins (text, jsonl), or its row (parquet), from 1."""
+
+    position: int
+    """Bytes on disk of the whole corpus that had been read by then; for progress."""
+
+
+def read_documents(patterns: Sequence[str], *, text_key: str = "text") -> Iterator[Document]:
+    """Read the documents of a corpus one by one, in the order of `find_sources`.
+
+    Documents without any text are passed over. Raises `DataError` for everything `find_sources` and `read_chunks`
+    raise it for, and, naming the file and the place in it, for bytes that are not UTF-8, a line that is not JSON, and
+    a text that is missing or no string; at the end also when there was no document at all.
+    """
+    return read_sources(find_sources(patterns), text_key=text_key)
+
+
+def read_sources(sources: Sequence[Source], *, text_key: str) -> Iterator[Document]:
+    """Read the documents of sources already found; see `read_documents`."""
+    readers = {"text": _read_text, "jsonl": _read_jsonl, "parquet": _read_parquet}
+    empty = True
+    starts = accumulate((source.size for source in sources), initial=0)
+    for source, start in zip(sources, starts, strict=False):
+        for text, record, position in readers[source.format](source, text_key):
+            if text and not text.isspace():
+                empty = False
+                yield Document(text, source, record, start + position)
+    if empty:
+        raise DataError(
+            f"The corpus must hold text, but there is none in {len(sources)} file(s), the first of them "
+            f"`{sources[0].name}`."
+        )
+
+
+_Record = tuple[str, int, int]  # text, record, bytes on disk of this file read so far
+
+
+def _read_text(source: Source, _text_key: str) -> Iterator[_Record]:
+    line, buffer, position = 1, "", 0
+    for text, position in _decode(source):
+        buffer += text
+        start = 0
+        while len(buffer) - start > PIECE_CHARACTERS:
+            end = _cut(buffer, start)
+            piece = buffer[start:end]
+            yield piece, line, position
+            line += piece.count("\n")
+            start = end
+        buffer = buffer[start:]
+    yield buffer, line, position
+
+
+def _cut(text: str, start: int) -> int:
+    """Where the document that begins at `start` ends: in the second half of its room, at the best mark there is."""
+    end = start + PIECE_CHARACTERS
+    for mark in (_PARAGRAPH_END, _LINE_END, _WORD_END):
+        ends = [match.end() for match in mark.finditer(text, start + PIECE_CHARACTERS // 2, end)]
+        if ends:
+            return ends[-1]
+    return end
+
+
+def _decode(source: Source) -> Iterator[tuple[str, int]]:
+    """UTF-8 to text with `\\n` line ends and without a byte-order mark."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    newlines = io.IncrementalNewlineDecoder(None, translate=True)
+    offset = position = 0
+    first = True
+
+    def decode(chunk: bytes, final: bool) -> str:
+        held = len(decoder.getstate()[0])
+        try:
+            return newlines.decode(decoder.decode(chunk, final), final)
+        except UnicodeDecodeError as error:
+            raise _undecodable(source, offset - held + error.start) from None
+
+    for chunk, position in read_chunks(source):
+        text = decode(chunk, False)
+        offset += len(chunk)
+        if first and text:
+            text, first = text.removeprefix("\ufeff"), False
+        yield text, position
+    yield decode(b"", True), position
+
+
+def _undecodable(source: Source, offset: int) -> DataError:
+    unpacked = " of its unpacked data" if source.compression else ""
+    return DataError(
+        f"`{source.name}` must be UTF-8 text, but is not at byte {offset}{unpacked}. Convert it to UTF-8 first."
+    )
+
+
+def _read_jsonl(source: Source, text_key: str) -> Iterator[_Record]:
+    offset = 0
+    for number, (line, position) in enumerate(_lines(source), start=1):
+        try:
+            decoded = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise _undecodable(source, offset + error.start) from None
+        offset += len(line) + 1
+        if decoded and not decoded.isspace():
+            yield _parse_line(source, number, decoded, text_key), number, position
+
+
+def _lines(source: Source) -> Iterator[tuple[bytes, int]]:
+    held: list[bytes] = []
+    position = 0
+    for chunk, position in read_chunks(source):
+        first, *rest = chunk.split(b"\n")
+        held.append(first)
+        if rest:
+            yield b"".join(held), position
+            *lines, last = rest
+            for line in lines:
+                yield line, position
+            held = [last]
+    yield b"".join(held), position
+
+
+def _parse_line(source: Source, number: int, line: str, text_key: str) -> str:
+    place = f"`{source.name}`, line {number}"
+    try:
+        row = json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else "nested too deep"
+        raise DataError(f"{place}, must be valid JSON, but is not: {reason}. Mend or remove the line.") from None
+    if not isinstance(row, dict):
+        raise DataError(
+            f"{place}, must be a JSON object with the text under `{text_key}`, but is a {type(row).__name__}."
+        )
+    text = row.get(text_key)
+    if not isinstance(text, str):
+        what = f"holds {text!r:.60} there" if text_key in row else f"its keys are {listed(row) if row else 'none'}"
+        raise DataError(
+            f"{place}, must hold a string under `{text_key}`, but {what}. Set `data.text_key` to the key of the text."
+        )
+    if "\\u" in line and not _encodable(text):
+        raise DataError(
+            f"{place}, must hold text that UTF-8 can write, but has half of a surrogate pair. Mend or remove the line."
+        )
+    return text
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _read_parquet(source: Source, text_key: str) -> Iterator[_Record]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise DataError(
+            f"`{source.name}` must be read with pyarrow, but it is not installed. "
+            f"Type `pip install 'crosscut[parquet]'`."
+        ) from None
+    row = 0
+    try:
+        with pq.ParquetFile(source.path) as file:
+            _check_column(source, file.schema_arrow, text_key)
+            for batch in file.iter_batches(batch_size=256, columns=[text_key]):
+                for value in batch.column(0):
+                    row += 1
+                    yield _parquet_text(source, row, value.as_py(), text_key), row, 0
+    except pa.ArrowException as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise DataError(f"`{source.name}` must be a whole parquet file, but is not: {reason}.") from None
+    except UnicodeDecodeError:
+        raise DataError(f"`{source.name}`, row {row}, must be UTF-8 text, but is not. Mend or remove the row.") from None
+    except OSError as error:
+        raise unreadable(source.name, error) from None
+
+
+def _check_column(source: Source, schema: "pyarrow.Schema", text_key: str) -> None: ...

@@ -1,0 +1,80 @@
+"""GPT-2 as in the paper's section 2.2: learned positions, pre-layer-norm blocks, a final layer norm, tied embeddings.
+
+Nothing here asks for the layout: on one device the layers of `parallel` are ordinary layers.
+
+Shapes: B batch, S sequence, H hidden, V vocabulary, T tensor ranks.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from crosscut.config import ModelConfig
+from crosscut.model.block import Block
+from crosscut.parallel import (
+    Dropout,
+    LayerNorm,
+    ParallelMesh,
+    PositionEmbedding,
+    RandomStreams,
+    VocabParallelEmbedding,
+    enter_tensor_parallel,
+    gather_from_tensor_parallel,
+    vocab_parallel_cross_entropy,
+)
+from crosscut.parallel.parameters import local
+
+
+class GPT(nn.Module):
+    """The model, its weights zero until `initialize` or a checkpoint fills them.
+
+    Parameters are kept in `dtype`; activations and products are in `compute_dtype` (the same by default).
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        mesh: ParallelMesh,
+        streams: RandomStreams,
+        dtype: torch.dtype = torch.float32,
+        compute_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.config, self.mesh = config, mesh
+        embedding_dtype = {"dtype": dtype, "output_dtype": compute_dtype or dtype}
+        self.tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, mesh=mesh, **embedding_dtype)
+        self.positions = PositionEmbedding(config.max_sequence_length, config.hidden_size, mesh=mesh, **embedding_dtype)
+        self.dropout = Dropout(config.dropout, streams=streams)
+        self.blocks = nn.ModuleList(
+            Block(config, mesh=mesh, streams=streams, dtype=dtype) for _ in range(config.num_layers)
+        )
+        self.final_norm = LayerNorm(config.hidden_size, mesh=mesh, dtype=dtype)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Token ids [B, S] to the last hidden states [B, S, H] (the sequence split where the layout splits it)."""
+        x = self.dropout(self.tokens(tokens) + self.positions(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        y: Tensor = self.final_norm(x)
+        return y
+
+    def loss(self, tokens: Tensor, targets: Tensor, *, scale: float = 1.0) -> Tensor:
+        """`scale` times the sum of the cross entropies of `targets` [B, S] given `tokens` [B, S]; a scalar.
+
+        To train on a mean, divide by the number of targets over all data ranks: `scale = 1 / count`.
+        """
+        hidden = enter_tensor_parallel(self(tokens), self.mesh).flatten(0, 1)
+        return vocab_parallel_cross_entropy(
+            hidden,
+            local(self.tokens.weight, self.tokens.weight.dtype),
+            targets.flatten(),
+            vocab_size=self.config.vocab_size,
+            axis=self.mesh.tensor,
+            scale=scale,
+        )
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """Scores of the next token after the last position of `tokens` [B, S]: [B, V], the same on all ranks."""
+        last = enter_tensor_parallel(self(tokens), self.mesh)[:, -1]
+        columns = last @ local(self.tokens.weight, last.dtype).t()
+        return gather_from_tensor_parallel(columns, self.mesh.tensor)[:, : self.config.vocab_size]

@@ -1,0 +1,58 @@
+"""The heart: tensor-parallel layers and the operators at which ranks meet.
+
+Usable without the rest: bring a model of your own, build it from these layers, and train it on any layout. Importing
+this room imports torch.
+"""
+
+from crosscut.parallel.cross_entropy import IGNORED, vocab_parallel_cross_entropy
+from crosscut.parallel.embedding import PositionEmbedding, VocabParallelEmbedding
+from crosscut.parallel.gradients import GradientReducer, clip_gradients_, global_gradient_norm
+from crosscut.parallel.linear import ColumnParallelLinear, RowParallelLinear
+from crosscut.parallel.mesh import Axis, ParallelMesh, make_mesh
+from crosscut.parallel.norm import LayerNorm
+from crosscut.parallel.operators import (
+    copy_to_tensor_parallel,
+    enter_tensor_parallel,
+    gather_from_sequence_parallel,
+    gather_from_tensor_parallel,
+    leave_tensor_parallel,
+    reduce_from_tensor_parallel,
+    reduce_scatter_to_sequence_parallel,
+    scatter_to_sequence_parallel,
+)
+from crosscut.parallel.processes import RankFailure, launch, process_group
+from crosscut.parallel.random import Dropout, RandomStreams, normal_, seed_of
+from crosscut.parallel.recorder import CollectiveRecorder, Sent
+
+__all__ = [
+    "IGNORED",
+    "Axis",
+    "CollectiveRecorder",
+    "ColumnParallelLinear",
+    "Dropout",
+    "GradientReducer",
+    "LayerNorm",
+    "ParallelMesh",
+    "PositionEmbedding",
+    "RandomStreams",
+    "RankFailure",
+    "RowParallelLinear",
+    "Sent",
+    "VocabParallelEmbedding",
+    "clip_gradients_",
+    "copy_to_tensor_parallel",
+    "enter_tensor_parallel",
+    "gather_from_sequence_parallel",
+    "gather_from_tensor_parallel",
+    "global_gradient_norm",
+    "launch",
+    "leave_tensor_parallel",
+    "make_mesh",
+    "normal_",
+    "process_group",
+    "reduce_from_tensor_parallel",
+    "reduce_scatter_to_sequence_parallel",
+    "scatter_to_sequence_parallel",
+    "seed_of",
+    "vocab_parallel_cross_entropy",
+]

@@ -1,0 +1,60 @@
+"""The only place that sends anything between ranks.
+
+Each collective returns a fresh tensor and never changes its argument: with the paper's f written in place, the gradient
+of f(x) + x on two ranks would come out as 4, not 3. A collective is started and waited for separately, so that work can
+be placed between. On an axis of size 1 both steps return the tensor itself.
+
+They are PyTorch's functional collectives, called as operators because these are what `torch.compile` traces and what a
+`CollectiveRecorder` sees.
+"""
+
+import torch
+from torch import Tensor
+
+from crosscut.parallel.mesh import Axis
+
+_ops = torch.ops._c10d_functional  # registered by `import torch.distributed`
+
+
+def start_all_reduce(x: Tensor, axis: Axis, operation: str = "sum") -> Tensor:
+    """Begin to combine `x` over the axis; the result is there after `wait`. `operation` is "sum" or "max"."""
+    if axis.size == 1:
+        return x
+    return _ops.all_reduce(x.contiguous(), operation, axis.group_name)
+
+
+def start_reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    """Begin to sum `x` over the axis and keep this rank's part of dimension `dim`; there after `wait`."""
+    if axis.size == 1:
+        return x
+    if dim:  # the collective splits dimension 0
+        x = torch.cat(x.chunk(axis.size, dim))
+    return _ops.reduce_scatter_tensor(x.contiguous(), "sum", axis.size, axis.group_name)
+
+
+def wait(x: Tensor, axis: Axis) -> Tensor:
+    """Wait for what `start_...` returned and return it."""
+    return x if axis.size == 1 else _ops.wait_tensor(x)
+
+
+def all_reduce(x: Tensor, axis: Axis, operation: str = "sum") -> Tensor:
+    """Combine `x` over the axis: the same result on every rank."""
+    return wait(start_all_reduce(x, axis, operation), axis)
+
+
+def reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    """Sum `x` over the axis and keep this rank's part of dimension `dim`."""
+    return wait(start_reduce_scatter(x, axis, dim), axis)
+
+
+def all_gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    """Join the parts of all ranks along dimension `dim`, in the order of the ranks."""
+    if axis.size == 1:
+        return x
+    joined = wait(_ops.all_gather_into_tensor(x.contiguous(), axis.size, axis.group_name), axis)
+    return torch.cat(joined.chunk(axis.size), dim) if dim else joined
+
+
+def split(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    """This rank's part of `x` along dimension `dim`: the conjugate of `all_gather`, sends nothing."""
+    return x if axis.size == 1 else x.chunk(axis.size, dim)[axis.rank].contiguous()

@@ -1,0 +1,145 @@
+"""The output projection fused with the cross entropy, over a vocabulary cut into parts.
+
+Each rank multiplies by its part of the embedding and keeps its logits to itself. Per token, one scalar of each kind
+crosses the wire: the maximum, then the sum of exponentials and the target's logit together, so the loss sends 3 B S
+elements where gathering the logits would send B S V (paper, section 3).
+
+It works through the tokens in chunks and computes the gradients of a chunk while its logits are there, so the logits of
+all tokens never live at once and are never computed twice. With p = softmax(x W^T) and one-hot target e:
+
+    loss = -log p[target]        d loss / d logits = p - e
+
+Shapes: N tokens, C tokens of a chunk, H hidden, V padded vocabulary, T tensor ranks.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from crosscut.parallel.collectives import all_reduce
+from crosscut.parallel.mesh import Axis
+
+IGNORED = -100
+"""A target with this value adds nothing to the loss."""
+
+CHUNK_ELEMENTS = 1 << 25
+"""Logits alive at once on one rank, unless the caller says otherwise: 128 MiB in float32."""
+
+
+class _Part(NamedTuple):
+    """The part of the vocabulary that a rank holds."""
+
+    axis: Axis
+    first: int
+    """The token id of its first row."""
+    num_real: int
+    """Its rows that are not padding."""
+
+
+def vocab_parallel_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    vocab_size: int,
+    axis: Axis,
+    scale: float = 1.0,
+    chunk_tokens: int | None = None,
+) -> Tensor:
+    """`scale` times the sum over all tokens of -log softmax(hidden weight^T)[target], as a float32 scalar.
+
+    `hidden` [N, H] is the same on all ranks of the axis and must come through f (or the gather of the sequence), since
+    its gradient here is this rank's part. `weight` [V/T, H] is this rank's rows, also as a wider type than `hidden`;
+    rows from `vocab_size` on take no probability. `targets` [N], `IGNORED` ones add nothing. (float64 gives a float64
+    scalar.)
+
+    Forward: per chunk an all-reduce (max) of C elements and one (sum) of 2 C. Backward: nothing is sent.
+    Source: paper, section 3.
+    """
+    local_size = weight.shape[0]
+    first = axis.rank * local_size
+    part = _Part(axis, first, max(0, min(local_size, vocab_size - first)))
+    chunk = chunk_tokens or chunk_size(local_size)
+    loss: Tensor = _ProjectAndCompare.apply(hidden, weight, targets, part, scale, chunk)
+    return loss
+
+
+def chunk_size(local_size: int) -> int:
+    """Tokens of a chunk for `local_size` vocabulary entries on a rank, when the caller does not say."""
+    return max(1, CHUNK_ELEMENTS // local_size)
+
+
+class _ProjectAndCompare(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, part: _Part, scale: float, chunk: int
+    ) -> Tensor:
+        needs_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        rows = weight.to(hidden.dtype)
+        grad_hidden = torch.empty_like(hidden) if needs_grad else None
+        grad_weight = torch.zeros_like(weight) if needs_grad else None
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        total = torch.zeros((), dtype=wide, device=hidden.device)
+        for start in range(0, hidden.shape[0], chunk):
+            piece = slice(start, start + chunk)
+            probabilities, losses, keep = _compare(hidden[piece], rows, targets[piece], part)
+            total += losses.sum()
+            if grad_hidden is not None and grad_weight is not None:
+                error = _error(probabilities, targets[piece], part, keep * scale).to(hidden.dtype)
+                torch.mm(error, rows, out=grad_hidden[piece])
+                _add_product(grad_weight, error.t(), hidden[piece])
+            del probabilities
+        if grad_hidden is not None and grad_weight is not None:
+            ctx.gradients = (grad_hidden, grad_weight)
+        return total * scale
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+        if ctx.gradients is None:
+            raise RuntimeError("vocab_parallel_cross_entropy gives its gradients once: call backward once.")
+        grad_hidden, grad_weight = ctx.gradients
+        ctx.gradients = None  # they are scaled in place, so they may not be given again
+        return grad_hidden.mul_(grad), grad_weight.mul_(grad), None, None, None, None
+
+
+def _compare(x: Tensor, rows: Tensor, targets: Tensor, part: _Part) -> tuple[Tensor, Tensor, Tensor]:
+    """Probabilities [C, V/T], losses [C] and the mask of tokens that count [C], all in a wide type."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    logits = (x @ rows.t()).to(wide)  # [C, V/T]
+    if part.num_real < logits.shape[1]:
+        logits[:, part.num_real :] = -torch.inf
+    keep = (targets != IGNORED).to(wide)
+    highest = all_reduce(logits.amax(1), part.axis, "max")
+    logits.sub_(highest.unsqueeze(1))
+    index, here = _local_index(targets, part)
+    target_logit = logits.gather(1, index.unsqueeze(1)).squeeze(1).masked_fill(~here, 0.0)
+    probabilities = logits.exp_()
+    sums, target_logit = all_reduce(torch.stack([probabilities.sum(1), target_logit]), part.axis).unbind()
+    probabilities.div_(sums.unsqueeze(1))
+    return probabilities, (sums.log() - target_logit) * keep, keep
+
+
+def _error(probabilities: Tensor, targets: Tensor, part: _Part, factor: Tensor) -> Tensor:
+    """(p - e) times a factor per token, in place of the probabilities [C, V/T]."""
+    index, here = _local_index(targets, part)
+    probabilities.scatter_add_(1, index.unsqueeze(1), -here.to(probabilities.dtype).unsqueeze(1))
+    return probabilities.mul_(factor.unsqueeze(1))
+
+
+def _local_index(targets: Tensor, part: _Part) -> tuple[Tensor, Tensor]:
+    """Each target's row on this rank (0 where it is elsewhere), and whether it is here."""
+    index = targets - part.first
+    here = (index >= 0) & (index < part.num_real)
+    return index.masked_fill(~here, 0), here
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Total += a @ b, where total may have a wider type than the factors."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    else:
+        total.add_(a @ b)

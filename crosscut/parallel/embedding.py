@@ -1,0 +1,76 @@
+"""Embeddings: tokens cut along the vocabulary, positions whole on every rank.
+
+Shapes: B batch, S sequence, H hidden, V vocabulary padded to a multiple of 128 x T, T tensor ranks.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from crosscut.config import padded_vocab_size
+from crosscut.parallel.mesh import ParallelMesh
+from crosscut.parallel.operators import leave_tensor_parallel, part_of_sequence
+from crosscut.parallel.parameters import local, local_on_sequence, replicated_parameter, sharded_parameter
+
+
+class VocabParallelEmbedding(nn.Module):
+    """E = [E_1, E_2]: each rank holds the rows of its part of the vocabulary and looks up only these; g adds up.
+
+    Input [B, S] of token ids below `vocab_size`, output [B, S, H] in `output_dtype` (under sequence parallelism
+    [B, S/T, H]). Parameter: `weight` [V, H] as Shard(0); zeros until initialised.
+
+    Forward: all-reduce of the output (sequence parallelism: reduce-scatter). Backward: nothing is sent (sequence
+    parallelism: all-gather). Source: paper, section 3.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        mesh: ParallelMesh,
+        dtype: torch.dtype = torch.float32,
+        output_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.mesh, self.output_dtype = mesh, output_dtype or dtype
+        self.vocab_size = vocab_size
+        padded = padded_vocab_size(vocab_size, mesh.tensor.size)
+        self.weight = sharded_parameter((padded, hidden_size), mesh.tensor, dim=0, dtype=dtype, device=mesh.device)
+        self.local_size = padded // mesh.tensor.size
+        self.first = mesh.tensor.rank * self.local_size
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Look up: [B, S] to [B, S, H] (or [B, S/T, H])."""
+        index = tokens - self.first
+        elsewhere = (index < 0) | (index >= self.local_size)
+        rows = F.embedding(index.masked_fill(elsewhere, 0), local(self.weight, self.weight.dtype))
+        rows = rows.to(self.output_dtype).masked_fill(elsewhere.unsqueeze(-1), 0.0)
+        return leave_tensor_parallel(rows, self.mesh)
+
+
+class PositionEmbedding(nn.Module):
+    """Learned positions, added between the parallel regions.
+
+    Gives [S, H] for a sequence length S (under sequence parallelism this rank's [S/T, H]). Parameter: `weight` [P, H] as
+    Replicate, P the longest sequence; zeros until initialised. Sends nothing; under sequence parallelism the gradient
+    is partial. Source: paper, section 2.2.
+    """
+
+    def __init__(
+        self,
+        max_length: int,
+        hidden_size: int,
+        *,
+        mesh: ParallelMesh,
+        dtype: torch.dtype = torch.float32,
+        output_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.mesh, self.output_dtype = mesh, output_dtype or dtype
+        self.weight = replicated_parameter((max_length, hidden_size), mesh.tensor, dtype=dtype, device=mesh.device)
+
+    def forward(self, length: int) -> Tensor:
+        """The embeddings of positions 0 to `length` - 1: [S, H] (or [S/T, H])."""
+        weight = local_on_sequence(self.weight, self.mesh, self.weight.dtype)
+        return part_of_sequence(weight[:length], self.mesh, 0).to(self.output_dtype)

@@ -1,0 +1,174 @@
+"""What happens to gradients between the backward pass and the optimizer.
+
+Over the data axis they are summed, in buckets that are sent while the backward pass goes on (paper, section 3.2). Over
+the tensor axis nothing is needed, except under sequence parallelism for parameters that every rank holds whole: each
+rank has seen a part of the tokens, their gradients are `Partial`, and are summed together in one message. Gradients are
+sums, never averages: the loss is divided by the number of target tokens over all ranks before the backward pass.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial, Shard
+
+from crosscut.parallel.collectives import all_reduce, start_all_reduce, wait
+from crosscut.parallel.mesh import Axis, ParallelMesh
+
+BUCKET_BYTES = 32 << 20
+"""A bucket is sent when its gradients together reach this size."""
+
+
+class _Bucket:
+    """Parameters whose gradients travel over the data axis in one message."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.missing = len(parameters)
+        self.sent: Tensor | None = None
+
+
+class GradientReducer:
+    """Sums gradients over the data axis, and partial ones over the tensor axis.
+
+    With gradient accumulation only the last backward pass of a step may send: enclose it by `arm` and `finish`.
+
+        reducer.arm()
+        loss.backward()
+        reducer.finish()
+
+    Every rank must call them alike. Communication: one all-reduce per bucket over the data axis, overlapped with the
+    backward pass, and at most one over the tensor axis.
+    """
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], mesh: ParallelMesh, *, bucket_bytes: int = BUCKET_BYTES
+    ) -> None:
+        self.mesh = mesh
+        self.parameters = list(parameters)
+        self._armed = False
+        self._buckets: list[_Bucket] = []
+        self._bucket_of: dict[nn.Parameter, _Bucket] = {}
+        if mesh.data.size > 1:
+            self._fill_buckets(bucket_bytes)
+
+    def arm(self) -> None:
+        """Let the next backward pass send its gradients as they become ready."""
+        self._armed = True
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.parameters)
+
+    def finish(self) -> None:
+        """Wait for what was sent and leave the summed gradients in `.grad`."""
+        self._armed = False
+        for bucket in self._buckets:
+            self._send(bucket)  # those that a parameter without a gradient held back
+        for bucket in self._buckets:
+            self._receive(bucket)
+        _sum_partial([p for p in self.parameters if _is_partial(p.grad)], self.mesh.tensor)
+
+    def _fill_buckets(self, bucket_bytes: int) -> None:
+        pending: list[nn.Parameter] = []
+        size = 0
+        for parameter in reversed(self.parameters):  # the backward pass reaches the last ones first
+            if pending and (size >= bucket_bytes or parameter.dtype != pending[0].dtype):
+                self._buckets.append(_Bucket(pending))
+                pending, size = [], 0
+            pending.append(parameter)
+            size += _local(parameter).nbytes
+        if pending:
+            self._buckets.append(_Bucket(pending))
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                self._bucket_of[parameter] = bucket
+                parameter.register_post_accumulate_grad_hook(self._ready)
+
+    def _ready(self, parameter: Tensor) -> None:
+        if not self._armed:
+            return
+        bucket = self._bucket_of[parameter]  # type: ignore[index]  # the hook is given the parameter itself
+        bucket.missing -= 1
+        if bucket.missing == 0:
+            self._send(bucket)
+
+    def _send(self, bucket: _Bucket) -> None:
+        if bucket.sent is None:
+            flat = torch.cat([_flat_gradient(p) for p in bucket.parameters])
+            bucket.sent = start_all_reduce(flat, self.mesh.data)
+
+    def _receive(self, bucket: _Bucket) -> None:
+        assert bucket.sent is not None
+        summed = wait(bucket.sent, self.mesh.data)
+        bucket.sent = None
+        _set_gradients(bucket.parameters, summed)
+
+
+def global_gradient_norm(parameters: Sequence[nn.Parameter], axis: Axis) -> Tensor:
+    """The 2-norm of all gradients as if on one device: a scalar, the same on every rank of the tensor axis.
+
+    A replicated parameter counts once, a sharded one in all its parts. Communication: one all-reduce of one element,
+    whatever the number of parameters. Needs summed gradients (`GradientReducer.finish`).
+    """
+    with_gradient = [p for p in parameters if p.grad is not None]
+    sharded = [_local(p.grad) for p in with_gradient if _is_sharded(p)]
+    replicated = [_local(p.grad) for p in with_gradient if not _is_sharded(p)]
+    assert not any(_is_partial(p.grad) for p in with_gradient), "gradients must be summed before their norm is taken"
+    square = all_reduce(_sum_of_squares(sharded, like=parameters[0]), axis)
+    return (square + _sum_of_squares(replicated, like=parameters[0])).sqrt()
+
+
+def clip_gradients_(parameters: Sequence[nn.Parameter], norm: Tensor, max_norm: float) -> None:
+    """Scale all gradients down to a global norm of `max_norm` where `norm` is larger (paper, section 4.1.1)."""
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    torch._foreach_mul_([_local(p.grad) for p in parameters if p.grad is not None], factor)
+
+
+def _sum_partial(parameters: list[nn.Parameter], axis: Axis) -> None:
+    if parameters:
+        summed = all_reduce(torch.cat([_flat_gradient(p) for p in parameters]), axis)
+        for parameter in parameters:
+            parameter.grad = None  # its Partial placement no longer holds
+        _set_gradients(parameters, summed)
+
+
+def _set_gradients(parameters: list[nn.Parameter], flat: Tensor) -> None:
+    """Make each parameter's gradient a view of its piece of `flat`, placed as the old gradient or the parameter."""
+    sizes = [_local(p).numel() for p in parameters]
+    for parameter, piece in zip(parameters, flat.split(sizes), strict=True):
+        assert isinstance(parameter, DTensor)
+        like = parameter if parameter.grad is None else parameter.grad
+        assert isinstance(like, DTensor)
+        parameter.grad = DTensor.from_local(
+            piece.view_as(_local(parameter)),
+            parameter.device_mesh,
+            like.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+
+
+def _sum_of_squares(tensors: list[Tensor], *, like: Tensor) -> Tensor:
+    if not tensors:
+        return torch.zeros((), dtype=like.dtype, device=like.device)
+    norms: list[Tensor] = torch._foreach_norm(tensors)
+    return torch.stack(norms).square().sum()
+
+
+def _flat_gradient(parameter: nn.Parameter) -> Tensor:
+    local = _local(parameter)
+    return torch.zeros_like(local).view(-1) if parameter.grad is None else _local(parameter.grad).reshape(-1)
+
+
+def _local(tensor: Tensor | None) -> Tensor:
+    """The local part of a distributed tensor, outside autograd."""
+    assert isinstance(tensor, DTensor)
+    return tensor._local_tensor
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    return isinstance(tensor, DTensor) and any(isinstance(p, Shard) for p in tensor.placements)
+
+
+def _is_partial(tensor: Tensor | None) -> bool:
+    return isinstance(tensor, DTensor) and any(isinstance(p, Partial) for p in tensor.placements)

@@ -1,0 +1,178 @@
+"""The points where ranks meet inside a model: f, g and their sequence-parallel kin, conjugate pairs side by side.
+
+| operator                              | forward        | backward       |
+|---------------------------------------|----------------|----------------|
+| `copy_to_tensor_parallel` (f)         | identity       | all-reduce     |
+| `reduce_from_tensor_parallel` (g)     | all-reduce     | identity       |
+| `gather_from_sequence_parallel`       | all-gather     | reduce-scatter |
+| `reduce_scatter_to_sequence_parallel` | reduce-scatter | all-gather     |
+| `scatter_to_sequence_parallel`        | split          | all-gather     |
+| `gather_from_tensor_parallel`         | all-gather     | split          |
+
+f and g are the paper's (section 3, Code 1); the sequence-parallel ones are Korthikanti et al. 2022. Between the parallel
+regions a plain layout keeps the whole sequence on every rank, a sequence-parallel one a part of it: `enter` and
+`leave_tensor_parallel` are f and g for the first, gather and reduce-scatter for the second, so that layers need not know.
+
+Shapes: B batch, S sequence, H hidden, T tensor ranks. The sequence dimension is 1.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from crosscut.parallel.collectives import (
+    all_gather,
+    all_reduce,
+    reduce_scatter,
+    split,
+    start_all_reduce,
+    start_reduce_scatter,
+)
+from crosscut.parallel.mesh import Axis, ParallelMesh
+
+SEQUENCE_DIM = 1
+
+
+class _CopyToTensorParallel(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return all_reduce(grad, ctx.axis), None
+
+
+class _ReduceFromTensorParallel(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:  # noqa: ARG004 - autograd passes a context
+        return all_reduce(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
+        return grad, None
+
+
+class _GatherFromSequenceParallel(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return all_gather(x, axis, SEQUENCE_DIM)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return reduce_scatter(grad, ctx.axis, SEQUENCE_DIM), None
+
+
+class _ReduceScatterToSequenceParallel(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return reduce_scatter(x, axis, SEQUENCE_DIM)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return all_gather(grad, ctx.axis, SEQUENCE_DIM), None
+
+
+class _ScatterToSequenceParallel(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return split(x, axis, SEQUENCE_DIM)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return all_gather(grad, ctx.axis, SEQUENCE_DIM), None
+
+
+class _GatherFromTensorParallel(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return all_gather(x, axis, x.dim() - 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return split(grad, ctx.axis, grad.dim() - 1), None
+
+
+def copy_to_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
+    """f: hand a replicated tensor to the ranks of a parallel region.
+
+    Forward: identity. Backward: the gradients of all ranks are summed (all-reduce of `x.numel()` elements).
+    Source: paper, section 3, Code 1.
+    """
+    return x if axis.size == 1 else _CopyToTensorParallel.apply(x, axis)
+
+
+def reduce_from_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
+    """g: add up the partial results of a parallel region.
+
+    Forward: all-reduce of `x.numel()` elements. Backward: identity. Source: paper, section 3.
+    """
+    return x if axis.size == 1 else _ReduceFromTensorParallel.apply(x, axis)
+
+
+def gather_from_sequence_parallel(x: Tensor, axis: Axis) -> Tensor:
+    """Join the parts of the sequence: [B, S/T, ...] to [B, S, ...].
+
+    Forward: all-gather. Backward: reduce-scatter. Source: Korthikanti et al. 2022, section 4.2.2.
+    """
+    return x if axis.size == 1 else _GatherFromSequenceParallel.apply(x, axis)
+
+
+def reduce_scatter_to_sequence_parallel(x: Tensor, axis: Axis) -> Tensor:
+    """Add up partial results and keep this rank's part of the sequence: [B, S, ...] to [B, S/T, ...].
+
+    Forward: reduce-scatter. Backward: all-gather. Source: Korthikanti et al. 2022, section 4.2.2.
+    """
+    return x if axis.size == 1 else _ReduceScatterToSequenceParallel.apply(x, axis)
+
+
+def scatter_to_sequence_parallel(x: Tensor, axis: Axis) -> Tensor:
+    """Keep this rank's part of a replicated sequence: [B, S, ...] to [B, S/T, ...].
+
+    Forward: split, sends nothing. Backward: all-gather.
+    """
+    return x if axis.size == 1 else _ScatterToSequenceParallel.apply(x, axis)
+
+
+def gather_from_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
+    """Join the columns of all ranks: [..., V/T] to [..., V].
+
+    Forward: all-gather. Backward: split, so the gradient that comes back must be the same on all ranks.
+    """
+    return x if axis.size == 1 else _GatherFromTensorParallel.apply(x, axis)
+
+
+def enter_tensor_parallel(x: Tensor, mesh: ParallelMesh) -> Tensor:
+    """Into a parallel region: f, or the gather of the sequence."""
+    enter = gather_from_sequence_parallel if mesh.sequence_parallel else copy_to_tensor_parallel
+    return enter(x, mesh.tensor)
+
+
+def leave_tensor_parallel(x: Tensor, mesh: ParallelMesh) -> Tensor:
+    """Out of a parallel region: g, or the reduce-scatter along the sequence."""
+    leave = reduce_scatter_to_sequence_parallel if mesh.sequence_parallel else reduce_from_tensor_parallel
+    return leave(x, mesh.tensor)
+
+
+def entered(x: Tensor, mesh: ParallelMesh) -> Tensor:
+    """The forward half of `enter_tensor_parallel`, outside autograd."""
+    return all_gather(x, mesh.tensor, SEQUENCE_DIM) if mesh.sequence_parallel else x
+
+
+def start_enter_backward(grad: Tensor, mesh: ParallelMesh) -> Tensor:
+    """Begin the backward half of `enter_tensor_parallel`; `collectives.wait` gives the gradient."""
+    if mesh.sequence_parallel:
+        return start_reduce_scatter(grad, mesh.tensor, SEQUENCE_DIM)
+    return start_all_reduce(grad, mesh.tensor)
+
+
+def part_of_sequence(x: torch.Tensor, mesh: ParallelMesh, dim: int) -> Tensor:
+    """What this rank keeps of a sequence that all ranks know, along `dim`: all of it, or its part. Sends nothing."""
+    return split(x, mesh.tensor, dim) if mesh.sequence_parallel else x

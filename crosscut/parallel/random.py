@@ -1,0 +1,117 @@
+"""Random numbers under tensor parallelism (paper, section 3.1), as functions of the seed alone.
+
+*Weights*: a parameter's initial values follow from (seed, name). They are drawn in blocks along the dimension that is
+cut, so that a rank draws only what it holds and every layout holds the same.
+
+*Dropout*: between the parallel regions every tensor rank must drop the same elements, inside them each its own. So there
+are two streams, one shared by the tensor ranks and one per rank, both restarted at every forward pass from (seed, step,
+micro-batch, rank along the data axis). A run that resumes needs no saved state to continue them.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+
+from crosscut.parallel.mesh import ParallelMesh
+
+_BLOCK = 64
+"""Indices along the cut dimension that are drawn together."""
+
+
+def seed_of(*parts: object) -> int:
+    """A 63-bit seed from any values: the same in every process and on every machine."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+@torch.no_grad()
+def normal_(parameter: nn.Parameter, *, std: float, seed: int, name: str) -> None:
+    """Fill a distributed parameter with N(0, std) values that depend on `seed` and `name` only, not on the layout.
+
+    Drawn as float32 on the CPU whatever the parameter's type and device, so that all of them start alike.
+    """
+    assert isinstance(parameter, DTensor)
+    target = parameter.to_local()
+    placement = parameter.placements[0]
+    dim = placement.dim if isinstance(placement, Shard) else 0
+    first = parameter.device_mesh.get_local_rank() * target.shape[dim] if isinstance(placement, Shard) else 0
+    last = first + target.shape[dim]
+    block_shape = list(target.shape)
+    block_shape[dim] = _BLOCK
+    generator = torch.Generator()
+    for start in range(first // _BLOCK * _BLOCK, last, _BLOCK):
+        generator.manual_seed(seed_of("weights", seed, name, start))
+        block = torch.empty(block_shape).normal_(0.0, std, generator=generator)
+        begin, end = max(start, first), min(start + _BLOCK, last)
+        target.narrow(dim, begin - first, end - begin).copy_(block.narrow(dim, begin - start, end - begin))
+
+
+class RandomStreams:
+    """The two streams of dropout. The default generator is the shared one; `per_rank` lends it the other for a while."""
+
+    def __init__(self, mesh: ParallelMesh, seed: int) -> None:
+        self.mesh, self.seed = mesh, seed
+        self._per_rank_state: Tensor | None = None
+
+    def restart(self, *, step: int, micro_batch: int = 0) -> None:
+        """Begin both streams anew for a forward pass; every rank of the mesh calls it alike."""
+        place = (self.seed, step, micro_batch, self.mesh.data.rank)
+        torch.manual_seed(seed_of("per rank", *place, self.mesh.tensor.rank))
+        self._per_rank_state = self._get_state()
+        torch.manual_seed(seed_of("shared", *place))
+
+    @contextmanager
+    def per_rank(self) -> Iterator[None]:
+        """Inside, the default generator is this rank's own stream: for dropout within a parallel region."""
+        if self._per_rank_state is None:
+            raise RuntimeError("`RandomStreams.restart` must be called before a forward pass with dropout.")
+        shared = self._get_state()
+        self._set_state(self._per_rank_state)
+        try:
+            yield
+        finally:
+            self._per_rank_state = self._get_state()
+            self._set_state(shared)
+
+    @contextmanager
+    def between_regions(self) -> Iterator[None]:
+        """Inside, the stream for dropout between parallel regions: shared, or per rank where the sequence is split."""
+        if self.mesh.sequence_parallel:
+            with self.per_rank():
+                yield
+        else:
+            yield
+
+    def _get_state(self) -> Tensor:
+        cuda = self.mesh.device.type == "cuda"
+        return torch.cuda.get_rng_state(self.mesh.device) if cuda else torch.get_rng_state()
+
+    def _set_state(self, state: Tensor) -> None:
+        if self.mesh.device.type == "cuda":
+            torch.cuda.set_rng_state(state, self.mesh.device)
+        else:
+            torch.set_rng_state(state)
+
+
+class Dropout(nn.Module):
+    """Dropout between the parallel regions: the residual stream stays identical on all tensor ranks.
+
+    Input and output [B, S, H], or [B, S/T, H] under sequence parallelism, where each rank drops elements of its own part.
+    Sends nothing. Source: paper, section 3.1.
+    """
+
+    def __init__(self, probability: float, *, streams: RandomStreams) -> None:
+        super().__init__()
+        self.probability, self.streams = probability, streams
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop elements while training; the identity otherwise."""
+        if not self.training or self.probability == 0.0:
+            return x
+        with self.streams.between_regions():
+            return F.dropout(x, self.probability)

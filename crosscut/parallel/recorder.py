@@ -1,0 +1,56 @@
+"""Counts what is really sent: the collectives of everything that runs inside, in their order.
+
+The same account as the planner's (`planner.traffic`), taken from the program instead of from formulas.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from crosscut.parallel.mesh import ParallelMesh
+
+
+class Sent(NamedTuple):
+    """One collective."""
+
+    operation: str
+    """`all_reduce`, `all_gather` or `reduce_scatter`."""
+    axis: str
+    """`tensor` or `data`."""
+    elements: int
+    """Elements of the whole tensor on one rank: the reduced one, the gathered output, the input to be scattered."""
+
+
+_OPERATIONS = {
+    "_c10d_functional::all_reduce": "all_reduce",
+    "_c10d_functional::all_gather_into_tensor": "all_gather",
+    "_c10d_functional::reduce_scatter_tensor": "reduce_scatter",
+}
+
+
+class CollectiveRecorder(TorchDispatchMode):
+    """A context that records every collective of Crosscut inside it, the backward pass included, in `sent`.
+
+    Mesh axes are told apart by their groups.
+    """
+
+    def __init__(self, mesh: ParallelMesh) -> None:
+        super().__init__()
+        self.sent: list[Sent] = []
+        self._axis_of = {axis.group_name: axis.name for axis in (mesh.data, mesh.tensor)}
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Let the operator run, and note it if it is a collective."""
+        name = getattr(func, "name", lambda: "")().split(".")[0]
+        if name in _OPERATIONS:
+            operation = _OPERATIONS[name]
+            elements = args[0].numel() * (args[1] if operation == "all_gather" else 1)  # args[1]: ranks of the group
+            self.sent.append(Sent(operation, self._axis_of.get(args[-1], args[-1]), elements))
+        return func(*args, **(kwargs or {}))

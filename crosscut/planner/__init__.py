@@ -1,0 +1,26 @@
+"""What a run costs before it runs: parameters, FLOPs, collectives and the hardware they meet.
+
+Plain Python: this room imports neither torch nor numpy, so a forecast needs no accelerator and no installation of one.
+Training reports its rates by these formulas and the tests hold them against what is really computed and sent, so a
+forecast and a report cannot differ. The derivations are in `docs/planner.md`.
+"""
+
+from crosscut.planner.compute import flops_per_step, forward_flops_per_token, model_flops_per_token
+from crosscut.planner.hardware import HARDWARE, Hardware, find_hardware
+from crosscut.planner.parameters import count_parameters, parameters_per_rank, replicated_parameters
+from crosscut.planner.traffic import Collective, step_traffic, wire_bytes_per_step
+
+__all__ = [
+    "HARDWARE",
+    "Collective",
+    "Hardware",
+    "count_parameters",
+    "find_hardware",
+    "flops_per_step",
+    "forward_flops_per_token",
+    "model_flops_per_token",
+    "parameters_per_rank",
+    "replicated_parameters",
+    "step_traffic",
+    "wire_bytes_per_step",
+]

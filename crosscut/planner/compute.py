@@ -1,0 +1,54 @@
+"""How many floating-point operations a token and a step take.
+
+Only matrix products are counted, a multiplication and an addition as two. Forward, a sequence of `S` tokens takes
+24 S H^2 + 4 S^2 H in each layer and 2 S H V in the output projection. Backward takes twice that, once for the
+gradient of the input and once for that of the weights. Recomputation runs every layer's forward pass a second time,
+but not the output projection's. These are the terms of Narayanan et al. 2021 (arXiv 2104.04473):
+
+    without recomputation   72 B S L H^2 (1 + S / 6H + V / 12LH)
+    with recomputation      96 B S L H^2 (1 + S / 6H + V / 16LH)
+
+Attention is counted over the full S x S square, not its causal half, and the vocabulary without its padding, so that
+the count depends on the model alone and not on a kernel or a layout.
+"""
+
+from crosscut.config import ModelConfig, RunConfig
+from crosscut.config.checks import require_at_least
+from crosscut.planner.parameters import known_vocab_size
+
+
+def forward_flops_per_token(model: ModelConfig, sequence_length: int) -> int:
+    """FLOPs of one token's forward pass in a sequence of `sequence_length` tokens.
+
+    Raises `ConfigError` for a sequence length below 1 or where `model.vocab_size` is still 0.
+    """
+    return _layers(model, sequence_length) + _output_projection(model)
+
+
+def model_flops_per_token(model: ModelConfig, sequence_length: int, *, recompute: bool = False) -> int:
+    """FLOPs of one token's forward and backward pass in a sequence of `sequence_length` tokens.
+
+    Without `recompute` these are the model's FLOPs, by which utilisation is reported; with it, what the hardware
+    computes when every layer's activations are recomputed in the backward pass (paper, section 4.1.1). Raises
+    `ConfigError` for a sequence length below 1 or where `model.vocab_size` is still 0.
+    """
+    layer_passes = 4 if recompute else 3
+    return layer_passes * _layers(model, sequence_length) + 3 * _output_projection(model)
+
+
+def flops_per_step(run: RunConfig, *, recompute: bool = False) -> int:
+    """FLOPs of one optimizer step over all ranks: `model_flops_per_token` for every token of the batch."""
+    tokens = run.training.batch_size * run.training.sequence_length
+    return tokens * model_flops_per_token(run.model, run.training.sequence_length, recompute=recompute)
+
+
+def _layers(model: ModelConfig, sequence_length: int) -> int:
+    require_at_least("sequence_length", sequence_length, 1)
+    H, mlp = model.hidden_size, model.mlp_size
+    matrices = 2 * H * 3 * H + 2 * H * H + 2 * H * mlp + 2 * mlp * H
+    scores_and_values = 2 * sequence_length * H + 2 * sequence_length * H
+    return model.num_layers * (matrices + scores_and_values)
+
+
+def _output_projection(model: ModelConfig) -> int:
+    return 2 * model.hidden_size * known_vocab_size(model)

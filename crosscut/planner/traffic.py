@@ -1,0 +1,220 @@
+"""What one training step sends: every collective of a run, by axis, phase and purpose.
+
+The list is the account that the tests hold against the collectives that a running step is seen to make. An axis of one
+rank sends nothing. Legend: `b` sequences of one micro-batch on one data rank, `s` tokens of a sequence, `h` hidden
+size, `L` layers, `M` micro-batches of a step.
+
+A ring moves the same bytes through every rank (Patarasuk and Yuan 2009): with `n` ranks, an all-gather or a
+reduce-scatter sends (n - 1) / n of the full tensor, and an all-reduce, which is one of each, twice that.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from crosscut.config import RunConfig, padded_vocab_size
+from crosscut.config.checks import require_at_least
+from crosscut.planner.parameters import known_vocab_size, parameters_per_rank, replicated_parameters
+
+Operation = Literal["all_reduce", "all_gather", "reduce_scatter"]
+Axis = Literal["tensor", "data"]
+Phase = Literal["forward", "backward", "step"]
+
+LOSS_CHUNK_ELEMENTS = 1 << 25
+"""Logits that the loss holds at once on one rank. It sets how often the loss sends, not how much."""
+
+_ACTIVATION_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
+# Gradients and the loss's sums stay float32 when activations are bfloat16.
+_ACCUMULATION_BYTES = {"float32": 4, "bfloat16": 4, "float64": 8}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """Equal collectives of one step, as one rank takes part in them."""
+
+    operation: Operation
+    """What the ranks do together."""
+
+    axis: Axis
+    """The axis of the layout along which they do it."""
+
+    phase: Phase
+    """`forward` and `backward` happen in every micro-batch, `step` once per step."""
+
+    purpose: str
+    """What is sent."""
+
+    count: int
+    """Collectives of this kind in one step."""
+
+    elements: int
+    """Elements of the full tensor of each: what is reduced, what was gathered, or what is scattered."""
+
+    element_bytes: int
+    """Bytes of one element."""
+
+    ranks: int
+    """Ranks that take part."""
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes that one rank sends in one step for all `count` of them, by ring algorithms."""
+        rounds = 2 if self.operation == "all_reduce" else 1
+        return rounds * (self.ranks - 1) / self.ranks * self.count * self.elements * self.element_bytes
+
+
+def step_traffic(run: RunConfig, *, loss_chunk_tokens: int | None = None) -> list[Collective]:
+    """The collectives of one training step of `run`, grouped by purpose.
+
+    `loss_chunk_tokens` is the number of tokens whose logits the loss holds at once; None takes as many as hold
+    `LOSS_CHUNK_ELEMENTS` logits on a rank. Raises `ConfigError` where `model.vocab_size` is still 0 or
+    `loss_chunk_tokens` is below 1.
+    """
+    if loss_chunk_tokens is None:
+        loss_chunk_tokens = _default_chunk_tokens(run)
+    require_at_least("loss_chunk_tokens", loss_chunk_tokens, 1)
+    split = run.layout.sequence_parallel
+    collectives = [
+        *(_sequence_parallel(run) if split else _tensor_parallel(run)),
+        *_loss(run, loss_chunk_tokens),
+        *_gradients(run),
+        *_totals(run),
+    ]
+    return [collective for collective in collectives if collective.ranks > 1]
+
+
+def wire_bytes_per_step(collectives: Iterable[Collective], axis: Axis | None = None) -> float:
+    """Bytes that one rank sends in one step along `axis`, or along all of them."""
+    return sum(c.wire_bytes for c in collectives if axis is None or c.axis == axis)
+
+
+def _tensor_parallel(run: RunConfig) -> list[Collective]:
+    """The paper's f and g (section 3): two all-reduces of b s h per layer forward, two backward, and one more each
+    way for the embedding and its tied projection.
+    """
+    M, L = run.num_micro_batches, run.model.num_layers
+    all_reduce = partial(
+        Collective,
+        operation="all_reduce",
+        axis="tensor",
+        elements=_activation_elements(run),
+        element_bytes=_ACTIVATION_BYTES[run.training.precision],
+        ranks=run.layout.tensor,
+    )
+    return [
+        all_reduce(phase="forward", purpose="embedding", count=M),
+        all_reduce(phase="forward", purpose="attention output", count=M * L),
+        all_reduce(phase="forward", purpose="mlp output", count=M * L),
+        all_reduce(phase="backward", purpose="output projection input", count=M),
+        all_reduce(phase="backward", purpose="mlp input", count=M * L),
+        all_reduce(phase="backward", purpose="attention input", count=M * L),
+    ]
+
+
+def _sequence_parallel(run: RunConfig) -> list[Collective]:
+    """Each all-reduce becomes a reduce-scatter at the end of one cut region and an all-gather at the start of the
+    next (Korthikanti et al. 2022, section 4.2.2); the backward pass mirrors both.
+    """
+    M, L = run.num_micro_batches, run.model.num_layers
+    collective = partial(
+        Collective,
+        axis="tensor",
+        elements=_activation_elements(run),
+        element_bytes=_ACTIVATION_BYTES[run.training.precision],
+        ranks=run.layout.tensor,
+    )
+    gather, scatter = partial(collective, operation="all_gather"), partial(collective, operation="reduce_scatter")
+    return [
+        scatter(phase="forward", purpose="embedding", count=M),
+        gather(phase="forward", purpose="attention input", count=M * L),
+        scatter(phase="forward", purpose="attention output", count=M * L),
+        gather(phase="forward", purpose="mlp input", count=M * L),
+        scatter(phase="forward", purpose="mlp output", count=M * L),
+        gather(phase="forward", purpose="output projection input", count=M),
+        scatter(phase="backward", purpose="output projection input", count=M),
+        gather(phase="backward", purpose="mlp output", count=M * L),
+        scatter(phase="backward", purpose="mlp input", count=M * L),
+        gather(phase="backward", purpose="attention output", count=M * L),
+        scatter(phase="backward", purpose="attention input", count=M * L),
+        gather(phase="backward", purpose="embedding", count=M),
+    ]
+
+
+def _loss(run: RunConfig, chunk_tokens: int) -> list[Collective]:
+    """Three scalars per token, never its logits: in each chunk of tokens the largest logit, then the sum of
+    exponentials together with the target's logit (paper, section 3).
+    """
+    whole_chunks, rest = divmod(run.micro_batch_size * run.training.sequence_length, chunk_tokens)
+    all_reduce = partial(
+        Collective,
+        operation="all_reduce",
+        axis="tensor",
+        phase="forward",
+        element_bytes=_ACCUMULATION_BYTES[run.training.precision],
+        ranks=run.layout.tensor,
+    )
+    collectives = []
+    for chunks, tokens in ((whole_chunks, chunk_tokens), (1, rest)):
+        if chunks and tokens:
+            count = chunks * run.num_micro_batches
+            collectives += [
+                all_reduce(purpose="loss maximum", count=count, elements=tokens),
+                all_reduce(purpose="loss sums", count=count, elements=2 * tokens),
+            ]
+    return collectives
+
+
+def _gradients(run: RunConfig) -> list[Collective]:
+    """Once per step: under sequence parallelism the replicated parameters' gradients over the tensor ranks, each of
+    which saw a part of the sequence; then every local gradient over the data ranks. That one goes in buckets beside
+    the backward pass and is counted here as one all-reduce of their sum.
+    """
+    all_reduce = partial(
+        Collective,
+        operation="all_reduce",
+        phase="step",
+        count=1,
+        element_bytes=_ACCUMULATION_BYTES[run.training.precision],
+    )
+    replicated = all_reduce(
+        axis="tensor",
+        purpose="replicated gradients",
+        elements=replicated_parameters(run.model),
+        ranks=run.layout.tensor,
+    )
+    local = all_reduce(
+        axis="data",
+        purpose="gradients",
+        elements=parameters_per_rank(run.model, run.layout),
+        ranks=run.layout.data,
+    )
+    return [replicated, local] if run.layout.sequence_parallel else [local]
+
+
+def _totals(run: RunConfig) -> list[Collective]:
+    """Once per step: the squared norm of the gradients over the tensor ranks, and the sum of losses with the number
+    of target tokens over the data ranks.
+    """
+    all_reduce = partial(
+        Collective,
+        operation="all_reduce",
+        phase="step",
+        count=1,
+        element_bytes=_ACCUMULATION_BYTES[run.training.precision],
+    )
+    return [
+        all_reduce(axis="tensor", purpose="gradient norm", elements=1, ranks=run.layout.tensor),
+        all_reduce(axis="data", purpose="reported loss", elements=2, ranks=run.layout.data),
+    ]
+
+
+def _activation_elements(run: RunConfig) -> int:
+    """What crosses at each meeting of the tensor ranks: b s h."""
+    return run.micro_batch_size * run.training.sequence_length * run.model.hidden_size
+
+
+def _default_chunk_tokens(run: RunConfig) -> int:
+    tensor = run.layout.tensor
+    local_vocab_size = padded_vocab_size(known_vocab_size(run.model), tensor) // tensor
+    return max(1, LOSS_CHUNK_ELEMENTS // local_vocab_size)

@@ -1,0 +1,238 @@
+import dataclasses
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosscut.config import (
+    PRESETS,
+    ConfigError,
+    DataConfig,
+    Layout,
+    ModelConfig,
+    OptimizerConfig,
+    OutputConfig,
+    RunConfig,
+    TrainingConfig,
+    dump_toml,
+    load_run,
+    write_toml,
+)
+
+MODEL = {"num_layers": 2, "hidden_size": 48, "num_heads": 6}
+KNOWN_PRESETS = f"{', '.join(list(PRESETS)[:-1])} or {list(PRESETS)[-1]}"
+
+
+def message_of(source: Path | dict[str, Any], *overrides: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        load_run(source, overrides)
+    return str(error.value)
+
+
+def with_model(**sections: Any) -> dict[str, Any]:
+    return {"model": MODEL, **sections}
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+rates = st.floats(1e-12, 1e3)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> RunConfig:
+    tensor, data, heads = (draw(st.integers(1, 8)) for _ in range(3))
+    micro_batch_size, micro_batches = draw(st.integers(1, 8)), draw(st.integers(1, 8))
+    sequence_length = tensor * draw(st.integers(1, 64))
+    low, high = sorted(draw(st.tuples(rates, rates)))
+    return RunConfig(
+        model=ModelConfig(
+            num_layers=draw(st.integers(1, 99)),
+            hidden_size=tensor * heads * draw(st.integers(1, 99)),
+            num_heads=tensor * heads,
+            vocab_size=draw(st.integers(0, 2**70)),
+            max_sequence_length=sequence_length + draw(st.integers(0, 99)),
+            dropout=draw(st.floats(0, 1, exclude_max=True)),
+        ),
+        layout=Layout(tensor=tensor, data=data, sequence_parallel=draw(st.booleans())),
+        data=DataConfig(text=tuple(draw(st.lists(texts, max_size=3))), tokens=draw(texts), verify=draw(st.booleans())),
+        training=TrainingConfig(
+            batch_size=data * micro_batch_size * micro_batches,
+            micro_batch_size=micro_batch_size,
+            sequence_length=sequence_length,
+            precision=draw(st.sampled_from(["float32", "bfloat16", "float64"])),
+        ),
+        optimizer=OptimizerConfig(learning_rate=high, min_learning_rate=low),
+        output=OutputConfig(sample_prompt=draw(texts)),
+    )
+
+
+@given(runs())
+def test_a_dumped_run_loads_as_the_same_run(run: RunConfig) -> None:
+    assert load_run(tomllib.loads(dump_toml(run))) == run
+
+
+def test_a_written_run_loads_as_the_same_run(tmp_path: Path) -> None:
+    run = load_run(with_model(output={"sample_prompt": 'Ça va?\n"quoted" \\ \t'}))
+    write_toml(run, tmp_path / "run.toml")
+    assert load_run(tmp_path / "run.toml") == run
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
+
+
+def test_a_written_run_replaces_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    write_toml(load_run(with_model()), path)
+    other = load_run(with_model(training={"seed": 7}))
+    write_toml(other, path)
+    assert load_run(path) == other
+
+
+def test_a_dump_holds_every_field() -> None:
+    run = load_run(with_model())
+    dumped = tomllib.loads(dump_toml(run))
+    for section in dataclasses.fields(run):
+        names = {field.name for field in dataclasses.fields(getattr(run, section.name))}
+        assert set(dumped[section.name]) == names
+
+
+def test_what_is_not_given_has_its_default() -> None:
+    assert load_run(with_model()) == RunConfig(model=ModelConfig(**MODEL))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_the_model_that_it_names(name: str) -> None:
+    assert load_run({"model": {"preset": name}}, ["training.sequence_length=1"]).model == ModelConfig(**PRESETS[name])
+
+
+def test_fields_beside_a_preset_change_it() -> None:
+    model = load_run({"model": {"preset": "gpt2-small", "dropout": 0.0}}).model
+    assert model == ModelConfig(**{**PRESETS["gpt2-small"], "dropout": 0.0})
+
+
+def test_loading_leaves_the_table_and_the_presets_alone() -> None:
+    table = {"model": {"preset": "gpt2-small"}}
+    before = {name: dict(fields) for name, fields in PRESETS.items()}
+    load_run(table, ["model.num_layers=2"])
+    assert table == {"model": {"preset": "gpt2-small"}}
+    assert before == PRESETS
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "field", "value"),
+    [
+        ("training.steps=20", "training", "steps", 20),
+        ("training.steps=1_000", "training", "steps", 1000),
+        ("optimizer.learning_rate=3e-4", "optimizer", "learning_rate", 3e-4),
+        ("optimizer.learning_rate=1", "optimizer", "learning_rate", 1.0),
+        ("layout.sequence_parallel=true", "layout", "sequence_parallel", True),
+        ("training.precision=bfloat16", "training", "precision", "bfloat16"),
+        ('training.precision="bfloat16"', "training", "precision", "bfloat16"),
+        ("output.folder=runs/a=b", "output", "folder", "runs/a=b"),
+        ("output.sample_prompt=", "output", "sample_prompt", ""),
+        ("output.sample_prompt=5\nseed=6", "output", "sample_prompt", "5\nseed=6"),
+        ("data.text=my book.txt", "data", "text", ("my book.txt",)),
+        ("data.text=['a.txt', 'b.txt']", "data", "text", ("a.txt", "b.txt")),
+    ],
+)
+def test_an_override_sets_a_field(override: str, section: str, field: str, value: object) -> None:
+    loaded = getattr(getattr(load_run(with_model(), [override]), section), field)
+    assert loaded == value
+    assert type(loaded) is type(value)
+
+
+def test_an_override_beats_the_file_and_the_later_one_the_earlier(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[model]\npreset = "gpt2-small"\n[training]\nseed = 1\n')
+    assert load_run(path, ["training.seed=2"]).training.seed == 2
+    assert load_run(path, ["training.seed=2", "training.seed=3"]).training.seed == 3
+    assert load_run(path, ["model.preset=gpt2-xl"]).model.num_layers == 48
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "none.toml"
+    assert message_of(path) == f"`{path}` must be a TOML file, but there is none. Try `examples/demo.toml`."
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    assert message_of(tmp_path) == f"`{tmp_path}` must be a readable TOML file, but is not: Is a directory."
+
+
+def test_a_file_that_does_not_parse_is_named_with_the_place(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[model\n")
+    assert message_of(path).startswith(f"`{path}` must be valid TOML, but is not: ")
+    assert "line 1" in message_of(path)
+
+
+def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"\xff\xfe")
+    assert message_of(path).startswith(f"`{path}` must be valid TOML, but is not: 'utf-8' codec can't decode byte 0xff")
+
+
+@pytest.mark.parametrize("override", ["training.steps", "=5", ""])
+def test_an_override_is_a_name_and_a_value(override: str) -> None:
+    assert message_of(with_model(), override) == f"An override must be `section.key=value`, but is `{override}`."
+
+
+def test_an_override_does_not_reach_into_a_value() -> None:
+    assert message_of(with_model(training={"steps": 5}), "training.steps.more=1") == (
+        "`training.steps.more` must name a key of a section, but `steps` is a value."
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            with_model(training={"step": 5}),
+            "`training.step` must be a key of `training`, but there is none of that name. "
+            "The nearest is `training.steps`.",
+        ),
+        (
+            with_model(layout={"zzz": 5}),
+            "`layout.zzz` must be a key of `layout`, but there is none of that name. "
+            "Known are `tensor`, `data` or `sequence_parallel`.",
+        ),
+        (
+            {"model": {"prest": "gpt2-small"}},
+            "`model.prest` must be a key of `model`, but there is none of that name. The nearest is `model.preset`.",
+        ),
+        (
+            with_model(trainin={}),
+            "`trainin` must be a section of a run, but there is none of that name. The nearest is `training`.",
+        ),
+        (
+            {"model": {"preset": "gpt2-smal"}},
+            "`model.preset` must name a preset, but is 'gpt2-smal'. The nearest is `gpt2-small`.",
+        ),
+        ({"model": 5}, "`model` must be a section, but is 5."),
+        (with_model(training=[1]), "`training` must be a section, but is [1]."),
+        (with_model(training={"steps": 1.5}), "`training.steps` must be a whole number, but is 1.5."),
+        (with_model(training={"steps": True}), "`training.steps` must be a whole number, but is True."),
+        (with_model(optimizer={"beta1": "0.9"}), "`optimizer.beta1` must be a number, but is '0.9'."),
+        (with_model(data={"verify": 1}), "`data.verify` must be true or false, but is 1."),
+        (with_model(output={"folder": 3}), "`output.folder` must be a string, but is 3."),
+        (with_model(data={"text": ["a", 1]}), "`data.text` must be a list of strings, but is ['a', 1]."),
+        (with_model(data={"text": 1}), "`data.text` must be a list of strings, but is 1."),
+        (with_model(layout={"tensor": 0}), "`layout.tensor` must be at least 1, but is 0."),
+    ],
+)
+def test_a_table_that_cannot_be_says_why(source: dict[str, Any], message: str) -> None:
+    assert message_of(source) == message
+
+
+@pytest.mark.parametrize("name", ["zzz", ["gpt2-small"], 5])
+def test_a_preset_that_nothing_resembles_gives_the_list(name: object) -> None:
+    known = KNOWN_PRESETS.replace(", ", "`, `").replace(" or ", "` or `")
+    assert message_of({"model": {"preset": name}}).startswith(f"`model.preset` must name a preset, but is {name!r}.")
+    if name == "zzz":
+        assert message_of({"model": {"preset": name}}).endswith(f" Known are `{known}`.")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"), [({}, "model"), ({"model": {}}, "model.num_layers"), ({"training": {}}, "model")]
+)
+def test_a_run_without_a_model_gives_the_presets(source: dict[str, Any], name: str) -> None:
+    assert message_of(source) == f"`{name}` must be given, but is missing. Name a `model.preset`: {KNOWN_PRESETS}."

@@ -1,0 +1,172 @@
+"""Every message of a section's or a run's own checks, word for word."""
+
+from typing import Any
+
+import pytest
+
+from crosscut.config import (
+    ConfigError,
+    DataConfig,
+    Layout,
+    LayoutError,
+    ModelConfig,
+    OptimizerConfig,
+    OutputConfig,
+    RunConfig,
+    TrainingConfig,
+)
+
+MODEL = {"num_layers": 2, "hidden_size": 48, "num_heads": 6}
+SECTIONS = {
+    "model": ModelConfig,
+    "layout": Layout,
+    "data": DataConfig,
+    "training": TrainingConfig,
+    "optimizer": OptimizerConfig,
+    "output": OutputConfig,
+}
+LOWER_BOUNDS = {
+    "model.num_layers": 1,
+    "model.hidden_size": 1,
+    "model.num_heads": 1,
+    "model.vocab_size": 0,
+    "model.max_sequence_length": 1,
+    "layout.tensor": 1,
+    "layout.data": 1,
+    "data.vocab_size": 257,
+    "data.num_shards": 1,
+    "data.train_to_validation": 1,
+    "training.steps": 1,
+    "training.batch_size": 1,
+    "training.micro_batch_size": 0,
+    "training.sequence_length": 1,
+    "training.seed": 0,
+    "training.validate_every": 0,
+    "training.validation_sequences": 0,
+    "training.checkpoint_every": 0,
+    "training.keep_checkpoints": 1,
+    "optimizer.learning_rate": 0,
+    "optimizer.min_learning_rate": 0,
+    "optimizer.warmup_steps": 0,
+    "optimizer.weight_decay": 0,
+    "output.sample_tokens": 0,
+}
+
+
+def make_section(name: str, value: object) -> object:
+    """The section that the dotted `name` belongs to, with that field set to `value`."""
+    section, field = name.split(".")
+    return SECTIONS[section](**{**(MODEL if section == "model" else {}), field: value})
+
+
+def make_run(*, layout: dict[str, Any] | None = None, **training: Any) -> RunConfig:
+    return RunConfig(
+        model=ModelConfig(**MODEL),
+        layout=Layout(**(layout or {})),
+        training=TrainingConfig(**{"batch_size": 12, "sequence_length": 64, **training}),
+    )
+
+
+@pytest.mark.parametrize(("name", "bound"), LOWER_BOUNDS.items())
+def test_a_field_below_its_bound_is_named_with_the_bound(name: str, bound: int) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_section(name, bound - 1)
+    assert str(error.value) == f"`{name}` must be at least {bound}, but is {bound - 1}."
+
+
+@pytest.mark.parametrize(
+    ("name", "bound"), [(name, bound) for name, bound in LOWER_BOUNDS.items() if not name.endswith("learning_rate")]
+)
+def test_a_field_may_be_at_its_bound(name: str, bound: int) -> None:
+    make_section(name, bound)
+
+
+@pytest.mark.parametrize("name", ["model.dropout", "optimizer.beta1", "optimizer.beta2"])
+@pytest.mark.parametrize("value", [-0.1, 1.0, float("nan")])
+def test_a_fraction_is_below_one(name: str, value: float) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_section(name, value)
+    assert str(error.value) == f"`{name}` must be at least 0 and below 1, but is {value}."
+
+
+@pytest.mark.parametrize("name", ["optimizer.epsilon", "optimizer.clip_norm"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+def test_a_divisor_is_above_zero(name: str, value: float) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_section(name, value)
+    assert str(error.value) == f"`{name}` must be above 0, but is {value}."
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (
+            "training.precision",
+            "float16",
+            "`training.precision` must be 'float32', 'bfloat16' or 'float64', but is 'float16'.",
+        ),
+        ("training.device", "gpu", "`training.device` must be 'auto', 'cpu' or 'cuda', but is 'gpu'."),
+        ("output.folder", "", "`output.folder` must name a folder, but is empty."),
+        (
+            "optimizer.min_learning_rate",
+            1.0,
+            "`optimizer.min_learning_rate` must be at most `optimizer.learning_rate` (0.00015), but is 1.0.",
+        ),
+        (
+            "model.num_heads",
+            5,
+            "`model.num_heads` must divide `model.hidden_size` (48), but is 5. Try 1, 2, 3, 4, 6 or 8.",
+        ),
+    ],
+)
+def test_a_section_says_what_a_field_must_be(name: str, value: object, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_section(name, value)
+    assert str(error.value) == message
+
+
+def test_tensor_ranks_divide_the_heads() -> None:
+    with pytest.raises(LayoutError) as error:
+        make_run(layout={"tensor": 4})
+    assert str(error.value) == "`layout.tensor` must divide `model.num_heads` (6), but is 4. Try 1, 2, 3 or 6."
+
+
+@pytest.mark.parametrize(("batch_size", "tries"), [(12, "10 or 15"), (3, "5")])
+def test_data_ranks_divide_the_batch(batch_size: int, tries: str) -> None:
+    with pytest.raises(LayoutError) as error:
+        make_run(layout={"data": 5}, batch_size=batch_size)
+    assert str(error.value) == (
+        f"`training.batch_size` must be a multiple of `layout.data` (5), but is {batch_size}. Try {tries}."
+    )
+
+
+@pytest.mark.parametrize("micro_batch_size", [4, 12])
+def test_micro_batches_divide_a_data_ranks_sequences(micro_batch_size: int) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_run(layout={"data": 2}, micro_batch_size=micro_batch_size)
+    assert str(error.value) == (
+        "`training.micro_batch_size` must divide the 6 sequences of a data rank (`training.batch_size` 12 / "
+        f"`layout.data` 2), but is {micro_batch_size}. Try 1, 2, 3 or 6."
+    )
+
+
+def test_a_sequence_has_learned_positions() -> None:
+    with pytest.raises(ConfigError) as error:
+        make_run(sequence_length=1025)
+    assert str(error.value) == (
+        "`training.sequence_length` must be at most `model.max_sequence_length` (1024), but is 1025."
+    )
+
+
+@pytest.mark.parametrize(("sequence_length", "tries"), [(64, "63 or 66"), (2, "3")])
+def test_sequence_parallelism_splits_the_sequence_evenly(sequence_length: int, tries: str) -> None:
+    with pytest.raises(LayoutError) as error:
+        make_run(layout={"tensor": 3, "sequence_parallel": True}, sequence_length=sequence_length)
+    assert str(error.value) == (
+        "`training.sequence_length` must be a multiple of `layout.tensor` (3) under sequence parallelism, but is "
+        f"{sequence_length}. Try {tries}."
+    )
+
+
+def test_without_sequence_parallelism_any_sequence_goes() -> None:
+    make_run(layout={"tensor": 3}, sequence_length=64)

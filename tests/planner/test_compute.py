@@ -1,0 +1,71 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosscut.config import PRESETS, ConfigError, ModelConfig, RunConfig, TrainingConfig
+from crosscut.planner import flops_per_step, forward_flops_per_token, model_flops_per_token
+
+GPT2 = ModelConfig(**PRESETS["gpt2-small"])
+
+
+@st.composite
+def models(draw: st.DrawFn) -> ModelConfig:
+    heads = draw(st.integers(1, 32))
+    return ModelConfig(
+        num_layers=draw(st.integers(1, 96)),
+        hidden_size=heads * draw(st.integers(1, 128)),
+        num_heads=heads,
+        vocab_size=draw(st.integers(1, 100_000)),
+    )
+
+
+@given(model=models(), sequence_length=st.integers(1, 8192), batch=st.integers(1, 64))
+def test_recomputation_gives_the_published_closed_form(model: ModelConfig, sequence_length: int, batch: int) -> None:
+    B, S, L, H, V = batch, sequence_length, model.num_layers, model.hidden_size, model.vocab_size
+    published = 96 * B * S * L * H**2 * (1 + S / (6 * H) + V / (16 * L * H))
+    assert B * S * model_flops_per_token(model, S, recompute=True) == pytest.approx(published, rel=1e-12)
+
+
+@given(model=models(), sequence_length=st.integers(1, 8192), batch=st.integers(1, 64))
+def test_without_recomputation_it_is_the_72_form(model: ModelConfig, sequence_length: int, batch: int) -> None:
+    B, S, L, H, V = batch, sequence_length, model.num_layers, model.hidden_size, model.vocab_size
+    published = 72 * B * S * L * H**2 * (1 + S / (6 * H) + V / (12 * L * H))
+    assert B * S * model_flops_per_token(model, S) == pytest.approx(published, rel=1e-12)
+
+
+@given(model=models(), sequence_length=st.integers(1, 8192))
+def test_backward_takes_twice_the_forward_pass(model: ModelConfig, sequence_length: int) -> None:
+    assert model_flops_per_token(model, sequence_length) == 3 * forward_flops_per_token(model, sequence_length)
+
+
+def test_forward_counts_every_matrix_product() -> None:
+    model = ModelConfig(num_layers=2, hidden_size=6, num_heads=2, vocab_size=11)
+    S, H, head = 5, 6, 3
+    products = [
+        *2 * [(S, H, 3 * H), (S, H, H), (S, H, 4 * H), (S, 4 * H, H)],
+        *2 * 2 * [(S, head, S), (S, S, head)],
+        (S, H, 11),
+    ]
+    assert S * forward_flops_per_token(model, S) == sum(2 * m * k * n for m, k, n in products)
+
+
+def test_a_step_computes_every_token_of_the_batch() -> None:
+    run = RunConfig(model=GPT2, training=TrainingConfig(batch_size=8, sequence_length=256))
+    assert flops_per_step(run) == 8 * 256 * model_flops_per_token(GPT2, 256)
+    assert flops_per_step(run, recompute=True) == 8 * 256 * model_flops_per_token(GPT2, 256, recompute=True)
+
+
+def test_padding_of_the_vocabulary_is_not_counted() -> None:
+    one_more = ModelConfig(**{**PRESETS["gpt2-small"], "vocab_size": 50_258})
+    assert forward_flops_per_token(one_more, 1024) - forward_flops_per_token(GPT2, 1024) == 2 * GPT2.hidden_size
+
+
+def test_a_sequence_has_at_least_one_token() -> None:
+    with pytest.raises(ConfigError) as error:
+        forward_flops_per_token(GPT2, 0)
+    assert str(error.value) == "`sequence_length` must be at least 1, but is 0."
+
+
+def test_unknown_vocabulary_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"`model\.vocab_size` must be at least 1 to forecast a model"):
+        model_flops_per_token(ModelConfig(**PRESETS["laptop-tiny"]), 128)

@@ -1,0 +1,104 @@
+import dataclasses
+
+import pytest
+
+from crosscut.config import PRESETS, ConfigError, Layout, ModelConfig
+from crosscut.planner import count_parameters, parameters_per_rank, replicated_parameters
+
+BILLIONS_OF_TABLE_1 = {"megatron-1.2b": 1.2, "megatron-2.5b": 2.5, "megatron-4.2b": 4.2, "megatron-8.3b": 8.3}
+MILLIONS_OF_TABLE_4 = {"megatron-355m": 355, "megatron-2.5b": 2500, "megatron-8.3b-24-heads": 8300}
+GPT2_RELEASED = {
+    "gpt2-small": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+}
+
+
+def preset(name: str) -> ModelConfig:
+    return ModelConfig(**PRESETS[name])
+
+
+@pytest.mark.parametrize(("name", "billions"), BILLIONS_OF_TABLE_1.items())
+def test_scaling_models_have_the_papers_parameters(name: str, billions: float) -> None:
+    assert round(count_parameters(preset(name)) / 1e9, 1) == billions
+
+
+@pytest.mark.parametrize(("name", "millions"), MILLIONS_OF_TABLE_4.items())
+def test_trained_models_have_the_papers_parameters(name: str, millions: int) -> None:
+    digits = 0 if millions < 1000 else -2
+    assert round(count_parameters(preset(name)) / 1e6, digits) == millions
+
+
+@pytest.mark.parametrize(("name", "parameters"), GPT2_RELEASED.items())
+def test_gpt2_has_the_released_models_parameters_exactly(name: str, parameters: int) -> None:
+    assert count_parameters(preset(name)) == parameters
+
+
+def test_every_preset_of_the_paper_is_held_against_a_figure() -> None:
+    held = {*BILLIONS_OF_TABLE_1, *MILLIONS_OF_TABLE_4, *GPT2_RELEASED}
+    assert held == {name for name in PRESETS if not name.startswith("laptop-")}
+
+
+def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The parameters spelled out one by one, to hold the formulas against."""
+    H = model.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "tokens": (model.vocab_size, H),
+        "positions": (model.max_sequence_length, H),
+        "final norm weight": (H,),
+        "final norm bias": (H,),
+    }
+    for layer in range(model.num_layers):
+        for norm in ("attention", "mlp"):
+            shapes |= {f"{layer} {norm} norm weight": (H,), f"{layer} {norm} norm bias": (H,)}
+        matrices = {"qkv": (3 * H, H), "output": (H, H), "up": (4 * H, H), "down": (H, 4 * H)}
+        for name, (rows, columns) in matrices.items():
+            shapes |= {f"{layer} {name} weight": (rows, columns), f"{layer} {name} bias": (rows,)}
+    return shapes
+
+
+def num_elements(shape: tuple[int, ...]) -> int:
+    return shape[0] * (shape[1] if len(shape) == 2 else 1)
+
+
+SMALL = ModelConfig(num_layers=3, hidden_size=24, num_heads=4, vocab_size=1000, max_sequence_length=40)
+
+
+def test_count_is_the_sum_over_all_parameters() -> None:
+    assert count_parameters(SMALL) == sum(num_elements(shape) for shape in parameter_shapes(SMALL).values())
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 4])
+def test_a_rank_holds_its_part_of_cut_parameters_and_all_of_whole_ones(tensor: int) -> None:
+    padded = dataclasses.replace(SMALL, vocab_size={1: 1024, 2: 1024, 4: 1024}[tensor])
+    expected = 0
+    for name, shape in parameter_shapes(padded).items():
+        whole = name == "positions" or "norm" in name or name.endswith(("output bias", "down bias"))
+        expected += num_elements(shape) // (1 if whole else tensor)
+    assert parameters_per_rank(SMALL, Layout(tensor=tensor)) == expected
+
+
+def test_a_rank_holds_the_padded_vocabulary() -> None:
+    without = dataclasses.replace(preset("megatron-8.3b"), vocab_size=51_200)
+    layout = Layout(tensor=8)
+    assert parameters_per_rank(preset("megatron-8.3b"), layout) == parameters_per_rank(without, layout)
+
+
+def test_data_ranks_do_not_change_what_a_rank_holds() -> None:
+    assert parameters_per_rank(SMALL, Layout(tensor=2, data=8)) == parameters_per_rank(SMALL, Layout(tensor=2))
+
+
+def test_all_ranks_together_hold_the_replicated_parameters_once_each() -> None:
+    aligned = dataclasses.replace(SMALL, vocab_size=1024)
+    together = 4 * parameters_per_rank(aligned, Layout(tensor=4))
+    assert together == count_parameters(aligned) + 3 * replicated_parameters(aligned)
+
+
+def test_unknown_vocabulary_is_named() -> None:
+    with pytest.raises(ConfigError) as error:
+        count_parameters(preset("laptop-tiny"))
+    assert str(error.value) == (
+        "`model.vocab_size` must be at least 1 to forecast a model, but is 0, which leaves it to the tokenizer. "
+        "Give the number of the tokenizer's entries."
+    )

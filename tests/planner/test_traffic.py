@@ -1,0 +1,164 @@
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from crosscut.config import ConfigError, Layout, ModelConfig, RunConfig, TrainingConfig
+from crosscut.planner import Collective, parameters_per_rank, step_traffic, wire_bytes_per_step
+
+H, L, P, S = 32, 3, 48, 16
+MODEL = ModelConfig(num_layers=L, hidden_size=H, num_heads=4, vocab_size=500, max_sequence_length=P)
+
+
+def make_run(*, precision: str = "float32", micro_batch_size: int = 2, **layout: Any) -> RunConfig:
+    training = TrainingConfig(batch_size=8, micro_batch_size=micro_batch_size, sequence_length=S, precision=precision)
+    return RunConfig(model=MODEL, layout=Layout(**layout), training=training)
+
+
+def counts(collectives: list[Collective], elements: int) -> Counter[tuple[str, str]]:
+    """How many collectives of the given size there are, by phase and operation."""
+    counter: Counter[tuple[str, str]] = Counter()
+    for c in collectives:
+        if c.axis == "tensor" and c.elements == elements:
+            counter[c.phase, c.operation] += c.count
+    return counter
+
+
+def the_only(purpose: str, collectives: list[Collective]) -> Collective:
+    (collective,) = [c for c in collectives if c.purpose == purpose]
+    return collective
+
+
+def test_one_rank_sends_nothing() -> None:
+    assert step_traffic(make_run()) == []
+    assert step_traffic(make_run(sequence_parallel=True)) == []
+
+
+def test_tensor_parallelism_meets_twice_per_layer_each_way() -> None:
+    micro_batches = 4
+    assert counts(step_traffic(make_run(tensor=2)), 2 * S * H) == {
+        ("forward", "all_reduce"): micro_batches * (2 * L + 1),
+        ("backward", "all_reduce"): micro_batches * (2 * L + 1),
+    }
+
+
+def test_sequence_parallelism_gathers_and_scatters_twice_per_layer_each_way() -> None:
+    micro_batches, meetings = 4, 2 * L + 1
+    assert counts(step_traffic(make_run(tensor=2, sequence_parallel=True)), 2 * S * H) == {
+        (phase, operation): micro_batches * meetings
+        for phase in ("forward", "backward")
+        for operation in ("all_gather", "reduce_scatter")
+    }
+
+
+def test_sequence_parallelism_sends_the_bytes_of_tensor_parallelism_between_layers() -> None:
+    def activations(*, sequence_parallel: bool) -> float:
+        collectives = step_traffic(make_run(tensor=4, sequence_parallel=sequence_parallel))
+        return wire_bytes_per_step(c for c in collectives if c.elements == 2 * S * H)
+
+    assert activations(sequence_parallel=True) == activations(sequence_parallel=False)
+
+
+def test_sequence_parallelism_sums_the_replicated_parameters_gradients_once() -> None:
+    collective = the_only("replicated gradients", step_traffic(make_run(tensor=2, sequence_parallel=True)))
+    assert (collective.operation, collective.axis, collective.phase) == ("all_reduce", "tensor", "step")
+    assert (collective.count, collective.elements) == (1, L * (4 * H + 2 * H) + 2 * H + P * H)
+    assert all(c.purpose != "replicated gradients" for c in step_traffic(make_run(tensor=2)))
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 5, 8, 16, 32, 1000])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_loss_sends_three_scalars_per_token_in_chunks(chunk_tokens: int, sequence_parallel: bool) -> None:
+    run = make_run(tensor=2, sequence_parallel=sequence_parallel)
+    loss = [c for c in step_traffic(run, loss_chunk_tokens=chunk_tokens) if c.purpose.startswith("loss")]
+    tokens, micro_batches = 2 * S, 4
+    pairs = micro_batches * -(-tokens // chunk_tokens)
+    for purpose, scalars in (("loss maximum", 1), ("loss sums", 2)):
+        part = [c for c in loss if c.purpose == purpose]
+        assert sum(c.count for c in part) == pairs
+        assert sum(c.count * c.elements for c in part) == scalars * micro_batches * tokens
+    assert all(c.operation == "all_reduce" and c.axis == "tensor" for c in loss)
+
+
+def test_default_loss_chunk_is_the_one_that_the_loss_takes() -> None:
+    cross_entropy = pytest.importorskip("crosscut.parallel.cross_entropy", reason="torch is not installed")
+    local_vocab_size = 2**22
+    model = ModelConfig(num_layers=1, hidden_size=8, num_heads=2, vocab_size=2 * local_vocab_size)
+    run = RunConfig(model=model, layout=Layout(tensor=2), training=TrainingConfig(batch_size=1, sequence_length=64))
+    loss = the_only("loss maximum", step_traffic(run))
+    assert loss.elements == cross_entropy.chunk_size(local_vocab_size) == 8
+
+
+def test_loss_does_not_grow_with_the_vocabulary() -> None:
+    def sent(vocab_size: int) -> float:
+        model = ModelConfig(num_layers=L, hidden_size=H, num_heads=4, vocab_size=vocab_size)
+        run = RunConfig(model=model, layout=Layout(tensor=2), training=TrainingConfig(batch_size=8, sequence_length=S))
+        return wire_bytes_per_step(step_traffic(run), "tensor")
+
+    assert sent(500) == sent(500_000)
+
+
+def test_data_parallelism_sums_every_local_gradient_once() -> None:
+    run = make_run(tensor=2, data=2)
+    collective = the_only("gradients", step_traffic(run))
+    assert (collective.operation, collective.axis, collective.phase) == ("all_reduce", "data", "step")
+    assert (collective.count, collective.elements) == (1, parameters_per_rank(MODEL, run.layout))
+
+
+def test_data_parallelism_alone_sends_gradients_and_the_reported_loss() -> None:
+    assert [(c.axis, c.purpose, c.count, c.elements) for c in step_traffic(make_run(data=4))] == [
+        ("data", "gradients", 1, parameters_per_rank(MODEL, Layout())),
+        ("data", "reported loss", 1, 2),
+    ]
+
+
+def test_gradient_norm_is_one_number_over_the_tensor_axis() -> None:
+    collective = the_only("gradient norm", step_traffic(make_run(tensor=2)))
+    assert (collective.axis, collective.count, collective.elements) == ("tensor", 1, 1)
+
+
+def test_micro_batches_send_the_same_activations_in_more_parts() -> None:
+    whole, parts = (step_traffic(make_run(tensor=2, micro_batch_size=size)) for size in (8, 2))
+    assert wire_bytes_per_step(whole) == wire_bytes_per_step(parts)
+    assert the_only("mlp output", parts).count == 4 * the_only("mlp output", whole).count
+
+
+def test_bfloat16_halves_activations_and_keeps_sums_in_float32() -> None:
+    single, half = (step_traffic(make_run(tensor=2, data=2, precision=p)) for p in ("float32", "bfloat16"))
+    for wide, narrow in zip(single, half, strict=True):
+        assert wide.element_bytes == 4
+        assert narrow.element_bytes == (2 if narrow.elements == 2 * S * H else 4)
+
+
+@pytest.mark.parametrize(("operation", "factor"), [("all_reduce", 2), ("all_gather", 1), ("reduce_scatter", 1)])
+def test_a_ring_sends_all_but_one_part_per_round(operation: Any, factor: int) -> None:
+    collective = Collective(
+        operation=operation,
+        axis="tensor",
+        phase="forward",
+        purpose="a test",
+        count=3,
+        elements=1000,
+        element_bytes=4,
+        ranks=4,
+    )
+    assert collective.wire_bytes == factor * 3 / 4 * 3 * 1000 * 4
+
+
+def test_bytes_are_summed_by_axis() -> None:
+    collectives = step_traffic(make_run(tensor=2, data=2, sequence_parallel=True))
+    tensor, data = (wire_bytes_per_step(collectives, axis) for axis in ("tensor", "data"))
+    assert tensor > 0 < data
+    assert wire_bytes_per_step(collectives) == tensor + data
+
+
+def test_a_loss_chunk_has_at_least_one_token() -> None:
+    with pytest.raises(ConfigError) as error:
+        step_traffic(make_run(tensor=2), loss_chunk_tokens=0)
+    assert str(error.value) == "`loss_chunk_tokens` must be at least 1, but is 0."
+
+
+def test_unknown_vocabulary_is_an_error() -> None:
+    model = ModelConfig(num_layers=1, hidden_size=8, num_heads=2)
+    with pytest.raises(ConfigError, match=r"`model\.vocab_size` must be at least 1 to forecast a model"):
+        step_traffic(RunConfig(model=model, training=TrainingConfig(batch_size=1, sequence_length=8)))
