@@ -188,6 +188,11 @@ class RunConfig:
         """Forward passes per step."""
         return self.training.batch_size // (self.layout.data * self.micro_batch_size)
 
+    @property
+    def tokens_folder(self) -> str:
+        """Where the run's token shards are or will be."""
+        return self.data.tokens or f"{self.output.folder}/tokens"
+
     def _check_tensor_axis(self) -> None:
         tensor, heads = self.layout.tensor, self.model.num_heads
         if heads % tensor:

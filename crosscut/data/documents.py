@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from crosscut.config.checks import listed
 from crosscut.config.errors import DataError
-from crosscut.data.sources import Source, find_sources, read_chunks, unreadable
+from crosscut.data.parquet import read_parquet
+from crosscut.data.sources import Source, find_sources, read_chunks
 
 PIECE_CHARACTERS = 16 * 1024
 """Longest document cut from a .txt file."""
@@ -53,7 +53,7 @@ def read_documents(patterns: Sequence[str], *, text_key: str = "text") -> Iterat
 
 def read_sources(sources: Sequence[Source], *, text_key: str) -> Iterator[Document]:
     """Read the documents of sources already found; see `read_documents`."""
-    readers = {"text": _read_text, "jsonl": _read_jsonl, "parquet": _read_parquet}
+    readers = {"text": _read_text, "jsonl": _read_jsonl, "parquet": read_parquet}
     empty = True
     starts = accumulate((source.size for source in sources), initial=0)
     for source, start in zip(sources, starts, strict=False):
@@ -97,7 +97,7 @@ def _cut(text: str, start: int) -> int:
 
 
 def _decode(source: Source) -> Iterator[tuple[str, int]]:
-    """UTF-8 to text with `\\n` line ends and without a byte-order mark."""
+    """UTF-8 to text with the line ends of Unix and without a byte-order mark."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     newlines = io.IncrementalNewlineDecoder(None, translate=True)
     offset = position = 0
@@ -158,7 +158,9 @@ def _parse_line(source: Source, number: int, line: str, text_key: str) -> str:
     try:
         row = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
-        reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else "nested too deep"
+        reason = (
+            f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else "nested too deep"
+        )
         raise DataError(f"{place}, must be valid JSON, but is not: {reason}. Mend or remove the line.") from None
     if not isinstance(row, dict):
         raise DataError(
@@ -166,7 +168,7 @@ def _parse_line(source: Source, number: int, line: str, text_key: str) -> str:
         )
     text = row.get(text_key)
     if not isinstance(text, str):
-        what = f"holds {text!r:.60} there" if text_key in row else f"its keys are {listed(row) if row else 'none'}"
+        what = f"holds {text!r:.60} there" if text_key in row else f"its keys are: {', '.join(row) or 'none'}"
         raise DataError(
             f"{place}, must hold a string under `{text_key}`, but {what}. Set `data.text_key` to the key of the text."
         )
@@ -183,32 +185,3 @@ def _encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _read_parquet(source: Source, text_key: str) -> Iterator[_Record]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise DataError(
-            f"`{source.name}` must be read with pyarrow, but it is not installed. "
-            f"Type `pip install 'crosscut[parquet]'`."
-        ) from None
-    row = 0
-    try:
-        with pq.ParquetFile(source.path) as file:
-            _check_column(source, file.schema_arrow, text_key)
-            for batch in file.iter_batches(batch_size=256, columns=[text_key]):
-                for value in batch.column(0):
-                    row += 1
-                    yield _parquet_text(source, row, value.as_py(), text_key), row, 0
-    except pa.ArrowException as error:
-        reason = str(error).partition("\n")[0].rstrip(".")
-        raise DataError(f"`{source.name}` must be a whole parquet file, but is not: {reason}.") from None
-    except UnicodeDecodeError:
-        raise DataError(f"`{source.name}`, row {row}, must be UTF-8 text, but is not. Mend or remove the row.") from None
-    except OSError as error:
-        raise unreadable(source.name, error) from None
-
-
-def _check_column(source: Source, schema: "pyarrow.Schema", text_key: str) -> None: ...

@@ -6,6 +6,7 @@ Shapes: B batch, S sequence, H hidden, V vocabulary, T tensor ranks.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crosscut.config import ModelConfig
@@ -74,7 +75,13 @@ class GPT(nn.Module):
         )
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """Scores of the next token after the last position of `tokens` [B, S]: [B, V], the same on all ranks."""
-        last = enter_tensor_parallel(self(tokens), self.mesh)[:, -1]
+        """Scores of the next token after the last position of `tokens` [B, S]: [B, V], the same on all ranks.
+
+        Any length up to the positions will do: what the sequence must be filled up with to be split over the tensor
+        ranks comes after the last position, which does not see it.
+        """
+        length = tokens.shape[1]
+        whole = F.pad(tokens, (0, -length % self.mesh.tensor.size))
+        last = enter_tensor_parallel(self(whole), self.mesh)[:, length - 1]
         columns = last @ local(self.tokens.weight, last.dtype).t()
         return gather_from_tensor_parallel(columns, self.mesh.tensor)[:, : self.config.vocab_size]

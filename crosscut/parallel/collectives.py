@@ -8,7 +8,10 @@ They are PyTorch's functional collectives, called as operators because these are
 `CollectiveRecorder` sees.
 """
 
+from typing import Any
+
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from crosscut.parallel.mesh import Axis
@@ -58,3 +61,17 @@ def all_gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
 def split(x: Tensor, axis: Axis, dim: int) -> Tensor:
     """This rank's part of `x` along dimension `dim`: the conjugate of `all_gather`, sends nothing."""
     return x if axis.size == 1 else x.chunk(axis.size, dim)[axis.rank].contiguous()
+
+
+def all_gather_objects(value: object, axis: Axis) -> list[Any]:
+    """Every rank's small Python value, in the order of the ranks: for messages to people, not for tensors."""
+    if axis.size == 1:
+        return [value]
+    gathered: list[Any] = [None] * axis.size
+    dist.all_gather_object(gathered, value, group=axis.device_mesh.get_group())
+    return gathered
+
+
+def wait_for_all() -> None:
+    """Wait until every rank of the run is here."""
+    dist.barrier()

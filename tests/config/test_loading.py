@@ -187,13 +187,17 @@ def test_an_override_does_not_reach_into_a_value() -> None:
     [
         (
             with_model(training={"step": 5}),
-            "`training.step` must be a key of `training`, but there is none of that name. "
-            "The nearest is `training.steps`.",
+            (
+                "`training.step` must be a key of `training`, but there is none of that name. "
+                "The nearest is `training.steps`."
+            ),
         ),
         (
             with_model(layout={"zzz": 5}),
-            "`layout.zzz` must be a key of `layout`, but there is none of that name. "
-            "Known are `tensor`, `data` or `sequence_parallel`.",
+            (
+                "`layout.zzz` must be a key of `layout`, but there is none of that name. "
+                "Known are `tensor`, `data` or `sequence_parallel`."
+            ),
         ),
         (
             {"model": {"prest": "gpt2-small"}},

@@ -1,5 +1,6 @@
 """Every message of a section's or a run's own checks, word for word."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -53,10 +54,10 @@ LOWER_BOUNDS = {
 }
 
 
-def make_section(name: str, value: object) -> object:
+def make_section(name: str, value: object, **others: object) -> object:
     """The section that the dotted `name` belongs to, with that field set to `value`."""
     section, field = name.split(".")
-    return SECTIONS[section](**{**(MODEL if section == "model" else {}), field: value})
+    return SECTIONS[section](**{**(MODEL if section == "model" else {}), **others, field: value})
 
 
 def make_run(*, layout: dict[str, Any] | None = None, **training: Any) -> RunConfig:
@@ -74,11 +75,20 @@ def test_a_field_below_its_bound_is_named_with_the_bound(name: str, bound: int) 
     assert str(error.value) == f"`{name}` must be at least {bound}, but is {bound - 1}."
 
 
-@pytest.mark.parametrize(
-    ("name", "bound"), [(name, bound) for name, bound in LOWER_BOUNDS.items() if not name.endswith("learning_rate")]
-)
+@pytest.mark.parametrize(("name", "bound"), LOWER_BOUNDS.items())
 def test_a_field_may_be_at_its_bound(name: str, bound: int) -> None:
-    make_section(name, bound)
+    others = {"model.hidden_size": {"num_heads": 1}, "optimizer.learning_rate": {"min_learning_rate": 0}}
+    make_section(name, bound, **others.get(name, {}))
+
+
+def test_every_whole_number_has_a_bound() -> None:
+    numbers = {
+        f"{section}.{field.name}"
+        for section, kind in SECTIONS.items()
+        for field in dataclasses.fields(kind)
+        if field.type is int
+    }
+    assert numbers <= set(LOWER_BOUNDS)
 
 
 @pytest.mark.parametrize("name", ["model.dropout", "optimizer.beta1", "optimizer.beta2"])

@@ -1,0 +1,196 @@
+"""How fast text becomes token shards, against the tokenizer library alone, and in how much memory.
+
+Ours is the whole of `prepare` with a given tokenizer: hashing and reading the text, starting the workers, encoding,
+splitting, writing and hashing shards. The library alone is `encode_batch_fast` on lists that are in memory already, on
+as many threads, its results thrown away. Both run in turns within one run; medians count.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import platform
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from crosscut.config import DataConfig
+from crosscut.data import Tokenizer, prepare, read_documents
+from crosscut.data.encoding import available_cores
+
+MEGABYTE = 1_000_000
+LIBRARY_BATCH_CHARACTERS = 4 * MEGABYTE  # smaller and larger batches were not faster
+LIBRARIES = ("tokenizers", "numpy", "zstandard")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the benchmark from the command line."""
+    options = _parse(arguments)
+    os.environ["RAYON_NUM_THREADS"] = str(options.workers)  # the library's threads
+    report: dict[str, Any] = {"machine": describe_machine(), "workers": options.workers}
+    print(" · ".join(f"{name} {value}" for name, value in report["machine"].items()))
+    with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
+        folder = Path(scratch)
+        tokenizer = options.tokenizer or _train_tokenizer(options.text, folder / "tokenizer.json")
+        report["speed"] = measure_speed(
+            write_text(options.text, options.megabytes, folder / "text.jsonl"),
+            tokenizer,
+            turns=options.turns,
+            workers=options.workers,
+        )
+        if options.memory:
+            report["memory"] = measure_memory(
+                options.text, tokenizer, folder, sizes=options.memory_megabytes, workers=options.workers
+            )
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks/tokenize.py", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--text", nargs="+", default=["builtin:state-of-the-union"], help="text to encode, as `data.text` names it"
+    )
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json; by default one is trained on the text")
+    parser.add_argument("--megabytes", type=float, default=100, help="text per turn; the corpus is repeated to fill it")
+    parser.add_argument("--turns", type=int, default=5, help="turns of each side")
+    parser.add_argument("--workers", type=int, default=available_cores(), help="processes of ours, threads of theirs")
+    parser.add_argument("--memory", action="store_true", help="also measure peak memory")
+    parser.add_argument("--memory-megabytes", type=float, nargs="+", default=[10, 100, 1000], help="sizes of text")
+    parser.add_argument("--scratch", type=Path, help="folder for temporary files")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    return parser.parse_args(arguments)
+
+
+def describe_machine() -> dict[str, str]:
+    """What the figures were measured on."""
+    versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
+    return {"cpu": _cpu_name(), "cores": str(available_cores()), "python": platform.python_version(), **versions}
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _train_tokenizer(patterns: Sequence[str], path: Path) -> Path:
+    Tokenizer.train((document.text for document in read_documents(patterns)), vocab_size=8192).save(path)
+    return path
+
+
+def write_text(patterns: Sequence[str], megabytes: float, path: Path) -> Path:
+    """Write a jsonl file of `megabytes` of text, the corpus over and over."""
+    left = int(megabytes * MEGABYTE)
+    with path.open("w", encoding="utf-8") as file:
+        while left > 0:
+            for document in read_documents(patterns):
+                text = document.text[:left]
+                left -= len(text.encode("utf-8"))
+                file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+                if left <= 0:
+                    break
+    return path
+
+
+def measure_speed(text: Path, tokenizer: Path, *, turns: int, workers: int) -> dict[str, Any]:
+    """MB/s of ours and of the library alone, in turns, and the ratio of the medians."""
+    num_bytes = sum(len(document.text.encode("utf-8")) for document in read_documents([str(text)]))
+    ours: list[float] = []
+    library: list[float] = []
+    for turn in range(turns):
+        # Each side goes first in every other turn, so that neither gains by a machine that warms up or is disturbed.
+        order = [(ours, encode_with_ours), (library, encode_with_library)]
+        for rates, encode in order if turn % 2 == 0 else reversed(order):
+            rates.append(num_bytes / MEGABYTE / encode(text, tokenizer, workers))
+        print(f"turn {turn + 1}: ours {ours[-1]:.2f} MB/s, library alone {library[-1]:.2f} MB/s", flush=True)
+    ratio = statistics.median(ours) / statistics.median(library)
+    print(
+        f"medians of {turns} turns of {num_bytes / MEGABYTE:.1f} MB on {workers} cores: "
+        f"ours {statistics.median(ours):.2f} MB/s, library alone {statistics.median(library):.2f} MB/s, "
+        f"ratio {ratio:.2f}"
+    )
+    return {
+        "megabytes": num_bytes / MEGABYTE,
+        "ours_mb_per_s": ours,
+        "library_mb_per_s": library,
+        "median_ours": statistics.median(ours),
+        "median_library": statistics.median(library),
+        "ratio": ratio,
+    }
+
+
+def encode_with_ours(text: Path, tokenizer: Path, workers: int) -> float:
+    """Seconds from a file of text to a folder of tokens."""
+    folder = text.parent / "tokens"
+    shutil.rmtree(folder, ignore_errors=True)
+    start = time.perf_counter()
+    prepare(DataConfig(text=(str(text),), tokenizer=str(tokenizer)), folder, seed=0, workers=workers, progress=False)
+    return time.perf_counter() - start
+
+
+def encode_with_library(text: Path, tokenizer: Path, workers: int) -> float:  # noqa: ARG001 - set by RAYON_NUM_THREADS
+    """Seconds of encoding texts in memory, counting nothing else."""
+    import tokenizers
+
+    inner = tokenizers.Tokenizer.from_file(str(tokenizer))
+    batches = list(_batches(document.text for document in read_documents([str(text)])))
+    start = time.perf_counter()
+    for batch in batches:
+        inner.encode_batch_fast(batch, add_special_tokens=False)
+    return time.perf_counter() - start
+
+
+def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= LIBRARY_BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def measure_memory(
+    patterns: Sequence[str], tokenizer: Path, folder: Path, *, sizes: Sequence[float], workers: int
+) -> list[dict[str, float]]:
+    """Peak resident memory of a process that prepares text of each size, with all its workers."""
+    figures = []
+    for megabytes in sizes:
+        text = write_text(patterns, megabytes, folder / "memory.jsonl")
+        process = multiprocessing.get_context("spawn").Process(target=encode_with_ours, args=(text, tokenizer, workers))
+        process.start()
+        peak = _peak_memory(process)
+        print(f"{megabytes:g} MB of text: peak {peak / MEGABYTE:.0f} MB in {workers} workers and their parent")
+        figures.append({"megabytes": megabytes, "peak_megabytes": peak / MEGABYTE})
+    return figures
+
+
+def _peak_memory(process: Any) -> int:
+    """Highest sum of the resident memory of a process and its descendants until it ends; shared pages count in each."""
+    import psutil
+
+    peak = 0
+    root = psutil.Process(process.pid)
+    while process.is_alive():
+        total = 0
+        try:
+            for member in (root, *root.children(recursive=True)):
+                total += member.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+        peak = max(peak, total)
+        time.sleep(0.05)
+    process.join()
+    if process.exitcode:
+        raise SystemExit(f"Preparing the text must succeed, but ended with exit code {process.exitcode}.")
+    return peak

@@ -1,0 +1,22 @@
+"""Text to reproducible batches: documents, tokenizer, token shards, sampler (paper, section 4.1.3).
+
+Gets ranks and sizes as integers and knows no torch. docs/data.md describes the files and what is guaranteed of them.
+"""
+
+from crosscut.data.documents import Document, read_documents
+from crosscut.data.prepare import prepare
+from crosscut.data.sampler import IGNORED, Sampler, ValidationSampler
+from crosscut.data.tokenizer import Tokenizer
+from crosscut.data.tokens import Shard, TokenFolder
+
+__all__ = [
+    "IGNORED",
+    "Document",
+    "Sampler",
+    "Shard",
+    "TokenFolder",
+    "Tokenizer",
+    "ValidationSampler",
+    "prepare",
+    "read_documents",
+]

@@ -1,0 +1,139 @@
+"""Documents to token ids on all cores, in the order of the documents.
+
+Text is handed to worker processes in batches of about 256 KiB and fetched back in the order it was handed out, with a
+fixed number of batches under way. So the result does not depend on the number of workers, and memory does not grow
+with the corpus. Processes rather than the library's own threads: they do not contend for one allocator, and turning
+encodings into arrays runs on all cores too.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from crosscut.config.errors import DataError
+from crosscut.data.documents import Document
+from crosscut.data.tokenizer import Tokenizer
+
+BATCH_CHARACTERS = 256 * 1024
+
+Tokens = npt.NDArray[np.uint16 | np.uint32]
+
+
+class EncodedBatch(NamedTuple):
+    """Some consecutive documents as token ids."""
+
+    tokens: Tokens
+    """Ids of all documents in a row, each with its end of text."""
+
+    lengths: npt.NDArray[np.int64]
+    """Tokens of each document."""
+
+    origins: list[tuple[int, int]]
+    """Index of the source and number of the record of each document."""
+
+    num_bytes: int
+    """Text that was encoded, in UTF-8."""
+
+    position: int
+    """Bytes on disk of the whole corpus read so far."""
+
+
+class _Batch(NamedTuple):
+    texts: list[str]
+    origins: list[tuple[int, int]]
+    num_bytes: int
+    position: int
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def encode_documents(documents: Iterable[Document], tokenizer: Path, *, workers: int) -> Iterator[EncodedBatch]:
+    """Encode documents with the `tokenizer.json` at `tokenizer`.
+
+    With `workers` above 1, that many processes encode; with 1, this process does. Raises what reading the documents
+    raises, and `DataError` when a worker process dies.
+    """
+    batches = _gather(documents)
+    if workers == 1:
+        inner = Tokenizer.load(tokenizer)
+        for batch in batches:
+            yield _encoded(batch, *inner.encode_documents(batch.texts))
+        return
+    # Spawned, not forked: a fork would copy locks that the tokenizer library's threads may hold.
+    context = multiprocessing.get_context("spawn")
+    executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(tokenizer,))
+    under_way: deque[tuple[_Batch, Future[tuple[Tokens, npt.NDArray[np.int64]]]]] = deque()
+    try:
+        for batch in batches:
+            under_way.append((batch._replace(texts=[]), executor.submit(_encode_in_worker, batch.texts)))
+            if len(under_way) > 2 * workers:
+                first, future = under_way.popleft()
+                yield _encoded(first, *future.result())
+        while under_way:
+            first, future = under_way.popleft()
+            yield _encoded(first, *future.result())
+    except BrokenProcessPool:
+        raise DataError(
+            f"All {workers} tokenizing processes must live to the end, but one died, perhaps for want of memory. "
+            f"Try fewer workers."
+        ) from None
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _gather(documents: Iterable[Document]) -> Iterator[_Batch]:
+    texts: list[str] = []
+    origins: list[tuple[int, int]] = []
+    size = position = 0
+    for text, source, record, position in documents:
+        texts.append(text)
+        origins.append((source.index, record))
+        size += len(text)
+        if size >= BATCH_CHARACTERS:
+            yield _Batch(texts, origins, _num_bytes(texts), position)
+            texts, origins, size = [], [], 0
+    if texts:
+        yield _Batch(texts, origins, _num_bytes(texts), position)
+
+
+def _num_bytes(texts: list[str]) -> int:
+    return sum(len(text.encode("utf-8")) for text in texts)
+
+
+def _encoded(batch: _Batch, tokens: Tokens, lengths: npt.NDArray[np.int64]) -> EncodedBatch:
+    return EncodedBatch(tokens, lengths, batch.origins, batch.num_bytes, batch.position)
+
+
+_worker_tokenizer: list[Tokenizer] = []  # filled once in each worker process, which has no other way to keep it
+
+
+def _start_worker(tokenizer: Path) -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops the workers
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    _worker_tokenizer.append(Tokenizer.load(tokenizer))
+
+
+def _leave_with_parent() -> None:
+    """End this process when the parent is killed; the pool's own pipes stay open among the workers and never tell."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _encode_in_worker(texts: list[str]) -> tuple[Tokens, npt.NDArray[np.int64]]:
+    return _worker_tokenizer[0].encode_documents(texts)

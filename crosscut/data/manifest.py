@@ -1,0 +1,210 @@
+"""What a token folder says about itself: `manifest.json`.
+
+The manifest is written last and names every file's length and hash, so a folder with a manifest that holds is whole.
+It also records the text and the settings that the tokens were made from, so that they can be told from other ones.
+The format is described in docs/data.md.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from crosscut.config.errors import DataError
+from crosscut.config.run import DataConfig
+from crosscut.data.hashing import sha256
+from crosscut.data.sources import unreadable
+
+MANIFEST_NAME = "manifest.json"
+TOKENIZER_NAME = "tokenizer.json"
+FORMAT = "crosscut-tokens"
+VERSION = 1
+
+DTYPES = ("uint16", "uint32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the tokens depend on besides the text."""
+
+    seed: int
+    """Seed of the split."""
+
+    text_key: str
+    """Key of the text in jsonl and parquet."""
+
+    num_shards: int
+    """Training shards."""
+
+    train_to_validation: int
+    """Training documents for each validation document."""
+
+    trained_vocab_size: int
+    """Entries asked for when the tokenizer was trained on the text; 0 when it was given."""
+
+    given_tokenizer: str
+    """SHA-256 of the tokenizer's file when it was given; empty when it was trained."""
+
+    @classmethod
+    def of(cls, config: DataConfig, seed: int) -> Self:
+        """The settings that a run asks for. Raises `DataError` when its tokenizer cannot be read."""
+        given = ""
+        if config.tokenizer:
+            try:
+                given = sha256(Path(config.tokenizer))
+            except OSError as error:
+                raise unreadable(config.tokenizer, error) from None
+        return cls(
+            seed=seed,
+            text_key=config.text_key,
+            num_shards=config.num_shards,
+            train_to_validation=config.train_to_validation,
+            trained_vocab_size=0 if given else config.vocab_size,
+            given_tokenizer=given,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceEntry:
+    """A file that the tokens were made from."""
+
+    name: str
+    """As `data.text` named it."""
+
+    bytes: int
+    """Size on disk."""
+
+    modified: int
+    """Time of its last change, nanoseconds since the epoch."""
+
+    sha256: str
+    """Of the file as it lies on disk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardEntry:
+    """A pair of files, `name.tokens` and `name.index`."""
+
+    name: str
+    """`train-0`, `train-1`, ... or `validation`."""
+
+    tokens: int
+    """Token ids, ends of text among them."""
+
+    documents: int
+    """Documents, and rows of the index."""
+
+    tokens_sha256: str
+    """Of `name.tokens`."""
+
+    index_sha256: str
+    """Of `name.index`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """A token folder's description of itself."""
+
+    dtype: str
+    """`uint16` or `uint32`, little-endian."""
+
+    vocab_size: int
+    """One more than the highest id there may be."""
+
+    end_of_text: int
+    """Id at the end of every document."""
+
+    tokenizer_sha256: str
+    """Of `tokenizer.json`."""
+
+    settings: Settings
+    """What the tokens depend on besides the text."""
+
+    sources: tuple[SourceEntry, ...]
+    """The text, in the order it was read."""
+
+    train: tuple[ShardEntry, ...]
+    """Training shards."""
+
+    validation: ShardEntry
+    """The validation set."""
+
+    def write(self, folder: Path) -> None:
+        """Write `manifest.json`."""
+        table = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
+        (folder / MANIFEST_NAME).write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read `manifest.json`.
+
+        Raises `DataError` when it is missing or no manifest of this version, or when it contradicts itself: a
+        vocabulary larger than its type of token holds, or an end of text outside the vocabulary.
+        """
+        table = _read_json(folder)
+        if table.get("format") != FORMAT or table.get("version") != VERSION:
+            raise DataError(
+                f"`{folder / MANIFEST_NAME}` must be of format {FORMAT!r}, version {VERSION}, but is of "
+                f"{table.get('format')!r}, version {table.get('version')!r}. Prepare the tokens again."
+            )
+        try:
+            manifest = cls(
+                dtype=str(table["dtype"]),
+                vocab_size=int(table["vocab_size"]),
+                end_of_text=int(table["end_of_text"]),
+                tokenizer_sha256=str(table["tokenizer_sha256"]),
+                settings=Settings(**table["settings"]),
+                sources=tuple(SourceEntry(**entry) for entry in table["sources"]),
+                train=tuple(ShardEntry(**entry) for entry in table["train"]),
+                validation=ShardEntry(**table["validation"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"`{folder / MANIFEST_NAME}` must have the fields of version {VERSION}, but does not: {error}. "
+                f"Prepare the tokens again."
+            ) from None
+        manifest._check(folder)
+        return manifest
+
+    def _check(self, folder: Path) -> None:
+        path = folder / MANIFEST_NAME
+        if self.dtype not in DTYPES:
+            raise DataError(f"`dtype` in `{path}` must be 'uint16' or 'uint32', but is {self.dtype!r}.")
+        room = int(np.iinfo(self.dtype).max) + 1
+        if self.vocab_size > room:
+            raise DataError(
+                f"`vocab_size` in `{path}` must be at most {room:,}, what {self.dtype} holds, but is "
+                f"{self.vocab_size:,}. Prepare the tokens again."
+            )
+        if not 0 <= self.end_of_text < self.vocab_size:
+            raise DataError(
+                f"`end_of_text` in `{path}` must be an id of the vocabulary, 0 to {self.vocab_size - 1}, but is "
+                f"{self.end_of_text}. Prepare the tokens again."
+            )
+
+    @property
+    def token_dtype(self) -> np.dtype[np.uint16 | np.uint32]:
+        """The type of a token on disk."""
+        return np.dtype("<u2" if self.dtype == "uint16" else "<u4")
+
+
+def _read_json(folder: Path) -> Mapping[str, Any]:
+    path = folder / MANIFEST_NAME
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(
+            f"`{folder}` must be a folder of token shards, but has no {MANIFEST_NAME}. "
+            f"Make one with `crosscut prepare`."
+        ) from None
+    except OSError as error:
+        raise unreadable(str(path), error) from None
+    except ValueError as error:
+        raise DataError(f"`{path}` must be valid JSON, but is not: {error}. Prepare the tokens again.") from None
+    if not isinstance(table, dict):
+        raise DataError(f"`{path}` must be a JSON object, but is a {type(table).__name__}. Prepare the tokens again.")
+    return table

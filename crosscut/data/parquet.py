@@ -1,0 +1,71 @@
+"""The text column of a parquet file, row by row.
+
+pyarrow reads the format and is asked for only here, since it is large and most corpora do without it. A few hundred
+rows are in memory at a time.
+"""
+
+from collections.abc import Iterator
+
+from crosscut.config.errors import DataError
+from crosscut.data.sources import Source, unreadable
+
+ROWS_AT_ONCE = 256
+
+
+def read_parquet(source: Source, text_key: str) -> Iterator[tuple[str, int, int]]:
+    """Read the column `text_key`.
+
+    Yields (text, row from 1, bytes of the file read so far, in proportion to the rows). Raises `DataError` when
+    pyarrow is not installed, the file is no parquet file or damaged, the column is missing or holds no strings, or a
+    row's text is null or not UTF-8.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise DataError(
+            f"`{source.name}` needs pyarrow to be read, but it is not installed. "
+            f"Type `pip install 'crosscut[parquet]'`."
+        ) from None
+    row = 0
+    try:
+        with pq.ParquetFile(source.path, buffer_size=1 << 20, pre_buffer=False) as file:
+            _check_column(source, dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True)), text_key)
+            num_rows = file.metadata.num_rows
+            for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=[text_key]):
+                for value in batch.column(0):
+                    row += 1
+                    text = value.as_py()
+                    if text is None:
+                        raise DataError(
+                            f"`{source.name}`, row {row}, must hold a string under `{text_key}`, but is null. "
+                            f"Remove the row, or set `data.text_key`."
+                        )
+                    yield text, row, source.size * row // num_rows
+    except pa.ArrowException as error:
+        raise _damaged(source, error) from None
+    except UnicodeDecodeError:
+        raise DataError(
+            f"`{source.name}`, row {row}, must be UTF-8 text, but is not. Mend or remove the row."
+        ) from None
+    except OSError as error:
+        # pyarrow also reports damaged pages as OSError, then without a number from the operating system.
+        raise (unreadable(source.name, error) if error.errno else _damaged(source, error)) from None
+
+
+def _damaged(source: Source, error: Exception) -> DataError:
+    reason = str(error).partition("\n")[0].rstrip(".")
+    return DataError(f"`{source.name}` must be a whole parquet file, but is not: {reason}. Get the file again.")
+
+
+def _check_column(source: Source, columns: dict[str, object], text_key: str) -> None:
+    if text_key not in columns:
+        raise DataError(
+            f"`{source.name}` must have a column `{text_key}`, but its columns are: {', '.join(columns) or 'none'}. "
+            f"Set `data.text_key` to the column of the text."
+        )
+    if str(columns[text_key]) not in ("string", "large_string", "string_view"):
+        raise DataError(
+            f"Column `{text_key}` of `{source.name}` must hold strings, but holds {columns[text_key]}. "
+            f"Set `data.text_key` to the column of the text."
+        )

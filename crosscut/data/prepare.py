@@ -1,0 +1,211 @@
+"""From raw text to a token folder: find the text, train or load the tokenizer, encode, split, write.
+
+The folder is made under another name beside its place and renamed when it is whole, so a run that dies in the middle
+leaves nothing that could be taken for tokens. A folder that is there already is used as it is when it was made from
+the same text with the same settings, and refused otherwise.
+"""
+
+import dataclasses
+import glob
+import os
+import shutil
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from crosscut.config.errors import DataError
+from crosscut.config.run import DataConfig
+from crosscut.data.documents import Document, read_sources
+from crosscut.data.encoding import EncodedBatch, available_cores, encode_documents
+from crosscut.data.hashing import sha256, sha256_of_all
+from crosscut.data.manifest import TOKENIZER_NAME, Manifest, Settings, SourceEntry
+from crosscut.data.progress import Phase, ProgressBar
+from crosscut.data.shards import TokenDocument, split_at_random, split_batch, write_shards
+from crosscut.data.sources import Source, find_sources, unreadable
+from crosscut.data.tokenizer import Tokenizer, token_dtype
+from crosscut.data.tokens import TokenFolder
+
+SMALL_CORPUS_BYTES = 16 << 20
+"""Below this much on disk, the time that worker processes take to start is more than they save."""
+
+
+def prepare(
+    config: DataConfig, folder: Path, *, seed: int, workers: int | None = None, progress: bool = True
+) -> TokenFolder:
+    """Make the token folder that a run asks for, or open it when it is there.
+
+    The folder is `config.tokens`, or `folder` where that is empty. `seed` decides the split; `workers` is the number
+    of encoding processes, by default one for each core, and changes nothing in the result. With no `config.text` the
+    folder must be there already, and is opened as it is. Raises `DataError` for text that cannot be read (see
+    `read_documents`), for a folder that holds other things or was made otherwise, and for what `TokenFolder.open`
+    raises it for.
+    """
+    target = Path(config.tokens) if config.tokens else folder
+    if not config.text:
+        if not config.tokens and not target.exists():
+            raise DataError(
+                "`data.text` or `data.tokens` must be given, but both are empty. Name the text to train on."
+            )
+        return TokenFolder.open(target, verify=config.verify)
+    sources = find_sources(config.text)
+    settings = Settings.of(config, seed)
+    if not _is_taken(target):
+        _make(config, target, sources, settings, workers=workers, progress=progress)
+        return TokenFolder.open(target, verify=False)
+    _check_made_from(target, sources, settings)
+    return TokenFolder.open(target, verify=config.verify)
+
+
+def _is_taken(target: Path) -> bool:
+    return target.exists() and not (target.is_dir() and next(target.iterdir(), None) is None)
+
+
+def _check_made_from(target: Path, sources: Sequence[Source], settings: Settings) -> None:
+    manifest = Manifest.read(target)
+    asked, made = dataclasses.asdict(settings), dataclasses.asdict(manifest.settings)
+    differences = [f"`{name}` {made[name]!r} instead of {asked[name]!r}" for name in asked if asked[name] != made[name]]
+    if not _same_text(sources, manifest.sources):
+        differences.insert(0, "other text")
+    if differences:
+        raise DataError(
+            f"`{target}` must hold the tokens of this text with these settings, but was made from "
+            f"{', '.join(differences)}. Choose another `data.tokens`, delete the folder, or leave `data.text` empty "
+            f"to use it as it is."
+        )
+
+
+def _same_text(sources: Sequence[Source], entries: Sequence[SourceEntry]) -> bool:
+    if [source.size for source in sources] != [entry.bytes for entry in entries]:
+        return False
+    # A file that was copied or moved is still the same text; only then its hash is worth the time.
+    moved = [
+        (source, entry)
+        for source, entry in zip(sources, entries, strict=True)
+        if (source.name, source.modified) != (entry.name, entry.modified)
+    ]
+    return _hash([source for source, _ in moved]) == [entry.sha256 for _, entry in moved]
+
+
+def _hash(sources: Sequence[Source]) -> list[str]:
+    try:
+        return sha256_of_all([source.path for source in sources])
+    except OSError as error:
+        raise unreadable(str(error.filename), error) from None
+
+
+def _make(
+    config: DataConfig,
+    target: Path,
+    sources: Sequence[Source],
+    settings: Settings,
+    *,
+    workers: int | None,
+    progress: bool,
+) -> None:
+    size = sum(source.size for source in sources)
+    if workers is None:
+        workers = 1 if size < SMALL_CORPUS_BYTES else available_cores()
+    with _beside(target) as temporary, ProgressBar(shown=progress) as bar:
+        hashes = _hash(sources)
+        tokenizer = _make_tokenizer(config, sources, temporary / TOKENIZER_NAME, bar)
+        documents = read_sources(sources, text_key=config.text_key)
+        batches = encode_documents(documents, temporary / TOKENIZER_NAME, workers=workers)
+        split = split_at_random(
+            _counted(batches, bar.phase("Tokens", size)),
+            train_to_validation=settings.train_to_validation,
+            seed=settings.seed,
+        )
+        dtype = token_dtype(tokenizer.vocab_size)
+        train, validation = write_shards(split, temporary, num_shards=settings.num_shards, dtype=dtype)
+        _check_unchanged(sources)
+        Manifest(
+            dtype=dtype.name,
+            vocab_size=tokenizer.vocab_size,
+            end_of_text=tokenizer.end_of_text,
+            tokenizer_sha256=sha256(temporary / TOKENIZER_NAME),
+            settings=settings,
+            sources=tuple(
+                SourceEntry(name=source.name, bytes=source.size, modified=source.modified, sha256=digest)
+                for source, digest in zip(sources, hashes, strict=True)
+            ),
+            train=tuple(train),
+            validation=validation,
+        ).write(temporary)
+        _move(temporary, target, sources, settings)
+
+
+def _make_tokenizer(config: DataConfig, sources: Sequence[Source], path: Path, bar: ProgressBar) -> Tokenizer:
+    if config.tokenizer:
+        tokenizer = Tokenizer.load(Path(config.tokenizer))
+        shutil.copyfile(config.tokenizer, path)
+    else:
+        documents = read_sources(sources, text_key=config.text_key)
+        phase = bar.phase("Tokenizer", sum(source.size for source in sources))
+        tokenizer = Tokenizer.train(_texts(documents, phase), vocab_size=config.vocab_size)
+        tokenizer.save(path)
+        phase.finish()
+    return tokenizer
+
+
+def _texts(documents: Iterable[Document], phase: Phase) -> Iterator[str]:
+    for text, _, _, position in documents:
+        phase.advance(position)
+        yield text
+
+
+def _counted(batches: Iterable[EncodedBatch], phase: Phase) -> Iterator[TokenDocument]:
+    for batch in batches:
+        yield from split_batch(batch)
+        phase.advance(batch.position, batch.num_bytes)
+    phase.finish()
+
+
+def _check_unchanged(sources: Sequence[Source]) -> None:
+    for source in sources:
+        status = source.path.stat()
+        if (status.st_size, status.st_mtime_ns) != (source.size, source.modified):
+            raise DataError(f"`{source.name}` must not change while it is read, but did. Prepare the tokens again.")
+
+
+@contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A temporary folder beside `target`, removed in the end unless it was renamed; also removes those of the dead."""
+    prefix = f".{target.name}.unfinished.{socket.gethostname()}."
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for left in target.parent.glob(f"{glob.escape(prefix)}*"):
+            if not _is_alive(left.name.removeprefix(prefix)):
+                shutil.rmtree(left, ignore_errors=True)
+        temporary = target.parent / f"{prefix}{os.getpid()}"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+    except OSError as error:
+        raise DataError(
+            f"`{target}` must be a place where a folder can be made, but is not: {error.strerror}. "
+            f"Choose another `data.tokens`."
+        ) from None
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _is_alive(process: str) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _move(temporary: Path, target: Path, sources: Sequence[Source], settings: Settings) -> None:
+    try:
+        temporary.rename(target)
+    except OSError:
+        # Another process may have made the same folder in the meantime.
+        if not _is_taken(target):
+            raise
+        _check_made_from(target, sources, settings)

@@ -1,0 +1,72 @@
+"""A progress bar for long jobs over text: how much of the corpus is read, at what rate, and the time left."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+class ProgressBar:
+    """A bar on the terminal's error stream, one line for each phase of the job; shows nothing when not `shown`."""
+
+    def __init__(self, *, shown: bool) -> None:
+        self._shown = shown
+        self._progress: Progress | None = None
+
+    def __enter__(self) -> Self:
+        if self._shown:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TaskProgressColumn(),
+                TextColumn("{task.fields[rate]}"),
+                TimeRemainingColumn(elapsed_when_finished=True),
+                console=Console(stderr=True),
+            )
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def phase(self, description: str, total_bytes: int) -> Phase:
+        """Start a line for a phase that reads `total_bytes` of files."""
+        return Phase(self._progress, description, total_bytes)
+
+
+class Phase:
+    """One line of a `ProgressBar`."""
+
+    def __init__(self, progress: Progress | None, description: str, total_bytes: int) -> None:
+        self._progress = progress
+        self._total = total_bytes
+        self._started = time.monotonic()
+        self._position = -1
+        self._num_bytes = 0
+        self._task = progress.add_task(description, total=total_bytes, rate="") if progress is not None else None
+
+    def advance(self, position: int, num_bytes: int = 0) -> None:
+        """Say that the files are read up to `position` bytes and `num_bytes` more of text are done."""
+        self._num_bytes += num_bytes
+        # Many documents come from one piece of a file; the bar is drawn once for all of them.
+        if self._progress is None or self._task is None or position == self._position:
+            return
+        self._position = position
+        seconds = max(time.monotonic() - self._started, 1e-3)
+        rate = f"{self._num_bytes / seconds / 1e6:.1f} MB/s" if self._num_bytes else ""
+        self._progress.update(self._task, completed=position, rate=rate)
+
+    def finish(self) -> None:
+        """Fill the bar."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=self._total)

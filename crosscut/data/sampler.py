@@ -1,0 +1,194 @@
+"""The order of training: every portion of every shard once an epoch, in an order drawn from (seed, epoch) alone.
+
+Paper, section 4.1.3, repeated every epoch: shuffle the order of the shards; within each shard shuffle the documents,
+flatten them, cut them into portions of the sequence length, and shuffle the portions. Sample `index` is a pure function
+of the seed and the index, so a run resumes at any sample, and a batch is the same however many ranks share it. Memory
+holds the arrangement of one shard: about 16 bytes a document and 8 a portion.
+
+Legend: B batch, S sequence.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from crosscut.config.errors import DataError
+from crosscut.data.tokens import Shard
+
+IGNORED = -100
+"""Target at a place that counts for nothing, the value that cross entropy passes over."""
+
+SHARDS_KEY, DOCUMENTS_KEY, PORTIONS_KEY = 2, 3, 4  # 1 is the split's
+
+Ids = npt.NDArray[np.int64]
+
+
+class _Arrangement(NamedTuple):
+    """One shard in one epoch."""
+
+    epoch: int
+    shard: int
+    documents: Ids
+    """Shuffled documents, [documents]."""
+
+    starts: Ids
+    """Where each of them starts in the flattened shard, and where the last ends, [documents + 1]."""
+
+    portions: Ids
+    """Shuffled portions, [portions]."""
+
+
+class Sampler:
+    """Training samples from shards, reproducible from the seed and the sample's index."""
+
+    def __init__(self, shards: Sequence[Shard], *, sequence_length: int, seed: int) -> None:
+        """Raises `DataError` when no shard fills one sequence."""
+        self.sequence_length = sequence_length
+        self._seed = seed
+        self._shards = tuple(shards)
+        # A portion has a target for each of its tokens, so it needs one token more.
+        self._num_portions = [max(shard.num_tokens - 1, 0) // sequence_length for shard in self._shards]
+        self.samples_per_epoch = sum(self._num_portions)
+        self._arrangement: _Arrangement | None = None
+        if not self.samples_per_epoch:
+            tokens = [shard.num_tokens for shard in self._shards]
+            raise DataError(
+                f"A training shard must have at least `training.sequence_length` + 1 = {sequence_length + 1:,} tokens, "
+                f"but the largest of {len(tokens)} has {max(tokens, default=0):,} ({sum(tokens):,} in all). Give more "
+                f"text, a shorter `training.sequence_length`, or fewer `data.num_shards`."
+            )
+
+    def sample(self, index: int) -> Ids:
+        """The tokens of one sample and the one that follows them, [S + 1]."""
+        sample: Ids = self.batch_at(index, 1)[0]
+        return sample
+
+    def batch_at(self, first_sample: int, count: int) -> Ids:
+        """Consecutive samples from the cursor `first_sample`, [count, S + 1].
+
+        The cursor is the number of samples consumed so far; it may lie anywhere, and batches may straddle shards and
+        epochs.
+        """
+        rows = np.empty((count, self.sequence_length + 1), dtype=np.int64)
+        done = 0
+        while done < count:
+            arrangement, slot = self._locate(first_sample + done)
+            portions = arrangement.portions[slot : slot + count - done]
+            self._gather(arrangement, portions, rows[done : done + len(portions)])
+            done += len(portions)
+        return rows
+
+    def batch(self, step: int, *, batch_size: int, rank: int = 0, size: int = 1) -> tuple[Ids, Ids]:
+        """Rank `rank`'s part of the batch of `step`, out of `size` ranks: (tokens, targets), each [B / size, S].
+
+        Parts are consecutive slices of the global batch: one after the other they are the batch of a single rank.
+        Raises `DataError` when the ranks do not divide the batch.
+        """
+        local, first = _share(batch_size, rank, size)
+        rows = self.batch_at(step * batch_size + first, local)
+        return rows[:, :-1], rows[:, 1:]
+
+    def documents(self, index: int) -> list[tuple[str, int]]:
+        """The documents that a sample's tokens come from: the name of the file and the number of the record there."""
+        arrangement, slot = self._locate(index)
+        start = int(arrangement.portions[slot]) * self.sequence_length
+        first, last = _span(arrangement.starts, start, start + self.sequence_length)
+        shard = self._shards[arrangement.shard]
+        return [shard.origin(int(number)) for number in arrangement.documents[first : last + 1]]
+
+    def _locate(self, index: int) -> tuple[_Arrangement, int]:
+        """The arrangement that holds a sample, and the sample's slot in the shuffled portions."""
+        epoch, within = divmod(index, self.samples_per_epoch)
+        order = _shuffled(len(self._shards), self._seed, SHARDS_KEY, epoch).tolist()
+        starts = [0, *accumulate(self._num_portions[shard] for shard in order)]
+        place = bisect_right(starts, within) - 1
+        return self._arrange(epoch, order[place]), within - starts[place]
+
+    def _arrange(self, epoch: int, shard: int) -> _Arrangement:
+        current = self._arrangement
+        if current is None or (current.epoch, current.shard) != (epoch, shard):
+            self._arrangement = None  # the old one may go before the new one is made
+            documents = _shuffled(self._shards[shard].num_documents, self._seed, DOCUMENTS_KEY, epoch, shard)
+            lengths = np.diff(self._shards[shard].ends.astype(np.int64), prepend=0)
+            starts = np.concatenate([np.zeros(1, dtype=np.int64), lengths[documents].cumsum()])
+            portions = _shuffled(self._num_portions[shard], self._seed, PORTIONS_KEY, epoch, shard)
+            current = self._arrangement = _Arrangement(epoch, shard, documents, starts, portions)
+        return current
+
+    def _gather(self, arrangement: _Arrangement, portions: Ids, rows: Ids) -> None:
+        """Fill `rows`, [portions, S + 1]."""
+        shard = self._shards[arrangement.shard]
+        begins = portions * self.sequence_length
+        firsts, lasts = _span(arrangement.starts, begins, begins + self.sequence_length)
+        for row, begin, first, last in zip(rows, begins.tolist(), firsts.tolist(), lasts.tolist(), strict=True):
+            filled = 0
+            for place in range(first, last + 1):
+                offset = begin + filled - int(arrangement.starts[place])
+                piece = shard.document(int(arrangement.documents[place]))[offset : offset + len(row) - filled]
+                row[filled : filled + len(piece)] = piece
+                filled += len(piece)
+
+
+class ValidationSampler:
+    """Every token of a shard as a target exactly once, in order; the last sample is filled up and may be short."""
+
+    def __init__(self, shard: Shard, *, sequence_length: int) -> None:
+        """Raises `DataError` when the shard has no token to predict."""
+        if shard.num_tokens < 2:
+            raise DataError(
+                f"The validation set must have at least 2 tokens, but has {shard.num_tokens}. Give more text."
+            )
+        self._shard = shard
+        self.sequence_length = sequence_length
+        self.num_samples = -(-(shard.num_tokens - 1) // sequence_length)
+
+    def sample(self, index: int) -> tuple[Ids, Ids]:
+        """The tokens and targets of one sample, each [S]; past the shard's end tokens are 0 and targets `IGNORED`."""
+        tokens = np.zeros(self.sequence_length, dtype=np.int64)
+        targets = np.full(self.sequence_length, IGNORED, dtype=np.int64)
+        start = index * self.sequence_length
+        rows = self._shard.tokens[start : start + self.sequence_length + 1]
+        num_targets = max(len(rows) - 1, 0)
+        tokens[:num_targets] = rows[:-1]
+        targets[:num_targets] = rows[1:]
+        return tokens, targets
+
+    def batches(self, *, batch_size: int, rank: int = 0, size: int = 1, limit: int = 0) -> Iterator[tuple[Ids, Ids]]:
+        """Rank `rank`'s parts, out of `size` ranks, of all batches: (tokens, targets), each [B / size, S].
+
+        All ranks get equally many batches of equal shape. Together they hold every sample once (with `limit`, the
+        first `limit` samples); a last batch that is not full is filled up with samples of `IGNORED` targets. Raises
+        `DataError` when the ranks do not divide the batch.
+        """
+        local, first = _share(batch_size, rank, size)
+        num_samples = min(limit, self.num_samples) if limit else self.num_samples
+        for start in range(0, num_samples, batch_size):
+            places = range(start + first, start + first + local)
+            samples = [self.sample(index if index < num_samples else self.num_samples) for index in places]
+            yield np.stack([tokens for tokens, _ in samples]), np.stack([targets for _, targets in samples])
+
+
+def _share(batch_size: int, rank: int, size: int) -> tuple[int, int]:
+    """How many samples of a batch a rank takes, and the first of them."""
+    if batch_size % size:
+        raise DataError(f"`batch_size` must be a multiple of the {size} ranks that share it, but is {batch_size}.")
+    return batch_size // size, batch_size // size * rank
+
+
+def _shuffled(count: int, *key: int) -> Ids:
+    """A permutation of `count` drawn from `key`.
+
+    The bits of a bit generator are frozen in numpy (NEP 19), what `Generator.permutation` makes of them is not; so
+    places are ordered by their random bits.
+    """
+    bits = np.random.PCG64(np.random.SeedSequence(key)).random_raw(count)
+    return np.argsort(bits, kind="stable").astype(np.int64, copy=False)
+
+
+def _span(starts: Ids, begins: npt.ArrayLike, ends: npt.ArrayLike) -> tuple[Ids, Ids]:
+    """The first and last document, in shuffled order, of the flattened tokens `begins` to `ends`, both included."""
+    return np.searchsorted(starts, begins, side="right") - 1, np.searchsorted(starts, ends, side="right") - 1

@@ -1,0 +1,143 @@
+"""Text to token ids and back: any `tokenizer.json`, or a byte-level BPE trained on the corpus.
+
+The `tokenizers` library does the work. What stands here is what it leaves open: which token ends a document, that no
+text may smuggle that token in, and that a file's own truncation or padding must not shorten a corpus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from crosscut.config.checks import listed
+from crosscut.config.errors import DataError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+END_OF_TEXT = "<|endoftext|>"
+END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<end_of_text>")
+"""Names of the token after each document, in order of preference."""
+
+MAX_TRAINING_CHARACTERS = 100_000_000
+"""Text that a tokenizer is trained on at most, from the start of the corpus; bounds memory and time."""
+
+
+class Tokenizer:
+    """A tokenizer of the `tokenizers` library and its end-of-text token.
+
+    Special tokens are never read from text: a document that contains the characters `<|endoftext|>` is encoded as
+    those characters, so the end-of-text id stands only where a document ends.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer, *, name: str = "The tokenizer") -> None:
+        inner.no_truncation()
+        inner.no_padding()
+        inner.encode_special_tokens = True
+        self._inner = inner
+        vocabulary = inner.get_vocab(with_added_tokens=True)
+        self.vocab_size = 1 + max(vocabulary.values(), default=-1)
+        """One more than the highest id; ids may have gaps."""
+        found = [token for token in END_OF_TEXT_NAMES if token in vocabulary]
+        if not found:
+            raise DataError(
+                f"{name} must have a token that ends a text ({listed(f'`{token}`' for token in END_OF_TEXT_NAMES)}), "
+                f"but has none. Add one to `added_tokens` in the file."
+            )
+        self.end_of_text = vocabulary[found[0]]
+        """Id of the token after each document."""
+
+    @classmethod
+    def load(cls, path: Path) -> Tokenizer:
+        """Read a `tokenizer.json`. Raises `DataError` when it cannot be read or has no end-of-text token."""
+        import tokenizers
+
+        try:
+            data = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise DataError(
+                f"`{path}` must be a readable `tokenizer.json`, but is not: {reason}. Check `data.tokenizer`."
+            ) from None
+        try:
+            inner = tokenizers.Tokenizer.from_str(data)
+        except Exception as error:  # the library raises bare Exception
+            raise DataError(
+                f"`{path}` must be a `tokenizer.json` of the tokenizers library, but is not: {error}."
+            ) from None
+        return cls(inner, name=f"`{path}`")
+
+    @classmethod
+    def train(cls, texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
+        """Train a byte-level BPE with GPT-2's pre-tokenization on the first 100 million characters of `texts`.
+
+        The vocabulary is `vocab_size` entries with `<|endoftext|>` as entry 0, or fewer when the text has no pair of
+        tokens left that occurs twice. Raises `DataError` for a `vocab_size` below 257 (256 bytes and the end of text).
+        """
+        from tokenizers import Tokenizer as Inner
+        from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+        if vocab_size < 257:
+            raise DataError(
+                f"`data.vocab_size` must be at least 257 (256 bytes and the end of text), but is {vocab_size}."
+            )
+        inner = Inner(models.BPE())
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        inner.decoder = decoders.ByteLevel()
+        inner.post_processor = processors.ByteLevel(trim_offsets=False)
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            min_frequency=2,
+            special_tokens=[END_OF_TEXT],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        inner.train_from_iterator(_first_characters(texts, MAX_TRAINING_CHARACTERS), trainer)
+        return cls(inner)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of one text, without an end of text."""
+        return self._inner.encode(text, add_special_tokens=False).ids
+
+    def encode_documents(
+        self, texts: Sequence[str]
+    ) -> tuple[npt.NDArray[np.uint16 | np.uint32], npt.NDArray[np.int64]]:
+        """Encode documents, each with its end of text.
+
+        Returns (ids of all documents in a row, length of each with its end of text); ids in the smallest type of a
+        token folder that holds the vocabulary. Runs on the library's threads.
+        """
+        dtype = token_dtype(self.vocab_size)
+        pieces: list[npt.NDArray[np.uint16 | np.uint32]] = []
+        lengths = np.empty(len(texts), dtype=np.int64)
+        for number, encoding in enumerate(self._inner.encode_batch_fast(list(texts), add_special_tokens=False)):
+            ids = encoding.ids
+            ids.append(self.end_of_text)
+            lengths[number] = len(ids)
+            pieces.append(np.array(ids, dtype=dtype))
+        return (np.concatenate(pieces) if pieces else np.empty(0, dtype=dtype)), lengths
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids; special tokens are left out."""
+        return self._inner.decode(list(ids), skip_special_tokens=True)
+
+    def save(self, path: Path) -> None:
+        """Write a `tokenizer.json`."""
+        self._inner.save(str(path))
+
+
+def token_dtype(vocab_size: int) -> np.dtype[np.uint16 | np.uint32]:
+    """The type of a token on disk: two bytes where the vocabulary allows, else four, little-endian."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+def _first_characters(texts: Iterable[str], limit: int) -> Iterator[str]:
+    for text in texts:
+        yield text[:limit]
+        limit -= len(text)
+        if limit <= 0:
+            return

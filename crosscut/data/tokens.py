@@ -1,0 +1,166 @@
+"""Reading a token folder: memory-mapped shards, checked against the manifest when they are opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from crosscut.config.errors import DataError
+from crosscut.data.encoding import Tokens
+from crosscut.data.hashing import sha256_of_all
+from crosscut.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, ShardEntry
+from crosscut.data.shards import INDEX_DTYPE
+from crosscut.data.tokenizer import Tokenizer
+
+_PREPARE_AGAIN = "Delete the folder and prepare the tokens again."
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """Documents as token ids in a row, mapped into memory."""
+
+    name: str
+    """`train-0`, `train-1`, ... or `validation`."""
+
+    tokens: Tokens
+    """Ids, [tokens]; every document is followed by its end of text."""
+
+    index: npt.NDArray[np.void]
+    """Rows of `INDEX_DTYPE`, [documents]."""
+
+    source_names: tuple[str, ...]
+    """Names of the corpus's files, by source index."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens, ends of text among them."""
+        return len(self.tokens)
+
+    @property
+    def num_documents(self) -> int:
+        """Documents."""
+        return len(self.index)
+
+    @property
+    def ends(self) -> npt.NDArray[np.uint64]:
+        """Where each document ends, in tokens, [documents]."""
+        return self.index["end"]
+
+    def document(self, number: int) -> Tokens:
+        """Ids of one document with its end of text."""
+        start = int(self.ends[number - 1]) if number else 0
+        return self.tokens[start : int(self.ends[number])]
+
+    def origin(self, number: int) -> tuple[str, int]:
+        """The file that a document came from, and the number of its record there."""
+        row = self.index[number]
+        return self.source_names[int(row["source"])], int(row["record"])
+
+
+@dataclass(frozen=True, eq=False)
+class TokenFolder:
+    """A corpus as token shards, ready to be sampled."""
+
+    path: Path
+    """The folder."""
+
+    manifest: Manifest
+    """What it says about itself."""
+
+    train: tuple[Shard, ...]
+    """Training shards."""
+
+    validation: Shard
+    """The validation set."""
+
+    @classmethod
+    def open(cls, path: Path, *, verify: bool = True) -> TokenFolder:
+        """Open a folder that `prepare` made.
+
+        The manifest and the length of every file are always checked. `verify` also reads all files: each must have
+        its hash, every token must lie within the vocabulary, and every index must ascend. Raises `DataError` naming
+        the file.
+        """
+        manifest = Manifest.read(path)
+        entries = (*manifest.train, manifest.validation)
+        _check_lengths(path, manifest, entries)
+        if verify:
+            _check_hashes(path, manifest, entries)
+        names = tuple(source.name for source in manifest.sources)
+        shards = [_map_shard(path, manifest, entry, names) for entry in entries]
+        for shard in shards:
+            _check_shard(path, manifest, shard, thoroughly=verify)
+        return cls(path, manifest, tuple(shards[:-1]), shards[-1])
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest id."""
+        return self.manifest.vocab_size
+
+    @property
+    def end_of_text(self) -> int:
+        """Id at the end of every document."""
+        return self.manifest.end_of_text
+
+    def tokenizer(self) -> Tokenizer:
+        """Load the tokenizer that the tokens were made with."""
+        return Tokenizer.load(self.path / TOKENIZER_NAME)
+
+
+def _files(manifest: Manifest, entries: tuple[ShardEntry, ...]) -> Iterator[tuple[str, int | None, str]]:
+    """Name, length in bytes where it is known, and hash of every file of a folder."""
+    yield TOKENIZER_NAME, None, manifest.tokenizer_sha256
+    for entry in entries:
+        yield f"{entry.name}.tokens", entry.tokens * manifest.token_dtype.itemsize, entry.tokens_sha256
+        yield f"{entry.name}.index", entry.documents * INDEX_DTYPE.itemsize, entry.index_sha256
+
+
+def _check_lengths(path: Path, manifest: Manifest, entries: tuple[ShardEntry, ...]) -> None:
+    for name, length, _ in _files(manifest, entries):
+        file = path / name
+        if not file.is_file():
+            raise DataError(f"`{file}` must be there, since {MANIFEST_NAME} names it, but is missing. {_PREPARE_AGAIN}")
+        if length is not None and (actual := file.stat().st_size) != length:
+            raise DataError(f"`{file}` must be {length:,} bytes long, but is {actual:,}. {_PREPARE_AGAIN}")
+
+
+def _check_hashes(path: Path, manifest: Manifest, entries: tuple[ShardEntry, ...]) -> None:
+    files = list(_files(manifest, entries))
+    actual = sha256_of_all([path / name for name, _, _ in files])
+    for (name, _, expected), found in zip(files, actual, strict=True):
+        if found != expected:
+            raise DataError(
+                f"`{path / name}` must have the SHA-256 {expected[:12]}... of {MANIFEST_NAME}, but has "
+                f"{found[:12]}...: it was changed or damaged. {_PREPARE_AGAIN}"
+            )
+
+
+def _map_shard(path: Path, manifest: Manifest, entry: ShardEntry, names: tuple[str, ...]) -> Shard:
+    tokens = _map(path / f"{entry.name}.tokens", manifest.token_dtype, entry.tokens)
+    index = _map(path / f"{entry.name}.index", INDEX_DTYPE, entry.documents)
+    return Shard(entry.name, tokens, index, names)
+
+
+def _map(path: Path, dtype: np.dtype[Any], length: int) -> npt.NDArray[Any]:
+    # An empty file cannot be mapped, and slices of a plain array are much cheaper than slices of a memmap.
+    return np.memmap(path, dtype=dtype, mode="r").view(np.ndarray) if length else np.empty(0, dtype=dtype)
+
+
+def _check_shard(path: Path, manifest: Manifest, shard: Shard, *, thoroughly: bool) -> None:
+    end = int(shard.ends[-1]) if shard.num_documents else 0
+    ascending = not thoroughly or bool(np.all(shard.ends[1:] >= shard.ends[:-1]))
+    if end != shard.num_tokens or not ascending:
+        raise DataError(
+            f"`{path / shard.name}.index` must ascend to the shard's {shard.num_tokens:,} tokens, but does not: it "
+            f"ends at {end:,}. {_PREPARE_AGAIN}"
+        )
+    if thoroughly and shard.num_tokens and (highest := int(shard.tokens.max())) >= manifest.vocab_size:
+        raise DataError(
+            f"`{path / shard.name}.tokens` must hold ids below the vocabulary size {manifest.vocab_size:,}, but "
+            f"holds {highest:,}. {_PREPARE_AGAIN}"
+        )

@@ -1,0 +1,46 @@
+"""The mean cross entropy of a model on batches of tokens, and its exponential, the perplexity."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from crosscut.model import GPT
+from crosscut.parallel import IGNORED
+from crosscut.parallel.collectives import all_reduce
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """How well a model predicts some text."""
+
+    loss: float
+    """Mean cross entropy per target token, in nats."""
+    num_tokens: int
+    """Target tokens that were scored."""
+
+    @property
+    def perplexity(self) -> float:
+        """Exponential of the loss; infinite where that overflows."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+
+@torch.no_grad()
+def evaluate_loss(model: GPT, batches: Iterable[tuple[Tensor, Tensor]]) -> Score:
+    """Score a model without dropout; the same result on every rank.
+
+    `batches` are this data rank's (tokens [B, S], targets [B, S]); every data rank must have the same number of batches,
+    filled up with ignored targets. Communication: those of the forward pass, and one all-reduce of two elements over
+    the data axis.
+    """
+    was_training = model.training
+    model.eval()
+    sums = torch.zeros(2, dtype=torch.float64, device=model.mesh.device)
+    for tokens, targets in batches:
+        sums[0] += model.loss(tokens, targets)
+        sums[1] += (targets != IGNORED).sum()
+    model.train(was_training)
+    loss, count = all_reduce(sums, model.mesh.data).tolist()
+    return Score(loss=loss / max(count, 1), num_tokens=int(count))

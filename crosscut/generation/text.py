@@ -1,0 +1,44 @@
+"""From a prompt to a text, with a model in memory or with a run's newest checkpoint."""
+
+from pathlib import Path
+
+import click
+
+from crosscut.checkpoint import latest_checkpoint, load_model
+from crosscut.config import RunConfig, load_run
+from crosscut.data import TokenFolder
+from crosscut.generation.sampling import Sampling, sample
+from crosscut.model import GPT
+from crosscut.parallel import RandomStreams, launch, make_mesh, process_group
+from crosscut.parallel.processes import choose_device
+
+
+def continue_text(model: GPT, tokens: TokenFolder, prompt: str, sampling: Sampling) -> str:
+    """The prompt and what the model makes of it; every rank calls it. An empty prompt starts at an end of text."""
+    tokenizer = tokens.tokenizer()
+    ids = tokenizer.encode(prompt) if prompt else []
+    new = sample(model, ids or [tokens.end_of_text], sampling, stop=tokens.end_of_text)
+    return tokenizer.decode([*ids, *new]).strip()
+
+
+def generate_text(folder: Path, prompt: str, sampling: Sampling, *, tensor: int) -> None:
+    """Print a text by the newest checkpoint of the run in `folder`, cut over `tensor` ranks, whatever layout trained it.
+
+    Raises `ConfigError`, `LayoutError`, `DataError` or `CheckpointError`.
+    """
+    layout = [f"layout.tensor={tensor}", "layout.data=1", "layout.sequence_parallel=false"]
+    run = load_run(folder / "config.toml", layout)
+    checkpoint = latest_checkpoint(folder / "checkpoints")
+    TokenFolder.open(Path(run.tokens_folder), verify=False)
+    launch(_generate_rank, (run, checkpoint, prompt, sampling), num_ranks=tensor)
+
+
+def _generate_rank(run: RunConfig, checkpoint: Path, prompt: str, sampling: Sampling) -> None:
+    device = choose_device(run.training.device)
+    with process_group(device):
+        mesh = make_mesh(run.layout, device)
+        model = GPT(run.model, mesh=mesh, streams=RandomStreams(mesh, sampling.seed))
+        load_model(checkpoint, model=model, padded={"tokens.weight": run.model.vocab_size})
+        text = continue_text(model, TokenFolder.open(Path(run.tokens_folder), verify=False), prompt, sampling)
+        if mesh.is_first_rank:
+            click.echo(text)

@@ -1,0 +1,98 @@
+"""The training loop on one rank: it reads as the algorithm."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from crosscut.checkpoint import Progress, load_checkpoint, save_checkpoint
+from crosscut.config import RunConfig
+from crosscut.evaluation import Score, evaluate_loss
+from crosscut.parallel import ParallelMesh
+from crosscut.training.batches import Batches
+from crosscut.training.diagnosis import explain_non_finite
+from crosscut.training.metrics import Metrics
+from crosscut.training.step import NonFiniteError, StepResult, Trainer
+from crosscut.training.throughput import Throughput
+
+CHECKPOINT_FOLDER = "checkpoints"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a run came to."""
+
+    before: Score
+    """Validation before the first step that was done."""
+    after: Score
+    throughput: Throughput
+    first_step: int
+    seconds: float
+    """Of the training steps alone."""
+
+
+class Loop:
+    """Trains, validates and keeps checkpoints, as the run asks for."""
+
+    def __init__(self, run: RunConfig, trainer: Trainer, batches: Batches, mesh: ParallelMesh) -> None:
+        self.run, self.trainer, self.batches, self.mesh = run, trainer, batches, mesh
+        self.checkpoints = Path(run.output.folder) / CHECKPOINT_FOLDER
+        self.throughput = Throughput.of(run, mesh)
+
+    def train(self, resume_from: Path | None = None) -> Outcome:
+        """Do all steps that are left. Raises `TrainingError` when the loss is no longer finite."""
+        training = self.run.training
+        first = self.load(resume_from).step if resume_from else 0
+        seconds = 0.0
+        with self._metrics(first) as metrics:
+            before = after = self.validate(first, metrics)
+            for step in range(first, training.steps):
+                start = time.perf_counter()
+                result = self._step(step)
+                elapsed = time.perf_counter() - start
+                seconds += elapsed
+                done, last = step + 1, step + 1 == training.steps
+                metrics.step(done, {**vars(result), **self.throughput.rates(elapsed), "samples": self._samples(done)})
+                if last or _is_due(done, training.validate_every):
+                    after = self.validate(done, metrics)
+                if last or _is_due(done, training.checkpoint_every):
+                    self.save(done)
+        return Outcome(before=before, after=after, throughput=self.throughput, first_step=first, seconds=seconds)
+
+    def validate(self, step: int, metrics: Metrics) -> Score:
+        """Score the model on the validation set."""
+        score = evaluate_loss(self.trainer.model, self.batches.validation_batches())
+        metrics.validation(step, loss=score.loss, perplexity=score.perplexity)
+        return score
+
+    def save(self, step: int) -> None:
+        """Write a checkpoint after `step` steps."""
+        save_checkpoint(
+            self.checkpoints,
+            Progress(step=step, samples=self._samples(step), layout=str(self.run.layout)),
+            model=self.trainer.model,
+            optimizer=self.trainer.optimizer,
+            is_first_rank=self.mesh.is_first_rank,
+            keep=self.run.training.keep_checkpoints,
+        )
+
+    def load(self, folder: Path) -> Progress:
+        """Go back to a checkpoint, of this or of another layout."""
+        padded = {"tokens.weight": self.run.model.vocab_size}
+        return load_checkpoint(folder, model=self.trainer.model, optimizer=self.trainer.optimizer, padded=padded)
+
+    def _step(self, step: int) -> StepResult:
+        try:
+            return self.trainer.step(step, self.batches.micro_batches(step))
+        except NonFiniteError:
+            raise explain_non_finite(step, self.trainer, self.batches) from None
+
+    def _metrics(self, first: int) -> Metrics:
+        folder = Path(self.run.output.folder)
+        return Metrics(folder, num_steps=self.run.training.steps, start=first, active=self.mesh.is_first_rank)
+
+    def _samples(self, step: int) -> int:
+        return step * self.run.training.batch_size
+
+
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

@@ -1,0 +1,134 @@
+"""What a run tells while it goes on: a progress bar, `metrics.jsonl` and TensorBoard.
+
+Only the first rank tells; the other ranks hold a `Metrics` that does nothing. A run that resumes goes on in the same
+file, without the rows after the checkpoint that it resumed from.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+METRICS_FILE = "metrics.jsonl"
+TENSORBOARD_FOLDER = "tensorboard"
+_SECONDS_BETWEEN_LINES = 10.0
+
+Value = float | int | str | None
+
+
+class Metrics:
+    """The metrics of one run; a context that closes its files.
+
+    `start` is the step it goes on from: rows of later steps, left by a run that was stopped, are dropped.
+    """
+
+    def __init__(self, folder: Path, *, num_steps: int, start: int, active: bool) -> None:
+        self.active = active
+        self.num_steps = num_steps
+        if not active:
+            return
+        from torch.utils.tensorboard import SummaryWriter  # takes a second to import, so only on the rank that writes
+
+        self._file: IO[str] = _open_from(folder / METRICS_FILE, start)
+        self._board = SummaryWriter(str(folder / TENSORBOARD_FOLDER), purge_step=start)
+        self._display = _Display(num_steps, start)
+
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.active:
+            self._display.close()
+            self._file.close()
+            self._board.close()
+
+    def step(self, step: int, values: Mapping[str, Value]) -> None:
+        """Note the values of a training step; `step` counts the steps done."""
+        if self.active:
+            self._write(step, values)
+            self._display.step(step, values)
+
+    def validation(self, step: int, *, loss: float, perplexity: float) -> None:
+        """Note a validation after `step` steps."""
+        if self.active:
+            self._write(step, {"validation_loss": loss, "validation_perplexity": perplexity})
+            self._display.line(f"step {step:>6}  validation loss {loss:.4f}  perplexity {perplexity:.2f}")
+
+    def say(self, text: str) -> None:
+        """Print a line above the progress bar."""
+        if self.active:
+            self._display.line(text)
+
+    def _write(self, step: int, values: Mapping[str, Value]) -> None:
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        self._file.flush()
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                self._board.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run's `metrics.jsonl`."""
+    with (folder / METRICS_FILE).open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file if line.endswith("\n")]
+
+
+def _open_from(path: Path, start: int) -> IO[str]:
+    """Open for appending, keeping the whole rows of at most `start` steps."""
+    kept = []
+    if start and path.exists():
+        with path.open(encoding="utf-8") as file:
+            kept = [line for line in file if line.endswith("\n") and json.loads(line)["step"] <= start]
+    temporary = path.with_name(f".{path.name}.partial")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    temporary.replace(path)
+    return path.open("a", encoding="utf-8")
+
+
+class _Rate(ProgressColumn):
+    """Tokens per second of the latest step."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.fields['rate']:>9,.0f} tokens/s", style="progress.data.speed")
+
+
+class _Display:
+    """A progress bar on a terminal; elsewhere, such as in a log file, a line every ten seconds."""
+
+    def __init__(self, num_steps: int, start: int) -> None:
+        self.console = Console()
+        self.num_steps = num_steps
+        self._last_line = time.monotonic()
+        self._bar = Progress(
+            TextColumn("[bold]step {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(bar_width=None),
+            TextColumn("loss {task.fields[loss]:.4f}"),
+            _Rate(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self._task = self._bar.add_task("train", total=num_steps, completed=start, loss=float("nan"), rate=0.0)
+        self._bar.start()
+
+    def step(self, step: int, values: Mapping[str, Value]) -> None:
+        loss, rate = float(values["loss"] or 0), float(values["tokens_per_second"] or 0)
+        self._bar.update(self._task, completed=step, loss=loss, rate=rate)
+        if not self.console.is_terminal and time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            left = (self.num_steps - step) * float(values["seconds"] or 0)
+            self.line(f"step {step:>6}/{self.num_steps}  loss {loss:.4f}  {rate:,.0f} tokens/s  {left:,.0f} s left")
+
+    def line(self, text: str) -> None:
+        self.console.print(text, highlight=False)
+
+    def close(self) -> None:
+        self._bar.stop()

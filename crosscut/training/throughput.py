@@ -1,0 +1,89 @@
+"""How fast a run is, in tokens and in model FLOP/s, against a named peak.
+
+The FLOPs are the planner's formula, so forecast and report cannot differ.
+"""
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from crosscut.config import RunConfig
+from crosscut.parallel import ParallelMesh
+from crosscut.parallel.collectives import all_gather_objects
+from crosscut.planner import find_hardware, model_flops_per_token
+
+_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The matrix rate that utilisation is measured against."""
+
+    name: str
+    flops_per_second: float
+    """Of all ranks together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """Turns the seconds of a step into rates."""
+
+    tokens_per_step: int
+    flops_per_token: float
+    peak: Peak
+
+    @classmethod
+    def of(cls, run: RunConfig, mesh: ParallelMesh) -> "Throughput":
+        """For the steps of a run. Every rank calls it, since a peak that is measured is measured together."""
+        length = run.training.sequence_length
+        return cls(
+            tokens_per_step=run.training.batch_size * length,
+            flops_per_token=model_flops_per_token(run.model, length),
+            peak=find_peak(run.training.precision, mesh),
+        )
+
+    def rates(self, seconds: float) -> dict[str, float]:
+        """Tokens per second, model FLOP/s and utilisation of a step that took `seconds`."""
+        tokens_per_second = self.tokens_per_step / seconds
+        flops_per_second = tokens_per_second * self.flops_per_token
+        return {
+            "seconds": seconds,
+            "tokens_per_second": tokens_per_second,
+            "model_flops_per_second": flops_per_second,
+            "utilisation": flops_per_second / self.peak.flops_per_second,
+        }
+
+
+def find_peak(precision: str, mesh: ParallelMesh) -> Peak:
+    """The published dense peak of a known GPU, else the matrix rate measured now, on all ranks at once."""
+    num_ranks = mesh.tensor.size * mesh.data.size
+    if mesh.device.type == "cuda":
+        hardware = find_hardware(torch.cuda.get_device_name(mesh.device))
+        if hardware is not None and precision in hardware.flops:
+            name = f"{num_ranks} x {hardware.name}, published dense {precision} peak"
+            return Peak(name=name, flops_per_second=num_ranks * hardware.flops[precision])
+    mine = measure_matrix_rate(mesh.device, _DTYPE[precision])
+    over_tensor = sum(all_gather_objects(mine, mesh.tensor))
+    total = sum(all_gather_objects(over_tensor, mesh.data))
+    return Peak(name=f"{precision} matrix rate measured on {num_ranks} ranks at once", flops_per_second=total)
+
+
+def measure_matrix_rate(device: torch.device, dtype: torch.dtype, *, size: int = 0, repeats: int = 10) -> float:
+    """FLOP/s of a square matrix product on this rank's device: the best of `repeats`."""
+    size = size or (8192 if device.type == "cuda" else 1024)
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    best = float("inf")
+    for _ in range(repeats + 2):
+        synchronize(device)
+        start = time.perf_counter()
+        a @ b
+        synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return 2.0 * size**3 / best
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device to have done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

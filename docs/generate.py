@@ -1,0 +1,142 @@
+"""Write the pages of the documentation that follow from the code: `docs/configuration.md`.
+
+The text under a field of a config dataclass is its help; this collects it, so that it is written once. Run
+`python docs/generate.py` after changing a field or a preset; with `--check` nothing is written, and the exit status is
+1 where a page is not what the code says.
+"""
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import itertools
+import os
+import sys
+import typing
+from pathlib import Path
+
+from crosscut.config import PRESETS, DataConfig, ModelConfig, RunConfig
+from crosscut.planner import count_parameters
+
+CONFIGURATION = Path(__file__).parent / "configuration.md"
+
+INTRODUCTION = """\
+<!-- Written by `python docs/generate.py` from the dataclasses in `crosscut/config/`. Change the text there. -->
+
+# Configuration
+
+A run is one TOML file with the sections below. What it leaves out has its default; an unknown key or a value that
+cannot be is an error before any process starts. Any key can be set on the command line by its dotted name, as in
+`crosscut train run.toml training.steps=1000 layout.tensor=2`. The resolved run is saved in the run's folder and is
+enough to repeat it. A complete file:
+
+```toml
+[model]
+preset = "gpt2-small"
+
+[layout]
+tensor = 2
+
+[data]
+text = ["corpus/*.jsonl.gz"]
+tokenizer = "tokenizer.json"
+
+[training]
+steps = 10000
+batch_size = 64
+```
+"""
+
+MODEL_NOTE = """\
+`model.preset` names one of the [presets](#presets) and gives the required fields; fields beside it change it.
+"""
+
+PRESETS_NOTE = """\
+Parameters are those of the whole model with tied embeddings, as `crosscut.planner.count_parameters` counts them. A
+preset with the tokenizer's vocabulary is counted with {vocab_size:,} entries, the default of `data.vocab_size`.
+"""
+
+
+def field_docs(kind: type) -> dict[str, str]:
+    """The text under each field of a dataclass, as a cell of a table; a field without one is missing."""
+    tree = ast.parse(inspect.getsource(kind))
+    body = typing.cast(ast.ClassDef, tree.body[0]).body
+    docs = {}
+    for statement, following in itertools.pairwise(body):
+        match statement, following:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                docs[name] = " ".join(text.split()).replace("|", "\\|")
+    return docs
+
+
+def sections() -> dict[str, type]:
+    """The sections of a run and their dataclasses, in the order of the file."""
+    hints = typing.get_type_hints(RunConfig)
+    return {field.name: hints[field.name] for field in dataclasses.fields(RunConfig)}
+
+
+def configuration_page() -> str:
+    """The whole of `docs/configuration.md`."""
+    parts = [INTRODUCTION, *(_section(name, kind) for name, kind in sections().items()), _presets()]
+    return "\n".join(parts)
+
+
+def _section(name: str, kind: type) -> str:
+    docs = field_docs(kind)
+    rows = [f"| `{field.name}` | {_default(field)} | {docs[field.name]} |" for field in dataclasses.fields(kind)]
+    table = "\n".join(["| key | default | meaning |", "|---|---|---|", *rows])
+    note = f"{MODEL_NOTE}\n" if kind is ModelConfig else ""
+    return f"## `[{name}]`\n\n{inspect.getdoc(kind)}\n\n{note}{table}\n"
+
+
+def _default(field: dataclasses.Field[object]) -> str:
+    """A field's default as TOML writes it."""
+    match field.default:
+        case dataclasses.MISSING:
+            return "required"
+        case bool(value):
+            return f"`{str(value).lower()}`"
+        case str(value):
+            return f'`"{value}"`'
+        case tuple(values):
+            return f"`{list(values)}`"
+        case value:
+            return f"`{value}`"
+
+
+def _presets() -> str:
+    rows = []
+    for name, fields in PRESETS.items():
+        model = ModelConfig(**fields)
+        counted = model if model.vocab_size else dataclasses.replace(model, vocab_size=DataConfig().vocab_size)
+        vocabulary = f"{model.vocab_size:,}" if model.vocab_size else "tokenizer's"
+        cells = (model.num_layers, model.hidden_size, model.num_heads, vocabulary, model.max_sequence_length)
+        rows.append(f"| `{name}` | {' | '.join(map(str, cells))} | {count_parameters(counted):,} |")
+    head = [
+        "| preset | layers | hidden | heads | vocabulary | positions | parameters |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    note = PRESETS_NOTE.format(vocab_size=DataConfig().vocab_size)
+    return "\n".join(["## Presets", "", note, *head, *rows, ""])
+
+
+def main(arguments: list[str] | None = None, page: Path = CONFIGURATION) -> int:
+    """Write the page, or with `--check` compare it; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Write docs/configuration.md from the config dataclasses.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the page is stale")
+    check = parser.parse_args(arguments).check
+    text = configuration_page()
+    if page.is_file() and page.read_text(encoding="utf-8") == text:
+        return 0
+    if check:
+        print(f"{page.name} is stale: run `python docs/generate.py`.", file=sys.stderr)
+        return 1
+    temporary = page.with_name(f".{page.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(page)
+    print(f"{page.name} is written.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+import dataclasses
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from crosscut.config import PRESETS, load_run
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def load_generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+generator = load_generator()
+
+
+def test_page_is_what_the_code_says() -> None:
+    assert generator.main(["--check"]) == 0, "run `python docs/generate.py`"
+
+
+@pytest.mark.parametrize(("section", "kind"), generator.sections().items())
+def test_every_field_has_a_text(section: str, kind: type) -> None:
+    names = {field.name for field in dataclasses.fields(kind)}
+    assert set(generator.field_docs(kind)) == names
+
+
+def test_page_names_every_key_and_preset() -> None:
+    page = generator.configuration_page()
+    for section, kind in generator.sections().items():
+        assert f"## `[{section}]`" in page
+        assert all(f"| `{field.name}` |" in page for field in dataclasses.fields(kind))
+    assert all(f"| `{name}` |" in page for name in PRESETS)
+
+
+def test_a_bar_does_not_break_the_table() -> None:
+    @dataclasses.dataclass
+    class Section:
+        choice: str = "a"
+        """a | b,
+        or c"""
+
+        untold: int = 0
+
+    # A nested class is indented; its source is read as that of a module's.
+    with pytest.MonkeyPatch.context() as patch:
+        source = generator.inspect.cleandoc(generator.inspect.getsource(Section))
+        patch.setattr(generator.inspect, "getsource", lambda _: source)
+        assert generator.field_docs(Section) == {"choice": r"a \| b, or c"}
+
+
+def test_a_stale_page_fails_the_check_and_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "configuration.md"
+    assert generator.main(["--check"], page) == 1
+    assert not page.exists()
+    page.write_text("old")
+    assert generator.main(["--check"], page) == 1
+    assert page.read_text() == "old"
+    assert capsys.readouterr().err.endswith("configuration.md is stale: run `python docs/generate.py`.\n")
+
+
+def test_writing_mends_a_stale_page(tmp_path: Path) -> None:
+    page = tmp_path / "configuration.md"
+    page.write_text("old")
+    assert generator.main([], page) == 0
+    assert generator.main(["--check"], page) == 0
+    assert [path.name for path in tmp_path.iterdir()] == [page.name]
+
+
+def test_the_pages_example_is_a_run() -> None:
+    blocks = re.findall(r"```toml\n(.*?)```", generator.configuration_page(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        load_run(tomllib.loads(block))
+
+
+def test_defaults_are_written_as_toml() -> None:
+    defaults = re.findall(r"^\| `\w+` \| `(.*?)` \|", generator.configuration_page(), re.MULTILINE)
+    assert defaults
+    for default in defaults:
+        tomllib.loads(f"value = {default}")
