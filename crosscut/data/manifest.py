@@ -173,7 +173,9 @@ class Manifest:
     def _check(self, folder: Path) -> None:
         path = folder / MANIFEST_NAME
         if self.dtype not in DTYPES:
-            raise DataError(f"`dtype` in `{path}` must be 'uint16' or 'uint32', but is {self.dtype!r}.")
+            raise DataError(
+                f"`dtype` in `{path}` must be 'uint16' or 'uint32', but is {self.dtype!r}. Prepare the tokens again."
+            )
         room = int(np.iinfo(self.dtype).max) + 1
         if self.vocab_size > room:
             raise DataError(

@@ -116,11 +116,10 @@ def _make(
             train_to_validation=settings.train_to_validation,
             seed=settings.seed,
         )
-        dtype = token_dtype(tokenizer.vocab_size)
-        train, validation = write_shards(split, temporary, num_shards=settings.num_shards, dtype=dtype)
+        train, validation = write_shards(split, temporary, num_shards=settings.num_shards)
         _check_unchanged(sources)
         Manifest(
-            dtype=dtype.name,
+            dtype=token_dtype(tokenizer.vocab_size).name,
             vocab_size=tokenizer.vocab_size,
             end_of_text=tokenizer.end_of_text,
             tokenizer_sha256=sha256(temporary / TOKENIZER_NAME),

@@ -76,14 +76,22 @@ def _match(pattern: str) -> list[tuple[str, Path]]:
         return [(pattern, BUILTIN_CORPORA[pattern])]
     if not pattern:
         raise DataError("`data.text` must name files, folders or globs, but one of its names is empty.")
-    path = Path(pattern).expanduser()
-    matches = [path] if path.exists() else sorted(Path(match) for match in glob.glob(str(path), recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
+    try:
+        matches = _expand(Path(pattern).expanduser())
+        files = [file for match in matches for file in (_folder(match) if match.is_dir() else [match])]
+    except OSError as error:
+        raise unreadable(pattern, error) from None
     if not matches:
         raise DataError(f"`data.text` must name files that are there, but nothing matches `{pattern}`.")
-    files = [file for match in matches for file in (_folder(match) if match.is_dir() else [match])]
     if not files:
         raise DataError(f"`{pattern}` must hold a file ending in {listed(SUFFIXES)}, but holds none.")
     return [(file.as_posix(), file) for file in files]
+
+
+def _expand(path: Path) -> list[Path]:
+    if path.exists():
+        return [path]
+    return sorted(Path(match) for match in glob.glob(str(path), recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
 
 
 def _folder(folder: Path) -> list[Path]:

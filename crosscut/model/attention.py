@@ -17,9 +17,7 @@ from crosscut.parallel import ColumnParallelLinear, ParallelMesh, RandomStreams,
 class SelfAttention(nn.Module):
     """Causal multi-head self-attention: [B, S, H] to [B, S, H] (the sequence split where the layout splits it)."""
 
-    def __init__(
-        self, config: ModelConfig, *, mesh: ParallelMesh, streams: RandomStreams, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, config: ModelConfig, *, mesh: ParallelMesh, streams: RandomStreams, dtype: torch.dtype) -> None:
         super().__init__()
         self.head_size, self.dropout, self.streams = config.head_size, config.dropout, streams
         self.qkv = ColumnParallelLinear(config.hidden_size, 3 * config.hidden_size, mesh=mesh, dtype=dtype)

@@ -12,9 +12,7 @@ from crosscut.parallel import Dropout, LayerNorm, ParallelMesh, RandomStreams
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)): [B, S, H] to the same."""
 
-    def __init__(
-        self, config: ModelConfig, *, mesh: ParallelMesh, streams: RandomStreams, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, config: ModelConfig, *, mesh: ParallelMesh, streams: RandomStreams, dtype: torch.dtype) -> None:
         super().__init__()
         self.attention_norm = LayerNorm(config.hidden_size, mesh=mesh, dtype=dtype)
         self.attention = SelfAttention(config, mesh=mesh, streams=streams, dtype=dtype)

@@ -1,4 +1,4 @@
-"""The MLP: first matrix by columns, second by rows, GeLU between them on each rank alone (paper, section 3, Figure 3a)."""
+"""The MLP: first matrix by columns, second by rows, GeLU between them on each rank alone (paper, Figure 3a)."""
 
 import torch
 import torch.nn.functional as F

@@ -20,6 +20,7 @@ from crosscut.parallel.operators import (
     reduce_scatter_to_sequence_parallel,
     scatter_to_sequence_parallel,
 )
+from crosscut.parallel.parameters import local, local_on_sequence, replicated_parameter, sharded_parameter
 from crosscut.parallel.processes import RankFailure, launch, process_group
 from crosscut.parallel.random import Dropout, RandomStreams, normal_, seed_of
 from crosscut.parallel.recorder import CollectiveRecorder, Sent
@@ -47,12 +48,16 @@ __all__ = [
     "global_gradient_norm",
     "launch",
     "leave_tensor_parallel",
+    "local",
+    "local_on_sequence",
     "make_mesh",
     "normal_",
     "process_group",
     "reduce_from_tensor_parallel",
     "reduce_scatter_to_sequence_parallel",
+    "replicated_parameter",
     "scatter_to_sequence_parallel",
     "seed_of",
+    "sharded_parameter",
     "vocab_parallel_cross_entropy",
 ]

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from crosscut.config import LayoutError
 from crosscut.parallel.mesh import Axis
 
 _ops = torch.ops._c10d_functional  # registered by `import torch.distributed`
@@ -23,16 +24,22 @@ def start_all_reduce(x: Tensor, axis: Axis, operation: str = "sum") -> Tensor:
     """Begin to combine `x` over the axis; the result is there after `wait`. `operation` is "sum" or "max"."""
     if axis.size == 1:
         return x
-    return _ops.all_reduce(x.contiguous(), operation, axis.group_name)
+    reduced: Tensor = _ops.all_reduce(x.contiguous(), operation, axis.group_name)
+    return reduced
 
 
 def start_reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
-    """Begin to sum `x` over the axis and keep this rank's part of dimension `dim`; there after `wait`."""
+    """Begin to sum `x` over the axis and keep this rank's part of dimension `dim`; there after `wait`.
+
+    Raises `LayoutError` when the axis does not divide the dimension.
+    """
     if axis.size == 1:
         return x
+    _require_divisible(x, axis, dim)
     if dim:  # the collective splits dimension 0
         x = torch.cat(x.chunk(axis.size, dim))
-    return _ops.reduce_scatter_tensor(x.contiguous(), "sum", axis.size, axis.group_name)
+    scattered: Tensor = _ops.reduce_scatter_tensor(x.contiguous(), "sum", axis.size, axis.group_name)
+    return scattered
 
 
 def wait(x: Tensor, axis: Axis) -> Tensor:
@@ -46,7 +53,7 @@ def all_reduce(x: Tensor, axis: Axis, operation: str = "sum") -> Tensor:
 
 
 def reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
-    """Sum `x` over the axis and keep this rank's part of dimension `dim`."""
+    """Sum `x` over the axis and keep this rank's part of dimension `dim`; raises as `start_reduce_scatter` does."""
     return wait(start_reduce_scatter(x, axis, dim), axis)
 
 
@@ -59,8 +66,23 @@ def all_gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
 
 
 def split(x: Tensor, axis: Axis, dim: int) -> Tensor:
-    """This rank's part of `x` along dimension `dim`: the conjugate of `all_gather`, sends nothing."""
-    return x if axis.size == 1 else x.chunk(axis.size, dim)[axis.rank].contiguous()
+    """This rank's part of `x` along dimension `dim`: the conjugate of `all_gather`, sends nothing.
+
+    Raises `LayoutError` when the axis does not divide the dimension.
+    """
+    if axis.size == 1:
+        return x
+    _require_divisible(x, axis, dim)
+    return x.chunk(axis.size, dim)[axis.rank].clone(memory_format=torch.contiguous_format)
+
+
+def _require_divisible(x: Tensor, axis: Axis, dim: int) -> None:
+    """Raise on all ranks alike where parts would be uneven, which would leave ranks waiting for each other."""
+    if x.shape[dim] % axis.size:
+        raise LayoutError(
+            f"Dimension {dim} of a tensor that is split over the {axis.name} axis must be a multiple of its "
+            f"{axis.size} ranks, but is {x.shape[dim]}. Pad it, or choose a layout that divides it."
+        )
 
 
 def all_gather_objects(value: object, axis: Axis) -> list[Any]:

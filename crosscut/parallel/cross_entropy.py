@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from crosscut.config import LayoutError
+from crosscut.config.checks import require_at_least
 from crosscut.parallel.collectives import all_reduce
 from crosscut.parallel.mesh import Axis
 
@@ -39,6 +41,15 @@ class _Part(NamedTuple):
     """Its rows that are not padding."""
 
 
+class _Plan(NamedTuple):
+    """How the loss is worked out."""
+
+    scale: float
+    chunk: int
+    """Tokens whose logits are there at once."""
+    needs_grad: bool
+
+
 def vocab_parallel_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -57,13 +68,19 @@ def vocab_parallel_cross_entropy(
     scalar.)
 
     Forward: per chunk an all-reduce (max) of C elements and one (sum) of 2 C. Backward: nothing is sent.
-    Source: paper, section 3.
+    Source: paper, section 3. Raises `LayoutError` when the shapes do not fit each other, `ConfigError` when
+    `chunk_tokens` is below 1, and `RuntimeError` on a target that is not below `vocab_size` (on CUDA when the device
+    gets there).
     """
     local_size = weight.shape[0]
+    chunk = chunk_size(local_size) if chunk_tokens is None else chunk_tokens
+    require_at_least("chunk_tokens", chunk, 1)
+    _require_fit(hidden, weight, targets, vocab_size, axis)
     first = axis.rank * local_size
     part = _Part(axis, first, max(0, min(local_size, vocab_size - first)))
-    chunk = chunk_tokens or chunk_size(local_size)
-    loss: Tensor = _ProjectAndCompare.apply(hidden, weight, targets, part, scale, chunk)
+    # A function's own view of what needs a gradient does not know of `torch.no_grad`.
+    needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    loss: Tensor = _ProjectAndCompare.apply(hidden, weight, targets, part, _Plan(scale, chunk, needs_grad))
     return loss
 
 
@@ -72,38 +89,54 @@ def chunk_size(local_size: int) -> int:
     return max(1, CHUNK_ELEMENTS // local_size)
 
 
+def _require_fit(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, axis: Axis) -> None:
+    """Raise unless there is a target per row of `hidden` and a row of weight for each target."""
+    if hidden.shape[0] != targets.shape[0]:
+        raise LayoutError(
+            f"`targets` must hold one target for each row of `hidden` ({hidden.shape[0]}), but holds "
+            f"{targets.shape[0]}. Under sequence parallelism gather `hidden` first (`enter_tensor_parallel`)."
+        )
+    if weight.shape[0] * axis.size < vocab_size:
+        raise LayoutError(
+            f"`weight` must hold at least `vocab_size` rows ({vocab_size}) over the ranks of the {axis.name} axis, but "
+            f"holds {weight.shape[0]} x {axis.size}. Pad the vocabulary (`VocabParallelEmbedding` does)."
+        )
+    torch._assert_async(
+        (((targets >= 0) & (targets < vocab_size)) | (targets == IGNORED)).all(),
+        f"Targets must be from 0 to {vocab_size - 1}, the last of the vocabulary, or {IGNORED} to be ignored, but one "
+        "is not. Tokenize with this model's tokenizer.",
+    )
+
+
 class _ProjectAndCompare(Function):
     @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, part: _Part, scale: float, chunk: int
-    ) -> Tensor:
-        needs_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, part: _Part, plan: _Plan) -> Tensor:
         rows = weight.to(hidden.dtype)
-        grad_hidden = torch.empty_like(hidden) if needs_grad else None
-        grad_weight = torch.zeros_like(weight) if needs_grad else None
+        grad_hidden = torch.empty_like(hidden) if plan.needs_grad else None
+        grad_weight = torch.zeros_like(weight) if plan.needs_grad else None
         wide = torch.promote_types(hidden.dtype, torch.float32)
         total = torch.zeros((), dtype=wide, device=hidden.device)
-        for start in range(0, hidden.shape[0], chunk):
-            piece = slice(start, start + chunk)
+        for start in range(0, hidden.shape[0], plan.chunk):
+            piece = slice(start, start + plan.chunk)
             probabilities, losses, keep = _compare(hidden[piece], rows, targets[piece], part)
             total += losses.sum()
             if grad_hidden is not None and grad_weight is not None:
-                error = _error(probabilities, targets[piece], part, keep * scale).to(hidden.dtype)
+                error = _error(probabilities, targets[piece], part, keep * plan.scale).to(hidden.dtype)
                 torch.mm(error, rows, out=grad_hidden[piece])
                 _add_product(grad_weight, error.t(), hidden[piece])
             del probabilities
         if grad_hidden is not None and grad_weight is not None:
             ctx.gradients = (grad_hidden, grad_weight)
-        return total * scale
+        return total * plan.scale
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         if ctx.gradients is None:
             raise RuntimeError("vocab_parallel_cross_entropy gives its gradients once: call backward once.")
         grad_hidden, grad_weight = ctx.gradients
         ctx.gradients = None  # they are scaled in place, so they may not be given again
-        return grad_hidden.mul_(grad), grad_weight.mul_(grad), None, None, None, None
+        return grad_hidden.mul_(grad), grad_weight.mul_(grad), None, None, None
 
 
 def _compare(x: Tensor, rows: Tensor, targets: Tensor, part: _Part) -> tuple[Tensor, Tensor, Tensor]:

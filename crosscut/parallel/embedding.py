@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from crosscut.config import padded_vocab_size
+from crosscut.config import ConfigError, padded_vocab_size
 from crosscut.parallel.mesh import ParallelMesh
 from crosscut.parallel.operators import leave_tensor_parallel, part_of_sequence
 from crosscut.parallel.parameters import local, local_on_sequence, replicated_parameter, sharded_parameter
@@ -20,7 +20,8 @@ class VocabParallelEmbedding(nn.Module):
     [B, S/T, H]). Parameter: `weight` [V, H] as Shard(0); zeros until initialised.
 
     Forward: all-reduce of the output (sequence parallelism: reduce-scatter). Backward: nothing is sent (sequence
-    parallelism: all-gather). Source: paper, section 3.
+    parallelism: all-gather). Source: paper, section 3. Raises `RuntimeError` on an id that is not below `vocab_size`
+    (on CUDA when the device gets there).
     """
 
     def __init__(
@@ -42,6 +43,11 @@ class VocabParallelEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Look up: [B, S] to [B, S, H] (or [B, S/T, H])."""
+        torch._assert_async(
+            ((tokens >= 0) & (tokens < self.vocab_size)).all(),
+            f"Token ids must be from 0 to {self.vocab_size - 1}, the last of the vocabulary, but one is not. Tokenize "
+            "with this model's tokenizer.",
+        )
         index = tokens - self.first
         elsewhere = (index < 0) | (index >= self.local_size)
         rows = F.embedding(index.masked_fill(elsewhere, 0), local(self.weight, self.weight.dtype))
@@ -52,9 +58,9 @@ class VocabParallelEmbedding(nn.Module):
 class PositionEmbedding(nn.Module):
     """Learned positions, added between the parallel regions.
 
-    Gives [S, H] for a sequence length S (under sequence parallelism this rank's [S/T, H]). Parameter: `weight` [P, H] as
-    Replicate, P the longest sequence; zeros until initialised. Sends nothing; under sequence parallelism the gradient
-    is partial. Source: paper, section 2.2.
+    Gives [S, H] for a sequence length S (under sequence parallelism this rank's [S/T, H]). Parameter: `weight` [P, H]
+    as Replicate, P the longest sequence; zeros until initialised. Sends nothing; under sequence parallelism the
+    gradient is partial. Source: paper, section 2.2. Raises `ConfigError` for a longer sequence.
     """
 
     def __init__(
@@ -72,5 +78,10 @@ class PositionEmbedding(nn.Module):
 
     def forward(self, length: int) -> Tensor:
         """The embeddings of positions 0 to `length` - 1: [S, H] (or [S/T, H])."""
+        if length > self.weight.shape[0]:
+            raise ConfigError(
+                f"A sequence must be at most as long as the model's positions ({self.weight.shape[0]}), but is "
+                f"{length}. Shorten it, or train with a larger `model.max_sequence_length`."
+            )
         weight = local_on_sequence(self.weight, self.mesh, self.weight.dtype)
         return part_of_sequence(weight[:length], self.mesh, 0).to(self.output_dtype)

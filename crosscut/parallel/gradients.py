@@ -6,12 +6,13 @@ rank has seen a part of the tokens, their gradients are `Partial`, and are summe
 sums, never averages: the loss is divided by the number of target tokens over all ranks before the backward pass.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Shard
 
+from crosscut.config import LayoutError
 from crosscut.parallel.collectives import all_reduce, start_all_reduce, wait
 from crosscut.parallel.mesh import Axis, ParallelMesh
 
@@ -37,17 +38,21 @@ class GradientReducer:
         loss.backward()
         reducer.finish()
 
-    Every rank must call them alike. Communication: one all-reduce per bucket over the data axis, overlapped with the
-    backward pass, and at most one over the tensor axis.
+    Every rank must call them alike. Parameters that need no gradient when this is made are left alone; over several
+    data ranks, one that a backward pass does not reach gets a gradient of zeros. Communication: one all-reduce per
+    bucket over the data axis, overlapped with the backward pass, and at most one over the tensor axis. Raises
+    `LayoutError` for a parameter that is not a `DTensor` on the tensor axis.
     """
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], mesh: ParallelMesh, *, bucket_bytes: int = BUCKET_BYTES
     ) -> None:
         self.mesh = mesh
-        self.parameters = list(parameters)
+        self.parameters = [p for p in parameters if p.requires_grad]
+        _require_distributed(self.parameters)
         self._armed = False
         self._buckets: list[_Bucket] = []
+        self._num_sent = 0
         self._bucket_of: dict[nn.Parameter, _Bucket] = {}
         if mesh.data.size > 1:
             self._fill_buckets(bucket_bytes)
@@ -55,6 +60,7 @@ class GradientReducer:
     def arm(self) -> None:
         """Let the next backward pass send its gradients as they become ready."""
         self._armed = True
+        self._num_sent = 0
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
 
@@ -62,7 +68,8 @@ class GradientReducer:
         """Wait for what was sent and leave the summed gradients in `.grad`."""
         self._armed = False
         for bucket in self._buckets:
-            self._send(bucket)  # those that a parameter without a gradient held back
+            if bucket.sent is None:  # a parameter without a gradient held it back
+                self._send(bucket)
         for bucket in self._buckets:
             self._receive(bucket)
         _sum_partial([p for p in self.parameters if _is_partial(p.grad)], self.mesh.tensor)
@@ -87,19 +94,27 @@ class GradientReducer:
         if not self._armed:
             return
         bucket = self._bucket_of[parameter]  # type: ignore[index]  # the hook is given the parameter itself
+        if bucket.missing <= 0:
+            raise RuntimeError(
+                "`GradientReducer.arm` must be followed by one backward pass and `finish`, but a second one has begun "
+                "when gradients were sent already. Arm the last backward pass of a step only."
+            )
         bucket.missing -= 1
-        if bucket.missing == 0:
-            self._send(bucket)
+        # Only in the buckets' order: ranks on which different parameters lack a gradient would else mix them up.
+        while self._num_sent < len(self._buckets) and self._buckets[self._num_sent].missing == 0:
+            self._send(self._buckets[self._num_sent])
+            self._num_sent += 1
 
     def _send(self, bucket: _Bucket) -> None:
-        if bucket.sent is None:
-            flat = torch.cat([_flat_gradient(p) for p in bucket.parameters])
-            bucket.sent = start_all_reduce(flat, self.mesh.data)
+        flat = torch.cat([_flat_gradient(p) for p in bucket.parameters])
+        bucket.sent = start_all_reduce(flat, self.mesh.data)
 
     def _receive(self, bucket: _Bucket) -> None:
         assert bucket.sent is not None
         summed = wait(bucket.sent, self.mesh.data)
         bucket.sent = None
+        if self.mesh.sequence_parallel:
+            _require_use_alike(bucket.parameters, summed)
         _set_gradients(bucket.parameters, summed)
 
 
@@ -133,8 +148,7 @@ def _sum_partial(parameters: list[nn.Parameter], axis: Axis) -> None:
 
 def _set_gradients(parameters: list[nn.Parameter], flat: Tensor) -> None:
     """Make each parameter's gradient a view of its piece of `flat`, placed as the old gradient or the parameter."""
-    sizes = [_local(p).numel() for p in parameters]
-    for parameter, piece in zip(parameters, flat.split(sizes), strict=True):
+    for parameter, piece in _pieces(parameters, flat):
         assert isinstance(parameter, DTensor)
         like = parameter if parameter.grad is None else parameter.grad
         assert isinstance(like, DTensor)
@@ -148,11 +162,34 @@ def _set_gradients(parameters: list[nn.Parameter], flat: Tensor) -> None:
         )
 
 
+def _pieces(parameters: list[nn.Parameter], flat: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    return zip(parameters, flat.split([_local(p).numel() for p in parameters]), strict=True)
+
+
+def _require_distributed(parameters: list[nn.Parameter]) -> None:
+    for parameter in parameters:
+        if not isinstance(parameter, DTensor):
+            raise LayoutError(
+                f"Every parameter must be a DTensor on the tensor axis, but one of shape {tuple(parameter.shape)} is "
+                "an ordinary tensor. Make it with `replicated_parameter` or `sharded_parameter`."
+            )
+
+
+def _require_use_alike(parameters: list[nn.Parameter], summed: Tensor) -> None:
+    """Raise where another data rank has a gradient, perhaps a partial one, for what was not used on this one."""
+    for parameter, piece in _pieces(parameters, summed):
+        if parameter.grad is None and not _is_sharded(parameter) and bool(piece.any()):
+            raise RuntimeError(
+                "Under sequence parallelism a parameter that every rank holds whole must be used on all data ranks or "
+                f"on none, but one of shape {tuple(parameter.shape)} was used on some. Let every rank use it, if with "
+                "weight zero."
+            )
+
+
 def _sum_of_squares(tensors: list[Tensor], *, like: Tensor) -> Tensor:
     if not tensors:
         return torch.zeros((), dtype=like.dtype, device=like.device)
-    norms: list[Tensor] = torch._foreach_norm(tensors)
-    return torch.stack(norms).square().sum()
+    return torch.stack(list(torch._foreach_norm(tensors))).square().sum()
 
 
 def _flat_gradient(parameter: nn.Parameter) -> Tensor:

@@ -4,8 +4,8 @@ r"""The two cuts of the paper's section 3: a matrix cut by columns, then one cut
                                             g--> sum_i Y_i B_i + bias
         X --f--> X A_2 --GeLU--> Y_2 B_2 --/
 
-The first product needs no communication forward, the second sums once. Shapes: B batch, S sequence, I in, O out, T tensor
-ranks. PyTorch keeps weights as [O, I], so the paper's columns are dimension 0 here and its rows dimension 1.
+The first product needs no communication forward, the second sums once. Shapes: B batch, S sequence, I in, O out, T
+tensor ranks. PyTorch keeps weights as [O, I], so the paper's columns are dimension 0 here and its rows dimension 1.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from crosscut.parallel.parameters import local, local_on_sequence, replicated_pa
 
 
 class _EnterAndMultiply(Function):
-    """`F.linear(enter_tensor_parallel(x), weight, bias)` with f's backward collective running beside the weight gradient."""
+    """`F.linear(enter_tensor_parallel(x), weight, bias)`; f's backward collective runs beside the weight gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mesh: ParallelMesh) -> Tensor:

@@ -12,8 +12,8 @@ class LayerNorm(nn.Module):
     """Layer normalisation of the last dimension H, with replicated `weight` and `bias` [H].
 
     Input and output [B, S, H], or [B, S/T, H] under sequence parallelism, where each rank's gradients of the parameters
-    are partial and are summed over the tensor ranks after the backward pass (`gradients.GradientReducer`). Sends nothing
-    itself. Source: paper, section 3 (duplicated layer norms); Korthikanti et al. 2022, section 4.2.2.
+    are partial and are summed over the tensor ranks after the backward pass (`gradients.GradientReducer`). Sends
+    nothing itself. Source: paper, section 3 (duplicated layer norms); Korthikanti et al. 2022, section 4.2.2.
     """
 
     def __init__(

@@ -9,9 +9,10 @@
 | `scatter_to_sequence_parallel`        | split          | all-gather     |
 | `gather_from_tensor_parallel`         | all-gather     | split          |
 
-f and g are the paper's (section 3, Code 1); the sequence-parallel ones are Korthikanti et al. 2022. Between the parallel
-regions a plain layout keeps the whole sequence on every rank, a sequence-parallel one a part of it: `enter` and
-`leave_tensor_parallel` are f and g for the first, gather and reduce-scatter for the second, so that layers need not know.
+f and g are the paper's (section 3, Code 1); the sequence-parallel ones are Korthikanti et al. 2022. Between the
+parallel regions a plain layout keeps the whole sequence on every rank, a sequence-parallel one a part of it: `enter`
+and `leave_tensor_parallel` are f and g for the first, gather and reduce-scatter for the second, so that layers need not
+know.
 
 Shapes: B batch, S sequence, H hidden, T tensor ranks. The sequence dimension is 1.
 """

@@ -4,8 +4,8 @@ Every parameter is a `DTensor` on the tensor axis: `Shard(0)` for columns of the
 weight transposed, [out, in]), `Shard(1)` for its rows, `Replicate()` for what every rank holds whole. So the optimizer,
 checkpoints and resharding are PyTorch's. The forward pass calls `local` and sees ordinary tensors.
 
-A replicated parameter that is used on a split sequence gets only a part of its gradient on each rank. `local` says so in
-the gradient's own placement, `Partial`; `gradients.GradientReducer` sums exactly these.
+A replicated parameter that is used on a split sequence gets only a part of its gradient on each rank.
+`local_on_sequence` says so in the gradient's own placement, `Partial`; `gradients.GradientReducer` sums exactly these.
 """
 
 import torch

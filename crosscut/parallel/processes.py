@@ -1,28 +1,36 @@
 """Starting and joining the processes of a run.
 
 A rank learns its place from the environment, in torchrun's words (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...).
-Under torchrun, or anything that speaks like it, a command joins what was started; otherwise `launch` starts the ranks of
-one machine in the same words. When a rank fails, the others are stopped and the user sees that one rank's traceback.
+Under torchrun, or anything that speaks like it, a command joins what was started; otherwise `launch` starts the ranks
+of one machine in the same words. When a rank fails, the others are stopped and the user sees that one rank's traceback.
 """
 
 import logging
 import os
 import signal
 import sys
+import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
-from torch.distributed.elastic.multiprocessing.api import ProcessFailure
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure, get_error_handler
 
 from crosscut.config import CrosscutError, errors
 
 _LOOPBACK = "127.0.0.1"
+
+_WAIT_FOR_CAUSE = 5.0
+"""Seconds that a rank which lost its connection waits, so that the rank at fault is seen to fail first."""
+
+_POLL = 0.1
+"""Seconds between two looks at the ranks."""
 
 
 class RankFailure(Exception):  # noqa: N818 - it tells what happened, as ProcessFailure does
@@ -79,28 +87,63 @@ def launch(function: Callable[..., None], arguments: tuple[Any, ...], *, num_ran
     """Run `function(*arguments)` in `num_ranks` processes of this machine; in this process when it is one.
 
     `function` must be importable by name. Raises the user error that a rank raised, or `RankFailure` with the traceback
-    of the rank that failed first; the other ranks are stopped.
+    of the rank at fault; the other ranks are stopped. An interrupt stops them all.
     """
     if num_ranks == 1:
         function(*arguments)
         return
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     store = dist.TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
     ranks = range(num_ranks)
-    context = start_processes(
-        name="crosscut",
-        entrypoint=function,
-        args=dict.fromkeys(ranks, arguments),
-        envs={rank: _environment(rank, num_ranks, store.port) for rank in ranks},
-        logs_specs=DefaultLogsSpecs(),
-        start_method="spawn",
-    )
-    try:
-        result = context.wait()
-    finally:
-        context.close(signal.SIGTERM, timeout=5)
+    with _signals_and_logs_restored(), tempfile.TemporaryDirectory(prefix="crosscut-ranks-") as folder:
+        context = start_processes(
+            name="crosscut",
+            entrypoint=_run_rank,
+            args=dict.fromkeys(ranks, (function, arguments)),
+            envs={rank: _environment(rank, num_ranks, store.port) for rank in ranks},
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
+            start_method="spawn",
+        )
+        try:
+            result = context.wait(period=_POLL)
+        except SignalException as stopped:
+            if stopped.sigval == signal.SIGINT:
+                raise KeyboardInterrupt from None
+            raise
+        finally:
+            context.close(signal.SIGTERM, timeout=5)
     if result is not None and result.is_failed():
-        _raise_first(result.failures, num_ranks)
+        (failure,) = result.failures.values()  # the first that was seen; the rest were stopped for it
+        _raise(failure, num_ranks)
+
+
+@contextmanager
+def _signals_and_logs_restored() -> Iterator[None]:
+    """Keep PyTorch's launcher from logging what `launch` tells, and put its signal handlers away afterwards."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    caught = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT) if in_main_thread else ()
+    handlers = {number: signal.getsignal(number) for number in caught}
+    loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _run_rank(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """What each process runs; one that merely lost its connection waits for the launcher to see why and stop it."""
+    try:
+        function(*arguments)
+    except Exception as error:
+        if _is_lost_connection(error):
+            time.sleep(_WAIT_FOR_CAUSE)
+        get_error_handler().record_exception(error)
+        sys.exit(1)
 
 
 def _environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
@@ -118,35 +161,36 @@ def _environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
     return {name: str(value) for name, value in environment.items()}
 
 
-def _raise_first(failures: dict[int, ProcessFailure], num_ranks: int) -> None:
-    """Raise for the rank that failed first, leaving out those that only lost their connection to it."""
-    causes = [f for f in failures.values() if not _is_lost_connection(str(f.message))] or list(failures.values())
-    first = min(causes, key=lambda f: f.timestamp)
-    told = first.error_file_data.get("message", {})
+def _raise(failure: ProcessFailure, num_ranks: int) -> NoReturn:
+    """Raise for a failed rank what the user is to see."""
+    told = failure.error_file_data.get("message", {})
     if not isinstance(told, dict):
-        told = {}
+        told = {}  # the rank had no time to tell anything
     kind, _, text = str(told.get("message", "")).partition(": ")
     user_error = getattr(errors, kind, None)
     if isinstance(user_error, type) and issubclass(user_error, CrosscutError):
         raise user_error(text)
-    place = f"rank {first.local_rank} of {num_ranks}"
-    if first.exitcode < 0:
-        name = signal.Signals(-first.exitcode).name
+    place = f"rank {failure.local_rank} of {num_ranks}"
+    if told:
+        stack = str(told["extraInfo"]["py_callstack"]).rstrip()
+        raise RankFailure(f"{stack}\n{place} failed as above; the other ranks were stopped.")
+    if failure.exitcode < 0:
+        name = signal.Signals(-failure.exitcode).name
         hint = " This is often the system running out of memory." if name == "SIGKILL" else ""
-        raise RankFailure(f"{place} was ended by {name}.{hint}")
-    stack = told.get("extraInfo", {}).get("py_callstack", str(first.message))
-    raise RankFailure(f"{stack.rstrip()}\n{place} failed as above; the other ranks were stopped.")
+        raise RankFailure(f"{place} was ended by {name}; the other ranks were stopped.{hint}")
+    raise RankFailure(f"{place} exited with code {failure.exitcode}; the other ranks were stopped.")
 
 
-def _is_lost_connection(message: str) -> bool:
+def _is_lost_connection(error: Exception) -> bool:
+    """Whether a rank failed only because another one did, by what gloo, nccl and the store say then."""
     signs = (
         "Connection closed by peer",
         "Connection reset by peer",
         "Broken pipe",
         "Connection refused",
-        "DistNetwork",
+        "remote process exited",
     )
-    return any(sign in message for sign in signs)
+    return isinstance(error, dist.DistNetworkError) or any(sign in str(error) for sign in signs)
 
 
 @contextmanager
@@ -162,8 +206,8 @@ def joined_rank() -> Iterator[None]:
         raise
     except Exception as error:
         rank = os.environ.get("RANK", "0")
-        if _is_lost_connection(str(error)) or isinstance(error, dist.DistNetworkError):
-            time.sleep(3)
+        if _is_lost_connection(error):
+            time.sleep(_WAIT_FOR_CAUSE)
             print(f"crosscut: rank {rank} stopped, since another rank did.", file=sys.stderr)  # noqa: T201
         else:
             traceback.print_exc()

@@ -3,9 +3,9 @@
 *Weights*: a parameter's initial values follow from (seed, name). They are drawn in blocks along the dimension that is
 cut, so that a rank draws only what it holds and every layout holds the same.
 
-*Dropout*: between the parallel regions every tensor rank must drop the same elements, inside them each its own. So there
-are two streams, one shared by the tensor ranks and one per rank, both restarted at every forward pass from (seed, step,
-micro-batch, rank along the data axis). A run that resumes needs no saved state to continue them.
+*Dropout*: between the parallel regions every tensor rank must drop the same elements, inside them each its own. So
+there are two streams, one shared by the tensor ranks and one per rank, both restarted at every forward pass from (seed,
+step, micro-batch, rank along the data axis). A run that resumes needs no saved state to continue them.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ def normal_(parameter: nn.Parameter, *, std: float, seed: int, name: str) -> Non
 
 
 class RandomStreams:
-    """The two streams of dropout. The default generator is the shared one; `per_rank` lends it the other for a while."""
+    """The two streams of dropout: the default generator is the shared one, and `per_rank` lends it the other."""
 
     def __init__(self, mesh: ParallelMesh, seed: int) -> None:
         self.mesh, self.seed = mesh, seed
@@ -68,8 +68,8 @@ class RandomStreams:
     @contextmanager
     def per_rank(self) -> Iterator[None]:
         """Inside, the default generator is this rank's own stream: for dropout within a parallel region."""
-        if self._per_rank_state is None:
-            raise RuntimeError("`RandomStreams.restart` must be called before a forward pass with dropout.")
+        self._require_start()
+        assert self._per_rank_state is not None
         shared = self._get_state()
         self._set_state(self._per_rank_state)
         try:
@@ -85,7 +85,12 @@ class RandomStreams:
             with self.per_rank():
                 yield
         else:
+            self._require_start()
             yield
+
+    def _require_start(self) -> None:
+        if self._per_rank_state is None:  # the ranks' default generators need not agree
+            raise RuntimeError("`RandomStreams.restart` must be called before a forward pass with dropout.")
 
     def _get_state(self) -> Tensor:
         cuda = self.mesh.device.type == "cuda"
@@ -101,8 +106,8 @@ class RandomStreams:
 class Dropout(nn.Module):
     """Dropout between the parallel regions: the residual stream stays identical on all tensor ranks.
 
-    Input and output [B, S, H], or [B, S/T, H] under sequence parallelism, where each rank drops elements of its own part.
-    Sends nothing. Source: paper, section 3.1.
+    Input and output [B, S, H], or [B, S/T, H] under sequence parallelism, where each rank drops elements of its own
+    part. Sends nothing. Source: paper, section 3.1.
     """
 
     def __init__(self, probability: float, *, streams: RandomStreams) -> None:

@@ -6,6 +6,7 @@ The same account as the planner's (`planner.traffic`), taken from the program in
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from crosscut.parallel.mesh import ParallelMesh
@@ -48,6 +49,8 @@ class CollectiveRecorder(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Let the operator run, and note it if it is a collective."""
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # the DTensor turns it into operators on local tensors first; those come here again
         name = getattr(func, "name", lambda: "")().split(".")[0]
         if name in _OPERATIONS:
             operation = _OPERATIONS[name]

@@ -1,0 +1,57 @@
+"""Small corpora, a tokenizer trained on one, and shards made by hand."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crosscut.data import Shard, Tokenizer
+from crosscut.data.shards import INDEX_DTYPE
+
+WORDS = ("the", "cut", "model", "is", "one", "whole", "and", "every", "rank", "meets", "others", "at", "two", "points")
+
+
+def make_texts(count: int, *, seed: int = 0) -> list[str]:
+    """Texts of 5 to 80 words."""
+    random = np.random.default_rng(seed)
+    return [f"Text {number}: {' '.join(random.choice(WORDS, random.integers(5, 80)))}." for number in range(count)]
+
+
+@pytest.fixture(scope="session")
+def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer of 300 entries."""
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    Tokenizer.train(make_texts(100), vocab_size=300).save(path)
+    return path
+
+
+@pytest.fixture
+def texts() -> list[str]:
+    """Ninety short texts."""
+    return make_texts(90, seed=1)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, texts: list[str]) -> Path:
+    """The ninety texts as a jsonl file."""
+    return write_jsonl(tmp_path / "corpus.jsonl", texts)
+
+
+def write_jsonl(path: Path, texts: Sequence[str]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def make_shard() -> Callable[..., Shard]:
+    """Makes a shard of documents of the given lengths, whose tokens count up from `first`."""
+
+    def make(lengths: Sequence[int], *, first: int = 0, name: str = "train-0") -> Shard:
+        index = np.zeros(len(lengths), dtype=INDEX_DTYPE)
+        index["end"] = np.cumsum(lengths)
+        index["record"] = np.arange(len(lengths)) + 1
+        return Shard(name, np.arange(first, first + sum(lengths), dtype=np.uint32), index, ("made.jsonl",))
+
+    return make

@@ -1,0 +1,153 @@
+"""Which files a corpus is made of, and what is wrong with files that cannot be read."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from crosscut.config import DataError
+from crosscut.data.sources import find_sources, read_chunks
+
+SUFFIXES = ".txt, .jsonl, .parquet, .txt.gz, .txt.zst, .jsonl.gz or .jsonl.zst"
+
+
+def touch(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x")
+
+
+def found(*patterns: object) -> list[str]:
+    return [source.path.name for source in find_sources([str(pattern) for pattern in patterns])]
+
+
+def read(path: Path) -> bytes:
+    return b"".join(chunk for chunk, _ in read_chunks(find_sources([str(path)])[0]))
+
+
+def test_patterns_keep_their_order_and_their_files_are_sorted(tmp_path: Path) -> None:
+    touch(tmp_path, "b.txt", "a.txt", "more/c.jsonl")
+    assert found(tmp_path / "more", tmp_path / "*.txt") == ["c.jsonl", "a.txt", "b.txt"]
+
+
+def test_folder_is_searched_all_the_way_down_for_known_suffixes(tmp_path: Path) -> None:
+    touch(
+        tmp_path, "x/y/deep.txt.gz", "x/PAGES.TXT", "x/readme.md", "x/.hidden.txt", "x/.git/config.txt", "x/z.jsonl.zst"
+    )
+    assert found(tmp_path) == ["PAGES.TXT", "deep.txt.gz", "z.jsonl.zst"]
+
+
+def test_file_named_twice_is_read_once(tmp_path: Path) -> None:
+    touch(tmp_path, "a.txt", "b.txt")
+    assert found(tmp_path / "b.txt", tmp_path / "*.txt", tmp_path) == ["b.txt", "a.txt"]
+
+
+def test_file_whose_name_looks_like_a_glob_is_that_file(tmp_path: Path) -> None:
+    touch(tmp_path, "part[1].txt", "part1.txt")
+    assert found(tmp_path / "part[1].txt") == ["part[1].txt"]
+
+
+def test_glob_goes_through_folders(tmp_path: Path) -> None:
+    touch(tmp_path, "one/a.txt", "two/deep/b.txt", "two/c.md")
+    assert found(tmp_path / "**" / "*.txt") == ["a.txt", "b.txt"]
+    assert found(tmp_path / "t*") == ["b.txt"]
+
+
+def test_builtin_corpus_is_found_by_name() -> None:
+    (source,) = find_sources(["builtin:state-of-the-union"])
+    assert source.name == "builtin:state-of-the-union"
+    assert source.size > 2_000_000
+
+
+def test_chunks_tell_how_much_of_the_disk_was_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(bytes(range(256)) * 2000))
+    *_, (_, position) = read_chunks(find_sources([str(path)])[0])
+    assert position == path.stat().st_size
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".zst", zstandard.compress)])
+def test_streams_packed_one_after_the_other_are_all_read(tmp_path: Path, suffix: str, pack) -> None:
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(pack(b"first ") + pack(b"") + pack(b"second"))
+    assert read(path) == b"first second"
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".zst", zstandard.compress)])
+def test_packed_file_that_is_cut_short_is_an_error(tmp_path: Path, suffix: str, pack) -> None:
+    path = tmp_path / f"a.txt{suffix}"
+    packed = pack(bytes(range(256)) * 1000)
+    for length in (0, 5, len(packed) // 2, len(packed) - 1):
+        path.write_bytes(packed[:length])
+        with pytest.raises(DataError) as error:
+            read(path)
+        assert str(error.value) == (
+            f"`{path}` must hold its {suffix} data to the end, but is cut short at byte {length}. Get the file again."
+        )
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".zst", zstandard.compress)])
+def test_damaged_packed_file_is_an_error(tmp_path: Path, suffix: str, pack) -> None:
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(pack(b"text") + b"no such data")
+    with pytest.raises(DataError) as error:
+        read(path)
+    assert str(error.value).startswith(f"`{path}` must be valid {suffix} data, but is damaged near byte ")
+    assert str(error.value).endswith(". Get the file again.")
+
+
+def check_message(patterns: list[str], message: str) -> None:
+    with pytest.raises(DataError) as error:
+        find_sources(patterns)
+    assert str(error.value) == message
+
+
+def test_no_pattern_is_an_error() -> None:
+    check_message([], "`data.text` must name at least one file, folder or glob, but is empty.")
+
+
+def test_empty_pattern_is_an_error() -> None:
+    check_message([""], "`data.text` must name files, folders or globs, but one of its names is empty.")
+
+
+def test_pattern_that_matches_nothing_is_an_error(tmp_path: Path) -> None:
+    pattern = str(tmp_path / "*.txt")
+    check_message([pattern], f"`data.text` must name files that are there, but nothing matches `{pattern}`.")
+
+
+def test_folder_without_text_is_an_error(tmp_path: Path) -> None:
+    touch(tmp_path, "a.md")
+    check_message([str(tmp_path)], f"`{tmp_path}` must hold a file ending in {SUFFIXES}, but holds none.")
+
+
+@pytest.mark.parametrize("name", ["a.md", "text", "a.parquet.gz", "a.gz"])
+def test_unsupported_suffix_is_an_error(tmp_path: Path, name: str) -> None:
+    touch(tmp_path, name)
+    message = f"`{tmp_path / name}` must end in {SUFFIXES}, but does not. Convert it, or name only the files to read."
+    check_message([str(tmp_path / name)], message)
+    check_message([str(tmp_path / f"{name[:-1]}?")], message)
+
+
+def test_unknown_builtin_corpus_is_an_error() -> None:
+    check_message(
+        ["builtin:books"],
+        "A built-in corpus must be `builtin:state-of-the-union`, but `data.text` names `builtin:books`.",
+    )
+
+
+def test_file_that_cannot_be_looked_at_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere.txt")
+    path = tmp_path / "gone.txt"
+    check_message([str(path)], f"`{path}` must be a readable file, but is not: No such file or directory.")
+    long = "a" * 300
+    check_message([long], f"`{long}` must be a readable file, but is not: File name too long.")
+
+
+def test_file_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
+    touch(tmp_path, "a.txt")
+    (source,) = find_sources([str(tmp_path)])
+    source.path.unlink()
+    with pytest.raises(DataError) as error:
+        list(read_chunks(source))
+    assert str(error.value) == f"`{source.name}` must be a readable file, but is not: No such file or directory."

@@ -1,0 +1,167 @@
+"""Text to ids and back, and which id ends a text."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crosscut.config import DataError
+from crosscut.data import Tokenizer, tokenizer
+from crosscut.data.tokenizer import token_dtype
+
+TEXTS = ["the cut model is the uncut one"] * 50
+
+
+def write_tokenizer(path: Path, vocabulary: dict[str, int], **fields: object) -> Path:
+    table = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "a"},
+    }
+    path.write_text(json.dumps({**table, **fields}))
+    return path
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text())
+def test_any_text_survives_the_round_trip(tokenizer_file: Path, text: str) -> None:
+    inner = Tokenizer.load(tokenizer_file)
+    assert inner.decode(inner.encode(text)) == text
+
+
+def test_training_makes_the_entries_asked_for_and_the_same_ones_each_time() -> None:
+    first, second = (Tokenizer.train(TEXTS, vocab_size=270) for _ in range(2))
+    assert first.vocab_size == 270
+    assert first.encode("the uncut model") == second.encode("the uncut model")
+    assert len(first.encode("the uncut model")) < len("the uncut model")
+
+
+def test_training_stops_when_no_pair_is_left() -> None:
+    assert Tokenizer.train(["ab"], vocab_size=1000).vocab_size == 257
+
+
+def test_training_reads_only_the_first_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "MAX_TRAINING_CHARACTERS", 300)
+    read = []
+
+    def texts():
+        for text in TEXTS:
+            read.append(text)
+            yield text
+
+    Tokenizer.train(texts(), vocab_size=257)
+    assert len(read) == 10  # of 30 characters each
+
+
+def test_end_of_text_is_never_read_from_text() -> None:
+    inner = Tokenizer.train(TEXTS, vocab_size=300)
+    text = "a <|endoftext|> b"
+    assert inner.end_of_text not in inner.encode(text)
+    assert inner.decode(inner.encode(text)) == text
+    tokens, lengths = inner.encode_documents([text, "", "b"])
+    assert np.flatnonzero(tokens == inner.end_of_text).tolist() == (lengths.cumsum() - 1).tolist()
+
+
+def test_documents_are_encoded_as_single_texts_are(tokenizer_file: Path) -> None:
+    inner = Tokenizer.load(tokenizer_file)
+    tokens, lengths = inner.encode_documents(["the cut", "", "every rank ☂"])
+    expected = [[*inner.encode(text), inner.end_of_text] for text in ("the cut", "", "every rank ☂")]
+    assert tokens.tolist() == [token for ids in expected for token in ids]
+    assert lengths.tolist() == [len(ids) for ids in expected]
+    assert tokens.dtype == np.uint16
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["</s>", "<|endoftext|>"], "<|endoftext|>"),
+        (["<|end_of_text|>", "</s>"], "</s>"),
+        (["<eos>", "<|end_of_text|>"], "<|end_of_text|>"),
+        (["<eos>"], "<eos>"),
+    ],
+)
+def test_end_of_text_is_found_by_its_names(tmp_path: Path, names: list[str], expected: str) -> None:
+    vocabulary = {name: number for number, name in enumerate(["a", *names])}
+    assert Tokenizer.load(write_tokenizer(tmp_path / "t.json", vocabulary)).end_of_text == vocabulary[expected]
+
+
+def test_vocabulary_with_gaps_counts_to_its_highest_id(tmp_path: Path) -> None:
+    inner = Tokenizer.load(write_tokenizer(tmp_path / "t.json", {"a": 0, "</s>": 70_000}))
+    assert inner.vocab_size == 70_001
+    assert inner.encode_documents(["a"])[0].dtype == np.uint32
+
+
+def test_own_truncation_padding_and_special_tokens_of_a_file_are_not_used(tmp_path: Path) -> None:
+    path = write_tokenizer(
+        tmp_path / "t.json",
+        {"a": 0, "</s>": 1, "b": 2},
+        truncation={"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
+        padding={
+            "strategy": {"Fixed": 8},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 1,
+            "pad_type_id": 0,
+            "pad_token": "</s>",
+        },
+        post_processor={
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "</s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"</s>": {"id": "</s>", "ids": [1], "tokens": ["</s>"]}},
+        },
+    )
+    inner = Tokenizer.load(path)
+    assert inner.encode("b b b b") == [2, 2, 2, 2]
+    assert inner.encode_documents(["b b b"])[0].tolist() == [2, 2, 2, 1]
+
+
+@pytest.mark.parametrize(("vocab_size", "name"), [(257, "uint16"), (65_536, "uint16"), (65_537, "uint32")])
+def test_two_bytes_hold_a_token_where_the_vocabulary_allows(vocab_size: int, name: str) -> None:
+    assert token_dtype(vocab_size).name == name
+
+
+def check_message(path: Path, message: str) -> None:
+    with pytest.raises(DataError) as error:
+        Tokenizer.load(path)
+    assert str(error.value) == message
+
+
+def test_tokenizer_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    start = f"`{path}` must be a readable `tokenizer.json`, but is not: "
+    check_message(path, start + "No such file or directory. Check `data.tokenizer`.")
+    path.write_bytes(b"\xff")
+    check_message(path, start + "it is not UTF-8. Check `data.tokenizer`.")
+
+
+def test_file_that_is_no_tokenizer_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text("{}")
+    with pytest.raises(DataError) as error:
+        Tokenizer.load(path)
+    assert str(error.value).startswith(f"`{path}` must be a `tokenizer.json` of the tokenizers library, but is not: ")
+
+
+def test_tokenizer_without_end_of_text_is_an_error(tmp_path: Path) -> None:
+    path = write_tokenizer(tmp_path / "t.json", {"a": 0})
+    check_message(
+        path,
+        f"`{path}` must have a token that ends a text (`<|endoftext|>`, `</s>`, `<|end_of_text|>`, `<eos>`, `[EOS]` or "
+        f"`<end_of_text>`), but has none. Add one to `added_tokens` in the file.",
+    )
+
+
+def test_vocabulary_smaller_than_the_bytes_is_an_error() -> None:
+    with pytest.raises(DataError) as error:
+        Tokenizer.train(TEXTS, vocab_size=256)
+    assert str(error.value) == "`data.vocab_size` must be at least 257 (256 bytes and the end of text), but is 256."

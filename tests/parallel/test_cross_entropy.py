@@ -1,0 +1,227 @@
+"""The fused output projection and loss against `F.cross_entropy` of the full logits."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from crosscut.config import ConfigError, Layout, LayoutError, padded_vocab_size
+from crosscut.parallel import (
+    IGNORED,
+    CollectiveRecorder,
+    copy_to_tensor_parallel,
+    make_mesh,
+    vocab_parallel_cross_entropy,
+)
+from tests.parallel.twins import CLOSE, CPU, joined
+from tests.ranks import RankPool
+
+N, H, V = 13, 8, 300
+SIZES = [1, 2, 4]  # with four ranks one holds real rows and padding, and one only padding
+
+
+def _example(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states, the vocabulary's rows, and targets of which some are ignored."""
+    generator = torch.Generator().manual_seed(7)
+    hidden = torch.randn(N, H, generator=generator, dtype=torch.float64)
+    weight = torch.randn(V, H, generator=generator, dtype=torch.float64)
+    targets = torch.randint(0, V, (N,), generator=generator)
+    targets[:4] = torch.tensor([0, 127, 128, V - 1])  # the parts' edges
+    targets[5] = targets[12] = IGNORED
+    return hidden.to(dtype), weight.to(dtype), targets
+
+
+def _loss(
+    tensor: int,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    options: dict[str, Any],
+    padding: float = 0.0,
+) -> dict[str, Any]:
+    """On a rank: loss, gradients, and what was sent. `padding`: what the padded rows hold."""
+    axis = (mesh := make_mesh(Layout(tensor=tensor), CPU)).tensor
+    padded = torch.full((padded_vocab_size(V, tensor), H), padding, dtype=weight.dtype)
+    padded[:V] = weight
+    own = padded.chunk(tensor)[axis.rank].clone().requires_grad_()
+    hidden = hidden.clone().requires_grad_()
+    with CollectiveRecorder(mesh) as forward:
+        loss = vocab_parallel_cross_entropy(
+            copy_to_tensor_parallel(hidden, axis), own, targets, vocab_size=V, axis=axis, **options
+        )
+    with CollectiveRecorder(mesh) as backward:
+        loss.backward()
+    sent = [list(recorder.sent) for recorder in (forward, backward)]
+    return {"loss": loss.detach(), "hidden": hidden.grad, "weight": own.grad, "sent": sent}
+
+
+def _serial(hidden: Tensor, weight: Tensor, targets: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    hidden, weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+    loss = scale * F.cross_entropy(hidden @ weight.t(), targets, reduction="sum", ignore_index=IGNORED)
+    loss.backward()
+    assert hidden.grad is not None
+    assert weight.grad is not None
+    return loss.detach(), hidden.grad, weight.grad
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 1, 4, 13, 1000])
+@pytest.mark.parametrize("tensor", SIZES)
+def test_it_is_the_cross_entropy_of_the_full_logits(ranks: RankPool, tensor: int, chunk_tokens: int | None) -> None:
+    hidden, weight, targets = _example()
+    loss, grad_hidden, grad_weight = _serial(hidden, weight, targets, 0.3)
+    options = {"scale": 0.3, "chunk_tokens": chunk_tokens}
+    results = ranks.run(tensor, _loss, tensor, hidden, weight, targets, options)
+    for result in results:
+        torch.testing.assert_close(result["loss"], loss, **CLOSE)
+        torch.testing.assert_close(result["hidden"], grad_hidden, **CLOSE)
+    torch.testing.assert_close(joined([r["weight"] for r in results], 0)[:V], grad_weight, **CLOSE)
+
+
+@pytest.mark.parametrize("tensor", SIZES)
+def test_padding_takes_no_probability_and_no_gradient(ranks: RankPool, tensor: int) -> None:
+    hidden, weight, targets = _example()
+    hidden = hidden.abs()  # so that padding would win
+    loss, grad_hidden, _ = _serial(hidden, weight, targets)
+    results = ranks.run(tensor, _loss, tensor, hidden, weight, targets, {}, 1e6)
+    for result in results:
+        torch.testing.assert_close(result["loss"], loss, **CLOSE)
+        torch.testing.assert_close(result["hidden"], grad_hidden, **CLOSE)
+    assert torch.count_nonzero(joined([r["weight"] for r in results], 0)[V:]) == 0
+
+
+def test_ignored_targets_add_nothing(ranks: RankPool) -> None:
+    hidden, weight, _ = _example()
+    for result in ranks.run(2, _loss, 2, hidden, weight, torch.full((N,), IGNORED), {}):
+        assert result["loss"] == 0.0
+        assert torch.count_nonzero(result["hidden"]) == 0
+        assert torch.count_nonzero(result["weight"]) == 0
+
+
+@pytest.mark.parametrize("tensor", SIZES)
+def test_large_logits_are_stable(ranks: RankPool, tensor: int) -> None:
+    hidden, weight, targets = _example()
+    hidden = hidden * 1e4
+    loss, grad_hidden, _ = _serial(hidden, weight, targets)
+    for result in ranks.run(tensor, _loss, tensor, hidden.float(), weight.float(), targets, {}):
+        torch.testing.assert_close(result["loss"].double(), loss, rtol=1e-5, atol=0.0)
+        torch.testing.assert_close(result["hidden"].double(), grad_hidden, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_a_float32_weight_beside_bfloat16_hidden_states(ranks: RankPool, tensor: int) -> None:
+    hidden, weight, targets = _example()
+    loss, grad_hidden, grad_weight = _serial(hidden, weight, targets)
+    results = ranks.run(tensor, _loss, tensor, hidden.bfloat16(), weight.float(), targets, {"chunk_tokens": 5})
+    for result in results:
+        assert result["loss"].dtype == torch.float32
+        assert result["hidden"].dtype == torch.bfloat16
+        assert result["weight"].dtype == torch.float32
+        torch.testing.assert_close(result["loss"].double(), loss, rtol=1e-2, atol=0.0)
+        torch.testing.assert_close(result["hidden"].double(), grad_hidden, rtol=0.0, atol=0.1)
+    together = joined([r["weight"] for r in results], 0)[:V].double()
+    torch.testing.assert_close(together, grad_weight, rtol=0.0, atol=0.05)
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 4])
+def test_three_elements_per_token_are_sent_and_none_per_entry(ranks: RankPool, chunk_tokens: int | None) -> None:
+    results = ranks.run(2, _loss, 2, *_example(), {"chunk_tokens": chunk_tokens})
+    forward, backward = results[0]["sent"]
+    assert {(sent.operation, sent.axis) for sent in forward} == {("all_reduce", "tensor")}
+    assert sum(sent.elements for sent in forward) == 3 * N
+    assert [sent.elements for sent in forward] == ([13, 26] if chunk_tokens is None else [4, 8] * 3 + [1, 2])
+    assert backward == [("all_reduce", "tensor", N * H)]  # f's own
+
+
+class _Allocations(TorchDispatchMode):
+    """The largest tensor that an operator inside gives, and how many matrix products there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest, self.products = 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.products += "mm" in func.name()
+        if isinstance(result, Tensor):
+            self.largest = max(self.largest, result.numel())
+        return result
+
+
+def _watch(chunk_tokens: int, grad: bool) -> tuple[int, int]:
+    axis = make_mesh(Layout(tensor=2), CPU).tensor
+    hidden = torch.randn(64, H, requires_grad=True)
+    weight = torch.randn(256, H, requires_grad=True)
+    targets = torch.zeros(64, dtype=torch.long)
+    with torch.set_grad_enabled(grad), _Allocations() as watched:
+        loss = vocab_parallel_cross_entropy(hidden, weight, targets, vocab_size=V, axis=axis, chunk_tokens=chunk_tokens)
+        assert loss.requires_grad == grad
+    return watched.largest, watched.products
+
+
+def test_only_a_chunk_of_logits_is_there_at_once(ranks: RankPool) -> None:
+    largest, products = ranks.run(2, _watch, 16, True)[0]
+    assert largest == 16 * 256
+    assert products == 4 * 3  # logits and two gradients, never the logits again
+
+
+def test_evaluation_computes_no_gradients(ranks: RankPool) -> None:
+    assert ranks.run(2, _watch, 16, False)[0] == (16 * 256, 4)
+
+
+def _twice() -> None:
+    axis = make_mesh(Layout(tensor=2), CPU).tensor
+    weight = torch.zeros(256, H, requires_grad=True)
+    targets = torch.zeros(3, dtype=torch.long)
+    loss = vocab_parallel_cross_entropy(torch.ones(3, H), weight, targets, vocab_size=V, axis=axis)
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def test_going_backward_twice_is_refused(ranks: RankPool) -> None:
+    message = "^vocab_parallel_cross_entropy gives its gradients once: call backward once.$"
+    with pytest.raises(RuntimeError, match=message):
+        ranks.run(2, _twice)
+
+
+def _call(num_targets: int, num_rows: int, target: int, options: dict[str, Any]) -> None:
+    axis = make_mesh(Layout(tensor=2), CPU).tensor
+    targets = torch.full((num_targets,), target)
+    vocab_parallel_cross_entropy(torch.ones(4, H), torch.ones(num_rows, H), targets, vocab_size=V, axis=axis, **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((4, 256, 0, {"chunk_tokens": 0}), ConfigError, "^`chunk_tokens` must be at least 1, but is 0.$"),
+        ((4, 256, 0, {"chunk_tokens": -4}), ConfigError, "^`chunk_tokens` must be at least 1, but is -4.$"),
+        (
+            (8, 256, 0, {"chunk_tokens": 4}),
+            LayoutError,
+            r"^`targets` must hold one target for each row of `hidden` \(4\), but holds 8. Under sequence parallelism "
+            r"gather `hidden` first \(`enter_tensor_parallel`\).$",
+        ),
+        (
+            (4, 128, 0, {}),
+            LayoutError,
+            r"^`weight` must hold at least `vocab_size` rows \(300\) over the ranks of the tensor axis, but holds "
+            r"128 x 2. Pad the vocabulary \(`VocabParallelEmbedding` does\).$",
+        ),
+        *(
+            (
+                (4, 256, target, {}),
+                RuntimeError,
+                "^Targets must be from 0 to 299, the last of the vocabulary, or -100 to be ignored, but one is not. "
+                "Tokenize with this model's tokenizer.$",
+            )
+            for target in (V, -1)
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    ranks: RankPool, arguments: tuple[Any, ...], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        ranks.run(2, _call, *arguments)

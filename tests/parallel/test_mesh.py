@@ -1,0 +1,51 @@
+"""The arrangement of ranks."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from crosscut.config import Layout, LayoutError
+from crosscut.parallel import Axis, make_mesh
+from tests.parallel.twins import CPU
+from tests.ranks import RankPool
+
+
+def _members(axis: Axis) -> list[int]:
+    gathered = [torch.zeros(1) for _ in range(axis.size)]
+    dist.all_gather(gathered, torch.tensor([float(dist.get_rank())]), group=axis.device_mesh.get_group())
+    return [int(rank) for rank in gathered]
+
+
+def _arrangement(layout: Layout) -> dict[str, object]:
+    mesh = make_mesh(layout, CPU)
+    return {
+        "tensor": (mesh.tensor.rank, _members(mesh.tensor)),
+        "data": (mesh.data.rank, _members(mesh.data)),
+        "first": mesh.is_first_rank,
+        "sequence_parallel": mesh.sequence_parallel,
+    }
+
+
+def test_tensor_groups_are_adjacent_and_data_groups_stride_across_them(ranks: RankPool) -> None:
+    arrangements = ranks.run(4, _arrangement, Layout(tensor=2, data=2))
+    assert [a["tensor"] for a in arrangements] == [(0, [0, 1]), (1, [0, 1]), (0, [2, 3]), (1, [2, 3])]
+    assert [a["data"] for a in arrangements] == [(0, [0, 2]), (0, [1, 3]), (1, [0, 2]), (1, [1, 3])]
+
+
+def test_one_rank_prints_and_writes(ranks: RankPool) -> None:
+    arrangements = ranks.run(4, _arrangement, Layout(tensor=2, data=2))
+    assert [a["first"] for a in arrangements] == [True, False, False, False]
+
+
+def test_one_tensor_rank_has_no_sequence_to_split(ranks: RankPool) -> None:
+    assert not ranks.run(1, _arrangement, Layout(sequence_parallel=True))[0]["sequence_parallel"]
+    assert ranks.run(2, _arrangement, Layout(tensor=2, sequence_parallel=True))[0]["sequence_parallel"]
+
+
+def test_a_layout_of_another_size_than_the_run_is_refused(ranks: RankPool) -> None:
+    message = (
+        r"^`layout.tensor` x `layout.data` must be the number of processes \(2\), but is 2 x 2 = 4. Start 4 processes "
+        "or change the layout.$"
+    )
+    with pytest.raises(LayoutError, match=message):
+        ranks.run(2, _arrangement, Layout(tensor=2, data=2))

@@ -1,0 +1,170 @@
+"""Weights that do not know the layout, and the two streams of dropout."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from crosscut.config import Layout
+from crosscut.parallel import (
+    Dropout,
+    ParallelMesh,
+    RandomStreams,
+    make_mesh,
+    normal_,
+    replicated_parameter,
+    seed_of,
+    sharded_parameter,
+)
+from tests.parallel.twins import CPU
+from tests.ranks import RankPool
+
+LAYOUT_2X2 = Layout(tensor=2, data=2)
+
+
+def _parameters(mesh: ParallelMesh, dtype: torch.dtype) -> dict[str, nn.Parameter]:
+    """One of each placement, of sizes that blocks of 64 do not divide, on four ranks 75 and 50 each."""
+    place: dict[str, Any] = {"dtype": dtype, "device": CPU}
+    return {
+        "columns": sharded_parameter((300, 40), mesh.tensor, dim=0, **place),
+        "rows": sharded_parameter((30, 200), mesh.tensor, dim=1, **place),
+        "whole": replicated_parameter((100, 30), mesh.tensor, **place),
+    }
+
+
+def _drawn(tensor: int, seed: int = 5, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    parameters = _parameters(make_mesh(Layout(tensor=tensor), CPU), dtype)
+    before = torch.get_rng_state()
+    for name, parameter in parameters.items():
+        normal_(parameter, std=0.02, seed=seed, name=name)
+    assert torch.equal(torch.get_rng_state(), before), "the default generator was used"
+    return {name: parameter.full_tensor().detach() for name, parameter in parameters.items()}
+
+
+@pytest.mark.parametrize("tensor", [2, 4])
+def test_initial_weights_do_not_depend_on_the_layout(ranks: RankPool, tensor: int) -> None:
+    whole = ranks.run(1, _drawn, 1)[0]
+    for drawn in ranks.run(tensor, _drawn, tensor):
+        for name, values in whole.items():
+            assert torch.equal(drawn[name], values), name
+
+
+def test_initial_weights_are_normal_and_no_two_blocks_alike(ranks: RankPool) -> None:
+    for name, values in ranks.run(1, _drawn, 1)[0].items():
+        assert abs(values.mean()) < 0.002, name
+        assert abs(values.std() / 0.02 - 1) < 0.05, name
+        assert values.unique().numel() > 0.99 * values.numel(), name
+
+
+def test_initial_weights_follow_from_seed_and_name(ranks: RankPool) -> None:
+    drawn, again, other = (ranks.run(1, _drawn, 1, seed)[0] for seed in (5, 5, 6))
+    for name in drawn:
+        assert torch.equal(drawn[name], again[name])
+        assert not torch.equal(drawn[name], other[name])
+    assert not torch.equal(drawn["columns"][:30, :30], drawn["whole"][:30])
+
+
+def test_initial_weights_of_every_type_are_the_float32_ones(ranks: RankPool) -> None:
+    drawn = ranks.run(1, _drawn, 1)[0]
+    for dtype in (torch.float64, torch.bfloat16):
+        for name, values in ranks.run(1, _drawn, 1, 5, dtype)[0].items():
+            assert values.dtype == dtype
+            assert torch.equal(values, drawn[name].to(dtype))
+
+
+def test_a_seed_is_the_same_in_every_process_and_differs_with_every_part() -> None:
+    assert seed_of("weights", 5, "name", 0) == 5144389012064061953
+    seeds = {seed_of(*parts) for parts in [(1, 2), (2, 1), (12,), ("1", "2", ""), (1, 23), (12, 3)]}
+    assert len(seeds) == 6
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def _draws(layout: Layout, step: int = 0, micro_batch: int = 0, seed: int = 1) -> dict[str, Tensor]:
+    """What the streams give on one rank: shared, per rank twice, shared again, between the regions."""
+    streams = RandomStreams(make_mesh(layout, CPU), seed)
+    streams.restart(step=step, micro_batch=micro_batch)
+    drawn = {"shared": torch.rand(8)}
+    with streams.per_rank():
+        drawn["own"] = torch.rand(8)
+    with streams.per_rank():
+        drawn["own again"] = torch.rand(8)
+    drawn["shared again"] = torch.rand(8)
+    with streams.between_regions():
+        drawn["between"] = torch.rand(8)
+    return drawn
+
+
+def _distinct(tensors: list[Tensor]) -> int:
+    return len({tuple(t.tolist()) for t in tensors})
+
+
+def test_tensor_ranks_share_one_stream_and_have_one_of_their_own(ranks: RankPool) -> None:
+    draws = ranks.run(4, _draws, LAYOUT_2X2)
+    for name in ("shared", "shared again", "between"):
+        first, second, third, fourth = (d[name] for d in draws)
+        assert torch.equal(first, second)
+        assert torch.equal(third, fourth)
+        assert not torch.equal(first, third), "data ranks drop alike"
+    assert _distinct([d[name] for d in draws for name in ("own", "own again")]) == 8
+
+
+def test_between_the_regions_a_split_sequence_has_the_rank_s_own_stream(ranks: RankPool) -> None:
+    draws = ranks.run(2, _draws, Layout(tensor=2, sequence_parallel=True))
+    assert torch.equal(draws[0]["shared"], draws[1]["shared"])
+    assert _distinct([d[name] for d in draws for name in ("own", "own again", "between")]) == 6
+
+
+def test_the_rank_s_own_stream_leaves_the_shared_one_where_it_was(ranks: RankPool) -> None:
+    one, two = ranks.run(1, _draws, Layout())[0], ranks.run(2, _draws, Layout(tensor=2))[0]
+    for name in ("shared", "shared again", "between"):
+        assert torch.equal(one[name], two[name])
+
+
+def test_streams_begin_anew_from_seed_step_and_micro_batch(ranks: RankPool) -> None:
+    first, again = (ranks.run(2, _draws, Layout(tensor=2), 3, 1)[0] for _ in range(2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    places = [(3, 1, 1), (4, 1, 1), (3, 0, 1), (3, 1, 2)]
+    others = [ranks.run(2, _draws, Layout(tensor=2), *place)[0] for place in places]
+    for name in first:
+        assert _distinct([drawn[name] for drawn in others]) == len(places)
+
+
+def _use_unstarted(use: str) -> None:
+    streams = RandomStreams(make_mesh(Layout(), CPU), 1)
+    if use == "per rank":
+        with streams.per_rank():
+            pass
+    else:
+        Dropout(0.1, streams=streams)(torch.ones(4))
+
+
+@pytest.mark.parametrize("use", ["per rank", "dropout"])
+def test_streams_that_were_not_started_are_an_error(ranks: RankPool, use: str) -> None:
+    with pytest.raises(
+        RuntimeError, match="^`RandomStreams.restart` must be called before a forward pass with dropout.$"
+    ):
+        ranks.run(1, _use_unstarted, use)
+
+
+def _drop(layout: Layout, probability: float, training: bool) -> Tensor:
+    streams = RandomStreams(make_mesh(layout, CPU), 1)
+    streams.restart(step=0)
+    return Dropout(probability, streams=streams).train(training)(torch.ones(4, 1000))
+
+
+def test_dropout_drops_its_share_and_scales_the_rest(ranks: RankPool) -> None:
+    y = ranks.run(1, _drop, Layout(), 0.2, True)[0]
+    assert set(y.unique().tolist()) == {0.0, 1.25}
+    assert abs((y == 0).double().mean() - 0.2) < 0.03
+
+
+def test_dropout_drops_nothing_at_evaluation_or_at_probability_zero(ranks: RankPool) -> None:
+    assert torch.equal(ranks.run(1, _drop, Layout(), 0.2, False)[0], torch.ones(4, 1000))
+    assert torch.equal(ranks.run(1, _drop, Layout(), 0.0, True)[0], torch.ones(4, 1000))
+
+
+def test_dropout_is_the_same_on_all_tensor_ranks_unless_the_sequence_is_split(ranks: RankPool) -> None:
+    assert _distinct([y.flatten() for y in ranks.run(4, _drop, Layout(tensor=4), 0.2, True)]) == 1
+    split = Layout(tensor=4, sequence_parallel=True)
+    assert _distinct([y.flatten() for y in ranks.run(4, _drop, split, 0.2, True)]) == 4

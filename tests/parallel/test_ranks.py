@@ -1,0 +1,83 @@
+"""The pool of ranks that the other tests stand on."""
+
+import os
+import signal
+import time
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from crosscut.config import LayoutError
+from tests.ranks import RankError, RankPool
+
+
+def _place() -> tuple[int, int, int]:
+    return dist.get_rank(), dist.get_world_size(), os.getpid()
+
+
+def _sum(value: float) -> float:
+    x = torch.tensor(value + dist.get_rank())
+    dist.all_reduce(x)
+    return x.item()
+
+
+def _fail_on(rank: int) -> None:
+    if dist.get_rank() == rank:
+        raise LayoutError("the cause")
+    dist.all_reduce(torch.ones(1))
+
+
+def _die_on(rank: int) -> None:
+    if dist.get_rank() == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(1))
+
+
+def _sleep_on(rank: int) -> None:
+    if dist.get_rank() == rank:
+        time.sleep(100)
+
+
+def _warn() -> None:
+    warnings.warn("a warning", stacklevel=1)
+
+
+def test_each_job_has_a_process_group_of_its_own_size(ranks: RankPool) -> None:
+    for num_ranks in (1, 2, 4):
+        places = ranks.run(num_ranks, _place)
+        assert [place[:2] for place in places] == [(i, num_ranks) for i in range(num_ranks)]
+    assert ranks.run(2, _sum, 1.0) == [3.0, 3.0]
+
+
+def test_ranks_are_kept_from_job_to_job(ranks: RankPool) -> None:
+    assert [place[2] for place in ranks.run(4, _place)] == [place[2] for place in ranks.run(4, _place)]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_s_error_is_raised_with_its_traceback_and_the_pool_goes_on(ranks: RankPool, rank: int) -> None:
+    with pytest.raises(LayoutError, match=r"^the cause$") as caught:
+        ranks.run(2, _fail_on, rank)
+    assert f"on rank {rank}" in str(caught.value.__cause__)
+    assert "in _fail_on" in str(caught.value.__cause__)
+    assert ranks.run(2, _sum, 1.0) == [3.0, 3.0]
+
+
+def test_warnings_are_errors_on_ranks_too(ranks: RankPool) -> None:
+    with pytest.raises(UserWarning, match="a warning"):
+        ranks.run(1, _warn)
+
+
+@pytest.mark.slow
+def test_the_pool_starts_anew_after_a_dead_and_a_hanging_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.ranks.GRACE", 1.0)
+    pool = RankPool(size=2)
+    try:
+        with pytest.raises(RankError, match="rank 1 ended by SIGKILL"):
+            pool.run(2, _die_on, 1)
+        with pytest.raises(RankError, match=r"ranks \[1\] did not end in time(.|\n)*in _sleep_on"):
+            pool.run(2, _sleep_on, 1, time_limit=1.0)
+        assert pool.run(2, _sum, 1.0) == [3.0, 3.0]
+    finally:
+        pool.close()

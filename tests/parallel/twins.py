@@ -1,0 +1,116 @@
+"""A parallel layer beside its serial twin: the same weights, input and output gradient in, everything compared.
+
+`run_twin` is what the ranks run; `assert_twins` runs it on a layout and holds output, input gradient, parameter
+gradients, gradient norm and the parameters after one AdamW step against a plain PyTorch module's.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import Shard
+
+from crosscut.config import Layout
+from crosscut.parallel import GradientReducer, ParallelMesh, global_gradient_norm, make_mesh
+from tests.ranks import RankPool
+
+CPU = torch.device("cpu")
+LAYOUTS = [
+    Layout(tensor=1),
+    Layout(tensor=2),
+    Layout(tensor=4),
+    Layout(tensor=2, sequence_parallel=True),
+    Layout(tensor=4, sequence_parallel=True),
+]
+SEQUENCE = 1
+"""The sequence dimension."""
+CLOSE = {"rtol": 1e-12, "atol": 1e-12}
+
+
+def fill(parameter: nn.Parameter, full: Tensor) -> None:
+    """Give a distributed parameter its part of `full`; rows beyond those of `full` (padding) stay zero."""
+    target, (placement,) = parameter.to_local(), parameter.placements
+    first = [0] * full.dim()
+    if isinstance(placement, Shard):
+        first[placement.dim] = parameter.device_mesh.get_local_rank() * target.shape[placement.dim]
+    piece = full[tuple(slice(start, start + size) for start, size in zip(first, target.shape, strict=True))]
+    with torch.no_grad():
+        target[tuple(map(slice, piece.shape))].copy_(piece)
+
+
+def part(x: Tensor, mesh: ParallelMesh, dim: int | None) -> Tensor:
+    """This tensor rank's part of `x`, as a leaf of its own."""
+    size = mesh.tensor.size
+    return x.clone() if dim is None else x.chunk(size, dim)[mesh.tensor.rank].clone()
+
+
+def joined(parts: list[Tensor], dim: int | None) -> Tensor:
+    """What the ranks' parts are together; without `dim` all must be equal to the last bit."""
+    if dim is not None:
+        return torch.cat(parts, dim)
+    for other in parts[1:]:
+        assert torch.equal(parts[0], other), "ranks differ"
+    return parts[0]
+
+
+def run_twin(
+    layout: Layout,
+    make: Callable[[ParallelMesh], nn.Module],
+    weights: dict[str, Tensor],
+    x: Tensor,
+    grad_y: Tensor,
+    dims: tuple[int | None, int | None],
+) -> dict[str, Any]:
+    """On a rank: forward, backward, reduce, norm, one optimizer step of a parallel layer."""
+    mesh = make_mesh(layout, CPU)
+    layer = make(mesh)
+    parameters = dict(layer.named_parameters())
+    assert parameters.keys() == weights.keys()
+    for name, parameter in parameters.items():
+        fill(parameter, weights[name])
+    own_x = part(x, mesh, dims[0])
+    y = layer(own_x.requires_grad_() if own_x.is_floating_point() else own_x)
+    reducer = GradientReducer(layer.parameters(), mesh)
+    reducer.arm()
+    y.backward(part(grad_y, mesh, dims[1]))
+    reducer.finish()
+    gradients = {name: p.grad.full_tensor() for name, p in parameters.items()}
+    norm = global_gradient_norm(list(layer.parameters()), mesh.tensor)
+    torch.optim.AdamW(layer.parameters(), lr=0.1).step()
+    stepped = {name: p.full_tensor().detach() for name, p in parameters.items()}
+    return {"y": y.detach(), "x": own_x.grad, "gradients": gradients, "norm": norm, "stepped": stepped}
+
+
+def assert_twins(
+    ranks: RankPool,
+    layout: Layout,
+    make: Callable[[ParallelMesh], nn.Module],
+    serial: nn.Module,
+    x: Tensor,
+    dims: tuple[int | None, int | None],
+) -> None:
+    """Hold a parallel layer against `serial`. `dims`: where input and output are split over the ranks, None: not."""
+    own_x = x.clone().requires_grad_() if x.is_floating_point() else x
+    y = serial(own_x)
+    grad_y = torch.randn_like(y)
+    weights = {name: p.detach().clone() for name, p in serial.named_parameters()}
+    results = ranks.run(layout.tensor, run_twin, layout, make, weights, x, grad_y, dims)
+    y.backward(grad_y)
+    torch.testing.assert_close(joined([r["y"] for r in results], dims[1]), y.detach(), **CLOSE)
+    if own_x.requires_grad:
+        torch.testing.assert_close(joined([r["x"] for r in results], dims[0]), own_x.grad, **CLOSE)
+    gradients = {name: p.grad for name, p in serial.named_parameters()}
+    norm = torch.nn.utils.get_total_norm(gradients.values())
+    torch.optim.AdamW(serial.parameters(), lr=0.1).step()
+    for result in results:
+        torch.testing.assert_close(result["norm"], norm, **CLOSE)
+        for name, parameter in serial.named_parameters():
+            rows = slice(parameter.shape[0])  # a vocabulary may be padded
+            torch.testing.assert_close(result["gradients"][name][rows], gradients[name], **CLOSE)
+            torch.testing.assert_close(result["stepped"][name][rows], parameter.detach(), **CLOSE)
+
+
+def split_sequence(layout: Layout) -> int | None:
+    """Where a layout splits what lies between the parallel regions."""
+    return SEQUENCE if layout.sequence_parallel else None

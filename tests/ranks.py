@@ -1,0 +1,258 @@
+"""A kept pool of ranks: processes that are started once per test session and run one job after another.
+
+Starting four processes that import torch takes seconds, a job on ranks that are there takes milliseconds. `run` hands a
+module-level function to the first ranks of the pool, which run it alike, each inside a process group of its own that is
+made for the job and destroyed after it.
+
+    def job(number: int) -> int:
+        return number + torch.distributed.get_rank()
+
+    def test_ranks_count(ranks: RankPool) -> None:
+        assert ranks.run(2, job, 5) == [5, 6]
+
+This file is also the program that a rank runs. It talks to the pool through an inherited socket: a rank that dies
+closes it, and a rank whose test session dies sees it closed.
+"""
+
+import faulthandler
+import importlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import types
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import IO, Any
+
+TESTS = Path(__file__).resolve().parent
+GRACE = 10.0
+"""Seconds that the other ranks have to end after one has failed."""
+STARTING = 120.0
+"""Seconds that a rank has to import torch on a busy machine."""
+READY = b"ready"
+
+
+class RankError(Exception):
+    """A rank died, did not end in time, or raised what cannot be sent; or the traceback behind a rank's own error."""
+
+
+@dataclass
+class _Rank:
+    """One process of the pool, as the pool sees it."""
+
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    printed: IO[bytes]
+
+
+@dataclass
+class _Failure:
+    """What one rank reports in place of a result."""
+
+    error: BaseException
+    lost_connection: bool = False
+    """It failed only because another rank did."""
+
+
+@dataclass
+class RankPool:
+    """The kept ranks. They start with the first job, and again after a job that left one dead or hanging."""
+
+    size: int = 4
+    _ranks: list[_Rank] = field(default_factory=list)
+    _store: Any = None
+    _num_jobs: int = 0
+
+    def run(self, num_ranks: int, function: Callable[..., Any], *arguments: Any, time_limit: float = 60.0) -> list[Any]:
+        """The results of `function(*arguments)` on the first `num_ranks` ranks, in their order.
+
+        Function, arguments and results are pickled; the function must be found under its name in its module. Raises
+        what a rank raised, the first cause where several did, with that rank's traceback above it.
+        """
+        assert num_ranks <= self.size, f"the pool has {self.size} ranks, but {num_ranks} are asked for"
+        if not self._ranks:
+            self._start()
+        self._num_jobs += 1
+        job = pickle.dumps((_module_name(function), function.__qualname__, pickle.dumps(arguments)))
+        ranks = self._ranks[:num_ranks]
+        for i, rank in enumerate(ranks):
+            order = (self._num_jobs, i, num_ranks, time_limit, _filters())
+            rank.connection.send((order, job))
+        outcomes = self._collect(ranks, time_limit)
+        failures = sorted((o for o in outcomes if isinstance(o, _Failure)), key=lambda failure: failure.lost_connection)
+        if failures:
+            raise failures[0].error
+        return outcomes
+
+    def close(self) -> None:
+        """End all ranks."""
+        for rank in self._ranks:
+            rank.connection.close()  # a rank ends when it sees this
+        deadline = time.monotonic() + 5
+        for rank in self._ranks:
+            try:
+                rank.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                rank.process.kill()
+                rank.process.wait()
+            rank.printed.close()
+        self._ranks, self._store = [], None
+
+    def _start(self) -> None:
+        import torch.distributed as dist
+
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        for _ in range(self.size):
+            ours, theirs = socket.socketpair()
+            printed = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the rank
+            fd = theirs.fileno()
+            command = [sys.executable, "-P", __file__, str(fd), str(self._store.port)]
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+            if sys.platform == "linux":
+                environment["GLOO_SOCKET_IFNAME"] = "lo"
+            process = subprocess.Popen(command, pass_fds=[fd], env=environment, stdout=printed, stderr=printed)
+            theirs.close()
+            self._ranks.append(_Rank(process, Connection(ours.detach()), printed))
+        for i, rank in enumerate(self._ranks):
+            if not rank.connection.poll(STARTING) or rank.connection.recv_bytes() != READY:
+                raise RankError(f"rank {i} did not start\n{_read(rank.printed)}")
+
+    def _collect(self, ranks: list[_Rank], time_limit: float) -> list[Any]:
+        outcomes: list[Any] = [None] * len(ranks)
+        pending = {rank.connection: i for i, rank in enumerate(ranks)}
+        deadline = time.monotonic() + time_limit + GRACE  # the process group itself gives up after `time_limit`
+        while pending:
+            ready = wait(list(pending), max(0.0, deadline - time.monotonic()))
+            for connection in ready:
+                i = pending.pop(connection)
+                outcomes[i] = self._outcome(ranks[i], i)
+                if isinstance(outcomes[i], _Failure):
+                    deadline = min(deadline, time.monotonic() + GRACE)
+            if not ready:
+                stacks = "\n".join(self._stacks(ranks[i], i) for i in pending.values())
+                for i in pending.values():
+                    text = f"ranks {sorted(pending.values())} did not end in time\n{stacks}"
+                    outcomes[i] = _Failure(RankError(text), any(isinstance(o, _Failure) for o in outcomes))
+                break
+        if pending or any(rank.process.poll() is not None for rank in ranks):
+            for rank in self._ranks:
+                rank.process.kill()
+            self.close()
+        return outcomes
+
+    def _outcome(self, rank: _Rank, i: int) -> Any:
+        try:
+            answer: bytes = rank.connection.recv_bytes()
+        except (EOFError, OSError):
+            code = rank.process.wait()
+            ended = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
+            return _Failure(RankError(f"rank {i} ended {ended}\n{_read(rank.printed)}"))
+        kind, *content = pickle.loads(answer)
+        if kind == "result":
+            return pickle.loads(content[0])
+        pickled, text, lost_connection = content
+        error: BaseException = RankError(text) if pickled is None else pickle.loads(pickled)
+        error.__cause__ = RankError(f"on rank {i}:\n{text}")
+        return _Failure(error, lost_connection)
+
+    def _stacks(self, rank: _Rank, i: int) -> str:
+        rank.process.send_signal(signal.SIGUSR1)
+        time.sleep(0.2)
+        return f"rank {i}:\n{_read(rank.printed)}"
+
+
+def _read(printed: IO[bytes]) -> str:
+    printed.seek(0)
+    return printed.read()[-10_000:].decode(errors="replace")
+
+
+def _module_name(function: Callable[..., Any]) -> str:
+    """The name that a rank imports the function's module by: its path below this folder, if it is a test's."""
+    path = Path(function.__code__.co_filename).resolve()
+    if path.is_relative_to(TESTS):
+        return ".".join(("tests", *path.relative_to(TESTS).with_suffix("").parts))
+    return function.__module__
+
+
+def _filters() -> list[tuple[Any, ...]]:
+    """The warning filters in force, as arguments of `warnings.filterwarnings`: a rank is as strict as its test."""
+
+    def pattern(expression: Any) -> str:
+        return "" if expression is None else getattr(expression, "pattern", expression)
+
+    return [(action, pattern(m), kind, pattern(module), line) for action, m, kind, module, line in warnings.filters]
+
+
+def _serve(connection: Connection, port: int) -> None:
+    """The life of a rank: job after job, until the pool closes the connection."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    connection.send_bytes(READY)
+    while True:
+        try:
+            order, job = connection.recv()
+        except (EOFError, OSError):
+            os._exit(0)  # what is left of a process group must not hold the test session up
+        connection.send_bytes(_answer(order, job, store))
+
+
+def _answer(order: tuple[Any, ...], job: bytes, store: Any) -> bytes:
+    try:
+        return pickle.dumps(("result", pickle.dumps(_run(order, job, store))))
+    except BaseException as error:
+        text = traceback.format_exc()
+        lost_connection = any(sign in str(error) for sign in ("by peer", "Broken pipe", "Connection refused"))
+        try:
+            pickle.loads(pickled := pickle.dumps(error))
+        except Exception:
+            pickled = None
+        return pickle.dumps(("error", pickled, text, lost_connection))
+
+
+def _run(order: tuple[Any, ...], job: bytes, store: Any) -> Any:
+    import torch
+    import torch.distributed as dist
+
+    number, rank, num_ranks, time_limit, filters = order
+    module_name, qualified_name, arguments = pickle.loads(job)
+    function: Any = importlib.import_module(module_name)
+    for name in qualified_name.split("."):
+        function = getattr(function, name)
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        for filter_ in reversed(filters):
+            warnings.filterwarnings(*filter_)
+        dist.init_process_group(
+            "gloo",
+            store=dist.PrefixStore(f"job {number}", store),
+            rank=rank,
+            world_size=num_ranks,
+            timeout=timedelta(seconds=time_limit),
+        )
+        try:
+            return function(*pickle.loads(arguments))
+        finally:
+            dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    package = types.ModuleType("tests")  # ours, whatever else of this name is installed
+    package.__path__ = [str(TESTS)]
+    sys.modules["tests"] = package
+    _serve(Connection(int(sys.argv[1])), int(sys.argv[2]))
