@@ -13,6 +13,7 @@ from typing import Any
 
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
@@ -74,17 +75,14 @@ def load_model(folder: Path, *, model: nn.Module, padded: Mapping[str, int] | No
 def _load(state: dict[str, Any], folder: Path, padded: Mapping[str, int]) -> None:
     try:
         dcp.load(state, checkpoint_id=folder, planner=_PaddingLoadPlanner(padded))
-    except CheckpointError:
-        raise
-    except Exception as error:  # PyTorch wraps each rank's error in one that is no Exception of its own kind
+    except (Exception, CheckpointException) as error:
         raise CheckpointError(
             f"`{folder}` must be a whole checkpoint of this model, but could not be read: {_reason(error)}."
         ) from error
 
 
 def _reason(error: BaseException) -> str:
-    failures = getattr(error, "failures", None)
-    inner = next(iter(failures.values()))[0] if failures else error
+    inner = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
     return str(inner).strip().splitlines()[0].rstrip(".") if str(inner).strip() else type(inner).__name__
 
 

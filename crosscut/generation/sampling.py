@@ -42,10 +42,8 @@ def sample(model: GPT, prompt: Sequence[int], sampling: Sampling, *, stop: int |
     model.eval()
     generator = torch.Generator().manual_seed(seed_of("sample", sampling.seed))
     tokens = list(prompt)
-    ranks = model.mesh.tensor.size
-    longest = model.config.max_sequence_length // ranks * ranks
     for _ in range(sampling.num_tokens):
-        logits = model.logits(torch.tensor([tokens[-longest:]], device=model.mesh.device))[0]
+        logits = model.logits(torch.tensor([tokens[-model.config.max_sequence_length :]], device=model.mesh.device))[0]
         choice = _draw(logits.float().cpu(), sampling, generator)
         if choice == stop:
             break

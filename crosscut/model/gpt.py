@@ -51,9 +51,12 @@ class GPT(nn.Module):
         )
         self.final_norm = LayerNorm(config.hidden_size, mesh=mesh, dtype=dtype)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Token ids [B, S] to the last hidden states [B, S, H] (the sequence split where the layout splits it)."""
-        x = self.dropout(self.tokens(tokens) + self.positions(tokens.shape[1]))
+    def forward(self, tokens: Tensor, *, num_filled: int = 0) -> Tensor:
+        """Token ids [B, S] to the last hidden states [B, S, H] (the sequence split where the layout splits it).
+
+        The last `num_filled` tokens of each sequence only fill it up to a length that can be split.
+        """
+        x = self.dropout(self.tokens(tokens) + self.positions(tokens.shape[1], num_filled=num_filled))
         for block in self.blocks:
             x = block(x)
         y: Tensor = self.final_norm(x)
@@ -77,11 +80,12 @@ class GPT(nn.Module):
     def logits(self, tokens: Tensor) -> Tensor:
         """Scores of the next token after the last position of `tokens` [B, S]: [B, V], the same on all ranks.
 
-        Any length up to the positions will do: what the sequence must be filled up with to be split over the tensor
-        ranks comes after the last position, which does not see it.
+        Where the layout splits the sequence, any length will do: it is filled up after the last position, which does
+        not see what comes later.
         """
         length = tokens.shape[1]
-        whole = F.pad(tokens, (0, -length % self.mesh.tensor.size))
-        last = enter_tensor_parallel(self(whole), self.mesh)[:, length - 1]
+        num_filled = -length % self.mesh.tensor.size if self.mesh.sequence_parallel else 0
+        hidden = self(F.pad(tokens, (0, num_filled)), num_filled=num_filled)
+        last = enter_tensor_parallel(hidden, self.mesh)[:, length - 1]
         columns = last @ local(self.tokens.weight, last.dtype).t()
         return gather_from_tensor_parallel(columns, self.mesh.tensor)[:, : self.config.vocab_size]

@@ -76,12 +76,17 @@ class PositionEmbedding(nn.Module):
         self.mesh, self.output_dtype = mesh, output_dtype or dtype
         self.weight = replicated_parameter((max_length, hidden_size), mesh.tensor, dtype=dtype, device=mesh.device)
 
-    def forward(self, length: int) -> Tensor:
-        """The embeddings of positions 0 to `length` - 1: [S, H] (or [S/T, H])."""
-        if length > self.weight.shape[0]:
+    def forward(self, length: int, *, num_filled: int = 0) -> Tensor:
+        """The embeddings of positions 0 to `length` - 1: [S, H] (or [S/T, H]).
+
+        The last `num_filled` are zeros; they fill up a sequence that is to be split, and may lie beyond P.
+        """
+        num_real = length - num_filled
+        if num_real > self.weight.shape[0]:
             raise ConfigError(
                 f"A sequence must be at most as long as the model's positions ({self.weight.shape[0]}), but is "
-                f"{length}. Shorten it, or train with a larger `model.max_sequence_length`."
+                f"{num_real}. Shorten it, or train with a larger `model.max_sequence_length`."
             )
         weight = local_on_sequence(self.weight, self.mesh, self.weight.dtype)
-        return part_of_sequence(weight[:length], self.mesh, 0).to(self.output_dtype)
+        rows = F.pad(weight[:num_real], (0, 0, 0, num_filled))
+        return part_of_sequence(rows, self.mesh, 0).to(self.output_dtype)

@@ -37,6 +37,13 @@ def replicated_parameters(model: ModelConfig) -> int:
     return model.max_sequence_length * H + model.num_layers * (layer_norms + row_biases) + 2 * H
 
 
+def num_tensors(model: ModelConfig) -> int:
+    """Parameter tensors: twelve a layer (weights and biases of two layer norms and four matrices), the embeddings of
+    tokens and positions, and the final layer norm's two.
+    """
+    return 12 * model.num_layers + 4
+
+
 def known_vocab_size(model: ModelConfig) -> int:
     """`model.vocab_size`; raises `ConfigError` where it is 0, which leaves it to a tokenizer."""
     if not model.vocab_size:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from crosscut.config import RunConfig, padded_vocab_size
 from crosscut.config.checks import require_at_least
-from crosscut.planner.parameters import known_vocab_size, parameters_per_rank, replicated_parameters
+from crosscut.planner.parameters import known_vocab_size, num_tensors, parameters_per_rank, replicated_parameters
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter"]
 Axis = Literal["tensor", "data"]
@@ -193,8 +193,8 @@ def _gradients(run: RunConfig) -> list[Collective]:
 
 
 def _totals(run: RunConfig) -> list[Collective]:
-    """Once per step: the squared norm of the gradients over the tensor ranks, and the sum of losses with the number
-    of target tokens over the data ranks.
+    """Once per step: the norm of every parameter's gradient over the tensor ranks; the number of target tokens and,
+    when the step is done, the loss over the data ranks.
     """
     all_reduce = partial(
         Collective,
@@ -204,8 +204,9 @@ def _totals(run: RunConfig) -> list[Collective]:
         element_bytes=_ACCUMULATION_BYTES[run.training.precision],
     )
     return [
-        all_reduce(axis="tensor", purpose="gradient norm", elements=1, ranks=run.layout.tensor),
-        all_reduce(axis="data", purpose="reported loss", elements=2, ranks=run.layout.data),
+        all_reduce(axis="tensor", purpose="gradient norms", elements=num_tensors(run.model), ranks=run.layout.tensor),
+        all_reduce(axis="data", purpose="target tokens", elements=1, ranks=run.layout.data, element_bytes=8),
+        all_reduce(axis="data", purpose="reported loss", elements=1, ranks=run.layout.data),
     ]
 
 

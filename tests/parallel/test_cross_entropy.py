@@ -192,32 +192,30 @@ def _call(num_targets: int, num_rows: int, target: int, options: dict[str, Any])
     vocab_parallel_cross_entropy(torch.ones(4, H), torch.ones(num_rows, H), targets, vocab_size=V, axis=axis, **options)
 
 
+NO_CHUNK = "^`chunk_tokens` must be at least 1, but is {}.$"
+TOO_MANY_TARGETS = (
+    r"^`targets` must hold one target for each row of `hidden` \(4\), but holds 8. Under sequence parallelism "
+    r"gather `hidden` first \(`enter_tensor_parallel`\).$"
+)
+TOO_FEW_ROWS = (
+    r"^`weight` must hold at least `vocab_size` rows \(300\) over the ranks of the tensor axis, but holds 128 x 2. "
+    r"Pad the vocabulary \(`VocabParallelEmbedding` does\).$"
+)
+NO_TARGET = (
+    "^Targets must be from 0 to 299, the last of the vocabulary, or -100 to be ignored, but one is not. "
+    "Tokenize with this model's tokenizer.$"
+)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((4, 256, 0, {"chunk_tokens": 0}), ConfigError, "^`chunk_tokens` must be at least 1, but is 0.$"),
-        ((4, 256, 0, {"chunk_tokens": -4}), ConfigError, "^`chunk_tokens` must be at least 1, but is -4.$"),
-        (
-            (8, 256, 0, {"chunk_tokens": 4}),
-            LayoutError,
-            r"^`targets` must hold one target for each row of `hidden` \(4\), but holds 8. Under sequence parallelism "
-            r"gather `hidden` first \(`enter_tensor_parallel`\).$",
-        ),
-        (
-            (4, 128, 0, {}),
-            LayoutError,
-            r"^`weight` must hold at least `vocab_size` rows \(300\) over the ranks of the tensor axis, but holds "
-            r"128 x 2. Pad the vocabulary \(`VocabParallelEmbedding` does\).$",
-        ),
-        *(
-            (
-                (4, 256, target, {}),
-                RuntimeError,
-                "^Targets must be from 0 to 299, the last of the vocabulary, or -100 to be ignored, but one is not. "
-                "Tokenize with this model's tokenizer.$",
-            )
-            for target in (V, -1)
-        ),
+        ((4, 256, 0, {"chunk_tokens": 0}), ConfigError, NO_CHUNK.format(0)),
+        ((4, 256, 0, {"chunk_tokens": -4}), ConfigError, NO_CHUNK.format(-4)),
+        ((8, 256, 0, {"chunk_tokens": 4}), LayoutError, TOO_MANY_TARGETS),
+        ((4, 128, 0, {}), LayoutError, TOO_FEW_ROWS),
+        ((4, 256, V, {}), RuntimeError, NO_TARGET),
+        ((4, 256, -1, {}), RuntimeError, NO_TARGET),
     ],
 )
 def test_what_does_not_fit_is_refused(

@@ -74,7 +74,7 @@ def test_initial_weights_of_every_type_are_the_float32_ones(ranks: RankPool) -> 
 
 
 def test_a_seed_is_the_same_in_every_process_and_differs_with_every_part() -> None:
-    assert seed_of("weights", 5, "name", 0) == 5144389012064061953
+    assert seed_of("weights", 5, "name", 0) == 2023414450193524406
     seeds = {seed_of(*parts) for parts in [(1, 2), (2, 1), (12,), ("1", "2", ""), (1, 23), (12, 3)]}
     assert len(seeds) == 6
     assert all(0 <= seed < 2**63 for seed in seeds)
@@ -142,7 +142,7 @@ def _use_unstarted(use: str) -> None:
 @pytest.mark.parametrize("use", ["per rank", "dropout"])
 def test_streams_that_were_not_started_are_an_error(ranks: RankPool, use: str) -> None:
     with pytest.raises(
-        RuntimeError, match="^`RandomStreams.restart` must be called before a forward pass with dropout.$"
+        RuntimeError, match=r"^`RandomStreams.restart` must be called before a forward pass with dropout.$"
     ):
         ranks.run(1, _use_unstarted, use)
 

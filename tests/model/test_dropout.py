@@ -1,0 +1,86 @@
+"""Dropout at the paper's places: embeddings, attention, residuals."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from crosscut.config import Layout
+from crosscut.parallel import gather_from_sequence_parallel
+from tests.model.twins import CONFIG, B, S, batch, build
+from tests.ranks import RankPool
+
+DROPPING = replace(CONFIG, dropout=0.1)
+
+
+def _forward(layout: Layout, training: bool, step: int = 0) -> tuple[list[Tensor], Tensor]:
+    """The residual stream after the embeddings and after each layer, and the whole of the last hidden states."""
+    model = build(layout, config=DROPPING).train(training)
+    model.dropout.streams.restart(step=step)
+    stream: list[Tensor] = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda _, inputs, output: stream.extend([inputs[0].detach(), output.detach()]))
+    y = model(batch(0)[0])
+    if model.mesh.sequence_parallel:
+        y = gather_from_sequence_parallel(y, model.mesh.tensor)
+    return stream, y.detach()
+
+
+@pytest.mark.parametrize("tensor", [2, 4])
+def test_the_residual_stream_is_the_same_on_all_tensor_ranks(ranks: RankPool, tensor: int) -> None:
+    first, *others = ranks.run(tensor, _forward, Layout(tensor=tensor), True)
+    assert len(first[0]) == 2 * DROPPING.num_layers
+    for other in others:
+        assert all(torch.equal(x, y) for x, y in zip(first[0], other[0], strict=True))
+        assert torch.equal(first[1], other[1])
+
+
+@pytest.mark.parametrize("tensor", [2, 4])
+def test_a_split_sequence_gathers_to_the_same_on_all_tensor_ranks(ranks: RankPool, tensor: int) -> None:
+    first, *others = ranks.run(tensor, _forward, Layout(tensor=tensor, sequence_parallel=True), True)
+    assert first[0][0].shape == (B, S // tensor, DROPPING.hidden_size)
+    for other in others:
+        assert torch.equal(first[1], other[1])
+        zeros = [(stream[0] == 0) for stream in (first[0], other[0])]
+        assert not torch.equal(*zeros), "two parts of the sequence dropped alike"
+
+
+def test_the_embeddings_drop_the_same_whatever_the_layout(ranks: RankPool) -> None:
+    one, two = (ranks.run(n, _forward, Layout(tensor=n), True)[0][0][0] for n in (1, 2))
+    assert torch.equal(one == 0, two == 0)
+    assert abs((one == 0).double().mean() - 0.1) < 0.02
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(tensor=2), Layout(tensor=2, sequence_parallel=True)], ids=str)
+def test_training_drops_anew_each_step_and_evaluation_drops_nothing(ranks: RankPool, layout: Layout) -> None:
+    plain = ranks.run(1, _forward, Layout(), False)[0][1]
+    evaluated = ranks.run(layout.tensor, _forward, layout, False)[0][1]
+    torch.testing.assert_close(evaluated, plain, rtol=1e-12, atol=1e-12)
+    first, again, next_step = (ranks.run(layout.tensor, _forward, layout, True, step)[0][1] for step in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.allclose(first, plain)
+    assert not torch.allclose(first, next_step)
+
+
+def _attention(layout: Layout, training: bool) -> Tensor:
+    """The first layer's attention alone, of an input that all ranks share, its residual not dropped."""
+    model = build(layout, config=DROPPING).train(training)
+    x = torch.randn(B, S, DROPPING.hidden_size, generator=torch.Generator().manual_seed(0)).double()
+    attention = model.blocks[0].attention
+    kept: list[Tensor] = []
+    attention.output.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0].detach()))
+    attention(x)
+    return kept[0]
+
+
+def test_attention_drops_in_each_rank_s_heads_for_itself(ranks: RankPool) -> None:
+    plain, dropped = (ranks.run(2, _attention, Layout(tensor=2), training) for training in (False, True))
+    masks = []
+    for before, after in zip(plain, dropped, strict=True):
+        changed = ~torch.isclose(before, after).unflatten(-1, (2, -1)).all(-1)  # B, S, the rank's two heads
+        assert changed.double().mean() > 0.5
+        masks.append(changed)
+    # The first position sees only itself: its one weight is dropped or scaled, and so tells the two ranks' masks apart.
+    first = [after[:, 0] / before[:, 0] for before, after in zip(plain, dropped, strict=True)]
+    assert not torch.equal(*(ratio.round(decimals=6) for ratio in first)) or not torch.equal(*masks)

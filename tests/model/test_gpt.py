@@ -1,0 +1,120 @@
+"""GPT-2 against one written apart from it, and what its pieces promise."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from crosscut.config import ConfigError, Layout, LayoutError, ModelConfig
+from crosscut.parallel import GradientReducer, gather_from_sequence_parallel
+from tests.model.twins import CONFIG, LAYOUTS, B, PlainGPT, S, batch, build, randomised, real, reordered
+from tests.ranks import RankPool
+
+CLOSE = {"rtol": 1e-11, "atol": 1e-11}
+
+
+def _run(layout: Layout) -> dict[str, Any]:
+    """Hidden states, loss, gradients and next-token scores on one rank; the first data rank has the whole batch."""
+    model = randomised(layout)
+    tokens, targets = batch(0)
+    hidden = model(tokens)
+    if model.mesh.sequence_parallel:
+        hidden = gather_from_sequence_parallel(hidden, model.mesh.tensor)
+    reducer = GradientReducer(model.parameters(), model.mesh)
+    reducer.arm()
+    loss = model.loss(tokens, targets, scale=0.5)
+    loss.backward()
+    reducer.finish()
+    return {
+        "hidden": hidden.detach(),
+        "loss": loss.detach(),
+        "logits": model.logits(tokens).detach(),
+        "parameters": {name: real(name, p.full_tensor().detach()) for name, p in model.named_parameters()},
+        "gradients": {name: real(name, p.grad.full_tensor()) for name, p in model.named_parameters()},
+    }
+
+
+@pytest.mark.parametrize("layout", [Layout(), *[layout for layout in LAYOUTS if layout.data == 1]], ids=str)
+def test_it_is_gpt2(ranks: RankPool, layout: Layout) -> None:
+    results = ranks.run(layout.world_size, _run, layout)
+    plain = PlainGPT(CONFIG).double()
+    ours = results[0]["parameters"]
+    plain.load_state_dict({name: reordered(name, p, CONFIG.num_heads) for name, p in ours.items()})
+    tokens, targets = batch(0)
+    loss = plain.loss(tokens, targets) * (targets >= 0).sum() * 0.5
+    loss.backward()
+    for result in results:
+        torch.testing.assert_close(result["hidden"], plain(tokens).detach(), **CLOSE)
+        torch.testing.assert_close(result["loss"], loss.detach(), **CLOSE)
+        torch.testing.assert_close(result["logits"], plain.logits(tokens)[:, -1].detach(), **CLOSE)
+        for name, parameter in plain.named_parameters():
+            gradient = reordered(name, result["gradients"][name], CONFIG.num_heads)
+            torch.testing.assert_close(gradient, parameter.grad, **CLOSE)
+
+
+def _change_last(layout: Layout) -> tuple[Tensor, Tensor]:
+    model = randomised(layout)
+    tokens = batch(0)[0].clone()
+    before = model(tokens).detach()
+    tokens[:, -1] = (tokens[:, -1] + 1) % CONFIG.vocab_size
+    return before, model(tokens).detach()
+
+
+def test_no_position_sees_a_later_one(ranks: RankPool) -> None:
+    before, after = ranks.run(2, _change_last, Layout(tensor=2))[0]
+    assert torch.equal(before[:, :-1], after[:, :-1])
+    assert not torch.equal(before[:, -1], after[:, -1])
+
+
+def _losses(compute_dtype: torch.dtype, layout: Layout) -> tuple[float, dict[str, Tensor], torch.dtype]:
+    model = build(layout, dtype=torch.float32, compute_dtype=compute_dtype)
+    loss = model.loss(*batch(0), scale=1 / (B * S))
+    loss.backward()
+    hidden = model(batch(0)[0])
+    return loss.item(), {name: p.grad.full_tensor() for name, p in model.named_parameters()}, hidden.dtype
+
+
+def test_bfloat16_products_stay_close_to_float32_and_keep_its_gradients(ranks: RankPool) -> None:
+    layout = Layout(tensor=2)
+    loss, gradients, _ = ranks.run(2, _losses, torch.float32, layout)[0]
+    rough_loss, rough_gradients, dtype = ranks.run(2, _losses, torch.bfloat16, layout)[0]
+    assert dtype == torch.bfloat16
+    assert rough_loss == pytest.approx(loss, rel=1e-3)
+    for name, gradient in gradients.items():
+        assert rough_gradients[name].dtype == torch.float32
+        if not name.endswith("qkv.bias"):  # a third of it, the keys', is zero but for rounding
+            assert (rough_gradients[name] - gradient).norm() < 0.05 * gradient.norm(), name
+
+
+def _sequence_of(length: int, layout: Layout) -> None:
+    build(layout)(torch.zeros(1, length, dtype=torch.long))
+
+
+def test_a_sequence_that_the_split_does_not_divide_is_refused(ranks: RankPool) -> None:
+    with pytest.raises(
+        LayoutError, match="^Dimension 1 of a tensor that is split over the tensor axis must be a multi"
+    ):
+        ranks.run(2, _sequence_of, 7, Layout(tensor=2, sequence_parallel=True))
+
+
+def test_a_sequence_longer_than_the_positions_is_refused(ranks: RankPool) -> None:
+    with pytest.raises(ConfigError, match=r"positions \(16\), but is 17"):
+        ranks.run(1, _sequence_of, 17, Layout())
+
+
+def _num_parameters(config: ModelConfig) -> int:
+    model = build(Layout(), config=config, dtype=torch.float32)
+    return sum(
+        real(name, p).numel() if name != "tokens.weight" else config.vocab_size * config.hidden_size
+        for name, p in model.named_parameters()
+    )
+
+
+def test_gpt2_small_has_its_124_million_parameters(ranks: RankPool) -> None:
+    from crosscut.config import PRESETS
+
+    one_layer = ModelConfig(**{**PRESETS["gpt2-small"], "num_layers": 1})
+    two_layers = ModelConfig(**{**PRESETS["gpt2-small"], "num_layers": 2})
+    one, two = (ranks.run(1, _num_parameters, config)[0] for config in (one_layer, two_layers))
+    assert one + 11 * (two - one) == 124_439_808

@@ -1,0 +1,68 @@
+"""Initial weights (paper, section 4.1.1)."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from crosscut.config import Layout, ModelConfig
+from tests.model.twins import CONFIG, build, real
+from tests.ranks import RankPool
+
+WIDE = ModelConfig(num_layers=8, hidden_size=64, num_heads=4, vocab_size=300, max_sequence_length=64, dropout=0.0)
+
+
+def _weights(layout: Layout, config: ModelConfig, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    model = build(layout, config=config, dtype=dtype)
+    return {name: p.full_tensor().detach() for name, p in model.named_parameters()}
+
+
+def test_matrices_are_normal_with_0_02_and_those_before_a_residual_scaled_down(ranks: RankPool) -> None:
+    residual = 0
+    for name, weight in ranks.run(1, _weights, Layout(), WIDE)[0].items():
+        if weight.dim() == 2:
+            before_residual = name.endswith(("attention.output.weight", "mlp.contract.weight"))
+            residual += before_residual
+            expected = 0.02 / 4 if before_residual else 0.02  # 1 / sqrt(2 x 8 layers) = 1 / 4
+            values = real(name, weight)
+            assert values.std().item() == pytest.approx(expected, rel=0.05), name
+            assert abs(values.mean().item()) < 0.05 * expected, name
+    assert residual == 2 * WIDE.num_layers
+
+
+def test_biases_are_zero_and_norms_the_identity(ranks: RankPool) -> None:
+    vectors = {n: w for n, w in ranks.run(1, _weights, Layout(), CONFIG)[0].items() if w.dim() == 1}
+    assert len(vectors) == 8 * CONFIG.num_layers + 2
+    for name, vector in vectors.items():
+        expected = torch.ones_like(vector) if name.endswith("norm.weight") else torch.zeros_like(vector)
+        assert torch.equal(vector, expected), name
+
+
+@pytest.mark.parametrize("layout", [Layout(tensor=2), Layout(tensor=4), Layout(tensor=2, data=2)], ids=str)
+def test_no_layout_changes_them(ranks: RankPool, layout: Layout) -> None:
+    expected = ranks.run(1, _weights, Layout(), CONFIG)[0]
+    for weights in ranks.run(layout.world_size, _weights, layout, CONFIG):
+        for name, weight in expected.items():
+            assert torch.equal(real(name, weights[name]), real(name, weight)), name
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 4])
+def test_the_vocabulary_s_padding_is_zero(ranks: RankPool, tensor: int) -> None:
+    for weights in ranks.run(tensor, _weights, Layout(tensor=tensor), CONFIG):
+        padding = weights["tokens.weight"][CONFIG.vocab_size :]
+        assert padding.numel() > 0
+        assert torch.count_nonzero(padding) == 0
+
+
+def test_every_type_holds_the_same_weights(ranks: RankPool) -> None:
+    single = ranks.run(1, _weights, Layout(), CONFIG)[0]
+    double = ranks.run(1, _weights, Layout(), CONFIG, torch.float64)[0]
+    for name, weight in single.items():
+        assert double[name].dtype == torch.float64
+        assert torch.equal(double[name], weight.double())
+
+
+def test_every_layer_has_weights_of_its_own(ranks: RankPool) -> None:
+    weights = ranks.run(1, _weights, Layout(), CONFIG)[0]
+    first, second = (weights[f"blocks.{i}.attention.qkv.weight"] for i in (0, 1))
+    assert not torch.isclose(first, second).any(dim=1).all()
+    assert (first - second).abs().min(dim=0).values.max() > 0

@@ -1,0 +1,67 @@
+"""One model on every layout: the same losses, the same gradients."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from crosscut.config import Layout
+from tests.model.twins import LAYOUTS, train
+from tests.ranks import RankPool
+
+NUM_STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def one_device(ranks: RankPool) -> dict[torch.dtype, dict[str, Any]]:
+    """The runs that all others must repeat."""
+    return {dtype: ranks.run(1, train, Layout(), dtype, NUM_STEPS)[0] for dtype in (torch.float64, torch.float32)}
+
+
+def _assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        margin = tolerance * tensor.abs().max().item()
+        torch.testing.assert_close(actual[name], tensor, rtol=tolerance, atol=margin, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_float64_training_agrees_to_ten_digits(
+    ranks: RankPool, one_device: dict[torch.dtype, dict[str, Any]], layout: Layout
+) -> None:
+    expected = one_device[torch.float64]
+    assert expected["losses"][-1] < 0.8 * expected["losses"][0], "nothing was learned"
+    assert max(expected["norms"]) > 1.0, "nothing was clipped"
+    for result in ranks.run(layout.world_size, train, layout, torch.float64, NUM_STEPS):
+        assert result["losses"] == pytest.approx(expected["losses"], rel=1e-10, abs=0.0)
+        assert result["norms"] == pytest.approx(expected["norms"], rel=1e-8, abs=0.0)
+        _assert_same(result["gradients"], expected["gradients"], 1e-10)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_float32_training_agrees_to_five_digits(
+    ranks: RankPool, one_device: dict[torch.dtype, dict[str, Any]], layout: Layout
+) -> None:
+    expected = one_device[torch.float32]
+    for result in ranks.run(layout.world_size, train, layout, torch.float32, NUM_STEPS):
+        assert result["losses"] == pytest.approx(expected["losses"], rel=1e-5, abs=0.0)
+        _assert_same(result["gradients"], expected["gradients"], 1e-5)
+
+
+@pytest.mark.parametrize("layout", [Layout(), *LAYOUTS], ids=str)
+def test_accumulating_micro_batches_is_the_same_step(
+    ranks: RankPool, one_device: dict[torch.dtype, dict[str, Any]], layout: Layout
+) -> None:
+    expected = one_device[torch.float64]
+    for result in ranks.run(layout.world_size, train, layout, torch.float64, 2, 2):
+        assert result["losses"] == pytest.approx(expected["losses"][:2], rel=1e-10, abs=0.0)
+        _assert_same(result["gradients"], expected["gradients"], 1e-10)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_ranks_hold_the_same_model_to_the_last_bit(ranks: RankPool, layout: Layout) -> None:
+    first, *others = ranks.run(layout.world_size, train, layout, torch.float32, 3)
+    for other in others:
+        for name, parameter in first["parameters"].items():
+            assert torch.equal(parameter, other["parameters"][name]), name

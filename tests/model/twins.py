@@ -1,0 +1,178 @@
+"""GPT-2 in plain PyTorch, written apart from Crosscut's, and one way to train Crosscut's on any layout."""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from crosscut.config import Layout, ModelConfig
+from crosscut.model import GPT, initialize
+from crosscut.parallel import (
+    IGNORED,
+    GradientReducer,
+    RandomStreams,
+    clip_gradients_,
+    global_gradient_norm,
+    make_mesh,
+)
+from crosscut.parallel.collectives import all_reduce
+
+CPU = torch.device("cpu")
+CONFIG = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=300, max_sequence_length=16, dropout=0.0)
+"""300 entries are padded to 384, 512 and 512 on one, two and four ranks; of four the last has none that is real."""
+B, S = 4, 16
+LAYOUTS = [
+    Layout(tensor=2),
+    Layout(tensor=2, sequence_parallel=True),
+    Layout(tensor=4),
+    Layout(tensor=4, sequence_parallel=True),
+    Layout(data=2),
+    Layout(tensor=2, data=2),
+    Layout(tensor=2, data=2, sequence_parallel=True),
+]
+
+
+class PlainAttention(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)  # rows: all of q, all of k, all of v
+        self.output = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, hidden = x.shape
+        size = hidden // self.num_heads
+        q, k, v = (
+            y.view(batch, length, self.num_heads, size).permute(0, 2, 1, 3) for y in self.qkv(x).split(hidden, dim=2)
+        )
+        scores = q @ k.transpose(2, 3) / math.sqrt(size)
+        later = torch.ones(length, length, dtype=torch.bool).triu(1)
+        weights = torch.softmax(scores.masked_fill(later, -math.inf), dim=3)
+        return self.output((weights @ v).permute(0, 2, 1, 3).reshape(batch, length, hidden))
+
+
+class PlainBlock(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
+        self.attention = PlainAttention(config)
+        self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
+        self.mlp = nn.ModuleDict(
+            {
+                "expand": nn.Linear(config.hidden_size, 4 * config.hidden_size),
+                "contract": nn.Linear(4 * config.hidden_size, config.hidden_size),
+            }
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        y = self.mlp["expand"](self.mlp_norm(x))
+        y = 0.5 * y * (1 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)))
+        return x + self.mlp["contract"](y)
+
+
+class PlainGPT(nn.Module):
+    """Parameters have Crosscut's names; `qkv` has its rows in another order, see `reordered`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.positions = nn.Embedding(config.max_sequence_length, config.hidden_size)
+        self.blocks = nn.ModuleList(PlainBlock(config) for _ in range(config.num_layers))
+        self.final_norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.final_norm(x)
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        return self(tokens) @ self.tokens.weight.t()
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(self.logits(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+
+
+def reordered(name: str, parameter: Tensor, num_heads: int) -> Tensor:
+    """Rows of Crosscut's q, k and v, (head, one of q k v, element), as (one of q k v, head, element)."""
+    if ".qkv." not in name:
+        return parameter
+    return parameter.unflatten(0, (num_heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    """Tokens and targets [B, S] of one step, some ignored, more of them in the first sequences than in the last."""
+    generator = torch.Generator().manual_seed(step)
+    tokens = torch.randint(0, CONFIG.vocab_size, (B, S + 1), generator=generator)
+    tokens[:, ::3] = 17  # something to learn
+    targets = tokens[:, 1:].clone()
+    targets[0, :5] = targets[1, 2] = IGNORED
+    return tokens[:, :-1], targets
+
+
+def real(name: str, parameter: Tensor) -> Tensor:
+    """A parameter without the vocabulary's padding."""
+    return parameter[: CONFIG.vocab_size] if name == "tokens.weight" else parameter
+
+
+def build(
+    layout: Layout,
+    *,
+    config: ModelConfig = CONFIG,
+    dtype: torch.dtype = torch.float64,
+    compute_dtype: torch.dtype | None = None,
+) -> GPT:
+    """On a rank: an initialised model, its random streams started."""
+    mesh = make_mesh(layout, CPU)
+    streams = RandomStreams(mesh, seed=1)
+    streams.restart(step=0)
+    model = GPT(config, mesh=mesh, streams=streams, dtype=dtype, compute_dtype=compute_dtype)
+    initialize(model, seed=3)
+    return model
+
+
+def randomised(layout: Layout, **options: Any) -> GPT:
+    """As `build`, with no bias at zero and no norm at the identity, so that none can be overlooked."""
+    model = build(layout, **options)
+    for i, parameter in enumerate(model.parameters()):
+        if parameter.dim() == 1:
+            values = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i))
+            local = parameter.detach().to_local()
+            mesh = model.mesh.tensor
+            whole = values.numel() == local.numel()
+            local += 0.1 * (values if whole else values.chunk(mesh.size)[mesh.rank])
+    return model
+
+
+def train(layout: Layout, dtype: torch.dtype, num_steps: int, num_micro_batches: int = 1) -> dict[str, Any]:
+    """On a rank: losses and norms of AdamW steps with clipping, and the gradients of the first."""
+    model = randomised(layout, dtype=dtype)
+    mesh, parameters = model.mesh, dict(model.named_parameters())
+    reducer = GradientReducer(parameters.values(), mesh, bucket_bytes=10_000)
+    optimizer = torch.optim.AdamW(parameters.values(), lr=1e-2, weight_decay=0.01)
+    losses, norms, gradients = [], [], {}
+    for step in range(num_steps):
+        tokens, targets = batch(step)
+        scale = 1.0 / float((targets != IGNORED).sum())  # of all data ranks
+        own = [x.chunk(mesh.data.size)[mesh.data.rank].chunk(num_micro_batches) for x in (tokens, targets)]
+        total = torch.zeros((), dtype=dtype)
+        for i, (x, y) in enumerate(zip(*own, strict=True)):
+            if i == num_micro_batches - 1:
+                reducer.arm()
+            loss = model.loss(x, y, scale=scale)
+            loss.backward()
+            total += loss.detach()
+        reducer.finish()
+        norm = global_gradient_norm(list(parameters.values()), mesh.tensor)
+        if step == 0:
+            gradients = {name: real(name, p.grad.full_tensor().clone()) for name, p in parameters.items()}
+        clip_gradients_(list(parameters.values()), norm, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(all_reduce(total, mesh.data).item())
+        norms.append(norm.item())
+    final = {name: real(name, p.full_tensor().detach()) for name, p in parameters.items()}
+    return {"losses": losses, "norms": norms, "gradients": gradients, "parameters": final}

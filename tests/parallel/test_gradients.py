@@ -1,0 +1,317 @@
+"""Gradients between the backward pass and the optimizer: sums over the axes, the norm, clipping."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial
+
+from crosscut.config import Layout, LayoutError
+from crosscut.parallel import (
+    CollectiveRecorder,
+    ColumnParallelLinear,
+    GradientReducer,
+    LayerNorm,
+    ParallelMesh,
+    RowParallelLinear,
+    clip_gradients_,
+    global_gradient_norm,
+    local,
+    make_mesh,
+    replicated_parameter,
+)
+from tests.parallel.twins import CLOSE, CPU, fill, part, split_sequence
+from tests.ranks import RankPool
+
+H, B, S = 8, 8, 4
+LAYOUTS = [
+    Layout(),
+    Layout(tensor=2),
+    Layout(tensor=4),
+    Layout(tensor=2, sequence_parallel=True),
+    Layout(data=2),
+    Layout(data=4),
+    Layout(tensor=2, data=2),
+    Layout(tensor=2, data=2, sequence_parallel=True),
+]
+
+
+class Stack(nn.Module):
+    """Three residual MLPs: a norm, columns, rows each."""
+
+    def __init__(self, mesh: ParallelMesh) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(LayerNorm(H, mesh=mesh, dtype=torch.float64) for _ in range(3))
+        self.columns = nn.ModuleList(ColumnParallelLinear(H, 4 * H, mesh=mesh, dtype=torch.float64) for _ in range(3))
+        self.rows = nn.ModuleList(RowParallelLinear(4 * H, H, mesh=mesh, dtype=torch.float64) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, column, row in zip(self.norms, self.columns, self.rows, strict=True):
+            x = x + row(F.gelu(column(norm(x))))
+        return x
+
+
+def _stack(mesh: ParallelMesh) -> Stack:
+    stack = Stack(mesh)
+    for i, parameter in enumerate(stack.parameters()):
+        fill(parameter, 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i)).double())
+    return stack
+
+
+def _batch(mesh: ParallelMesh) -> Tensor:
+    """This rank's share of one batch: sequences over the data axis, positions where the sequence is split."""
+    x = torch.randn(B, S, H, generator=torch.Generator().manual_seed(99)).double()
+    return part(x.chunk(mesh.data.size)[mesh.data.rank], mesh, split_sequence_of(mesh))
+
+
+def split_sequence_of(mesh: ParallelMesh) -> int | None:
+    return split_sequence(Layout(tensor=mesh.tensor.size, sequence_parallel=mesh.sequence_parallel))
+
+
+def _full_gradients(stack: nn.Module) -> list[Tensor]:
+    return [p.grad.full_tensor().clone() for p in stack.parameters()]
+
+
+def _train_once(layout: Layout, bucket_bytes: int, num_micro_batches: int) -> dict[str, Any]:
+    mesh = make_mesh(layout, CPU)
+    stack = _stack(mesh)
+    parameters = list(stack.parameters())
+    reducer = GradientReducer(parameters, mesh, bucket_bytes=bucket_bytes)
+    sent = []
+    for i, x in enumerate(_batch(mesh).chunk(num_micro_batches)):
+        if i == num_micro_batches - 1:
+            reducer.arm()
+        with CollectiveRecorder(mesh) as recorder:
+            stack(x).square().sum().backward()
+        sent.append(recorder.sent)
+    with CollectiveRecorder(mesh) as recorder:
+        reducer.finish()
+    sent.append(recorder.sent)
+    gradients = _full_gradients(stack)
+    with CollectiveRecorder(mesh) as recorder:
+        norm = global_gradient_norm(parameters, mesh.tensor)
+    clip_gradients_(parameters, norm, 1.0)
+    return {
+        "gradients": gradients,
+        "norm": norm,
+        "sent for the norm": recorder.sent,
+        "clipped": _full_gradients(stack),
+        "sent": sent,
+        "largest": max(p.to_local().nbytes for p in parameters),
+    }
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 2])
+@pytest.mark.parametrize("bucket_bytes", [1, 3000, 1 << 30])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_gradients_norm_and_clipping_are_those_of_one_device(
+    ranks: RankPool, layout: Layout, bucket_bytes: int, num_micro_batches: int
+) -> None:
+    whole = ranks.run(1, _train_once, Layout(), 1, 1)[0]
+    norm = torch.nn.utils.get_total_norm(whole["gradients"])
+    for result in ranks.run(layout.world_size, _train_once, layout, bucket_bytes, num_micro_batches):
+        torch.testing.assert_close(result["gradients"], whole["gradients"], **CLOSE)
+        torch.testing.assert_close(result["norm"], norm, **CLOSE)
+    parameters = [nn.Parameter(torch.zeros_like(g)) for g in whole["gradients"]]
+    for parameter, gradient in zip(parameters, whole["gradients"], strict=True):
+        parameter.grad = gradient.clone()
+    assert norm > 2.0
+    torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+    torch.testing.assert_close(result["clipped"], [p.grad for p in parameters], **CLOSE)
+
+
+def test_only_the_armed_backward_pass_sends_over_the_data_axis(ranks: RankPool) -> None:
+    result = ranks.run(2, _train_once, Layout(data=2), 1 << 30, 2)[0]
+    first, second, finish = result["sent"]
+    assert first == []
+    assert [sent.axis for sent in second] == ["data"]
+    assert finish == []
+
+
+def test_buckets_are_sent_while_the_backward_pass_goes_on(ranks: RankPool) -> None:
+    backward, finish = ranks.run(4, _train_once, Layout(tensor=2, data=2), 1, 1)[0]["sent"]
+    axes = [sent.axis for sent in backward][3:]  # without the forward pass
+    assert axes.count("tensor") == 3
+    assert axes.count("data") == 18  # each parameter is a bucket
+    assert axes.index("data") < len(axes) - 1 - axes[::-1].index("tensor"), "nothing was overlapped"
+    assert finish == []
+
+
+def test_a_bucket_is_filled_to_its_size(ranks: RankPool) -> None:
+    result = ranks.run(2, _train_once, Layout(data=2), 3000, 1)[0]
+    buckets = [sent.elements * 8 for sent in result["sent"][0]]
+    assert sum(buckets) == sum(g.nbytes for g in result["gradients"])
+    assert all(3000 <= size < 3000 + result["largest"] for size in buckets[:-1])
+    assert 1 < len(buckets) < 18
+
+
+def test_partial_gradients_are_summed_in_one_message(ranks: RankPool) -> None:
+    backward, finish = ranks.run(2, _train_once, Layout(tensor=2, sequence_parallel=True), 1, 1)[0]["sent"]
+    assert all(sent.operation != "all_reduce" for sent in backward)
+    assert finish == [("all_reduce", "tensor", 3 * 3 * H)]  # of each MLP two vectors of the norm, one bias
+
+
+def test_the_norm_sends_one_element(ranks: RankPool) -> None:
+    result = ranks.run(4, _train_once, Layout(tensor=2, data=2), 1, 1)[0]
+    assert result["sent for the norm"] == [("all_reduce", "tensor", 1)]
+
+
+def _clip_below() -> bool:
+    parameter = _leaf(torch.ones(4), 2.0)
+    clip_gradients_([parameter], torch.tensor(4.0), 5.0)
+    return torch.equal(parameter.grad.full_tensor(), torch.full((4,), 2.0))
+
+
+def _leaf(value: Tensor, gradient: float) -> nn.Parameter:
+    mesh = make_mesh(Layout(), CPU)
+    parameter = replicated_parameter(tuple(value.shape), mesh.tensor, dtype=value.dtype, device=CPU)
+    local(parameter, value.dtype).backward(torch.full_like(value, gradient))
+    return parameter
+
+
+def test_gradients_below_the_largest_norm_are_left_alone(ranks: RankPool) -> None:
+    assert ranks.run(1, _clip_below) == [True]
+
+
+def _use_some(layout: Layout, used_by: list[set[int]]) -> list[Tensor | None]:
+    """Parameter i is used on the data ranks that are in `used_by[i]`; each adds the rank's own number."""
+    mesh = make_mesh(layout, CPU)
+    parameters = [replicated_parameter((3,), mesh.tensor, dtype=torch.float64, device=CPU) for _ in used_by]
+    reducer = GradientReducer(parameters, mesh, bucket_bytes=1)
+    reducer.arm()
+    total = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    for i, (parameter, users) in enumerate(zip(parameters, used_by, strict=True)):
+        if mesh.data.rank in users:
+            total = total + (local(parameter, torch.float64) * (10 * i + mesh.data.rank + 1)).sum()
+    total.backward()
+    reducer.finish()
+    return [None if p.grad is None else p.grad.full_tensor() for p in parameters]
+
+
+def test_parameters_that_some_ranks_do_not_use_are_summed_with_their_own(ranks: RankPool) -> None:
+    used_by = [{0, 1}, {0}, {1}, {0, 1}, set()]
+    for gradients in ranks.run(2, _use_some, Layout(data=2), used_by):
+        expected = [sum(10 * i + rank + 1 for rank in users) for i, users in enumerate(used_by)]
+        assert [g[0].item() for g in gradients] == expected
+
+
+def test_an_unused_parameter_has_no_gradient_on_one_data_rank(ranks: RankPool) -> None:
+    assert ranks.run(1, _use_some, Layout(), [set()]) == [[None]]
+
+
+def _frozen() -> list[bool]:
+    mesh = make_mesh(Layout(data=2), CPU)
+    stack = _stack(mesh)
+    stack.columns.requires_grad_(False)
+    reducer = GradientReducer(stack.parameters(), mesh)
+    reducer.arm()
+    stack(_batch(mesh)).sum().backward()
+    reducer.finish()
+    return [p.grad is None for p in stack.columns.parameters()]
+
+
+def test_frozen_parameters_are_left_alone(ranks: RankPool) -> None:
+    assert ranks.run(2, _frozen)[0] == [True] * 6
+
+
+def _backward_twice() -> None:
+    mesh = make_mesh(Layout(data=2), CPU)
+    stack = _stack(mesh)
+    reducer = GradientReducer(stack.parameters(), mesh)
+    reducer.arm()
+    for _ in range(2):
+        stack(_batch(mesh)).sum().backward()
+
+
+def test_a_second_backward_pass_after_the_armed_one_is_refused(ranks: RankPool) -> None:
+    message = (
+        r"^`GradientReducer.arm` must be followed by one backward pass and `finish`, but a second one has begun when "
+        r"gradients were sent already. Arm the last backward pass of a step only.$"
+    )
+    with pytest.raises(RuntimeError, match=message):
+        ranks.run(2, _backward_twice)
+
+
+def _ordinary() -> None:
+    GradientReducer(nn.Linear(3, 2).parameters(), make_mesh(Layout(), CPU))
+
+
+def test_an_ordinary_parameter_is_refused(ranks: RankPool) -> None:
+    message = (
+        r"^Every parameter must be a DTensor on the tensor axis, but one of shape \(2, 3\) is an ordinary tensor. Make "
+        r"it with `replicated_parameter` or `sharded_parameter`.$"
+    )
+    with pytest.raises(LayoutError, match=message):
+        ranks.run(1, _ordinary)
+
+
+class Switch(nn.Module):
+    """A layer norm that only the first data rank uses."""
+
+    def __init__(self, mesh: ParallelMesh) -> None:
+        super().__init__()
+        self.norm, self.row = LayerNorm(H, mesh=mesh), RowParallelLinear(H, H, mesh=mesh)
+        self.use = mesh.data.rank == 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.norm(x) if self.use else x).square().sum() + self.row(torch.ones(2, S, H // 2)).sum()
+
+
+def _switch() -> None:
+    mesh = make_mesh(Layout(tensor=2, data=2, sequence_parallel=True), CPU)
+    switch = Switch(mesh)
+    reducer = GradientReducer(switch.parameters(), mesh)
+    reducer.arm()
+    switch(torch.randn(2, S // 2, H)).backward()
+    reducer.finish()
+
+
+def test_a_partial_gradient_that_one_data_rank_lacks_is_refused(ranks: RankPool) -> None:
+    message = (
+        "^Under sequence parallelism a parameter that every rank holds whole must be used on all data ranks or on "
+        r"none, but one of shape \(8,\) was used on some. Let every rank use it, if with weight zero.$"
+    )
+    with pytest.raises(RuntimeError, match=message):
+        ranks.run(4, _switch)
+
+
+def _placements_before() -> bool:
+    mesh = make_mesh(Layout(tensor=2, sequence_parallel=True), CPU)
+    norm = LayerNorm(H, mesh=mesh)
+    norm(torch.randn(2, S // 2, H)).sum().backward()
+    gradient = norm.weight.grad
+    assert isinstance(gradient, DTensor)
+    assert gradient.placements == (Partial(),)
+    try:
+        global_gradient_norm(list(norm.parameters()), mesh.tensor)
+    except AssertionError:
+        return True
+    return False
+
+
+def test_the_norm_of_partial_gradients_is_not_taken(ranks: RankPool) -> None:
+    assert ranks.run(2, _placements_before) == [True, True]
+
+
+def _accumulate_after_finish(layout: Layout) -> list[Tensor]:
+    """A step whose gradients are zeroed in place, not dropped, before the next."""
+    mesh = make_mesh(layout, CPU)
+    stack = _stack(mesh)
+    reducer = GradientReducer(stack.parameters(), mesh)
+    for _ in range(2):
+        for parameter in stack.parameters():
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+        reducer.arm()
+        stack(_batch(mesh)).square().sum().backward()
+        reducer.finish()
+    return _full_gradients(stack)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[-2:], ids=str)
+def test_gradients_that_are_zeroed_in_place_are_summed_again(ranks: RankPool, layout: Layout) -> None:
+    whole = ranks.run(1, _train_once, Layout(), 1, 1)[0]["gradients"]
+    for gradients in ranks.run(4, _accumulate_after_finish, layout):
+        torch.testing.assert_close(gradients, whole, **CLOSE)

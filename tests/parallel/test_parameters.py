@@ -1,0 +1,74 @@
+"""Parameters as distributed tensors, and the local tensors behind them."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from crosscut.config import Layout
+from crosscut.parallel import local, local_on_sequence, make_mesh, replicated_parameter, sharded_parameter
+from tests.parallel.twins import CPU, fill
+from tests.ranks import RankPool
+
+
+def _placed(layout: Layout) -> list[Any]:
+    axis = make_mesh(layout, CPU).tensor
+    place: dict[str, Any] = {"dtype": torch.float32, "device": CPU}
+    parameters = [
+        sharded_parameter((8, 6), axis, dim=0, **place),
+        sharded_parameter((8, 6), axis, dim=1, **place),
+        replicated_parameter((8, 6), axis, value=2.0, **place),
+    ]
+    return [
+        (tuple(p.shape), tuple(p.to_local().shape), p.placements[0], p.sum().full_tensor().item()) for p in parameters
+    ]
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_a_parameter_has_its_global_shape_and_each_rank_its_part(ranks: RankPool, tensor: int) -> None:
+    for columns, rows, whole in ranks.run(tensor, _placed, Layout(tensor=tensor)):
+        assert columns == ((8, 6), (8 // tensor, 6), Shard(0), 0.0)
+        assert rows == ((8, 6), (8, 6 // tensor), Shard(1), 0.0)
+        assert whole == ((8, 6), (8, 6), Replicate(), 96.0)
+
+
+def _use(layout: Layout) -> dict[str, DTensor]:
+    mesh = make_mesh(layout, CPU)
+    place: dict[str, Any] = {"dtype": torch.float32, "device": CPU}
+    cut, whole, between = (
+        sharded_parameter((8, 6), mesh.tensor, dim=1, **place),
+        replicated_parameter((6,), mesh.tensor, **place),
+        replicated_parameter((6,), mesh.tensor, **place),
+    )
+    for x in (
+        local(cut, torch.bfloat16),
+        local(whole, torch.bfloat16),
+        local_on_sequence(between, mesh, torch.bfloat16),
+    ):
+        assert type(x) is torch.Tensor
+        assert x.dtype == torch.bfloat16
+        x.sum().backward()
+    gradients = {"cut": cut.grad, "whole": whole.grad, "between": between.grad}
+    return {name: (g.placements[0], g.dtype, tuple(g.shape)) for name, g in gradients.items()}
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_gradient_has_its_parameter_s_type_and_tells_whether_it_is_partial(ranks: RankPool, split: bool) -> None:
+    for gradients in ranks.run(2, _use, Layout(tensor=2, sequence_parallel=split)):
+        assert gradients["cut"] == (Shard(1), torch.float32, (8, 6))
+        assert gradients["whole"] == (Replicate(), torch.float32, (6,))
+        assert gradients["between"] == (Partial() if split else Replicate(), torch.float32, (6,))
+
+
+def _filled(tensor: int) -> torch.Tensor:
+    parameter = sharded_parameter(
+        (6, 8), make_mesh(Layout(tensor=tensor), CPU).tensor, dim=1, dtype=torch.float32, device=CPU
+    )
+    fill(parameter, torch.arange(48.0).view(6, 8))
+    return parameter.full_tensor().detach()
+
+
+def test_parts_are_in_the_order_of_the_ranks(ranks: RankPool) -> None:
+    for whole in ranks.run(4, _filled, 4):
+        assert torch.equal(whole, torch.arange(48.0).view(6, 8))

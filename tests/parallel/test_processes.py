@@ -1,0 +1,152 @@
+"""Starting ranks, and what a user sees when one fails."""
+
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from crosscut.config import ConfigError
+from crosscut.parallel import RankFailure, launch, process_group, processes
+from tests.parallel.twins import CPU
+
+MESSAGE = "`training.steps` must be at least 1: but is 0."
+
+
+def work(folder: str, what: str) -> None:
+    """On a rank: meet the other, then fail as told while it waits."""
+    with process_group(CPU):
+        rank = dist.get_rank()
+        dist.all_reduce(torch.ones(1))
+        if rank == 1 and what == "raise":
+            raise ValueError("the cause")
+        if rank == 1 and what == "raise ours":
+            raise ConfigError(MESSAGE)
+        if rank == 1 and what == "be killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if rank == 1 and what == "leave":
+            os._exit(3)
+        if what != "succeed":
+            dist.all_reduce(torch.ones(1))  # waits for the other rank in vain
+        if what == "wait":
+            (Path(folder) / str(os.getpid())).touch()
+            time.sleep(100)
+        threads = torch.get_num_threads()
+    (Path(folder) / f"rank {rank}").write_text(f"{os.environ['LOCAL_WORLD_SIZE']} {threads}")
+
+
+@pytest.fixture
+def nothing_left(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Nothing is printed and no file or signal handler stays."""
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    temporary = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    yield
+    assert capfd.readouterr() == ("", "")
+    assert list(temporary.iterdir()) == []
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
+
+
+KILLED = (
+    "rank 1 of 2 was ended by SIGKILL; the other ranks were stopped. This is often the system running out of memory."
+)
+LEFT = "rank 1 of 2 exited with code 3; the other ranks were stopped."
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_ranks_share_the_cores_and_end(tmp_path: Path) -> None:
+    launch(work, (str(tmp_path), "succeed"), num_ranks=2)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    written = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert written == dict.fromkeys(("rank 0", "rank 1"), f"2 {max(1, cores // 2)}")
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_the_traceback_is_that_of_the_rank_at_fault(tmp_path: Path) -> None:
+    with pytest.raises(RankFailure) as caught:
+        launch(work, (str(tmp_path), "raise"), num_ranks=2)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-2:] == ["ValueError: the cause", "rank 1 of 2 failed as above; the other ranks were stopped."]
+    assert "in work" in str(caught.value)
+    assert "by peer" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_user_s_error_comes_through_as_itself(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        launch(work, (str(tmp_path), "raise ours"), num_ranks=2)
+    assert str(caught.value) == MESSAGE
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [("be killed", KILLED), pytest.param("leave", LEFT, marks=pytest.mark.slow)],
+    ids=["be killed", "leave"],
+)
+def test_a_rank_that_dies_takes_the_run_down_and_is_named(tmp_path: Path, what: str, message: str) -> None:
+    begin = time.monotonic()
+    with pytest.raises(RankFailure) as caught:
+        launch(work, (str(tmp_path), what), num_ranks=2)
+    assert str(caught.value) == message
+    assert time.monotonic() - begin < 60, "start included, on a busy machine"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_left")
+def test_an_interrupt_stops_all_ranks(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        launch(work, (str(tmp_path), "wait"), num_ranks=2)
+    for path in tmp_path.iterdir():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.name), 0)
+
+
+def test_one_rank_runs_in_this_process() -> None:
+    seen: list[tuple[int, int]] = []
+
+    def look() -> None:
+        with process_group(CPU):
+            seen.append((os.getpid(), dist.get_world_size()))
+
+    threads = torch.get_num_threads()
+    try:
+        launch(look, (), num_ranks=1)
+    finally:
+        torch.set_num_threads(threads)
+    assert seen == [(os.getpid(), 1)]
+    assert not dist.is_initialized()
+
+
+def test_a_started_rank_knows_it_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert (processes.was_started(), processes.started_world_size(), processes.is_first_started()) == (False, 1, True)
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert (processes.was_started(), processes.started_world_size(), processes.is_first_started()) == (True, 4, False)
+
+
+def test_the_device_is_the_one_that_is_named_or_the_one_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    for there in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        assert processes.choose_device("cpu") == CPU
+        assert processes.choose_device("cuda") == torch.device("cuda", 3)
+        assert processes.choose_device("auto") == (torch.device("cuda", 3) if there else CPU)

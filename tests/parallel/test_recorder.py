@@ -1,0 +1,73 @@
+"""The account of what is really sent."""
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from crosscut.config import Layout
+from crosscut.parallel import CollectiveRecorder, Sent, collectives, make_mesh
+from tests.parallel.twins import CPU
+from tests.ranks import RankPool
+
+
+def _send_all(layout: Layout) -> list[Sent]:
+    mesh = make_mesh(layout, CPU)
+    x = torch.ones(4, 6)
+    with CollectiveRecorder(mesh) as recorder:
+        collectives.all_reduce(x, mesh.tensor)
+        collectives.all_gather(x, mesh.tensor, 1)
+        collectives.reduce_scatter(x, mesh.tensor, 1)
+        collectives.all_reduce(x[0], mesh.data, "max")
+        collectives.split(x, mesh.tensor, 1)
+    collectives.all_reduce(x, mesh.tensor)  # outside
+    return recorder.sent
+
+
+def test_every_collective_is_recorded_in_order_with_its_axis_and_whole_tensor(ranks: RankPool) -> None:
+    assert (
+        ranks.run(4, _send_all, Layout(tensor=2, data=2))
+        == [
+            [
+                ("all_reduce", "tensor", 24),
+                ("all_gather", "tensor", 48),
+                ("reduce_scatter", "tensor", 24),
+                ("all_reduce", "data", 6),
+            ]
+        ]
+        * 4
+    )
+
+
+def test_an_axis_of_one_rank_sends_nothing(ranks: RankPool) -> None:
+    assert ranks.run(1, _send_all, Layout()) == [[]]
+    assert {sent.axis for sent in ranks.run(2, _send_all, Layout(data=2))[0]} == {"data"}
+
+
+def _send_inside_a_distributed_tensor() -> list[Sent]:
+    mesh = make_mesh(Layout(tensor=2), CPU)
+    whole, partial = (
+        DTensor.from_local(torch.ones(6), mesh.tensor.device_mesh, [placement])
+        for placement in (Replicate(), Partial())
+    )
+    with CollectiveRecorder(mesh) as recorder:
+        whole.add_(partial)
+    assert torch.equal(whole.to_local(), torch.full((6,), 3.0))
+    return recorder.sent
+
+
+def test_what_a_distributed_tensor_sends_by_itself_is_recorded_too(ranks: RankPool) -> None:
+    assert ranks.run(2, _send_inside_a_distributed_tensor) == [[("all_reduce", "tensor", 6)]] * 2
+
+
+@pytest.mark.parametrize("layout", [Layout(tensor=2), Layout(tensor=2, data=2)], ids=str)
+def test_recording_changes_no_result(ranks: RankPool, layout: Layout) -> None:
+    for recorded, plain in ranks.run(layout.world_size, _with_and_without, layout):
+        assert torch.equal(recorded, plain)
+
+
+def _with_and_without(layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
+    mesh = make_mesh(layout, CPU)
+    x = torch.arange(4.0) + mesh.tensor.rank
+    with CollectiveRecorder(mesh):
+        recorded = collectives.all_reduce(x, mesh.tensor)
+    return recorded, collectives.all_reduce(x, mesh.tensor)

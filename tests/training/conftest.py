@@ -1,0 +1,60 @@
+"""A small real corpus, prepared once."""
+
+from pathlib import Path
+
+import pytest
+
+from crosscut.config import RunConfig, load_run
+from crosscut.data import prepare, read_documents
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first addresses of the built-in corpus, 400 KB."""
+    path = tmp_path_factory.mktemp("text") / "addresses.txt"
+    pieces: list[str] = []
+    for document in read_documents(["builtin:state-of-the-union"], text_key="text"):
+        pieces.append(document.text)
+        if sum(map(len, pieces)) > 400_000:
+            break
+    path.write_text("\n\n".join(pieces), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def tokens_folder(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its token shards."""
+    folder = tmp_path_factory.mktemp("tokens") / "tokens"
+    config = tiny_run(folder, Path("unused"), f"data.text={text_file}").data
+    prepare(config, folder, seed=1, progress=False)
+    return folder
+
+
+def tiny_run(tokens: Path, folder: Path, *overrides: str) -> RunConfig:
+    """A run of a few steps of a tiny model."""
+    table = {
+        "model": {"preset": "laptop-tiny", "vocab_size": 500, "dropout": 0.1},
+        "data": {"tokens": str(tokens), "vocab_size": 500},
+        "training": {
+            "steps": 6,
+            "batch_size": 4,
+            "sequence_length": 32,
+            "seed": 1,
+            "validate_every": 3,
+            "validation_sequences": 8,
+            "checkpoint_every": 3,
+        },
+        "optimizer": {"learning_rate": 1e-3, "warmup_steps": 2},
+        "output": {"folder": str(folder), "sample_tokens": 5},
+    }
+    return load_run(table, overrides)
+
+
+@pytest.fixture
+def run_with(tokens_folder: Path, tmp_path: Path):
+    """Makes a tiny run on the small corpus, with overrides."""
+
+    def make(*overrides: str) -> RunConfig:
+        return tiny_run(tokens_folder, tmp_path / "run", *overrides)
+
+    return make

@@ -1,0 +1,85 @@
+"""What the tests of this folder run on ranks."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from crosscut.config import RunConfig, TrainingError
+from crosscut.data import TokenFolder
+from crosscut.parallel import CollectiveRecorder, make_mesh
+from crosscut.training.batches import Batches
+from crosscut.training.diagnosis import explain_non_finite
+from crosscut.training.loop import Loop
+from crosscut.training.step import NonFiniteError, Trainer
+
+CPU = torch.device("cpu")
+
+
+def parts(run: RunConfig) -> tuple[Trainer, Batches]:
+    mesh = make_mesh(run.layout, CPU)
+    tokens = TokenFolder.open(Path(run.tokens_folder), verify=False)
+    return Trainer(run, mesh), Batches(run, tokens, mesh)
+
+
+def losses_of(run: RunConfig, num_steps: int) -> list[float]:
+    trainer, batches = parts(run)
+    return [trainer.step(step, batches.micro_batches(step)).loss for step in range(num_steps)]
+
+
+def loop(run: RunConfig, resume_from: Path | None = None) -> dict[str, Any]:
+    """Train as `run` says; the outcome and the whole weights."""
+    trainer, batches = parts(run)
+    Path(run.output.folder).mkdir(parents=True, exist_ok=True)
+    outcome = Loop(run, trainer, batches, trainer.mesh).train(resume_from)
+    vocab_size = run.model.vocab_size
+    weights = {
+        name: p.detach().full_tensor()[: vocab_size if name == "tokens.weight" else None].clone()
+        for name, p in trainer.model.named_parameters()
+    }
+    return {"before": outcome.before.loss, "after": outcome.after.loss, "weights": weights}
+
+
+def record_step(run: RunConfig) -> list[tuple[str, str, int]]:
+    """What one step sends."""
+    trainer, batches = parts(run)
+    micro_batches = batches.micro_batches(0)
+    with CollectiveRecorder(trainer.mesh) as recorder:
+        trainer.step(0, micro_batches)
+    return [tuple(sent) for sent in recorder.sent]
+
+
+def poisoned_step(run: RunConfig, name: str, value: float) -> dict[str, Any]:
+    """A step with one weight set to `value`: the error's text and whether the other weights stayed."""
+    trainer, batches = parts(run)
+    for other, parameter in trainer.model.named_parameters():
+        if other == name:
+            parameter.data.to_local().view(-1)[0] = value
+    before = [p.detach().to_local().clone() for p in trainer.parameters]
+    try:
+        trainer.step(0, batches.micro_batches(0))
+    except NonFiniteError:
+        error = explain_non_finite(0, trainer, batches)
+        assert isinstance(error, TrainingError)
+        after = [p.detach().to_local() for p in trainer.parameters]
+        same = all(torch.equal(a, b) or math.isnan(a.sum()) for a, b in zip(before, after, strict=True))
+        return {"message": str(error), "unchanged": same}
+    return {"message": "", "unchanged": False}
+
+
+def masked_loss_and_gradient(run: RunConfig, num_ignored: list[int]) -> tuple[float, list[torch.Tensor]]:
+    """Loss and gradients of a batch whose sequences each have some targets ignored."""
+    trainer, batches = parts(run)
+    tokens, targets = batches.training.batch(0, batch_size=run.training.batch_size)
+    targets = targets.copy()  # it is a view into the tokens
+    for row, count in zip(targets, num_ignored, strict=True):
+        row[:count] = -100
+    data, micro = trainer.mesh.data, run.micro_batch_size
+    first = data.rank * (run.training.batch_size // data.size)
+    mine = [
+        (torch.from_numpy(tokens[i : i + micro]), torch.from_numpy(targets[i : i + micro]))
+        for i in range(first, first + run.training.batch_size // data.size, micro)
+    ]
+    loss = trainer.accumulate(0, mine)
+    return loss.item(), [p.grad.full_tensor()[: run.model.vocab_size] for p in trainer.parameters]

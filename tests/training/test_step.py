@@ -1,0 +1,100 @@
+import pytest
+import torch
+
+from crosscut.config import OptimizerConfig
+from crosscut.training.optimizer import make_optimizer
+from tests.training.jobs import losses_of, masked_loss_and_gradient, parts, poisoned_step
+
+
+def decays_of(run) -> dict[str, float]:
+    trainer, _ = parts(run)
+    decay = {id(p): group["weight_decay"] for group in trainer.optimizer.param_groups for p in group["params"]}
+    return {name: decay[id(p)] for name, p in trainer.model.named_parameters()}
+
+
+def test_biases_and_layer_norms_do_not_decay(ranks, run_with):
+    decays = ranks.run(1, decays_of, run_with())[0]
+    assert decays["tokens.weight"] == decays["blocks.0.mlp.expand.weight"] == 0.01
+    assert decays["blocks.0.mlp.expand.bias"] == decays["final_norm.weight"] == decays["final_norm.bias"] == 0.0
+    assert {name for name, value in decays.items() if value} == {
+        name for name in decays if name.endswith("weight") and "norm" not in name
+    }
+
+
+def test_micro_batches_add_up_to_the_whole_batch(ranks, run_with):
+    whole = ranks.run(1, losses_of, run_with("model.dropout=0.0", "training.precision=float64"), 4)[0]
+    split = ranks.run(
+        1, losses_of, run_with("model.dropout=0.0", "training.precision=float64", "training.micro_batch_size=1"), 4
+    )[0]
+    assert split == pytest.approx(whole, rel=1e-12)
+
+
+def test_micro_batches_on_data_ranks_add_up_to_the_whole_batch(ranks, run_with):
+    options = ("model.dropout=0.0", "training.precision=float64")
+    whole = ranks.run(1, losses_of, run_with(*options), 4)[0]
+    split = ranks.run(2, losses_of, run_with(*options, "training.micro_batch_size=1", "layout.data=2"), 4)
+    assert split[0] == split[1]
+    assert split[0] == pytest.approx(whole, rel=1e-10)
+
+
+@pytest.mark.parametrize("options", [("layout.data=2",), ("training.micro_batch_size=1",)], ids=["data", "micro"])
+def test_loss_is_normalised_by_the_targets_of_all_ranks(ranks, run_with, options):
+    ignored = [0, 0, 31, 20]  # the second rank has far fewer targets than the first
+    base = ("model.dropout=0.0", "training.precision=float64")
+    loss, gradients = ranks.run(1, masked_loss_and_gradient, run_with(*base), ignored)[0]
+    run = run_with(*base, *options)
+    split_loss, split_gradients = ranks.run(run.layout.world_size, masked_loss_and_gradient, run, ignored)[0]
+    assert split_loss == pytest.approx(loss, rel=1e-12)
+    for one, other in zip(gradients, split_gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+
+
+def test_dropout_repeats_at_the_same_step_and_differs_at_another(ranks, run_with):
+    run = run_with()
+    assert ranks.run(1, losses_of, run, 2)[0] == ranks.run(1, losses_of, run, 2)[0]
+
+
+def test_bfloat16_arithmetic_stays_near_float32(ranks, run_with):
+    exact = ranks.run(1, losses_of, run_with("model.dropout=0.0"), 6)[0]
+    rough = ranks.run(1, losses_of, run_with("model.dropout=0.0", "training.precision=bfloat16"), 6)[0]
+    assert rough == pytest.approx(exact, rel=2e-3)
+    assert rough != exact
+
+
+@pytest.mark.parametrize(
+    ("layout", "num_ranks"), [("layout.tensor=1", 1), ("layout.tensor=2", 2), ("layout.data=2", 2)]
+)
+def test_non_finite_step_names_layer_and_documents_and_changes_nothing(ranks, run_with, layout, num_ranks):
+    run = run_with(layout, "model.dropout=0.0")
+    told = ranks.run(num_ranks, poisoned_step, run, "blocks.1.mlp.expand.weight", float("nan"))
+    assert all(t["unchanged"] for t in told)
+    assert len({t["message"] for t in told}) == 1
+    message = told[0]["message"]
+    assert "at step 0 they are not" in message
+    assert "began in the output of `blocks.1.mlp.expand`" in message
+    assert "addresses.txt:" in message
+    assert "--resume" in message
+
+
+def test_non_finite_gradient_of_a_finite_loss_names_the_parameter(ranks, run_with):
+    told = ranks.run(1, overflowing_gradient, run_with("model.dropout=0.0"))[0]
+    assert "the gradient of `blocks.1.mlp.contract.bias`" in told
+
+
+def overflowing_gradient(run) -> str:
+    from crosscut.training.diagnosis import explain_non_finite
+
+    trainer, batches = parts(run)
+    trainer.accumulate(0, batches.micro_batches(0))
+    dict(trainer.model.named_parameters())["blocks.1.mlp.contract.bias"].grad.to_local()[0] = float("inf")
+    return str(explain_non_finite(0, trainer, batches))
+
+
+def test_weight_decay_is_decoupled():
+    layer = torch.nn.Linear(3, 2)
+    start = layer.weight.detach().clone()
+    optimizer = make_optimizer(layer, OptimizerConfig(learning_rate=0.5, weight_decay=0.1))
+    for parameter in layer.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    torch.testing.assert_close(layer.weight.detach(), start * (1 - 0.5 * 0.1))

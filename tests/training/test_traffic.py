@@ -1,0 +1,52 @@
+"""The planner's account of what a step sends is the account of what it sends."""
+
+from collections import Counter
+
+import pytest
+
+from crosscut.planner import parameters_per_rank, step_traffic
+from tests.training.jobs import parts, record_step
+
+LAYOUTS = [
+    (),
+    ("layout.tensor=2",),
+    ("layout.tensor=4",),
+    ("layout.tensor=2", "layout.sequence_parallel=true"),
+    ("layout.data=2",),
+    ("layout.tensor=2", "layout.data=2"),
+    ("layout.tensor=2", "layout.data=2", "layout.sequence_parallel=true"),
+    ("layout.tensor=2", "training.micro_batch_size=1"),
+    ("layout.tensor=2", "layout.data=2", "training.micro_batch_size=1"),
+]
+
+
+@pytest.mark.parametrize("options", LAYOUTS, ids=[" ".join(o) or "one rank" for o in LAYOUTS])
+def test_recorded_collectives_are_the_planned_ones(ranks, run_with, options):
+    run = run_with("model.dropout=0.0", *options)
+    recorded = ranks.run(run.layout.world_size, record_step, run)[0]
+    planned: Counter = Counter()
+    for collective in step_traffic(run):
+        planned[(collective.operation, collective.axis, collective.elements)] += collective.count
+    assert Counter(recorded) == planned
+
+
+@pytest.mark.parametrize("options", LAYOUTS[:4], ids=[" ".join(o) or "one rank" for o in LAYOUTS[:4]])
+def test_planned_parameters_are_held(ranks, run_with, options):
+    run = run_with(*options)
+    assert set(ranks.run(run.layout.world_size, held, run)) == {parameters_per_rank(run.model, run.layout)}
+
+
+def held(run) -> int:
+    trainer, _ = parts(run)
+    return sum(p.to_local().numel() for p in trainer.parameters)
+
+
+def test_per_layer_two_all_reduces_forward_and_two_backward(ranks, run_with):
+    run = run_with("layout.tensor=2", "model.dropout=0.0", "model.num_layers=5")
+    recorded = ranks.run(2, record_step, run)[0]
+    size = run.training.batch_size * run.training.sequence_length * run.model.hidden_size
+    of_layers = [sent for sent in recorded if sent == ("all_reduce", "tensor", size)]
+    assert len(of_layers) == 4 * 5 + 2  # the embedding's g forward and the loss's f backward
+    others = [elements for _, _, elements in recorded if elements != size]
+    tokens = run.training.batch_size * run.training.sequence_length
+    assert sum(others) <= 3 * tokens + 100  # the loss's scalars and the gradient norm
