@@ -81,7 +81,7 @@ def _with_torch_optimizer(parameters: list[Any], compute_loss: Any) -> Any:
 
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.01, fused=True)
 
-    def step(number: int, tokens: torch.Tensor, targets: torch.Tensor) -> float:
+    def step(_number: int, tokens: torch.Tensor, targets: torch.Tensor) -> float:
         loss = compute_loss(tokens, targets)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -111,7 +111,7 @@ def make_transformers(shape: Shape) -> Any:
 
 
 def make_litgpt(shape: Shape) -> Any:
-    """litgpt's GPT in the same sizes, its embeddings tied like GPT-2's, with its chunked loss.
+    """Litgpt's GPT in the same sizes, its embeddings tied like GPT-2's, with its chunked loss.
 
     It has rotary positions instead of learned ones, a difference of 0.1% of the parameters.
     """

@@ -38,7 +38,9 @@ def list_checkpoints(root: Path) -> list[Path]:
 def latest_checkpoint(root: Path) -> Path:
     """The newest whole checkpoint. Raises `CheckpointError` where there is none."""
     if not (found := list_checkpoints(root)):
-        raise CheckpointError(f"`{root}` must hold a checkpoint to resume from, but holds none. Start without --resume.")
+        raise CheckpointError(
+            f"`{root}` must hold a checkpoint to resume from, but holds none. Start without --resume."
+        )
     return found[-1]
 
 

@@ -86,7 +86,7 @@ def _reason(error: BaseException) -> str:
     return str(inner).strip().splitlines()[0].rstrip(".") if str(inner).strip() else type(inner).__name__
 
 
-class _PaddingLoadPlanner(DefaultLoadPlanner):  # type: ignore[misc]  # untyped in PyTorch
+class _PaddingLoadPlanner(DefaultLoadPlanner):
     """Lets the rows of padded tensors differ in number; rows that were not saved stay as they are."""
 
     def __init__(self, padded: Mapping[str, int]) -> None:

@@ -4,14 +4,16 @@ Plain Python: this room imports neither torch nor numpy nor any other room, so t
 found before a process starts.
 """
 
+from crosscut.config.conventions import IGNORED, default_loss_chunk, padded_vocab_size
 from crosscut.config.errors import CheckpointError, ConfigError, CrosscutError, DataError, LayoutError, TrainingError
-from crosscut.config.layout import Layout, padded_vocab_size
+from crosscut.config.layout import Layout
 from crosscut.config.loading import dump_toml, load_run, write_toml
 from crosscut.config.model import ModelConfig
 from crosscut.config.presets import PRESETS
 from crosscut.config.run import DataConfig, OptimizerConfig, OutputConfig, RunConfig, TrainingConfig
 
 __all__ = [
+    "IGNORED",
     "PRESETS",
     "CheckpointError",
     "ConfigError",
@@ -26,6 +28,7 @@ __all__ = [
     "RunConfig",
     "TrainingConfig",
     "TrainingError",
+    "default_loss_chunk",
     "dump_toml",
     "load_run",
     "padded_vocab_size",

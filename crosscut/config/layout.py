@@ -4,15 +4,6 @@ from dataclasses import dataclass
 
 from crosscut.config.checks import require_at_least
 
-VOCABULARY_MULTIPLE = 128
-"""Entries per rank are a multiple of this, so that the logit product has an efficient shape (paper, section 5.1)."""
-
-
-def padded_vocab_size(vocab_size: int, tensor: int) -> int:
-    """The vocabulary as it is cut: the next multiple of 128 x tensor ranks. Padded entries take no probability."""
-    multiple = VOCABULARY_MULTIPLE * tensor
-    return -(-vocab_size // multiple) * multiple
-
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:

@@ -5,12 +5,11 @@ Gets ranks and sizes as integers and knows no torch. docs/data.md describes the 
 
 from crosscut.data.documents import Document, read_documents
 from crosscut.data.prepare import prepare
-from crosscut.data.sampler import IGNORED, Sampler, ValidationSampler
+from crosscut.data.sampler import Sampler, ValidationSampler
 from crosscut.data.tokenizer import Tokenizer
 from crosscut.data.tokens import Shard, TokenFolder
 
 __all__ = [
-    "IGNORED",
     "Document",
     "Sampler",
     "Shard",

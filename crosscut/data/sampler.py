@@ -16,11 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from crosscut.config import IGNORED
 from crosscut.config.errors import DataError
 from crosscut.data.tokens import Shard
-
-IGNORED = -100
-"""Target at a place that counts for nothing, the value that cross entropy passes over."""
 
 SHARDS_KEY, DOCUMENTS_KEY, PORTIONS_KEY = 2, 3, 4  # 1 is the split's
 

@@ -31,9 +31,9 @@ class Score:
 def evaluate_loss(model: GPT, batches: Iterable[tuple[Tensor, Tensor]]) -> Score:
     """Score a model without dropout; the same result on every rank.
 
-    `batches` are this data rank's (tokens [B, S], targets [B, S]); every data rank must have the same number of batches,
-    filled up with ignored targets. Communication: those of the forward pass, and one all-reduce of two elements over
-    the data axis.
+    `batches` are this data rank's (tokens [B, S], targets [B, S]); every data rank must have the same number of them,
+    filled up with ignored targets. Communication: that of the forward passes, and one all-reduce of two elements
+    over the data axis.
     """
     was_training = model.training
     model.eval()

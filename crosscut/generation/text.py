@@ -22,7 +22,7 @@ def continue_text(model: GPT, tokens: TokenFolder, prompt: str, sampling: Sampli
 
 
 def generate_text(folder: Path, prompt: str, sampling: Sampling, *, tensor: int) -> None:
-    """Print a text by the newest checkpoint of the run in `folder`, cut over `tensor` ranks, whatever layout trained it.
+    """Print a text by the newest checkpoint of the run in `folder`, cut over `tensor` ranks, whatever trained it.
 
     Raises `ConfigError`, `LayoutError`, `DataError` or `CheckpointError`.
     """

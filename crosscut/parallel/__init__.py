@@ -4,7 +4,8 @@ Usable without the rest: bring a model of your own, build it from these layers, 
 this room imports torch.
 """
 
-from crosscut.parallel.cross_entropy import IGNORED, vocab_parallel_cross_entropy
+from crosscut.config import IGNORED
+from crosscut.parallel.cross_entropy import vocab_parallel_cross_entropy
 from crosscut.parallel.embedding import PositionEmbedding, VocabParallelEmbedding
 from crosscut.parallel.gradients import GradientReducer, clip_gradients_, global_gradient_norm
 from crosscut.parallel.linear import ColumnParallelLinear, RowParallelLinear

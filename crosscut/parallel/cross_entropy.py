@@ -19,16 +19,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from crosscut.config import LayoutError
+from crosscut.config import IGNORED, LayoutError, default_loss_chunk
 from crosscut.config.checks import require_at_least
 from crosscut.parallel.collectives import all_reduce
 from crosscut.parallel.mesh import Axis
-
-IGNORED = -100
-"""A target with this value adds nothing to the loss."""
-
-CHUNK_ELEMENTS = 1 << 25
-"""Logits alive at once on one rank, unless the caller says otherwise: 128 MiB in float32."""
 
 
 class _Part(NamedTuple):
@@ -73,7 +67,7 @@ def vocab_parallel_cross_entropy(
     gets there).
     """
     local_size = weight.shape[0]
-    chunk = chunk_size(local_size) if chunk_tokens is None else chunk_tokens
+    chunk = default_loss_chunk(local_size) if chunk_tokens is None else chunk_tokens
     require_at_least("chunk_tokens", chunk, 1)
     _require_fit(hidden, weight, targets, vocab_size, axis)
     first = axis.rank * local_size
@@ -82,11 +76,6 @@ def vocab_parallel_cross_entropy(
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     loss: Tensor = _ProjectAndCompare.apply(hidden, weight, targets, part, _Plan(scale, chunk, needs_grad))
     return loss
-
-
-def chunk_size(local_size: int) -> int:
-    """Tokens of a chunk for `local_size` vocabulary entries on a rank, when the caller does not say."""
-    return max(1, CHUNK_ELEMENTS // local_size)
 
 
 def _require_fit(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, axis: Axis) -> None:

@@ -13,16 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from crosscut.config import RunConfig, padded_vocab_size
+from crosscut.config import RunConfig, default_loss_chunk, padded_vocab_size
 from crosscut.config.checks import require_at_least
 from crosscut.planner.parameters import known_vocab_size, num_tensors, parameters_per_rank, replicated_parameters
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter"]
 Axis = Literal["tensor", "data"]
 Phase = Literal["forward", "backward", "step"]
-
-LOSS_CHUNK_ELEMENTS = 1 << 25
-"""Logits that the loss holds at once on one rank. It sets how often the loss sends, not how much."""
 
 _ACTIVATION_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
 # Gradients and the loss's sums stay float32 when activations are bfloat16.
@@ -67,12 +64,13 @@ class Collective:
 def step_traffic(run: RunConfig, *, loss_chunk_tokens: int | None = None) -> list[Collective]:
     """The collectives of one training step of `run`, grouped by purpose.
 
-    `loss_chunk_tokens` is the number of tokens whose logits the loss holds at once; None takes as many as hold
-    `LOSS_CHUNK_ELEMENTS` logits on a rank. Raises `ConfigError` where `model.vocab_size` is still 0 or
+    `loss_chunk_tokens` is the number of tokens whose logits the loss holds at once, by default the one that training
+    takes; it sets how often the loss sends, not how much. Raises `ConfigError` where `model.vocab_size` is still 0 or
     `loss_chunk_tokens` is below 1.
     """
     if loss_chunk_tokens is None:
-        loss_chunk_tokens = _default_chunk_tokens(run)
+        local_vocab_size = padded_vocab_size(known_vocab_size(run.model), run.layout.tensor) // run.layout.tensor
+        loss_chunk_tokens = default_loss_chunk(local_vocab_size)
     require_at_least("loss_chunk_tokens", loss_chunk_tokens, 1)
     split = run.layout.sequence_parallel
     collectives = [
@@ -213,9 +211,3 @@ def _totals(run: RunConfig) -> list[Collective]:
 def _activation_elements(run: RunConfig) -> int:
     """What crosses at each meeting of the tensor ranks: b s h."""
     return run.micro_batch_size * run.training.sequence_length * run.model.hidden_size
-
-
-def _default_chunk_tokens(run: RunConfig) -> int:
-    tensor = run.layout.tensor
-    local_vocab_size = padded_vocab_size(known_vocab_size(run.model), tensor) // tensor
-    return max(1, LOSS_CHUNK_ELEMENTS // local_vocab_size)

@@ -29,9 +29,7 @@ class Batches:
             step, batch_size=self.run.training.batch_size, rank=self.mesh.data.rank, size=self.mesh.data.size
         )
         size = self.run.micro_batch_size
-        return [
-            self._to_device(tokens[i : i + size], targets[i : i + size]) for i in range(0, tokens.shape[0], size)
-        ]
+        return [self._to_device(tokens[i : i + size], targets[i : i + size]) for i in range(0, tokens.shape[0], size)]
 
     def validation_batches(self) -> Iterator[Batch]:
         """This data rank's validation batches, in order; every rank gets the same number of them."""

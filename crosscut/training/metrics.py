@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -39,10 +39,12 @@ class Metrics:
         self._board = SummaryWriter(str(folder / TENSORBOARD_FOLDER), purge_step=start)
         self._display = _Display(num_steps, start)
 
-    def __enter__(self) -> "Metrics":
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.active:
             self._display.close()
             self._file.close()
@@ -70,7 +72,7 @@ class Metrics:
         self._file.flush()
         for name, value in values.items():
             if isinstance(value, int | float):
-                self._board.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+                self._board.add_scalar(name, value, step)
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

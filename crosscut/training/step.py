@@ -85,7 +85,7 @@ class Trainer:
             if index == len(micro_batches) - 1:
                 self.reducer.arm()
             loss = self.model.loss(tokens, targets, scale=scale)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             total = total + loss.detach()
         self.reducer.finish()
         return all_reduce(total, self.mesh.data)

@@ -14,11 +14,10 @@ from crosscut.checkpoint import (
     read_progress,
     save_checkpoint,
 )
-from crosscut.config import CheckpointError, Layout, ModelConfig
+from crosscut.config import CheckpointError, Layout, ModelConfig, OptimizerConfig
 from crosscut.model import GPT, initialize
 from crosscut.parallel import RandomStreams, make_mesh
 from crosscut.training.optimizer import make_optimizer
-from crosscut.config import OptimizerConfig
 
 MODEL = ModelConfig(num_layers=1, hidden_size=16, num_heads=4, vocab_size=300, max_sequence_length=8, dropout=0.0)
 PADDED = {"tokens.weight": MODEL.vocab_size}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crosscut.config import DataError
-from crosscut.data import IGNORED, Sampler, Shard, ValidationSampler
+from crosscut.config import IGNORED, DataError
+from crosscut.data import Sampler, Shard, ValidationSampler
 
 S = 7
 MakeShard = Callable[..., Shard]

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from crosscut.config import ConfigError, Layout, ModelConfig, RunConfig, TrainingConfig
+from crosscut.config import ConfigError, Layout, ModelConfig, RunConfig, TrainingConfig, default_loss_chunk
 from crosscut.planner import Collective, parameters_per_rank, step_traffic, wire_bytes_per_step
 
 H, L, P, S = 32, 3, 48, 16
@@ -80,13 +80,11 @@ def test_loss_sends_three_scalars_per_token_in_chunks(chunk_tokens: int, sequenc
     assert all(c.operation == "all_reduce" and c.axis == "tensor" for c in loss)
 
 
-def test_default_loss_chunk_is_the_one_that_the_loss_takes() -> None:
-    cross_entropy = pytest.importorskip("crosscut.parallel.cross_entropy", reason="torch is not installed")
+def test_default_loss_chunk_holds_the_logits_that_training_keeps() -> None:
     local_vocab_size = 2**22
     model = ModelConfig(num_layers=1, hidden_size=8, num_heads=2, vocab_size=2 * local_vocab_size)
     run = RunConfig(model=model, layout=Layout(tensor=2), training=TrainingConfig(batch_size=1, sequence_length=64))
-    loss = the_only("loss maximum", step_traffic(run))
-    assert loss.elements == cross_entropy.chunk_size(local_vocab_size) == 8
+    assert the_only("loss maximum", step_traffic(run)).elements == default_loss_chunk(local_vocab_size) == 8
 
 
 def test_loss_does_not_grow_with_the_vocabulary() -> None:

@@ -1,0 +1,21 @@
+"""What rooms that never see each other agree on."""
+
+IGNORED = -100
+"""A target that adds nothing to the loss: written by `data`, passed over by `parallel`."""
+
+VOCABULARY_MULTIPLE = 128
+"""Entries per rank are a multiple of this, so that the logit product has an efficient shape (paper, section 5.1)."""
+
+LOGITS_AT_ONCE = 1 << 25
+"""Logits that the loss keeps on one rank at a time, 128 MiB in float32: as many tokens as fit make a chunk."""
+
+
+def padded_vocab_size(vocab_size: int, tensor: int) -> int:
+    """The vocabulary as it is cut: the next multiple of 128 x tensor ranks. Padded entries take no probability."""
+    multiple = VOCABULARY_MULTIPLE * tensor
+    return -(-vocab_size // multiple) * multiple
+
+
+def default_loss_chunk(local_vocab_size: int) -> int:
+    """Tokens whose logits the loss computes together, with `local_vocab_size` vocabulary entries on a rank."""
+    return max(1, LOGITS_AT_ONCE // local_vocab_size)

@@ -1,0 +1,54 @@
+"""A small text file and a way to run the real command."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from crosscut.data import read_documents
+
+TINY = (
+    "model.num_layers=2",
+    "model.hidden_size=32",
+    "model.num_heads=4",
+    "model.max_sequence_length=64",
+    "data.vocab_size=300",
+    "training.steps=4",
+    "training.batch_size=4",
+    "training.sequence_length=32",
+    "training.validation_sequences=8",
+    "training.validate_every=2",
+    "training.checkpoint_every=2",
+    "optimizer.warmup_steps=1",
+    "output.sample_tokens=5",
+)
+
+
+@pytest.fixture(scope="session")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plain text file of 150 KB, as a reader may have one."""
+    path = tmp_path_factory.mktemp("book") / "book.txt"
+    text = next(iter(read_documents(["builtin:state-of-the-union"], text_key="text"))).text
+    paragraphs = [text[i : i + 500] for i in range(0, len(text), 500)]
+    path.write_text("\n\n".join(paragraphs * (150_000 // len(text) + 1)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def crosscut() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `crosscut` with arguments, in a process of its own."""
+
+    def run(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        return run_python("-m", "crosscut", *arguments, timeout=timeout)
+
+    return run
+
+
+def run_python(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=timeout, env=environment, check=False
+    )

@@ -1,0 +1,111 @@
+"""A user's mistake is one message on one line, exit status 2, and no process started."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from crosscut.cli import main as run_main
+from tests.cli.conftest import TINY
+
+
+@pytest.fixture
+def fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """Runs a command that must fail, in this process and with `launch` out of reach; gives its message."""
+    import crosscut.training.run
+
+    def no_launch(*_arguments: object, **_options: object) -> None:
+        raise AssertionError("a process was about to start")
+
+    monkeypatch.setattr(crosscut.training.run, "launch", no_launch)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> str:
+        monkeypatch.setattr("sys.argv", ["crosscut", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            run_main()
+        assert stopped.value.code == 2
+        message = capsys.readouterr().err.strip().splitlines()[-1]
+        assert message.startswith("crosscut: ")
+        return message.removeprefix("crosscut: ")
+
+    return run
+
+
+def test_missing_file_names_one_that_is_there(fail):
+    assert fail("train", "nowhere.toml").startswith("`nowhere.toml` must be a TOML file, but there is none.")
+
+
+def test_unknown_key_names_the_nearest(fail):
+    assert "The nearest is `training.steps`." in fail("train", "training.step=3")
+
+
+def test_tensor_must_divide_the_heads(fail):
+    assert fail("train", *TINY, "layout.tensor=3") == (
+        "`layout.tensor` must divide `model.num_heads` (4), but is 3. Try 1, 2 or 4."
+    )
+
+
+def test_missing_text_is_told(fail):
+    assert "no-such-book.txt" in fail("train", *TINY, "data.text=no-such-book.txt", "output.folder=run")
+
+
+def test_undecodable_text_names_file_and_offset(fail, tmp_path):
+    (tmp_path / "bad.txt").write_bytes(b"good words\n" * 10 + b"\xff\xfe")
+    message = fail("train", *TINY, "data.text=bad.txt", "output.folder=run")
+    assert "bad.txt" in message
+    assert "110" in message
+    assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
+
+
+def test_text_shorter_than_a_sequence_is_told(fail, tmp_path):
+    (tmp_path / "short.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    message = fail("train", *TINY, "data.text=short.jsonl", "output.folder=run")
+    assert "`training.sequence_length` + 1 = 33 tokens" in message
+
+
+def test_vocabulary_smaller_than_the_tokenizers_is_told(fail, book):
+    message = fail("train", *TINY, f"data.text={book}", "model.vocab_size=100", "output.folder=run")
+    assert message.startswith("`model.vocab_size` must hold the tokenizer's vocabulary (300), but is 100.")
+
+
+def test_resuming_without_a_checkpoint_is_told(fail, book):
+    message = fail("train", *TINY, f"data.text={book}", "output.folder=run", "--resume")
+    assert message.startswith("`run/checkpoints` must hold a checkpoint to resume from, but holds none.")
+
+
+def test_run_folder_with_checkpoints_is_not_overwritten(fail, tmp_path):
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000001"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "progress.json").write_text("{}")
+    assert "holds checkpoints of a run. Pass --resume" in fail("train", *TINY, "output.folder=run")
+
+
+def test_changed_shard_is_told(fail, book, tmp_path):
+    from crosscut.config import DataConfig
+    from crosscut.data import prepare
+
+    prepare(DataConfig(text=(str(book),), vocab_size=300), tmp_path / "tokens", seed=1, progress=False)
+    shard = tmp_path / "tokens" / "train-0.tokens"
+    damaged = bytearray(shard.read_bytes())
+    damaged[10] ^= 1
+    shard.write_bytes(bytes(damaged))
+    message = fail("train", *TINY, "data.text=[]", "data.tokens=tokens", "output.folder=run")
+    assert "train-0.tokens` must have the SHA-256" in message
+
+
+def test_wrong_number_of_started_processes_is_told(fail, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert fail("train", *TINY, "layout.tensor=2") == (
+        "`layout.tensor` x `layout.data` must be the number of processes (3), but is 2 x 1 = 2. Start 2 processes or "
+        "change the layout."
+    )
+
+
+def test_unknown_command_is_clicks_to_tell():
+    from crosscut.cli.main import commands
+
+    result = CliRunner().invoke(commands, ["trian"])
+    assert result.exit_code == 2
+    assert "No such command 'trian'" in result.output

@@ -1,0 +1,133 @@
+"""The real command, in real processes."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import TINY
+
+
+def test_readers_own_text_trains_resumes_elsewhere_and_writes(crosscut, book, tmp_path):
+    run = tmp_path / "run"
+    trained = crosscut("train", *TINY, f"data.text={book}", "layout.tensor=2", f"output.folder={run}")
+    assert trained.returncode == 0, trained.stderr
+    assert "perplexity" in trained.stdout
+    for name in ("config.toml", "metrics.jsonl", "loss.png", "sample.txt", "summary.json"):
+        assert (run / name).stat().st_size > 0, name
+    assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert any((run / "tensorboard").iterdir())
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["validation_perplexity_after"] < summary["validation_perplexity_before"]
+    assert summary["layout"] == "tensor 2 x data 1"
+
+    config = str(run / "config.toml")
+    resumed = crosscut("train", config, "--resume", "training.steps=6", "layout.tensor=1", "layout.data=2")
+    assert resumed.returncode == 0, resumed.stderr
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines() if '"loss"' in line]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+    written = crosscut("generate", str(run), "--prompt", "Fellow citizens", "--tokens", "10", "--tensor", "4")
+    assert written.returncode == 0, written.stderr
+    assert written.stdout.startswith("Fellow citizens")
+
+
+def test_prepare_makes_the_tokens_that_train_then_uses(crosscut, book, tmp_path):
+    options = (*TINY, f"data.text={book}", "layout.tensor=1", f"output.folder={tmp_path / 'run'}")
+    prepared = crosscut("prepare", *options)
+    assert prepared.returncode == 0, prepared.stderr
+    assert "training and" in prepared.stdout
+    manifest = tmp_path / "run" / "tokens" / "manifest.json"
+    made = manifest.stat().st_mtime_ns
+    trained = crosscut("train", *options)
+    assert trained.returncode == 0, trained.stderr
+    assert manifest.stat().st_mtime_ns == made
+
+
+def test_two_torchrun_nodes_make_one_run(book, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    nodes = [
+        subprocess.Popen(
+            [
+                sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}",
+                "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}", "-m", "crosscut", "train",
+                *TINY, f"data.text={book}", "layout.tensor=2", f"output.folder={tmp_path / 'run'}",
+            ],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for node in range(2)
+    ]  # fmt: skip
+    outputs = [node.communicate(timeout=120) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], outputs
+    assert "perplexity" in outputs[0][0]
+    assert outputs[1][0] == ""
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 4
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the ranks through /proc")
+def test_killed_rank_ends_the_run_in_seconds_and_leaves_the_last_checkpoint(book, tmp_path):
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "crosscut", "train", *TINY, f"data.text={book}", "layout.tensor=2",
+         "training.steps=100000", "training.validate_every=0", f"output.folder={run}"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not list((run / "checkpoints").glob("step-*")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    ranks = [pid for pid in children_of(process.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(ranks) == 2, "both ranks must be running"
+    killed = time.monotonic()
+    os.kill(ranks[1], signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert time.monotonic() - killed < 10
+    assert process.returncode == 1
+    assert "was ended by SIGKILL" in errors
+    assert list((run / "checkpoints").glob("step-*"))
+
+
+FAILING_RUN = """
+import torch
+from crosscut.config import Layout
+from crosscut.parallel import make_mesh, process_group
+from crosscut.parallel.collectives import all_reduce
+from crosscut.parallel.processes import joined_rank
+
+with joined_rank(), process_group(torch.device("cpu")):
+    mesh = make_mesh(Layout(tensor=2), torch.device("cpu"))
+    for step in range(1000):
+        if step == 5 and mesh.tensor.rank == 1:
+            raise ValueError("this rank is at fault")
+        all_reduce(torch.ones(10), mesh.tensor)
+"""
+
+
+def test_under_torchrun_the_failed_ranks_traceback_comes_once_and_first(tmp_path):
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING_RUN)
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)],
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert time.monotonic() - start < 60
+    assert done.returncode != 0
+    assert done.stderr.count("ValueError: this rank is at fault") == 1
+    assert done.stderr.count("Traceback (most recent call last)") >= 1
+    first = done.stderr.index("Traceback (most recent call last)")
+    assert "this rank is at fault" in done.stderr[first : first + 800]
+    assert "crosscut: rank 1 failed as above." in done.stderr
