@@ -75,7 +75,7 @@ def train(layout: Layout, num_steps: int) -> None:
             reducer.arm()
             loss.backward()
             reducer.finish()
-            clip_gradients_(parameters, global_gradient_norm(parameters, mesh.tensor), 1.0)
+            clip_gradients_(parameters, global_gradient_norm(parameters), 1.0)
             optimizer.step()
             optimizer.zero_grad()
             if step % (num_steps // 4) == 0:

@@ -118,24 +118,27 @@ class GradientReducer:
         _set_gradients(bucket.parameters, summed)
 
 
-def global_gradient_norm(parameters: Sequence[nn.Parameter], axis: Axis) -> Tensor:
+def global_gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
     """The 2-norm of all gradients as if on one device: a scalar, the same on every rank of the tensor axis.
 
-    A replicated parameter counts once, a sharded one in all its parts. Communication: one all-reduce of one element,
-    whatever the number of parameters. Needs summed gradients (`GradientReducer.finish`).
+    A replicated parameter counts once, a sharded one in all its parts: the gradients' placements say which is which,
+    and PyTorch heeds them. Communication: one all-reduce over the tensor axis of an element for each parameter. Needs
+    summed gradients (`GradientReducer.finish`).
     """
-    with_gradient = [p for p in parameters if p.grad is not None]
-    sharded = [_local(p.grad) for p in with_gradient if _is_sharded(p)]
-    replicated = [_local(p.grad) for p in with_gradient if not _is_sharded(p)]
-    assert not any(_is_partial(p.grad) for p in with_gradient), "gradients must be summed before their norm is taken"
-    square = all_reduce(_sum_of_squares(sharded, like=parameters[0]), axis)
-    return (square + _sum_of_squares(replicated, like=parameters[0])).sqrt()
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    assert not any(map(_is_partial, gradients)), "gradients must be summed before their norm is taken"
+    norm = torch.nn.utils.get_total_norm(gradients)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
-def clip_gradients_(parameters: Sequence[nn.Parameter], norm: Tensor, max_norm: float) -> None:
-    """Scale all gradients down to a global norm of `max_norm` where `norm` is larger (paper, section 4.1.1)."""
-    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_([_local(p.grad) for p in parameters if p.grad is not None], factor)
+def clip_gradients_(parameters: Sequence[nn.Parameter], norm: Tensor | float, max_norm: float) -> None:
+    """Scale all gradients down to a global norm of `max_norm` where `norm` is larger (paper, section 4.1.1).
+
+    The same arithmetic as PyTorch's `clip_grad_norm_`, but gradients that are small enough are not touched.
+    """
+    factor = max_norm / (norm + 1e-6)
+    if factor < 1.0:
+        torch._foreach_mul_([_local(p.grad) for p in parameters if p.grad is not None], factor)
 
 
 def _sum_partial(parameters: list[nn.Parameter], axis: Axis) -> None:
@@ -184,12 +187,6 @@ def _require_use_alike(parameters: list[nn.Parameter], summed: Tensor) -> None:
                 f"on none, but one of shape {tuple(parameter.shape)} was used on some. Let every rank use it, if with "
                 "weight zero."
             )
-
-
-def _sum_of_squares(tensors: list[Tensor], *, like: Tensor) -> Tensor:
-    if not tensors:
-        return torch.zeros((), dtype=like.dtype, device=like.device)
-    return torch.stack(list(torch._foreach_norm(tensors))).square().sum()
 
 
 def _flat_gradient(parameter: nn.Parameter) -> Tensor:

@@ -61,11 +61,11 @@ class Trainer:
         is not finite.
         """
         loss = self.accumulate(step, micro_batches)
-        norm = global_gradient_norm(self.parameters, self.mesh.tensor)
+        norm = global_gradient_norm(self.parameters)
         loss_value, norm_value = torch.stack([loss.double(), norm.double()]).tolist()
         if not (abs(loss_value) < torch.inf and norm_value < torch.inf):
             raise NonFiniteError(f"loss {loss_value}, gradient norm {norm_value}")
-        clip_gradients_(self.parameters, norm, self.run.optimizer.clip_norm)
+        clip_gradients_(self.parameters, norm_value, self.run.optimizer.clip_norm)
         rate = learning_rate(step, config=self.run.optimizer, num_steps=self.run.training.steps)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.step()

@@ -166,7 +166,7 @@ def train(layout: Layout, dtype: torch.dtype, num_steps: int, num_micro_batches:
             loss.backward()
             total += loss.detach()
         reducer.finish()
-        norm = global_gradient_norm(list(parameters.values()), mesh.tensor)
+        norm = global_gradient_norm(list(parameters.values()))
         if step == 0:
             gradients = {name: real(name, p.grad.full_tensor().clone()) for name, p in parameters.items()}
         clip_gradients_(list(parameters.values()), norm, 1.0)

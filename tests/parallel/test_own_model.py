@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ import pytest
 import torch
 
 from crosscut import parallel
+from crosscut.config import Layout
 
 ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "own_model.py"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -35,8 +38,8 @@ def test_the_page_s_code_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -
     assert second == "[]"
 
 
-def _run_example(*arguments: str) -> list[str]:
-    command = [sys.executable, "-W", "error", str(ROOT / "examples" / "own_model.py"), "--steps", "8", *arguments]
+def _run_example() -> list[str]:
+    command = [sys.executable, "-W", "error", str(EXAMPLE), "--steps", "8"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr
@@ -44,10 +47,12 @@ def _run_example(*arguments: str) -> list[str]:
     return [line.split(": ", 1)[1] for line in ended.stdout.splitlines()]
 
 
-def test_the_example_trains_alike_on_one_and_on_two_ranks() -> None:
-    two = _run_example()
-    assert len(two) == 4
-    assert two == _run_example("--tensor", "1")
+@pytest.mark.usefixtures("threads_restored")
+def test_the_example_trains_alike_on_one_and_on_two_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLE))["train"](Layout(), 8)
+    one = [line.split(": ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    assert len(one) == 4
+    assert one == _run_example()
 
 
 def test_every_public_name_is_on_the_page() -> None:

@@ -76,7 +76,7 @@ def run_twin(
     y.backward(part(grad_y, mesh, dims[1]))
     reducer.finish()
     gradients = {name: p.grad.full_tensor() for name, p in parameters.items()}
-    norm = global_gradient_norm(list(layer.parameters()), mesh.tensor)
+    norm = global_gradient_norm(list(layer.parameters()))
     torch.optim.AdamW(layer.parameters(), lr=0.1).step()
     stepped = {name: p.full_tensor().detach() for name, p in parameters.items()}
     return {"y": y.detach(), "x": own_x.grad, "gradients": gradients, "norm": norm, "stepped": stepped}
