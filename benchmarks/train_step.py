@@ -16,6 +16,7 @@ import multiprocessing as mp
 import os
 import platform
 import resource
+import socket
 import statistics
 import sys
 import time
@@ -182,6 +183,7 @@ class Contender:
         for rank in range(CONTENDERS[name][1]):
             here, there = context.Pipe()
             context.Process(target=work, args=(name, rank, port, shape, there), daemon=True).start()
+            there.close()  # so that a process that dies is noticed
             self.connections.append(here)
         for connection in self.connections:
             connection.recv()
@@ -201,9 +203,16 @@ class Contender:
         return sum(connection.recv() for connection in self.connections)
 
 
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
 def run(shape: Shape, names: list[str], *, rounds: int, warmup: int) -> dict[str, Any]:
     """Let the contenders step in turns; each one's figures by name."""
-    contenders = [Contender(name, shape, 29_600 + i) for i, name in enumerate(names)]
+    contenders = [Contender(name, shape, _free_port()) for name in names]
     for _ in range(warmup + rounds):
         for contender in contenders:
             contender.step()
