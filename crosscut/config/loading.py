@@ -54,7 +54,9 @@ def _read_toml(path: Path) -> Table:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"`{path}` must be a TOML file, but there is none. Try `examples/gpt2-small.toml`, or no file for the demo.") from None
+        raise ConfigError(
+            f"`{path}` must be a TOML file, but there is none. Try `examples/gpt2-small.toml`, or no file for the demo."
+        ) from None
     except OSError as error:
         raise ConfigError(f"`{path}` must be a readable TOML file, but is not: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

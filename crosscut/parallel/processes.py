@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure, get_error_handler
 
-from crosscut.config import CrosscutError, errors
+from crosscut.config import ConfigError, CrosscutError, LayoutError, errors
 
 _LOOPBACK = "127.0.0.1"
 
@@ -59,6 +59,19 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
+def require_devices(name: str, num_ranks: int) -> None:
+    """Raise unless this machine has a device for each of `num_ranks` ranks: `ConfigError` or `LayoutError`."""
+    num_devices = torch.cuda.device_count()
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("`training.device` must be a device that is there, but is cuda and there is none. Try cpu.")
+    if choose_device(name).type == "cuda" and num_ranks > num_devices:
+        raise LayoutError(
+            f"`layout.tensor` x `layout.data` must be at most this machine's {num_devices} CUDA devices, but is "
+            f"{num_ranks}. Choose a smaller layout, start with torchrun on several machines, or set "
+            "`training.device` to cpu."
+        )
+
+
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
     """The process group of this run: the started ranks, or this process alone. Uses gloo on the CPU, nccl on CUDA."""
@@ -80,7 +93,8 @@ def process_group(device: torch.device) -> Iterator[None]:
 def _share_cores() -> None:
     """Give each rank of this machine an equal share of its cores; torchrun would leave each with one."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks) if hasattr(os, "sched_getaffinity") else 1)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(max(1, cores // ranks))
 
 
 def launch(function: Callable[..., None], arguments: tuple[Any, ...], *, num_ranks: int) -> None:

@@ -13,6 +13,7 @@ from crosscut.parallel.processes import (
     choose_device,
     is_first_started,
     joined_rank,
+    require_devices,
     started_world_size,
     was_started,
 )
@@ -52,6 +53,8 @@ def prepare_run(run: RunConfig, *, resume: bool) -> RunConfig:
             f"`output.folder` must name a new folder, but `{folder}` holds checkpoints of a run. Pass --resume to go "
             "on with it, or choose another folder."
         )
+    if not was_started():
+        require_devices(run.training.device, run.layout.world_size)
     tokens = prepare(run.data, Path(run.tokens_folder), seed=run.training.seed)
     run = with_vocabulary(run, tokens)
     Sampler(tokens.train, sequence_length=run.training.sequence_length, seed=run.training.seed)  # raises if too short

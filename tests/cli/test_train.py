@@ -99,6 +99,23 @@ def test_killed_rank_ends_the_run_in_seconds_and_leaves_the_last_checkpoint(book
     assert list((run / "checkpoints").glob("step-*"))
 
 
+def test_diverging_run_says_where_and_keeps_the_last_good_checkpoint(crosscut, book, tmp_path):
+    run = tmp_path / "run"
+    options = (*TINY, f"data.text={book}", f"output.folder={run}", "layout.tensor=2", "training.validate_every=0")
+    assert crosscut("train", *options).returncode == 0
+    config = str(run / "config.toml")
+    failed = crosscut("train", config, "--resume", "training.steps=50", "optimizer.learning_rate=1e30")
+    assert failed.returncode == 2
+    assert "Traceback" not in failed.stderr
+    assert "The loss and its gradient must be finite, but at step" in failed.stderr
+    assert "book.txt:" in failed.stderr
+    assert "It began in the " in failed.stderr
+    names = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert "step-00000004" in names
+    resumed = crosscut("train", config, "--resume", "training.steps=5")
+    assert resumed.returncode == 0, resumed.stderr
+
+
 FAILING_RUN = """
 import torch
 from crosscut.config import Layout

@@ -151,7 +151,10 @@ def test_an_override_beats_the_file_and_the_later_one_the_earlier(tmp_path: Path
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     path = tmp_path / "none.toml"
-    assert message_of(path) == f"`{path}` must be a TOML file, but there is none. Try `examples/gpt2-small.toml`, or no file for the demo."
+    assert (
+        message_of(path)
+        == f"`{path}` must be a TOML file, but there is none. Try `examples/gpt2-small.toml`, or no file for the demo."
+    )
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:

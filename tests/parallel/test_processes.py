@@ -12,8 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from crosscut.config import ConfigError
+from crosscut.config import ConfigError, LayoutError
 from crosscut.parallel import RankFailure, launch, process_group, processes
+from crosscut.parallel.processes import require_devices
 from tests.parallel.twins import CPU
 
 MESSAGE = "`training.steps` must be at least 1: but is 0."
@@ -150,3 +151,18 @@ def test_the_device_is_the_one_that_is_named_or_the_one_that_is_there(monkeypatc
         assert processes.choose_device("cpu") == CPU
         assert processes.choose_device("cuda") == torch.device("cuda", 3)
         assert processes.choose_device("auto") == (torch.device("cuda", 3) if there else CPU)
+
+
+def test_cuda_where_there_is_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"`training\.device` must be a device that is there, but is cuda"):
+        require_devices("cuda", 1)
+
+
+def test_more_ranks_than_cuda_devices_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    require_devices("auto", 2)
+    require_devices("cpu", 4)
+    with pytest.raises(LayoutError, match="must be at most this machine's 2 CUDA devices, but is 4"):
+        require_devices("auto", 4)
