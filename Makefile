@@ -5,8 +5,9 @@ BIN := .venv/bin
 .PHONY: demo test test-slow check format docs benchmarks clean
 
 demo: .venv/ready
-	rm -rf runs/demo
-	$(BIN)/crosscut train
+	@folder=runs/demo; number=1; \
+	while [ -e $$folder ]; do number=$$((number + 1)); folder=runs/demo-$$number; done; \
+	$(BIN)/crosscut train output.folder=$$folder
 
 test: .venv/ready
 	$(BIN)/python -m pytest -m "not slow"
@@ -28,14 +29,18 @@ format: .venv/ready
 docs: .venv/ready
 	$(BIN)/python docs/generate.py
 
-benchmarks: .venv/ready
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[benchmarks]'
-	$(BIN)/python benchmarks/train_step.py
-	$(BIN)/python benchmarks/tokenize.py
+benchmarks: .venv-benchmarks/ready
+	.venv-benchmarks/bin/python benchmarks/train_step.py
+	.venv-benchmarks/bin/python benchmarks/tokenize.py --memory
 
 clean:
-	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-benchmarks build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 .venv/ready: pyproject.toml constraints.txt
-	PYTHON=$(PYTHON) sh .ci/setup
+	PYTHON=$(PYTHON) sh .ci/setup .venv dev constraints.txt
+	touch $@
+
+# Apart from .venv, since litgpt holds numpy below 2.
+.venv-benchmarks/ready: pyproject.toml constraints-benchmarks.txt
+	PYTHON=$(PYTHON) sh .ci/setup .venv-benchmarks benchmarks constraints-benchmarks.txt
 	touch $@

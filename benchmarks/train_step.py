@@ -1,7 +1,7 @@
 """One training step of the same GPT-2 by Crosscut, Hugging Face transformers and litgpt, in turns on this machine.
 
-    pip install -e '.[benchmarks]'
-    python benchmarks/train_step.py
+    make benchmarks                                             # sets up .venv-benchmarks and runs this, too
+    .venv-benchmarks/bin/python benchmarks/train_step.py
 
 Every contender lives in its own process, is built once, and steps when it is its turn: forward, backward, clipping at a
 norm of 1.0, AdamW (PyTorch's fused form for all), float32, no dropout, random tokens. A round is one step of each, so
@@ -63,6 +63,7 @@ def make_crosscut(shape: Shape) -> Any:
             },
             "layout": {"tensor": started_world_size()},
             "training": {"batch_size": shape.batch_size, "sequence_length": shape.sequence_length, "steps": 1000},
+            "optimizer": {"warmup_steps": 100},
         }
     )
     device = torch.device("cpu")
@@ -151,8 +152,10 @@ def work(name: str, rank: int, port: int, shape: Shape, orders: Connection) -> N
     if num_ranks > 1:
         os.environ.update(
             RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks), LOCAL_WORLD_SIZE=str(num_ranks),
-            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo",
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
         )  # fmt: skip
+        if sys.platform == "linux":
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch
 
     torch.manual_seed(0)
@@ -168,7 +171,13 @@ def work(name: str, rank: int, port: int, shape: Shape, orders: Connection) -> N
         loss = step(number, batch[:, :-1], batch[:, 1:])
         orders.send((time.perf_counter() - start, loss))
         number += 1
-    orders.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    orders.send(peak_bytes())
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had resident."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
 
 
 class Contender:
@@ -232,10 +241,9 @@ def run(shape: Shape, names: list[str], *, rounds: int, warmup: int) -> dict[str
 
 def machine() -> dict[str, str]:
     """What this ran on."""
-    model = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.processor(),
-    )
+    info = Path("/proc/cpuinfo")  # Linux only
+    lines = info.read_text().splitlines() if info.exists() else []
+    model = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
     versions = {}
     for package in ("torch", "transformers", "litgpt"):
         try:

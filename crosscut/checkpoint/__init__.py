@@ -4,7 +4,14 @@ Knows tensors and placements, not models. A checkpoint is a folder `step-0000100
 beside and renamed when whole, so a folder with the right name is a whole checkpoint.
 """
 
-from crosscut.checkpoint.folders import Progress, checkpoint_folder, latest_checkpoint, list_checkpoints, read_progress
+from crosscut.checkpoint.folders import (
+    Progress,
+    checkpoint_folder,
+    latest_checkpoint,
+    list_checkpoints,
+    read_progress,
+    require_identity,
+)
 from crosscut.checkpoint.state import load_checkpoint, load_model, save_checkpoint
 
 __all__ = [
@@ -15,5 +22,6 @@ __all__ = [
     "load_checkpoint",
     "load_model",
     "read_progress",
+    "require_identity",
     "save_checkpoint",
 ]

@@ -3,10 +3,12 @@
 import dataclasses
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from crosscut.config import CheckpointError
+from crosscut.config import CheckpointError, write_whole
 
 PROGRESS_FILE = "progress.json"
 _NAME = re.compile(r"step-(\d{8})")
@@ -22,6 +24,8 @@ class Progress:
     """Sequences consumed: the data's cursor."""
     layout: str
     """The layout that wrote it, in words. Any layout may read it."""
+    identity: dict[str, Any] = field(default_factory=dict)
+    """Settings by name that a run must share to go on from here, such as the model's sizes and the order of data."""
 
 
 def checkpoint_folder(root: Path, step: int) -> Path:
@@ -31,8 +35,15 @@ def checkpoint_folder(root: Path, step: int) -> Path:
 
 def list_checkpoints(root: Path) -> list[Path]:
     """All whole checkpoints under `root`, oldest first."""
-    found = [path for path in root.glob("step-*") if _NAME.fullmatch(path.name) and (path / PROGRESS_FILE).is_file()]
-    return sorted(found)
+    return sorted(path for path in root.glob("step-*") if _NAME.fullmatch(path.name) and _is_whole(path))
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        read_progress(folder)
+    except CheckpointError:
+        return False
+    return True
 
 
 def latest_checkpoint(root: Path) -> Path:
@@ -46,7 +57,7 @@ def latest_checkpoint(root: Path) -> Path:
 
 def write_progress(folder: Path, progress: Progress) -> None:
     """Write what the checkpoint says of itself."""
-    (folder / PROGRESS_FILE).write_text(json.dumps(dataclasses.asdict(progress), indent=2) + "\n", encoding="utf-8")
+    write_whole(folder / PROGRESS_FILE, json.dumps(dataclasses.asdict(progress), indent=2) + "\n")
 
 
 def read_progress(folder: Path) -> Progress:
@@ -58,3 +69,19 @@ def read_progress(folder: Path) -> Progress:
         raise CheckpointError(f"`{folder}` must be a checkpoint, but has no `{PROGRESS_FILE}`.") from None
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"`{path}` must tell a run's progress, but is damaged: {error}.") from None
+
+
+def require_identity(folder: Path, identity: Mapping[str, Any]) -> Progress:
+    """The progress of a checkpoint whose identity agrees with `identity` wherever both say something.
+
+    Raises `CheckpointError` naming the first setting that differs.
+    """
+    progress = read_progress(folder)
+    for name, wanted in identity.items():
+        saved = progress.identity.get(name, wanted)
+        if saved != wanted:
+            raise CheckpointError(
+                f"`{name}` must be {saved!r} as in the checkpoint `{folder}`, but is {wanted!r}. Leave it as "
+                "it was, or start a new run."
+            )
+    return progress

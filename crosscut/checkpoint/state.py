@@ -41,11 +41,19 @@ def save_checkpoint(
     if is_first_rank:
         write_progress(partial, progress)
         if folder.exists():
-            shutil.rmtree(folder)
+            _remove(folder)
         partial.rename(folder)
         for old in list_checkpoints(root)[:-keep]:
-            shutil.rmtree(old)
+            _remove(old)
     return folder
+
+
+def _remove(folder: Path) -> None:
+    """Drop a checkpoint, at no moment leaving a part of it under its name."""
+    dropped = folder.with_name(f".{folder.name}.dropped")
+    shutil.rmtree(dropped, ignore_errors=True)
+    folder.rename(dropped)
+    shutil.rmtree(dropped)
 
 
 def load_checkpoint(

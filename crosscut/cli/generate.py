@@ -14,8 +14,9 @@ import click
 @click.option("--top-k", default=50, show_default=True, help="Choose among this many likeliest tokens.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the choices.")
 @click.option("--tensor", default=1, show_default=True, help="Tensor ranks to cut the model over, whatever trained it.")
-def generate(folder: Path, prompt: str, tensor: int, **choice: Any) -> None:
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+def generate(folder: Path, prompt: str, tensor: int, device: str, **choice: Any) -> None:
     """Write a text with the newest checkpoint of the run in FOLDER."""
     from crosscut.generation import Sampling, generate_text
 
-    generate_text(folder, prompt, Sampling(**choice), tensor=tensor)
+    generate_text(folder, prompt, Sampling(**choice), tensor=tensor, device=device)

@@ -5,7 +5,16 @@ found before a process starts.
 """
 
 from crosscut.config.conventions import IGNORED, default_loss_chunk, padded_vocab_size
-from crosscut.config.errors import CheckpointError, ConfigError, CrosscutError, DataError, LayoutError, TrainingError
+from crosscut.config.errors import (
+    CheckpointError,
+    ConfigError,
+    CrosscutError,
+    DataError,
+    LayoutError,
+    RankFailure,
+    TrainingError,
+)
+from crosscut.config.files import write_whole
 from crosscut.config.layout import Layout
 from crosscut.config.loading import dump_toml, load_run, write_toml
 from crosscut.config.model import ModelConfig
@@ -25,6 +34,7 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "OutputConfig",
+    "RankFailure",
     "RunConfig",
     "TrainingConfig",
     "TrainingError",
@@ -33,4 +43,5 @@ __all__ = [
     "load_run",
     "padded_vocab_size",
     "write_toml",
+    "write_whole",
 ]

@@ -3,6 +3,12 @@
 IGNORED = -100
 """A target that adds nothing to the loss: written by `data`, passed over by `parallel`."""
 
+CONFIG_FILE = "config.toml"
+"""The resolved run, in a run's folder."""
+
+CHECKPOINTS_FOLDER = "checkpoints"
+"""The checkpoints, in a run's folder."""
+
 VOCABULARY_MULTIPLE = 128
 """Entries per rank are a multiple of this, so that the logit product has an efficient shape (paper, section 5.1)."""
 

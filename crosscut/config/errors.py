@@ -24,5 +24,9 @@ class CheckpointError(CrosscutError):
     """A checkpoint that is missing, incomplete or made by another model."""
 
 
+class RankFailure(Exception):  # noqa: N818 - it tells what happened
+    """A rank ended with an exception or a signal; the message is that rank's traceback."""
+
+
 class TrainingError(CrosscutError):
     """A run that cannot go on: the loss or a gradient is no longer a finite number."""

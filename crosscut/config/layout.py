@@ -20,8 +20,8 @@ class Layout:
     """Copies of the model, each on its own part of the batch."""
 
     sequence_parallel: bool = False
-    """Also split layer norms, dropout and residuals along the sequence over the tensor ranks: the same traffic and
-    less memory."""
+    """Also split layer norms, dropout and residuals along the sequence over the tensor ranks: the same traffic, and
+    less memory for what lies between the cut matrices (their gathered inputs are kept whole)."""
 
     def __post_init__(self) -> None:
         require_at_least("layout.tensor", self.tensor, 1)

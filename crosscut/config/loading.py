@@ -2,7 +2,6 @@
 
 import dataclasses
 import difflib
-import os
 import tomllib
 import types
 import typing
@@ -14,6 +13,7 @@ import tomli_w
 
 from crosscut.config.checks import listed
 from crosscut.config.errors import ConfigError
+from crosscut.config.files import write_whole
 from crosscut.config.presets import PRESETS
 from crosscut.config.run import RunConfig
 
@@ -41,9 +41,7 @@ def dump_toml(run: RunConfig) -> str:
 
 def write_toml(run: RunConfig, path: Path) -> None:
     """Write the whole resolved run, beside and renamed, so that no half file is ever there."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(dump_toml(run), encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, dump_toml(run))
 
 
 def _copy(value: Any) -> Any:
@@ -72,15 +70,19 @@ def _apply(table: Table, override: str) -> None:
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
             raise ConfigError(f"`{name}` must name a key of a section, but `{section}` is a value.")
-    table[key] = _parse_value(text)
+    table[key] = _Override(text)
 
 
-def _parse_value(text: str) -> Any:
-    try:
-        table = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
-    return table["value"] if len(table) == 1 else text  # text of several lines may parse as several keys
+class _Override(str):
+    """A value from the command line, as it was typed: what it is depends on the key."""
+
+    def parsed(self) -> Any:
+        """As TOML has it; what is no TOML is a string."""
+        try:
+            table = tomllib.loads(f"value = {self}")
+        except tomllib.TOMLDecodeError:
+            return str(self)
+        return table["value"] if len(table) == 1 else str(self)  # text of several lines may parse as several keys
 
 
 def _expand_preset(table: Table) -> None:
@@ -88,6 +90,7 @@ def _expand_preset(table: Table) -> None:
     if not isinstance(model, dict) or "preset" not in model:
         return
     name = model.pop("preset")
+    name = name.parsed() if isinstance(name, _Override) else name
     if not isinstance(name, str) or name not in PRESETS:
         raise ConfigError(f"`model.preset` must name a preset, but is {name!r}.{_nearest(str(name), PRESETS)}")
     table["model"] = {**PRESETS[name], **model}
@@ -95,6 +98,7 @@ def _expand_preset(table: Table) -> None:
 
 def _build(kind: type, table: Any, path: str) -> Any:
     """Make the dataclass `kind` from a table, recursively; `path` is the dotted name so far."""
+    table = table.parsed() if isinstance(table, _Override) else table
     if not isinstance(table, Mapping):
         raise ConfigError(f"`{path}` must be a section, but is {table!r}.")
     fields = {f.name: f for f in dataclasses.fields(kind)}
@@ -119,6 +123,9 @@ def _hint(name: str) -> str:
 
 
 def _convert(kind: Any, value: Any, name: str) -> Any:
+    if isinstance(value, _Override):
+        parsed = value.parsed()
+        value = str(value) if kind is str and not isinstance(parsed, str) else parsed  # 1984 may be a title
     if dataclasses.is_dataclass(kind):
         return _build(typing.cast(type, kind), value, name)
     if typing.get_origin(kind) is tuple:

@@ -81,8 +81,8 @@ class TrainingConfig:
     validate_every: int = 1000
     """Steps between validations; the first and the last step are always validated. 0 turns the others off."""
 
-    validation_sequences: int = 0
-    """Validation sequences per validation; 0 takes the whole validation set."""
+    validation_sequences: int = 1024
+    """Validation sequences per validation, always the same; 0 takes the whole validation set."""
 
     checkpoint_every: int = 1000
     """Steps between checkpoints; the last step always writes one. 0 turns the others off."""
@@ -130,6 +130,8 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         for name in ("learning_rate", "min_learning_rate", "weight_decay"):
             require_at_least(f"optimizer.{name}", getattr(self, name), 0)
+            if not getattr(self, name) < float("inf"):
+                raise ConfigError(f"`optimizer.{name}` must be finite, but is {getattr(self, name)}.")
         require_at_least("optimizer.warmup_steps", self.warmup_steps, 0)
         for name in ("beta1", "beta2"):
             require_fraction(f"optimizer.{name}", getattr(self, name))
@@ -177,6 +179,7 @@ class RunConfig:
         self._check_tensor_axis()
         self._check_batch()
         self._check_sequence()
+        self._check_warm_up()
 
     @property
     def micro_batch_size(self) -> int:
@@ -213,6 +216,14 @@ class RunConfig:
                 f"`training.micro_batch_size` must divide the {batch // data} sequences of a data rank "
                 f"(`training.batch_size` {batch} / `layout.data` {data}), but is {micro}. "
                 f"Try {listed(divisors(batch // data))}."
+            )
+
+    def _check_warm_up(self) -> None:
+        warm_up, steps = self.optimizer.warmup_steps, self.training.steps
+        if warm_up >= steps:
+            raise ConfigError(
+                f"`optimizer.warmup_steps` must be below `training.steps` ({steps}), but is {warm_up}: the highest "
+                f"rate would never be reached. Try {steps // 10}."
             )
 
     def _check_sequence(self) -> None:

@@ -88,7 +88,8 @@ def encode_documents(documents: Iterable[Document], tokenizer: Path, *, workers:
     except BrokenProcessPool:
         raise DataError(
             f"All {workers} tokenizing processes must live to the end, but one died, perhaps for want of memory. "
-            f"Try fewer workers."
+            f"Free some memory, or use fewer cores: `taskset --cpu-list 0 crosscut prepare ...` on Linux, "
+            f"`prepare(..., workers=1)` in Python."
         ) from None
     finally:
         executor.shutdown(wait=True, cancel_futures=True)

@@ -5,7 +5,6 @@ leaves nothing that could be taken for tokens. A folder that is there already is
 the same text with the same settings, and refused otherwise.
 """
 
-import dataclasses
 import glob
 import os
 import shutil
@@ -63,8 +62,7 @@ def _is_taken(target: Path) -> bool:
 
 def _check_made_from(target: Path, sources: Sequence[Source], settings: Settings) -> None:
     manifest = Manifest.read(target)
-    asked, made = dataclasses.asdict(settings), dataclasses.asdict(manifest.settings)
-    differences = [f"`{name}` {made[name]!r} instead of {asked[name]!r}" for name in asked if asked[name] != made[name]]
+    differences = list(_differences(made=manifest.settings, asked=settings))
     if not _same_text(sources, manifest.sources):
         differences.insert(0, "other text")
     if differences:
@@ -73,6 +71,27 @@ def _check_made_from(target: Path, sources: Sequence[Source], settings: Settings
             f"{', '.join(differences)}. Choose another `data.tokens`, delete the folder, or leave `data.text` empty "
             f"to use it as it is."
         )
+
+
+def _differences(*, made: Settings, asked: Settings) -> Iterator[str]:
+    """What other settings tokens were made from, in the keys that a user sets."""
+    for key, theirs, ours in (
+        ("training.seed", made.seed, asked.seed),
+        ("data.text_key", made.text_key, asked.text_key),
+        ("data.num_shards", made.num_shards, asked.num_shards),
+        ("data.train_to_validation", made.train_to_validation, asked.train_to_validation),
+    ):
+        if theirs != ours:
+            yield f"`{key}` {theirs!r} instead of {ours!r}"
+    if made.given_tokenizer and asked.given_tokenizer:
+        if made.given_tokenizer != asked.given_tokenizer:
+            yield "another `data.tokenizer`"
+    elif made.given_tokenizer:
+        yield f"a given `data.tokenizer` instead of one trained with `data.vocab_size` {asked.trained_vocab_size}"
+    elif asked.given_tokenizer:
+        yield f"a tokenizer trained with `data.vocab_size` {made.trained_vocab_size} instead of `data.tokenizer`"
+    elif made.trained_vocab_size != asked.trained_vocab_size:
+        yield f"`data.vocab_size` {made.trained_vocab_size} instead of {asked.trained_vocab_size}"
 
 
 def _same_text(sources: Sequence[Source], entries: Sequence[SourceEntry]) -> bool:

@@ -24,7 +24,7 @@ class Score:
     @property
     def perplexity(self) -> float:
         """Exponential of the loss; infinite where that overflows."""
-        return math.exp(self.loss) if self.loss < 700 else math.inf
+        return math.inf if self.loss > 700 else math.exp(self.loss)
 
 
 @torch.no_grad()

@@ -1,16 +1,18 @@
 """From a prompt to a text, with a model in memory or with a run's newest checkpoint."""
 
+import dataclasses
 from pathlib import Path
 
 import click
 
-from crosscut.checkpoint import latest_checkpoint, load_model
-from crosscut.config import RunConfig, load_run
+from crosscut.checkpoint import latest_checkpoint, load_model, require_identity
+from crosscut.config import ConfigError, RunConfig, load_run
+from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
 from crosscut.data import TokenFolder
 from crosscut.generation.sampling import Sampling, sample
 from crosscut.model import GPT
 from crosscut.parallel import RandomStreams, launch, make_mesh, process_group
-from crosscut.parallel.processes import choose_device
+from crosscut.parallel.processes import choose_device, require_devices
 
 
 def continue_text(model: GPT, tokens: TokenFolder, prompt: str, sampling: Sampling) -> str:
@@ -21,14 +23,19 @@ def continue_text(model: GPT, tokens: TokenFolder, prompt: str, sampling: Sampli
     return tokenizer.decode([*ids, *new]).strip()
 
 
-def generate_text(folder: Path, prompt: str, sampling: Sampling, *, tensor: int) -> None:
+def generate_text(folder: Path, prompt: str, sampling: Sampling, *, tensor: int, device: str) -> None:
     """Print a text by the newest checkpoint of the run in `folder`, cut over `tensor` ranks, whatever trained it.
 
     Raises `ConfigError`, `LayoutError`, `DataError` or `CheckpointError`.
     """
+    if not (folder / CONFIG_FILE).is_file():
+        raise ConfigError(f"`{folder}` must be the folder of a run, but has no `{CONFIG_FILE}`. Train one first.")
     layout = [f"layout.tensor={tensor}", "layout.data=1", "layout.sequence_parallel=false"]
-    run = load_run(folder / "config.toml", layout)
-    checkpoint = latest_checkpoint(folder / "checkpoints")
+    run = load_run(folder / CONFIG_FILE, [*layout, f"training.device={device}"])
+    require_devices(device, tensor)
+    checkpoint = latest_checkpoint(folder / CHECKPOINTS_FOLDER)
+    sizes = {f"model.{name}": value for name, value in dataclasses.asdict(run.model).items() if name != "dropout"}
+    require_identity(checkpoint, sizes)
     TokenFolder.open(Path(run.tokens_folder), verify=False)
     launch(_generate_rank, (run, checkpoint, prompt, sampling), num_ranks=tensor)
 
@@ -38,7 +45,7 @@ def _generate_rank(run: RunConfig, checkpoint: Path, prompt: str, sampling: Samp
     with process_group(device):
         mesh = make_mesh(run.layout, device)
         model = GPT(run.model, mesh=mesh, streams=RandomStreams(mesh, sampling.seed))
-        load_model(checkpoint, model=model, padded={"tokens.weight": run.model.vocab_size})
+        load_model(checkpoint, model=model, padded=model.padded_rows)
         text = continue_text(model, TokenFolder.open(Path(run.tokens_folder), verify=False), prompt, sampling)
         if mesh.is_first_rank:
             click.echo(text)

@@ -51,6 +51,11 @@ class GPT(nn.Module):
         )
         self.final_norm = LayerNorm(config.hidden_size, mesh=mesh, dtype=dtype)
 
+    @property
+    def padded_rows(self) -> dict[str, int]:
+        """Real rows of the parameters that are padded, by name, for loading a checkpoint of another layout."""
+        return {"tokens.weight": self.config.vocab_size}
+
     def forward(self, tokens: Tensor, *, num_filled: int = 0) -> Tensor:
         """Token ids [B, S] to the last hidden states [B, S, H] (the sequence split where the layout splits it).
 

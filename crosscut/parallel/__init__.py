@@ -4,7 +4,7 @@ Usable without the rest: bring a model of your own, build it from these layers, 
 this room imports torch.
 """
 
-from crosscut.config import IGNORED
+from crosscut.config import IGNORED, RankFailure
 from crosscut.parallel.cross_entropy import vocab_parallel_cross_entropy
 from crosscut.parallel.embedding import PositionEmbedding, VocabParallelEmbedding
 from crosscut.parallel.gradients import GradientReducer, clip_gradients_, global_gradient_norm
@@ -22,7 +22,7 @@ from crosscut.parallel.operators import (
     scatter_to_sequence_parallel,
 )
 from crosscut.parallel.parameters import local, local_on_sequence, replicated_parameter, sharded_parameter
-from crosscut.parallel.processes import RankFailure, launch, process_group
+from crosscut.parallel.processes import launch, process_group
 from crosscut.parallel.random import Dropout, RandomStreams, normal_, seed_of
 from crosscut.parallel.recorder import CollectiveRecorder, Sent
 

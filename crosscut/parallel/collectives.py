@@ -8,6 +8,7 @@ They are PyTorch's functional collectives, called as operators because these are
 `CollectiveRecorder` sees.
 """
 
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -94,6 +95,10 @@ def all_gather_objects(value: object, axis: Axis) -> list[Any]:
     return gathered
 
 
-def wait_for_all() -> None:
-    """Wait until every rank of the run is here."""
-    dist.barrier()
+def share_from_first(value: object) -> Any:
+    """The first rank's small Python value, on every rank; the others wait for it for up to a day."""
+    patient = dist.new_group(backend="gloo", timeout=timedelta(days=1))
+    shared = [value]
+    dist.broadcast_object_list(shared, src=0, group=patient, device=torch.device("cpu"))
+    dist.destroy_process_group(patient)
+    return shared[0]

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure, get_error_handler
 
-from crosscut.config import ConfigError, CrosscutError, LayoutError, errors
+from crosscut.config import ConfigError, CrosscutError, LayoutError, RankFailure, errors
 
 _LOOPBACK = "127.0.0.1"
 
@@ -33,10 +33,6 @@ _POLL = 0.1
 """Seconds between two looks at the ranks."""
 
 
-class RankFailure(Exception):  # noqa: N818 - it tells what happened, as ProcessFailure does
-    """A rank ended with an exception or a signal; the message is that rank's traceback."""
-
-
 def was_started() -> bool:
     """Whether torchrun or the like started this process as one rank of several."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
@@ -45,6 +41,11 @@ def was_started() -> bool:
 def started_world_size() -> int:
     """The number of ranks that were started, 1 where none were."""
     return int(os.environ["WORLD_SIZE"]) if was_started() else 1
+
+
+def ranks_on_this_machine(world_size: int) -> int:
+    """How many of a run's ranks are this machine's: what torchrun says, or all of them."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if was_started() else world_size
 
 
 def is_first_started() -> bool:
@@ -78,20 +79,22 @@ def process_group(device: torch.device) -> Iterator[None]:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    else:
-        _share_cores()
     if was_started():
         dist.init_process_group(backend)
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        # Taking the group apart may wait for the other ranks; a rank that failed must not, so that its error is seen.
+        if dist.get_world_size() == 1:
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
 
 
-def _share_cores() -> None:
-    """Give each rank of this machine an equal share of its cores; torchrun would leave each with one."""
+def share_cores() -> None:
+    """Give each rank of this machine an equal share of its cores for arithmetic; torchrun would leave each with one."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(max(1, cores // ranks))
@@ -151,6 +154,7 @@ def _signals_and_logs_restored() -> Iterator[None]:
 
 def _run_rank(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     """What each process runs; one that merely lost its connection waits for the launcher to see why and stop it."""
+    share_cores()
     try:
         function(*arguments)
     except Exception as error:
@@ -170,8 +174,9 @@ def _environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
         "MASTER_PORT": port,
         "TORCHELASTIC_USE_AGENT_STORE": True,  # the launching process serves the store
     }
-    if sys.platform == "linux":
-        environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    loopback = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)
+    if loopback:
+        environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", loopback)
     return {name: str(value) for name, value in environment.items()}
 
 
@@ -214,6 +219,7 @@ def joined_rank() -> Iterator[None]:
     A rank that merely lost its connection to another waits a little, so that the cause is printed first and torchrun
     can stop it, and then leaves with one line.
     """
+    share_cores()
     try:
         yield
     except CrosscutError:

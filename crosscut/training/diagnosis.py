@@ -32,10 +32,15 @@ def explain_non_finite(step: int, trainer: Trainer, batches: Batches) -> Trainin
     finite on any rank; where all are finite, the parameter nearest the loss whose gradient is not. Needs the step's
     gradients still in place.
     """
-    origin = _first_over_ranks(_origin_in_backward(trainer), trainer)
+    backward = _first_over_ranks(_origin_in_backward(trainer), trainer)
     forward = _first_over_ranks(_origin_in_forward(step, trainer, batches), trainer)
-    origin = forward or origin or _Origin(0, 0, 0, "the sum of the gradients, each of them finite")
-    documents = all_gather_objects(batches.documents(step, origin.micro_batch), trainer.mesh.data)[origin.data_rank]
+    origin = forward or backward or _Origin(0, 0, 0, "the sum of the gradients, each of them finite")
+    mine = [batches.documents(step, index) for index in range(trainer.run.num_micro_batches)]
+    parts = all_gather_objects(mine, trainer.mesh.data)  # by data rank, by micro-batch
+    if forward:
+        documents = parts[origin.data_rank][origin.micro_batch]
+    else:  # gradients are sums over all micro-batches of all ranks
+        documents = [document for part in parts for micro_batch in part for document in micro_batch]
     shown = ", ".join(f"{source}:{record}" for source, record in documents[:_MAX_DOCUMENTS])
     more = f" and {len(documents) - _MAX_DOCUMENTS} more" if len(documents) > _MAX_DOCUMENTS else ""
     return TrainingError(
@@ -53,16 +58,18 @@ def _first_over_ranks(origin: _Origin | None, trainer: Trainer) -> _Origin | Non
 
 
 def _origin_in_forward(step: int, trainer: Trainer, batches: Batches) -> _Origin | None:
-    seen: list[str] = []
+    """All ranks go through all micro-batches, whatever each of them sees: they meet in every one."""
+    first: _Origin | None = None
     for index, (tokens, targets) in enumerate(batches.micro_batches(step)):
+        seen: list[str] = []
         trainer.streams.restart(step=step, micro_batch=index)
         with torch.no_grad(), _watched(trainer.model, seen) as order:
             loss = trainer.model.loss(tokens, targets)
         if not seen and not loss.isfinite():
             seen.append("the loss itself")
-        if seen:
-            return _Origin(index, order[0], trainer.mesh.data.rank, seen[0])
-    return None
+        if seen and first is None:
+            first = _Origin(index, order[0], trainer.mesh.data.rank, seen[0])
+    return first
 
 
 @contextmanager

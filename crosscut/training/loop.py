@@ -1,20 +1,21 @@
 """The training loop on one rank: it reads as the algorithm."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from crosscut.checkpoint import Progress, load_checkpoint, save_checkpoint
-from crosscut.config import RunConfig
+from crosscut.config import RunConfig, write_toml
+from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
 from crosscut.evaluation import Score, evaluate_loss
-from crosscut.parallel import ParallelMesh
 from crosscut.training.batches import Batches
 from crosscut.training.diagnosis import explain_non_finite
 from crosscut.training.metrics import Metrics
+from crosscut.training.optimizer import apply_settings
 from crosscut.training.step import NonFiniteError, StepResult, Trainer
 from crosscut.training.throughput import Throughput
-
-CHECKPOINT_FOLDER = "checkpoints"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +34,14 @@ class Outcome:
 class Loop:
     """Trains, validates and keeps checkpoints, as the run asks for."""
 
-    def __init__(self, run: RunConfig, trainer: Trainer, batches: Batches, mesh: ParallelMesh) -> None:
-        self.run, self.trainer, self.batches, self.mesh = run, trainer, batches, mesh
-        self.checkpoints = Path(run.output.folder) / CHECKPOINT_FOLDER
-        self.throughput = Throughput.of(run, mesh)
+    def __init__(
+        self, run: RunConfig, trainer: Trainer, batches: Batches, *, identity: Mapping[str, Any] | None = None
+    ) -> None:
+        """`identity` is what the run's checkpoints say of themselves (`checkpoint.Progress`)."""
+        self.run, self.trainer, self.batches, self.mesh = run, trainer, batches, trainer.mesh
+        self.identity = dict(identity or {})
+        self.folder = Path(run.output.folder)
+        self.throughput = Throughput.of(run, trainer.mesh)
 
     def train(self, resume_from: Path | None = None) -> Outcome:
         """Do all steps that are left. Raises `TrainingError` when the loss is no longer finite."""
@@ -65,20 +70,24 @@ class Loop:
         return score
 
     def save(self, step: int) -> None:
-        """Write a checkpoint after `step` steps."""
+        """Write a checkpoint after `step` steps, and then the run's config as it was when it was written."""
         save_checkpoint(
-            self.checkpoints,
-            Progress(step=step, samples=self._samples(step), layout=str(self.run.layout)),
+            self.folder / CHECKPOINTS_FOLDER,
+            Progress(step=step, samples=self._samples(step), layout=str(self.run.layout), identity=self.identity),
             model=self.trainer.model,
             optimizer=self.trainer.optimizer,
             is_first_rank=self.mesh.is_first_rank,
             keep=self.run.training.keep_checkpoints,
         )
+        if self.mesh.is_first_rank:
+            write_toml(self.run, self.folder / CONFIG_FILE)
 
     def load(self, folder: Path) -> Progress:
-        """Go back to a checkpoint, of this or of another layout."""
-        padded = {"tokens.weight": self.run.model.vocab_size}
-        return load_checkpoint(folder, model=self.trainer.model, optimizer=self.trainer.optimizer, padded=padded)
+        """Go back to a checkpoint, of this or of another layout; the optimizer's settings stay the run's."""
+        model, optimizer = self.trainer.model, self.trainer.optimizer
+        progress = load_checkpoint(folder, model=model, optimizer=optimizer, padded=model.padded_rows)
+        apply_settings(optimizer, self.run.optimizer)
+        return progress
 
     def _step(self, step: int) -> StepResult:
         try:
@@ -87,8 +96,7 @@ class Loop:
             raise explain_non_finite(step, self.trainer, self.batches) from None
 
     def _metrics(self, first: int) -> Metrics:
-        folder = Path(self.run.output.folder)
-        return Metrics(folder, num_steps=self.run.training.steps, start=first, active=self.mesh.is_first_rank)
+        return Metrics(self.folder, num_steps=self.run.training.steps, start=first, active=self.mesh.is_first_rank)
 
     def _samples(self, step: int) -> int:
         return step * self.run.training.batch_size

@@ -5,6 +5,7 @@ file, without the rows after the checkpoint that it resumed from.
 """
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,8 +13,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.text import Text
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -62,17 +62,17 @@ class Metrics:
             self._write(step, {"validation_loss": loss, "validation_perplexity": perplexity})
             self._display.line(f"step {step:>6}  validation loss {loss:.4f}  perplexity {perplexity:.2f}")
 
-    def say(self, text: str) -> None:
-        """Print a line above the progress bar."""
-        if self.active:
-            self._display.line(text)
-
     def _write(self, step: int, values: Mapping[str, Value]) -> None:
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        self._file.write(json.dumps({"step": step, **{name: _as_json(v) for name, v in values.items()}}) + "\n")
         self._file.flush()
         for name, value in values.items():
             if isinstance(value, int | float):
                 self._board.add_scalar(name, value, step)
+
+
+def _as_json(value: Value) -> Value:
+    """JSON has no infinities."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -93,13 +93,6 @@ def _open_from(path: Path, start: int) -> IO[str]:
     return path.open("a", encoding="utf-8")
 
 
-class _Rate(ProgressColumn):
-    """Tokens per second of the latest step."""
-
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.fields['rate']:>9,.0f} tokens/s", style="progress.data.speed")
-
-
 class _Display:
     """A progress bar on a terminal; elsewhere, such as in a log file, a line every ten seconds."""
 
@@ -109,28 +102,32 @@ class _Display:
         self._last_line = time.monotonic()
         self._bar = Progress(
             TextColumn("[bold]step {task.completed:.0f}/{task.total:.0f}"),
-            BarColumn(bar_width=None),
-            TextColumn("loss {task.fields[loss]:.4f}"),
-            _Rate(),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[told]}", style="progress.data.speed"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
             console=self.console,
             disable=not self.console.is_terminal,
         )
-        self._task = self._bar.add_task("train", total=num_steps, completed=start, loss=float("nan"), rate=0.0)
+        self._task = self._bar.add_task("train", total=num_steps, completed=start, told="")
         self._bar.start()
 
     def step(self, step: int, values: Mapping[str, Value]) -> None:
-        loss, rate = float(values["loss"] or 0), float(values["tokens_per_second"] or 0)
-        self._bar.update(self._task, completed=step, loss=loss, rate=rate)
+        value = {name: float(v) for name, v in values.items() if isinstance(v, int | float)}
+        told = (
+            f"loss {value['loss']:.4f}  norm {value['gradient_norm']:.2f}  rate {value['learning_rate']:.1e}  "
+            f"{value['tokens_per_second']:,.0f} tokens/s  {value['model_flops_per_second'] / 1e12:.2f} TFLOP/s "
+            f"({value['utilisation']:.0%})"
+        )
+        self._bar.update(self._task, completed=step, told=told)
         if not self.console.is_terminal and time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            left = (self.num_steps - step) * float(values["seconds"] or 0)
-            self.line(f"step {step:>6}/{self.num_steps}  loss {loss:.4f}  {rate:,.0f} tokens/s  {left:,.0f} s left")
+            left = (self.num_steps - step) * value["seconds"]
+            self.line(f"step {step:>6}/{self.num_steps}  {told}  {left:,.0f} s left")
 
     def line(self, text: str) -> None:
-        self.console.print(text, highlight=False)
+        self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         self._bar.stop()

@@ -19,6 +19,12 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> AdamW:
     )
 
 
+def apply_settings(optimizer: AdamW, config: OptimizerConfig) -> None:
+    """Put the run's settings in force again after a checkpoint has brought back those that it was written with."""
+    for group, decay in zip(optimizer.param_groups, (config.weight_decay, 0.0), strict=True):
+        group.update(weight_decay=decay, betas=(config.beta1, config.beta2), eps=config.epsilon)
+
+
 def set_learning_rate(optimizer: AdamW, rate: float) -> None:
     """Use `rate` from the next step on."""
     for group in optimizer.param_groups:

@@ -1,21 +1,27 @@
 """What a run leaves for people: a plot of its losses, a sample of its text, a summary."""
 
+import io
 import json
 import math
+import shlex
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
-from crosscut.config import RunConfig
+from crosscut.config import RunConfig, write_whole
+from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
 from crosscut.data import TokenFolder
 from crosscut.generation import Sampling, continue_text
 from crosscut.model import GPT
 from crosscut.planner import count_parameters
 from crosscut.training.loop import Outcome
-from crosscut.training.metrics import read_metrics
+from crosscut.training.metrics import METRICS_FILE, read_metrics
 
 PLOT_FILE = "loss.png"
 SAMPLE_FILE = "sample.txt"
@@ -23,16 +29,19 @@ SUMMARY_FILE = "summary.json"
 
 
 def write_report(run: RunConfig, model: GPT, tokens: TokenFolder, outcome: Outcome) -> None:
-    """Sample a text on all ranks; on the first, write the files and print the summary."""
+    """Sample a text on all ranks, where one is asked for; on the first, write the files and print the summary."""
     folder = Path(run.output.folder)
-    sampling = Sampling(num_tokens=run.output.sample_tokens, seed=run.training.seed)
-    text = continue_text(model, tokens, run.output.sample_prompt, sampling)
+    text = ""
+    if run.output.sample_tokens:
+        sampling = Sampling(num_tokens=run.output.sample_tokens, seed=run.training.seed)
+        text = continue_text(model, tokens, run.output.sample_prompt, sampling)
     if not model.mesh.is_first_rank:
         return
-    (folder / SAMPLE_FILE).write_text(text + "\n", encoding="utf-8")
+    if text:
+        write_whole(folder / SAMPLE_FILE, text + "\n")
     plot_losses(folder)
     summary = summarize(run, outcome)
-    (folder / SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    write_whole(folder / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
     print_summary(run, summary, text, Console())
 
 
@@ -69,23 +78,24 @@ def plot_losses(folder: Path) -> None:
 
     rows = read_metrics(folder)
     trained = [(row["step"], row["loss"]) for row in rows if "loss" in row]
-    validated = [(row["step"], row["validation_loss"]) for row in rows if "validation_loss" in row]
+    validated = [(row["step"], row["validation_loss"]) for row in rows if row.get("validation_loss") is not None]
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     if trained:
         axes.plot(*zip(*trained, strict=True), color="#9ec1e0", linewidth=1, label="training, each step")
         axes.plot(*zip(*_smoothed(trained), strict=True), color="#1f5f99", linewidth=2, label="training, smoothed")
     axes.plot(*zip(*validated, strict=True), color="#c8502d", marker="o", markersize=4, label="validation")
     last_step, last_loss = validated[-1]
-    axes.annotate(
-        f"perplexity {math.exp(last_loss):.1f}", (last_step, last_loss), xytext=(-6, 14), textcoords="offset points",
-        ha="right", color="#c8502d",
-    )  # fmt: skip
+    label = f"perplexity {math.exp(min(last_loss, 700)):,.1f}"
+    place: dict[str, Any] = {"xytext": (-6, 14), "textcoords": "offset points", "ha": "right"}
+    axes.annotate(label, (last_step, last_loss), color="#c8502d", **place)
     axes.set(xlabel="step", ylabel="cross entropy per token (nats)")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    figure.savefig(folder / PLOT_FILE, dpi=150)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=150)
     pyplot.close(figure)
+    write_whole(folder / PLOT_FILE, picture.getvalue())
 
 
 def _smoothed(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -100,32 +110,57 @@ def _smoothed(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
 
 def print_summary(run: RunConfig, summary: dict[str, Any], text: str, console: Console) -> None:
     """Print what the run came to, where its files are and what to type next."""
-    folder = Path(run.output.folder)
+    if text:
+        console.print(Panel(Text(text), title="sample", title_align="left", padding=(1, 2), style="dim"))
     table = Table.grid(padding=(0, 3))
     table.add_column(style="bold")
     table.add_column()
-    model = run.model
-    table.add_row(
-        "model",
-        f"GPT-2, {summary['parameters'] / 1e6:,.1f}M parameters ({model.num_layers} layers, hidden "
-        f"{model.hidden_size}, {model.num_heads} heads, vocabulary {model.vocab_size:,})",
-    )
-    table.add_row("layout", f"{summary['layout']}: {run.layout.world_size} processes")
-    table.add_row(
+    for name, value in _summary_rows(run, summary):
+        table.add_row(name, value)
+    console.print(Panel(table, title="done", title_align="left", padding=(1, 2)))
+    folder = run.output.folder
+    files = [PLOT_FILE, *([SAMPLE_FILE] if text else []), METRICS_FILE, SUMMARY_FILE, CONFIG_FILE, CHECKPOINTS_FOLDER]
+    command, more = _typed_command(), 2 * summary["steps"]
+    prompt = f" --prompt {shlex.quote(run.output.sample_prompt)}" if run.output.sample_prompt else ""
+    for line in (
+        f"files  {folder}/: {', '.join(files)}",
+        f"next   {command} generate {shlex.quote(folder)}{prompt}",
+        f"       {command} train {shlex.quote(f'{folder}/{CONFIG_FILE}')} --resume training.steps={more}",
+        f"       tensorboard --logdir {shlex.quote(folder)}",
+    ):
+        console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def _summary_rows(run: RunConfig, summary: dict[str, Any]) -> Iterator[tuple[str, Text]]:
+    model, layout = run.model, run.layout
+    size = f"{model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads"
+    parameters = _short(summary["parameters"], _COUNTS)
+    yield "model", Text(f"GPT-2, {parameters} parameters ({size}, vocabulary {model.vocab_size:,})")
+    yield "layout", Text(f"{layout}: {layout.world_size} process{'es' if layout.world_size > 1 else ''}")
+    before, after = summary["validation_perplexity_before"], summary["validation_perplexity_after"]
+    tokens = f"{summary['steps']:,} steps ({_short(summary['training_tokens'], _COUNTS)} tokens)"
+    scored = f"over {summary['validation_tokens']:,} validation tokens"
+    yield (
         "perplexity",
-        f"{summary['validation_perplexity_before']:,.0f} before, [bold green]"
-        f"{summary['validation_perplexity_after']:,.2f}[/] after {summary['steps']:,} steps "
-        f"({summary['training_tokens'] / 1e6:,.1f}M tokens), on {summary['validation_tokens']:,} validation tokens",
+        Text.assemble(f"{before:,.1f} before, ", (f"{after:,.1f}", "bold"), f" after {tokens}; {scored}"),
     )
     if summary["tokens_per_second"]:
-        table.add_row(
-            "speed",
-            f"{summary['tokens_per_second']:,.0f} tokens/s, {summary['model_flops_per_second'] / 1e9:,.0f} GFLOP/s, "
-            f"{summary['utilisation']:.0%} of {summary['peak_flops_per_second'] / 1e9:,.0f} ({summary['peak']})",
-        )
-    table.add_row("files", f"{folder}/  {PLOT_FILE}  {SAMPLE_FILE}  metrics.jsonl  config.toml  checkpoints/")
-    table.add_row("next", f"crosscut generate {folder} --prompt 'My fellow citizens,'")
-    table.add_row("", f"crosscut train {folder}/config.toml --resume training.steps={2 * summary['steps']}")
-    table.add_row("", f"tensorboard --logdir {folder}")
-    console.print(Panel(text, title="sample", title_align="left", padding=(1, 2), style="dim"), highlight=False)
-    console.print(Panel(table, title="done", title_align="left", padding=(1, 2)), highlight=False)
+        rate, peak = (_short(summary[f"{name}flops_per_second"], _RATES) for name in ("model_", "peak_"))
+        share = f"{summary['utilisation']:.0%} of {peak}FLOP/s ({summary['peak']})"
+        yield "speed", Text(f"{summary['tokens_per_second']:,.0f} tokens/s, {rate}FLOP/s: {share}")
+
+
+_COUNTS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
+_RATES = ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"))
+
+
+def _short(number: float, letters: tuple[tuple[float, str], ...]) -> str:
+    """A number as people say it: 812k, 2.6M, 8.3B."""
+    size, letter = next(((size, letter) for size, letter in letters if number >= size), (1.0, ""))
+    return f"{number / size:.3g}{letter}"
+
+
+def _typed_command() -> str:
+    """How Crosscut was started, so that the next command can be pasted."""
+    typed = Path(sys.argv[0])
+    return "python -m crosscut" if typed.name == "__main__.py" else shlex.quote(str(typed))

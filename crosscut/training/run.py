@@ -1,66 +1,96 @@
 """A whole run, from the config to the summary: prepares the data, starts or joins the ranks, trains, reports."""
 
 import dataclasses
+import hashlib
 from pathlib import Path
+from typing import Any
 
-from crosscut.checkpoint import latest_checkpoint, list_checkpoints
+from crosscut.checkpoint import latest_checkpoint, list_checkpoints, require_identity
 from crosscut.config import ConfigError, LayoutError, RunConfig, write_toml
-from crosscut.data import Sampler, TokenFolder, prepare
+from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
+from crosscut.data import Sampler, TokenFolder, ValidationSampler, prepare
 from crosscut.parallel import launch, make_mesh, process_group
-from crosscut.parallel.collectives import wait_for_all
+from crosscut.parallel.collectives import share_from_first
 from crosscut.parallel.mesh import world_size_message
 from crosscut.parallel.processes import (
     choose_device,
     is_first_started,
     joined_rank,
+    ranks_on_this_machine,
     require_devices,
     started_world_size,
     was_started,
 )
 from crosscut.training.batches import Batches
-from crosscut.training.loop import CHECKPOINT_FOLDER, Loop
+from crosscut.training.loop import Loop
 from crosscut.training.report import write_report
 from crosscut.training.step import Trainer
 
-CONFIG_FILE = "config.toml"
+
+@dataclasses.dataclass(frozen=True)
+class _Prepared:
+    """What every rank is told before it begins."""
+
+    run: RunConfig
+    """With the vocabulary filled in."""
+    checkpoint: Path | None
+    """To go on from."""
+    identity: dict[str, Any]
+    """What the run's checkpoints say of themselves."""
 
 
 def run_training(run: RunConfig, *, resume: bool = False) -> None:
     """Do a run in the ranks that its layout asks for, or in those that torchrun started.
 
-    Whatever the user can get wrong is found before a process starts (under torchrun: before the first collective).
+    What the user can get wrong is found before a process starts (under torchrun: before the ranks build the model).
     Raises `ConfigError`, `LayoutError`, `DataError`, `CheckpointError` or `TrainingError`; `RankFailure` when a rank
     failed for another reason.
     """
+    if was_started() and started_world_size() != run.layout.world_size:
+        raise LayoutError(world_size_message(run.layout, started_world_size()))
+    require_devices(run.training.device, ranks_on_this_machine(run.layout.world_size))
     if was_started():
-        if started_world_size() != run.layout.world_size:
-            raise LayoutError(world_size_message(run.layout, started_world_size()))
         with joined_rank():
             _join(run, resume)
-        return
-    run = prepare_run(run, resume=resume)
-    launch(_train_rank, (run, resume), num_ranks=run.layout.world_size)
+    else:
+        launch(_train_rank, (_prepare(run, resume),), num_ranks=run.layout.world_size)
 
 
-def prepare_run(run: RunConfig, *, resume: bool) -> RunConfig:
-    """Make what the ranks need: the run's folder, the tokens, and the run with its vocabulary filled in."""
+def _prepare(run: RunConfig, resume: bool) -> _Prepared:
+    """Make what the ranks need: the run's folder, the tokens, the checkpoint to go on from."""
     folder = Path(run.output.folder)
-    checkpoints = folder / CHECKPOINT_FOLDER
-    if resume:
-        latest_checkpoint(checkpoints)
-    elif list_checkpoints(checkpoints):
+    checkpoints = folder / CHECKPOINTS_FOLDER
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"`output.folder` must be a folder, but `{folder}` is a file. Choose another name.")
+    checkpoint = latest_checkpoint(checkpoints) if resume else None
+    if not resume and list_checkpoints(checkpoints):
         raise ConfigError(
             f"`output.folder` must name a new folder, but `{folder}` holds checkpoints of a run. Pass --resume to go "
             "on with it, or choose another folder."
         )
-    if not was_started():
-        require_devices(run.training.device, run.layout.world_size)
-    tokens = prepare(run.data, Path(run.tokens_folder), seed=run.training.seed)
+    tokens = _tokens(run, resume)
     run = with_vocabulary(run, tokens)
     Sampler(tokens.train, sequence_length=run.training.sequence_length, seed=run.training.seed)  # raises if too short
+    ValidationSampler(tokens.validation, sequence_length=run.training.sequence_length)
+    identity = identity_of(run, tokens)
+    if checkpoint is not None:
+        done = require_identity(checkpoint, identity).step
+        if run.training.steps <= done:
+            raise ConfigError(
+                f"`training.steps` must be above the checkpoint's step ({done}), but is {run.training.steps}. "
+                f"Try training.steps={2 * done}."
+            )
     folder.mkdir(parents=True, exist_ok=True)
-    write_toml(run, folder / CONFIG_FILE)
-    return run
+    if not resume:  # a run that resumes keeps its config until it has written a checkpoint of its own
+        write_toml(run, folder / CONFIG_FILE)
+    return _Prepared(run, checkpoint, identity)
+
+
+def _tokens(run: RunConfig, resume: bool) -> TokenFolder:
+    folder = Path(run.tokens_folder)
+    if resume and folder.exists():  # the raw text need not be there any more
+        return TokenFolder.open(folder, verify=run.data.verify)
+    return prepare(run.data, folder, seed=run.training.seed)
 
 
 def with_vocabulary(run: RunConfig, tokens: TokenFolder) -> RunConfig:
@@ -74,27 +104,31 @@ def with_vocabulary(run: RunConfig, tokens: TokenFolder) -> RunConfig:
     return dataclasses.replace(run, model=dataclasses.replace(run.model, vocab_size=size))
 
 
+def identity_of(run: RunConfig, tokens: TokenFolder) -> dict[str, Any]:
+    """What a run must share with a checkpoint to go on from it: the model's sizes, and the data in their order."""
+    model = {f"model.{name}": value for name, value in dataclasses.asdict(run.model).items() if name != "dropout"}
+    order = {f"training.{name}": getattr(run.training, name) for name in ("batch_size", "sequence_length", "seed")}
+    files = [entry.tokens_sha256 for entry in (*tokens.manifest.train, tokens.manifest.validation)]
+    return {**model, **order, "data.tokens": hashlib.sha256("".join(files).encode()).hexdigest()[:16]}
+
+
 def _join(run: RunConfig, resume: bool) -> None:
     """The work of a rank that torchrun started: the first one prepares while the others wait."""
     with process_group(choose_device(run.training.device)):
-        if is_first_started():
-            prepare_run(run, resume=resume)
-        wait_for_all()
-        _train(run, resume)
+        _train(share_from_first(_prepare(run, resume) if is_first_started() else None))
 
 
-def _train_rank(run: RunConfig, resume: bool) -> None:
+def _train_rank(prepared: _Prepared) -> None:
     """The work of a rank that `launch` started."""
-    with process_group(choose_device(run.training.device)):
-        _train(run, resume)
+    with process_group(choose_device(prepared.run.training.device)):
+        _train(prepared)
 
 
-def _train(run: RunConfig, resume: bool) -> None:
+def _train(prepared: _Prepared) -> None:
+    run = prepared.run
     mesh = make_mesh(run.layout, choose_device(run.training.device))
-    tokens = TokenFolder.open(Path(run.tokens_folder), verify=False)  # `prepare_run` has compared the hashes
-    run = with_vocabulary(run, tokens)
+    tokens = TokenFolder.open(Path(run.tokens_folder), verify=False)  # the hashes have been compared
     trainer = Trainer(run, mesh)
-    batches = Batches(run, tokens, mesh)
-    checkpoint = latest_checkpoint(Path(run.output.folder) / CHECKPOINT_FOLDER) if resume else None
-    outcome = Loop(run, trainer, batches, mesh).train(checkpoint)
+    loop = Loop(run, trainer, Batches(run, tokens, mesh), identity=prepared.identity)
+    outcome = loop.train(prepared.checkpoint)
     write_report(run, trainer.model, tokens, outcome)

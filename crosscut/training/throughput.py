@@ -5,6 +5,7 @@ The FLOPs are the planner's formula, so forecast and report cannot differ.
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -56,17 +57,30 @@ class Throughput:
 
 
 def find_peak(precision: str, mesh: ParallelMesh) -> Peak:
-    """The published dense peak of a known GPU, else the matrix rate measured now, on all ranks at once."""
-    num_ranks = mesh.tensor.size * mesh.data.size
-    if mesh.device.type == "cuda":
-        hardware = find_hardware(torch.cuda.get_device_name(mesh.device))
-        if hardware is not None and precision in hardware.flops:
-            name = f"{num_ranks} x {hardware.name}, published dense {precision} peak"
-            return Peak(name=name, flops_per_second=num_ranks * hardware.flops[precision])
-    mine = measure_matrix_rate(mesh.device, _DTYPE[precision])
-    over_tensor = sum(all_gather_objects(mine, mesh.tensor))
-    total = sum(all_gather_objects(over_tensor, mesh.data))
-    return Peak(name=f"{precision} matrix rate measured on {num_ranks} ranks at once", flops_per_second=total)
+    """The published dense peak where every rank's GPU is known, else the matrix rate measured on all ranks at once."""
+    published = _over_all_ranks(_published_peak(precision, mesh.device), mesh)
+    known = [peak for peak in published if peak is not None]
+    if len(known) == len(published):
+        names = sorted({name for name, _ in known})
+        name = f"{len(known)} x {' and '.join(names)}, published dense {precision} peak"
+        return Peak(name=name, flops_per_second=sum(rate for _, rate in known))
+    rates = _over_all_ranks(measure_matrix_rate(mesh.device, _DTYPE[precision]), mesh)
+    together = f" on {len(rates)} ranks at once" if len(rates) > 1 else ""
+    return Peak(name=f"{precision} matrix rate measured{together}", flops_per_second=sum(rates))
+
+
+def _published_peak(precision: str, device: torch.device) -> tuple[str, float] | None:
+    if device.type != "cuda":
+        return None
+    hardware = find_hardware(torch.cuda.get_device_name(device))
+    rate = hardware.flops.get(precision) if hardware else None
+    return (hardware.name, rate) if hardware and rate else None
+
+
+def _over_all_ranks(value: Any, mesh: ParallelMesh) -> list[Any]:
+    """Every rank's value, on every rank."""
+    groups = all_gather_objects(all_gather_objects(value, mesh.tensor), mesh.data)
+    return [value for group in groups for value in group]
 
 
 def measure_matrix_rate(device: torch.device, dtype: torch.dtype, *, size: int = 0, repeats: int = 10) -> float:

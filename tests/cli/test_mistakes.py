@@ -77,8 +77,65 @@ def test_resuming_without_a_checkpoint_is_told(fail, book):
 def test_run_folder_with_checkpoints_is_not_overwritten(fail, tmp_path):
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000001"
     checkpoint.mkdir(parents=True)
-    (checkpoint / "progress.json").write_text("{}")
+    (checkpoint / "progress.json").write_text('{"step": 1, "samples": 4, "layout": "tensor 1 x data 1"}')
     assert "holds checkpoints of a run. Pass --resume" in fail("train", *TINY, "output.folder=run")
+
+
+def test_run_folder_that_is_a_file_is_told(fail, tmp_path):
+    (tmp_path / "run").write_text("not a folder")
+    assert fail("train", *TINY, "output.folder=run").startswith(
+        "`output.folder` must be a folder, but `run` is a file."
+    )
+
+
+def test_generating_without_a_run_is_told(fail):
+    assert fail("generate", "nowhere").startswith("`nowhere` must be the folder of a run, but has no `config.toml`.")
+
+
+def test_cuda_without_a_device_is_told(fail, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert fail("train", *TINY, "training.device=cuda").startswith("`training.device` must be a device that is there")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, book):
+    """A run of four steps, on one rank of this process."""
+    from crosscut.config import load_run
+    from crosscut.training import run_training
+
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    table = {"model": {"dropout": 0.1, "num_layers": 1, "hidden_size": 1, "num_heads": 1}}
+    run_training(load_run(table, [*TINY, f"data.text={book}", f"output.folder={folder}"]))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.batch_size=2", "`training.batch_size` must be 4 as in the checkpoint"),
+        ("training.seed=5", "`training.seed` must be 1234 as in the checkpoint"),
+        ("training.sequence_length=16", "`training.sequence_length` must be 32 as in the checkpoint"),
+        ("model.num_layers=1", "`model.num_layers` must be 2 as in the checkpoint"),
+        ("model.num_heads=2", "`model.num_heads` must be 4 as in the checkpoint"),
+        (
+            "training.steps=4",
+            "`training.steps` must be above the checkpoint's step (4), but is 4. Try training.steps=8.",
+        ),
+    ],
+)
+def test_resuming_another_run_is_told(fail, trained, override, message):
+    config = trained / "config.toml"
+    before = config.read_bytes()
+    assert fail("train", str(config), "--resume", "training.steps=9", override).startswith(message)
+    assert config.read_bytes() == before, "a resume that fails must leave the run's config"
+
+
+def test_resuming_needs_the_tokens_but_not_the_text(trained, capsys):
+    from crosscut.config import load_run
+    from crosscut.training import run_training
+
+    run_training(load_run(trained / "config.toml", ["training.steps=6", "data.text=gone.txt"]), resume=True)
+    assert "after 6 steps" in capsys.readouterr().out
 
 
 def test_changed_shard_is_told(fail, book, tmp_path):

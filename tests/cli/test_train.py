@@ -13,6 +13,9 @@ import pytest
 
 from tests.cli.conftest import TINY
 
+# The loopback device has this name on Linux only; elsewhere gloo finds an interface by itself.
+ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+
 
 def test_readers_own_text_trains_resumes_elsewhere_and_writes(crosscut, book, tmp_path):
     run = tmp_path / "run"
@@ -54,7 +57,7 @@ def test_two_torchrun_nodes_make_one_run(book, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **ON_LOOPBACK, "OMP_NUM_THREADS": "1"}
     nodes = [
         subprocess.Popen(
             [
@@ -138,7 +141,7 @@ def test_under_torchrun_the_failed_ranks_traceback_comes_once_and_first(tmp_path
     start = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)],
-        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())},
+        env={**os.environ, **ON_LOOPBACK, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert time.monotonic() - start < 60

@@ -1,10 +1,15 @@
-"""The runs that the project ships are runs."""
+"""The runs that the project ships, and the commands that the README shows, are runs."""
 
+import re
+import shlex
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from crosscut.config import load_run
+from crosscut.cli.arguments import run_from
+from crosscut.config import load_run, write_toml
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -14,3 +19,56 @@ ROOT = Path(__file__).resolve().parents[2]
 )
 def test_shipped_run_loads(path):
     assert load_run(path).layout.world_size >= 1
+
+
+@dataclass(frozen=True)
+class Command:
+    arguments: tuple[str, ...]
+    """Those of `crosscut train`, without its options."""
+
+    num_ranks: int | None
+    """Processes that torchrun starts; None without torchrun."""
+
+
+def train_commands(text: str) -> list[Command]:
+    """The commands in a page's ```sh blocks that train."""
+    blocks = re.findall(r"^```sh\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    lines = [shlex.split(line) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [command_of(line) for line in lines if "train" in line and any(word.endswith("crosscut") for word in line)]
+
+
+def command_of(line: list[str]) -> Command:
+    arguments = [word for word in line[line.index("train") + 1 :] if not word.startswith("--")]
+    num_ranks = None
+    if line[0].endswith("torchrun"):
+        num_ranks = int(line[line.index("--nnodes") + 1]) * int(line[line.index("--nproc-per-node") + 1])
+    return Command(tuple(arguments), num_ranks)
+
+
+def test_readme_commands_are_runs(tmp_path, monkeypatch):
+    commands = train_commands((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert any(command.num_ranks is not None for command in commands)
+    assert any(command.num_ranks is None for command in commands)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        run = run_from(command.arguments)
+        assert command.num_ranks in (None, run.layout.world_size), command
+        written = Path(run.output.folder) / "config.toml"  # what a later command goes on from
+        written.parent.mkdir(parents=True, exist_ok=True)
+        write_toml(run, written)
+
+
+def test_commands_are_found_with_their_arguments_and_ranks():
+    page = """\
+```sh
+.venv/bin/crosscut train a.toml --resume \\
+    data.text='a b.txt'
+crosscut generate runs/a --prompt "It"
+torchrun --nnodes 2 --nproc-per-node 4 ... -m crosscut train b.toml
+```
+```toml
+crosscut train c.toml
+```
+"""
+    assert train_commands(page) == [Command(("a.toml", "data.text=a b.txt"), None), Command(("b.toml",), 8)]

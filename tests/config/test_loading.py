@@ -121,14 +121,16 @@ def test_loading_leaves_the_table_and_the_presets_alone() -> None:
 @pytest.mark.parametrize(
     ("override", "section", "field", "value"),
     [
-        ("training.steps=20", "training", "steps", 20),
-        ("training.steps=1_000", "training", "steps", 1000),
+        ("training.steps=4_000", "training", "steps", 4000),
+        ("training.steps=3001", "training", "steps", 3001),
         ("optimizer.learning_rate=3e-4", "optimizer", "learning_rate", 3e-4),
         ("optimizer.learning_rate=1", "optimizer", "learning_rate", 1.0),
         ("layout.sequence_parallel=true", "layout", "sequence_parallel", True),
         ("training.precision=bfloat16", "training", "precision", "bfloat16"),
         ('training.precision="bfloat16"', "training", "precision", "bfloat16"),
         ("output.folder=runs/a=b", "output", "folder", "runs/a=b"),
+        ("output.sample_prompt=1984", "output", "sample_prompt", "1984"),
+        ("output.folder=2026-01-01", "output", "folder", "2026-01-01"),
         ("output.sample_prompt=", "output", "sample_prompt", ""),
         ("output.sample_prompt=5\nseed=6", "output", "sample_prompt", "5\nseed=6"),
         ("data.text=my book.txt", "data", "text", ("my book.txt",)),

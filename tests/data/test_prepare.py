@@ -1,6 +1,7 @@
 """From text to a token folder: the same whatever the workers, whole or not there, and never mistaken for another."""
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,12 +120,33 @@ def test_folder_of_other_settings_is_refused(config: DataConfig, make: Callable[
     with pytest.raises(DataError) as error:
         make(replace(config, num_shards=4), seed=6)
     assert str(error.value) == (
-        f"`{folder}` must hold the tokens of this text with these settings, but was made from `seed` 5 instead of 6, "
-        f"`num_shards` 3 instead of 4. Choose another `data.tokens`, delete the folder, or leave `data.text` empty "
-        f"to use it as it is."
+        f"`{folder}` must hold the tokens of this text with these settings, but was made from `training.seed` 5 "
+        f"instead of 6, `data.num_shards` 3 instead of 4. Choose another `data.tokens`, delete the folder, or leave "
+        f"`data.text` empty to use it as it is."
     )
-    with pytest.raises(DataError, match="`trained_vocab_size` 0 instead of 300"):
-        make(replace(config, tokenizer="", vocab_size=300))
+
+
+@pytest.mark.parametrize(
+    ("made", "asked", "difference"),
+    [
+        ({}, {"text_key": "body"}, "`data.text_key` 'text' instead of 'body'"),
+        ({}, {"train_to_validation": 9}, "`data.train_to_validation` 29 instead of 9"),
+        ({"tokenizer": ""}, {"tokenizer": "", "vocab_size": 310}, "`data.vocab_size` 300 instead of 310"),
+        ({}, {"tokenizer": ""}, "a given `data.tokenizer` instead of one trained with `data.vocab_size` 300"),
+        ({"tokenizer": ""}, {}, "a tokenizer trained with `data.vocab_size` 300 instead of `data.tokenizer`"),
+        ({}, {"tokenizer": "other.json"}, "another `data.tokenizer`"),
+    ],
+)
+def test_other_settings_are_named_by_the_keys_that_a_user_sets(
+    config: DataConfig, make: Callable[..., TokenFolder], made: dict[str, Any], asked: dict[str, Any], difference: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("other.json").write_text("{}")
+    config = replace(config, vocab_size=300)
+    make(replace(config, **made))
+    with pytest.raises(DataError, match=re.escape(f"was made from {difference}. Choose another")):
+        make(replace(config, **asked))
 
 
 def test_place_that_holds_other_things_is_refused(

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from crosscut.checkpoint import list_checkpoints
-from tests.training.jobs import loop
+from crosscut.training.loop import Loop
+from tests.training.jobs import loop, parts
 
 
 def rows_of(run) -> list[dict]:
@@ -49,6 +50,20 @@ def test_resumed_run_is_the_run_that_never_stopped(ranks, run_with):
     for name, weight in whole["weights"].items():
         assert torch.equal(weight, resumed["weights"][name]), name
     assert [row["step"] for row in rows_of(run) if "loss" in row] == [1, 2, 3, 4, 5, 6]
+
+
+def settings_after_resuming(run, checkpoint: Path) -> list[tuple]:
+    trainer, batches = parts(run)
+    Loop(run, trainer, batches).load(checkpoint)
+    return [(g["weight_decay"], g["betas"], g["eps"]) for g in trainer.optimizer.param_groups]
+
+
+def test_optimizer_settings_of_the_run_hold_after_resuming(ranks, run_with):
+    run = run_with()
+    ranks.run(1, loop, run)
+    other = run_with("optimizer.weight_decay=0.5", "optimizer.beta2=0.5", "optimizer.epsilon=1e-3")
+    settings = ranks.run(1, settings_after_resuming, other, checkpoint_of(run, 3))[0]
+    assert settings == [(0.5, (0.9, 0.5), 1e-3), (0.0, (0.9, 0.5), 1e-3)]
 
 
 LAYOUTS = {

@@ -1,0 +1,58 @@
+import json
+
+from crosscut.training.metrics import Metrics, read_metrics
+
+VALUES = {
+    "loss": 2.5, "gradient_norm": 1.5, "learning_rate": 1e-3, "seconds": 0.5, "tokens_per_second": 100.0,
+    "model_flops_per_second": 1e9, "utilisation": 0.5,
+}  # fmt: skip
+
+
+def note(folder, steps, start=0) -> None:
+    with Metrics(folder, num_steps=10, start=start, active=True) as metrics:
+        for step in steps:
+            metrics.step(step, VALUES)
+
+
+def test_resuming_drops_the_rows_after_the_checkpoint(tmp_path):
+    note(tmp_path, range(1, 6))
+    note(tmp_path, range(4, 7), start=3)
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_half_written_row_of_a_killed_run_is_passed_over(tmp_path):
+    note(tmp_path, range(1, 3))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "lo')
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2]
+    note(tmp_path, [3], start=2)
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 3]
+
+
+def test_a_new_run_starts_an_empty_file(tmp_path):
+    note(tmp_path, range(1, 3))
+    note(tmp_path, [1])
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1]
+
+
+def test_numbers_that_are_none_are_null(tmp_path):
+    with Metrics(tmp_path, num_steps=1, start=0, active=True) as metrics:
+        metrics.validation(0, loss=float("nan"), perplexity=float("inf"))
+    line = (tmp_path / "metrics.jsonl").read_text()
+    assert json.loads(line) == {"step": 0, "validation_loss": None, "validation_perplexity": None}
+    assert "NaN" not in line
+
+
+def test_only_the_first_rank_writes(tmp_path):
+    with Metrics(tmp_path, num_steps=1, start=0, active=False) as metrics:
+        metrics.step(1, VALUES)
+        metrics.validation(1, loss=1.0, perplexity=2.0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_lines_tell_loss_norm_rate_and_speed(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("crosscut.training.metrics._SECONDS_BETWEEN_LINES", 0.0)
+    note(tmp_path, [1])
+    out = capsys.readouterr().out
+    for expected in ("1/10", "loss 2.5000", "norm 1.50", "rate 1.0e-03", "100 tokens/s", "(50%)", "s left"):
+        assert expected in out, expected
