@@ -86,9 +86,10 @@ def plot_losses(folder: Path) -> None:
     axes.plot(*zip(*validated, strict=True), color="#c8502d", marker="o", markersize=4, label="validation")
     last_step, last_loss = validated[-1]
     label = f"perplexity {math.exp(min(last_loss, 700)):,.1f}"
-    place: dict[str, Any] = {"xytext": (-6, 14), "textcoords": "offset points", "ha": "right"}
+    place: dict[str, Any] = {"xytext": (0, -18), "textcoords": "offset points", "ha": "right"}
     axes.annotate(label, (last_step, last_loss), color="#c8502d", **place)
     axes.set(xlabel="step", ylabel="cross entropy per token (nats)")
+    axes.margins(y=0.12)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
@@ -99,11 +100,10 @@ def plot_losses(folder: Path) -> None:
 
 
 def _smoothed(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """The mean over a window of a twentieth of the points."""
-    window = max(1, len(points) // 20)
+    """Each point's mean with those before it, a twentieth of all, fewer at the start where the loss falls fast."""
     means = []
     for i in range(len(points)):
-        near = points[max(0, i - window) : i + window + 1]
+        near = points[i - min(i // 4, len(points) // 20) : i + 1]
         means.append((points[i][0], sum(loss for _, loss in near) / len(near)))
     return means
 
