@@ -105,15 +105,18 @@ class _ProjectAndCompare(Function):
         grad_weight = torch.zeros_like(weight) if plan.needs_grad else None
         wide = torch.promote_types(hidden.dtype, torch.float32)
         total = torch.zeros((), dtype=wide, device=hidden.device)
+        # One buffer for the logits of all chunks: fresh ones would cost more than the passes over them.
+        size = (min(plan.chunk, hidden.shape[0]), rows.shape[0])
+        buffer = torch.empty(size, dtype=wide, device=hidden.device)
         for start in range(0, hidden.shape[0], plan.chunk):
             piece = slice(start, start + plan.chunk)
-            probabilities, losses, keep = _compare(hidden[piece], rows, targets[piece], part)
+            logits = _project(hidden[piece], rows, buffer)
+            exponentials, sums, losses, keep = _compare(logits, targets[piece], part)
             total += losses.sum()
             if grad_hidden is not None and grad_weight is not None:
-                error = _error(probabilities, targets[piece], part, keep * plan.scale).to(hidden.dtype)
+                error = _error(exponentials, sums, targets[piece], part, keep * plan.scale).to(hidden.dtype)
                 torch.mm(error, rows, out=grad_hidden[piece])
                 _add_product(grad_weight, error.t(), hidden[piece])
-            del probabilities
         if grad_hidden is not None and grad_weight is not None:
             ctx.gradients = (grad_hidden, grad_weight)
         return total * plan.scale
@@ -128,28 +131,33 @@ class _ProjectAndCompare(Function):
         return grad_hidden.mul_(grad), grad_weight.mul_(grad), None, None, None
 
 
-def _compare(x: Tensor, rows: Tensor, targets: Tensor, part: _Part) -> tuple[Tensor, Tensor, Tensor]:
-    """Probabilities [C, V/T], losses [C] and the mask of tokens that count [C], all in a wide type."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    logits = (x @ rows.t()).to(wide)  # [C, V/T]
+def _project(x: Tensor, rows: Tensor, buffer: Tensor) -> Tensor:
+    """Logits [C, V/T] in the buffer, whose type may be wider than the product's."""
+    logits = buffer[: x.shape[0]]
+    if buffer.dtype == x.dtype:
+        return torch.mm(x, rows.t(), out=logits)
+    return logits.copy_(x @ rows.t())
+
+
+def _compare(logits: Tensor, targets: Tensor, part: _Part) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Exponentials [C, V/T] in place of the logits; their sums over all ranks, losses, which tokens count, each [C]."""
     if part.num_real < logits.shape[1]:
         logits[:, part.num_real :] = -torch.inf
-    keep = (targets != IGNORED).to(wide)
+    keep = (targets != IGNORED).to(logits.dtype)
     highest = all_reduce(logits.amax(1), part.axis, "max")
     logits.sub_(highest.unsqueeze(1))
     index, here = _local_index(targets, part)
     target_logit = logits.gather(1, index.unsqueeze(1)).squeeze(1).masked_fill(~here, 0.0)
-    probabilities = logits.exp_()
-    sums, target_logit = all_reduce(torch.stack([probabilities.sum(1), target_logit]), part.axis).unbind()
-    probabilities.div_(sums.unsqueeze(1))
-    return probabilities, (sums.log() - target_logit) * keep, keep
+    exponentials = logits.exp_()
+    sums, target_logit = all_reduce(torch.stack([exponentials.sum(1), target_logit]), part.axis).unbind()
+    return exponentials, sums, (sums.log() - target_logit) * keep, keep
 
 
-def _error(probabilities: Tensor, targets: Tensor, part: _Part, factor: Tensor) -> Tensor:
-    """(p - e) times a factor per token, in place of the probabilities [C, V/T]."""
+def _error(exponentials: Tensor, sums: Tensor, targets: Tensor, part: _Part, factor: Tensor) -> Tensor:
+    """(p - e) times a factor per token, in place of the exponentials [C, V/T], with p = exponentials / sums."""
     index, here = _local_index(targets, part)
-    probabilities.scatter_add_(1, index.unsqueeze(1), -here.to(probabilities.dtype).unsqueeze(1))
-    return probabilities.mul_(factor.unsqueeze(1))
+    exponentials.mul_((factor / sums).unsqueeze(1))
+    return exponentials.scatter_add_(1, index.unsqueeze(1), (-factor * here).unsqueeze(1))
 
 
 def _local_index(targets: Tensor, part: _Part) -> tuple[Tensor, Tensor]:

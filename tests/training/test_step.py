@@ -61,6 +61,15 @@ def test_bfloat16_arithmetic_stays_near_float32(ranks, run_with):
     assert rough != exact
 
 
+@pytest.mark.parametrize("options", [("layout.tensor=2",), ("layout.tensor=2", "layout.sequence_parallel=true")])
+def test_bfloat16_arithmetic_on_two_tensor_ranks_stays_near_one(ranks, run_with, options):
+    base = ("model.dropout=0.0", "training.precision=bfloat16")
+    whole = ranks.run(1, losses_of, run_with(*base), 6)[0]
+    cut = ranks.run(2, losses_of, run_with(*base, *options), 6)
+    assert cut[0] == cut[1]
+    assert cut[0] == pytest.approx(whole, rel=2e-3)
+
+
 @pytest.mark.parametrize(
     ("layout", "num_ranks"), [("layout.tensor=1", 1), ("layout.tensor=2", 2), ("layout.data=2", 2)]
 )
