@@ -13,7 +13,8 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -100,14 +101,15 @@ class _Display:
         self.console = Console()
         self.num_steps = num_steps
         self._last_line = time.monotonic()
+        step_width = len(f"step {num_steps}/{num_steps}")  # on a narrow terminal the figures at the end give way
         self._bar = Progress(
-            TextColumn("[bold]step {task.completed:.0f}/{task.total:.0f}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[told]}", style="progress.data.speed"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            TextColumn("[bold]step {task.completed:.0f}/{task.total:.0f}", table_column=Column(min_width=step_width)),
+            BarColumn(bar_width=None, table_column=Column(ratio=1)),  # takes the room that the others leave
+            TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
+            TextColumn("left", table_column=Column(min_width=4)),
+            TextColumn("{task.fields[told]}", style="progress.data.speed", table_column=Column(no_wrap=True)),
             console=self.console,
+            expand=True,
             disable=not self.console.is_terminal,
         )
         self._task = self._bar.add_task("train", total=num_steps, completed=start, told="")
