@@ -8,12 +8,13 @@ import json
 import math
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
 METRICS_FILE = "metrics.jsonl"
@@ -101,13 +102,11 @@ class _Display:
         self.console = Console()
         self.num_steps = num_steps
         self._last_line = time.monotonic()
-        step_width = len(f"step {num_steps}/{num_steps}")  # on a narrow terminal the figures at the end give way
+        self._start, self._began = start, time.monotonic()
         self._bar = Progress(
-            TextColumn("[bold]step {task.completed:.0f}/{task.total:.0f}", table_column=Column(min_width=step_width)),
-            BarColumn(bar_width=None, table_column=Column(ratio=1)),  # takes the room that the others leave
-            TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
-            TextColumn("left", table_column=Column(min_width=4)),
-            TextColumn("{task.fields[told]}", style="progress.data.speed", table_column=Column(no_wrap=True)),
+            # One text, so that on a narrow terminal its end gives way and neither the step nor the time left does.
+            TextColumn("{task.fields[told]}", table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=None, table_column=Column(ratio=1)),
             console=self.console,
             expand=True,
             disable=not self.console.is_terminal,
@@ -117,16 +116,17 @@ class _Display:
 
     def step(self, step: int, values: Mapping[str, Value]) -> None:
         value = {name: float(v) for name, v in values.items() if isinstance(v, int | float)}
+        seconds_a_step = (time.monotonic() - self._began) / (step - self._start)
+        left = timedelta(seconds=round((self.num_steps - step) * seconds_a_step))
         told = (
-            f"loss {value['loss']:.4f}  norm {value['gradient_norm']:.2f}  rate {value['learning_rate']:.1e}  "
-            f"{value['tokens_per_second']:,.0f} tokens/s  {value['model_flops_per_second'] / 1e12:.2f} TFLOP/s "
-            f"({value['utilisation']:.0%})"
+            f"step {step}/{self.num_steps}  {left} left  loss {value['loss']:.4f}  norm {value['gradient_norm']:.2f}  "
+            f"rate {value['learning_rate']:.1e}  {value['tokens_per_second']:,.0f} tokens/s  "
+            f"{value['model_flops_per_second'] / 1e12:.2f} TFLOP/s ({value['utilisation']:.0%})"
         )
         self._bar.update(self._task, completed=step, told=told)
         if not self.console.is_terminal and time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            left = (self.num_steps - step) * value["seconds"]
-            self.line(f"step {step:>6}/{self.num_steps}  {told}  {left:,.0f} s left")
+            self.line(told)
 
     def line(self, text: str) -> None:
         self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)

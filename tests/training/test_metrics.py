@@ -54,5 +54,5 @@ def test_lines_tell_loss_norm_rate_and_speed(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("crosscut.training.metrics._SECONDS_BETWEEN_LINES", 0.0)
     note(tmp_path, [1])
     out = capsys.readouterr().out
-    for expected in ("1/10", "loss 2.5000", "norm 1.50", "rate 1.0e-03", "100 tokens/s", "(50%)", "s left"):
+    for expected in ("1/10", "loss 2.5000", "norm 1.50", "rate 1.0e-03", "100 tokens/s", "(50%)", "left"):
         assert expected in out, expected
