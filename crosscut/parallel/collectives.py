@@ -1,8 +1,9 @@
 """The only place that sends anything between ranks.
 
 Each collective returns a fresh tensor and never changes its argument: with the paper's f written in place, the gradient
-of f(x) + x on two ranks would come out as 4, not 3. A collective is started and waited for separately, so that work can
-be placed between. On an axis of size 1 both steps return the tensor itself.
+of f(x) + x on two ranks would come out as 4, not 3. The one exception has it in its name: `start_all_reduce_owned`, for
+a product that nobody else has seen. A collective is started and waited for separately, so that work can be placed
+between. On an axis of size 1 both steps return the tensor itself.
 
 They are PyTorch's functional collectives, called as operators because these are what `torch.compile` traces and what a
 `CollectiveRecorder` sees.
@@ -26,6 +27,16 @@ def start_all_reduce(x: Tensor, axis: Axis, operation: str = "sum") -> Tensor:
     if axis.size == 1:
         return x
     reduced: Tensor = _ops.all_reduce(x.contiguous(), operation, axis.group_name)
+    return reduced
+
+
+def start_all_reduce_owned(x: Tensor, axis: Axis) -> Tensor:
+    """As `start_all_reduce`, with the sum in the place of `x`: saves a copy where `x` was just made and is held here
+    alone.
+    """
+    if axis.size == 1 or torch.compiler.is_compiling():  # a compiler reuses memory by itself
+        return start_all_reduce(x, axis)
+    reduced: Tensor = _ops.all_reduce_(x.contiguous(), "sum", axis.group_name)
     return reduced
 
 

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from crosscut.parallel.collectives import wait
 from crosscut.parallel.mesh import ParallelMesh
-from crosscut.parallel.operators import entered, leave_tensor_parallel, start_enter_backward
+from crosscut.parallel.operators import enter_forward, leave_backward, leave_forward, start_enter_backward
 from crosscut.parallel.parameters import local, local_on_sequence, replicated_parameter, sharded_parameter
 
 
@@ -27,7 +27,7 @@ class _EnterAndMultiply(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mesh: ParallelMesh) -> Tensor:
-        whole = entered(x, mesh)
+        whole = enter_forward(x, mesh)
         ctx.save_for_backward(whole, weight)
         ctx.mesh, ctx.has_bias = mesh, bias is not None
         return F.linear(whole, weight, bias)
@@ -36,13 +36,42 @@ class _EnterAndMultiply(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         whole, weight = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        pending = start_enter_backward(grad @ weight, ctx.mesh) if needs_x else None
-        rows = grad.flatten(0, -2)
-        grad_weight = rows.t() @ whole.flatten(0, -2) if needs_weight else None
-        grad_bias = rows.sum(0) if ctx.has_bias and needs_bias else None
+        pending = start_enter_backward(grad @ weight, ctx.mesh) if ctx.needs_input_grad[0] else None
+        grad_weight = _outer(grad, whole) if ctx.needs_input_grad[1] else None
+        grad_bias = _over_tokens(grad) if ctx.has_bias and ctx.needs_input_grad[2] else None
         grad_x = wait(pending, ctx.mesh.tensor) if pending is not None else None
         return grad_x, grad_weight, grad_bias, None
+
+
+class _MultiplyAndLeave(Function):
+    """`leave_tensor_parallel(F.linear(x, weight)) + bias`, without a copy for g and for the bias."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mesh: ParallelMesh) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.mesh, ctx.has_bias = mesh, bias is not None
+        y = leave_forward(F.linear(x, weight), mesh)
+        return y if bias is None else y.add_(bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        whole = leave_backward(grad, ctx.mesh)
+        grad_x = whole @ weight if ctx.needs_input_grad[0] else None
+        grad_weight = _outer(whole, x) if ctx.needs_input_grad[1] else None
+        grad_bias = _over_tokens(grad) if ctx.has_bias and ctx.needs_input_grad[2] else None
+        return grad_x, grad_weight, grad_bias, None
+
+
+def _outer(grad: Tensor, x: Tensor) -> Tensor:
+    """The weight's gradient [O, I] from [..., O] and [..., I]."""
+    return grad.flatten(0, -2).t() @ x.flatten(0, -2)
+
+
+def _over_tokens(grad: Tensor) -> Tensor:
+    """The bias's gradient [O] from [..., O]."""
+    return grad.flatten(0, -2).sum(0)
 
 
 class ColumnParallelLinear(nn.Module):
@@ -106,5 +135,6 @@ class RowParallelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply and sum over the ranks: [B, S, I/T] to [B, S, O] (or [B, S/T, O])."""
-        y = leave_tensor_parallel(F.linear(x, local(self.weight, x.dtype)), self.mesh)
-        return y if self.bias is None else y + local_on_sequence(self.bias, self.mesh, y.dtype)
+        bias = None if self.bias is None else local_on_sequence(self.bias, self.mesh, x.dtype)
+        y: Tensor = _MultiplyAndLeave.apply(x, local(self.weight, x.dtype), bias, self.mesh)
+        return y

@@ -28,8 +28,9 @@ from crosscut.parallel.collectives import (
     all_reduce,
     reduce_scatter,
     split,
-    start_all_reduce,
+    start_all_reduce_owned,
     start_reduce_scatter,
+    wait,
 )
 from crosscut.parallel.mesh import Axis, ParallelMesh
 
@@ -162,16 +163,32 @@ def leave_tensor_parallel(x: Tensor, mesh: ParallelMesh) -> Tensor:
     return leave(x, mesh.tensor)
 
 
-def entered(x: Tensor, mesh: ParallelMesh) -> Tensor:
-    """The forward half of `enter_tensor_parallel`, outside autograd."""
+# The halves of `enter` and `leave`, for the matrix products of `linear`, which fuse with them. What is summed there was
+# made there, so the sum may take its place.
+
+
+def enter_forward(x: Tensor, mesh: ParallelMesh) -> Tensor:
+    """The forward half of `enter_tensor_parallel`."""
     return all_gather(x, mesh.tensor, SEQUENCE_DIM) if mesh.sequence_parallel else x
 
 
-def start_enter_backward(grad: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Begin the backward half of `enter_tensor_parallel`; `collectives.wait` gives the gradient."""
+def start_enter_backward(product: Tensor, mesh: ParallelMesh) -> Tensor:
+    """Begin the backward half of `enter_tensor_parallel`; `collectives.wait` gives the gradient. Takes `product`."""
     if mesh.sequence_parallel:
-        return start_reduce_scatter(grad, mesh.tensor, SEQUENCE_DIM)
-    return start_all_reduce(grad, mesh.tensor)
+        return start_reduce_scatter(product, mesh.tensor, SEQUENCE_DIM)
+    return start_all_reduce_owned(product, mesh.tensor)
+
+
+def leave_forward(product: Tensor, mesh: ParallelMesh) -> Tensor:
+    """The forward half of `leave_tensor_parallel`. Takes `product`."""
+    if mesh.sequence_parallel:
+        return reduce_scatter(product, mesh.tensor, SEQUENCE_DIM)
+    return wait(start_all_reduce_owned(product, mesh.tensor), mesh.tensor)
+
+
+def leave_backward(grad: Tensor, mesh: ParallelMesh) -> Tensor:
+    """The backward half of `leave_tensor_parallel`."""
+    return all_gather(grad, mesh.tensor, SEQUENCE_DIM) if mesh.sequence_parallel else grad
 
 
 def part_of_sequence(x: torch.Tensor, mesh: ParallelMesh, dim: int) -> Tensor:

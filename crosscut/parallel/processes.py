@@ -161,7 +161,9 @@ def _run_rank(function: Callable[..., None], arguments: tuple[Any, ...]) -> None
         if _is_lost_connection(error):
             time.sleep(_WAIT_FOR_CAUSE)
         get_error_handler().record_exception(error)
-        sys.exit(1)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)  # the threads of a broken connection can crash an interpreter that is taken down in order
 
 
 def _environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:

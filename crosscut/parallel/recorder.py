@@ -25,6 +25,7 @@ class Sent(NamedTuple):
 
 _OPERATIONS = {
     "_c10d_functional::all_reduce": "all_reduce",
+    "_c10d_functional::all_reduce_": "all_reduce",
     "_c10d_functional::all_gather_into_tensor": "all_gather",
     "_c10d_functional::reduce_scatter_tensor": "reduce_scatter",
 }

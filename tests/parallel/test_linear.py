@@ -132,7 +132,7 @@ def _backward_operators(layout: Layout) -> list[str]:
 
 @pytest.mark.parametrize(
     ("layout", "collective"),
-    [(Layout(tensor=2), "all_reduce"), (Layout(tensor=2, sequence_parallel=True), "reduce_scatter_tensor")],
+    [(Layout(tensor=2), "all_reduce_"), (Layout(tensor=2, sequence_parallel=True), "reduce_scatter_tensor")],
     ids=str,
 )
 def test_the_input_gradient_travels_while_the_weight_gradient_is_computed(
