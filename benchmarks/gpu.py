@@ -24,10 +24,9 @@ import torch
 from crosscut.config import RunConfig, load_run
 from crosscut.parallel import ParallelMesh, make_mesh, process_group
 from crosscut.planner import count_parameters, find_hardware, model_flops_per_token
+from crosscut.training.precision import compute_dtype
 from crosscut.training.step import Batch, Trainer
 from crosscut.training.throughput import measure_matrix_rate, synchronize
-
-DTYPE = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def make_run(preset: str, options: argparse.Namespace) -> RunConfig:
@@ -125,7 +124,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--presets", nargs="+", default=["megatron-355m", "megatron-1.2b"])
     parser.add_argument("--tiny", action="store_true", help="laptop-tiny with a small vocabulary, a few short steps")
-    parser.add_argument("--precision", choices=list(DTYPE), default="bfloat16")
+    parser.add_argument("--precision", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--micro-batch-size", type=int, default=8)
     parser.add_argument("--sequence-length", type=int, default=1024)
@@ -148,7 +147,7 @@ def main(arguments: list[str] | None = None) -> None:
             "machine": machine(device),
             "precision": options.precision,
             "published_peak": hardware.flops.get(options.precision) if hardware else None,
-            "measured_peak": measure_matrix_rate(device, DTYPE[options.precision]),
+            "measured_peak": measure_matrix_rate(device, compute_dtype(options.precision)),
             "presets": {n: measure(r, mesh, steps=options.steps, warmup=options.warmup) for n, r in runs.items()},
         }
     report(result)

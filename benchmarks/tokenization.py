@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from crosscut.config import DataConfig
+from crosscut.config.machine import available_cores
 from crosscut.data import Tokenizer, prepare, read_documents
-from crosscut.data.encoding import available_cores
 
 MEGABYTE = 1_000_000
 LIBRARY_BATCH_CHARACTERS = 4 * MEGABYTE  # smaller and larger batches were not faster

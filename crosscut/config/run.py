@@ -16,6 +16,7 @@ from crosscut.config.checks import (
 from crosscut.config.errors import ConfigError, LayoutError
 from crosscut.config.layout import Layout
 from crosscut.config.model import ModelConfig
+from crosscut.config.precision import PRECISIONS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +96,7 @@ class TrainingConfig:
             require_at_least(f"training.{name}", getattr(self, name), 1)
         for name in ("micro_batch_size", "seed", "validate_every", "validation_sequences", "checkpoint_every"):
             require_at_least(f"training.{name}", getattr(self, name), 0)
-        require_one_of("training.precision", self.precision, ("float32", "bfloat16", "float64"))
+        require_one_of("training.precision", self.precision, tuple(PRECISIONS))
         require_one_of("training.device", self.device, ("auto", "cpu", "cuda"))
 
 

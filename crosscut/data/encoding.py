@@ -9,7 +9,6 @@ encodings into arrays runs on all cores too.
 import multiprocessing
 import os
 import signal
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -21,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crosscut.config.errors import DataError
+from crosscut.config.machine import leave_with_parent
 from crosscut.data.documents import Document
 from crosscut.data.tokenizer import Tokenizer
 
@@ -53,11 +53,6 @@ class _Batch(NamedTuple):
     origins: list[tuple[int, int]]
     num_bytes: int
     position: int
-
-
-def available_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def encode_documents(documents: Iterable[Document], tokenizer: Path, *, workers: int) -> Iterator[EncodedBatch]:
@@ -123,17 +118,10 @@ _worker_tokenizer: list[Tokenizer] = []  # filled once in each worker process, w
 
 def _start_worker(tokenizer: Path) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops the workers
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    for number in (signal.SIGINT, signal.SIGUSR1):  # the parent stops the workers
+        signal.signal(number, signal.SIG_IGN)
+    leave_with_parent()  # the pool's own pipes stay open among the workers and never tell
     _worker_tokenizer.append(Tokenizer.load(tokenizer))
-
-
-def _leave_with_parent() -> None:
-    """End this process when the parent is killed; the pool's own pipes stay open among the workers and never tell."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _encode_in_worker(texts: list[str]) -> tuple[Tokens, npt.NDArray[np.int64]]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from crosscut.data.encoding import available_cores
+from crosscut.config.machine import available_cores
 
 
 def sha256(path: Path) -> str:

@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from crosscut.config.errors import DataError
+from crosscut.config.machine import available_cores
 from crosscut.config.run import DataConfig
 from crosscut.data.documents import Document, read_sources
-from crosscut.data.encoding import EncodedBatch, available_cores, encode_documents
+from crosscut.data.encoding import EncodedBatch, encode_documents
 from crosscut.data.hashing import sha256, sha256_of_all
 from crosscut.data.manifest import TOKENIZER_NAME, Manifest, Settings, SourceEntry
 from crosscut.data.progress import Phase, ProgressBar

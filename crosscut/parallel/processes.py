@@ -23,6 +23,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure, get_error_handler
 
 from crosscut.config import ConfigError, CrosscutError, LayoutError, RankFailure, errors
+from crosscut.config.machine import available_cores
 
 _LOOPBACK = "127.0.0.1"
 
@@ -75,7 +76,12 @@ def require_devices(name: str, num_ranks: int) -> None:
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """The process group of this run: the started ranks, or this process alone. Uses gloo on the CPU, nccl on CUDA."""
+    """Around all that a rank does with others: a process group of the started ranks, or of this process alone.
+
+    On the CPU it uses gloo; on CUDA nccl for tensors on devices, gloo for those on the host, and `device` becomes the
+    current one. After an error the group of several ranks is left as it is, so that no rank waits for one that failed
+    and the error is seen: the process must end then.
+    """
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -94,10 +100,13 @@ def process_group(device: torch.device) -> Iterator[None]:
 
 
 def share_cores() -> None:
-    """Give each rank of this machine an equal share of its cores for arithmetic; torchrun would leave each with one."""
+    """Let torch compute with this rank's share of the cores that it may run on, at least one thread.
+
+    The cores are divided by `LOCAL_WORLD_SIZE`, by 1 where that is not set; what `OMP_NUM_THREADS` says, such as the
+    1 that torchrun sets, no longer holds. A rank that was bound to cores of its own should be started without it.
+    """
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(max(1, cores // ranks))
+    torch.set_num_threads(max(1, available_cores() // ranks))
 
 
 def launch(function: Callable[..., None], arguments: tuple[Any, ...], *, num_ranks: int) -> None:

@@ -15,15 +15,12 @@ from typing import Literal
 
 from crosscut.config import RunConfig, default_loss_chunk, padded_vocab_size
 from crosscut.config.checks import require_at_least
+from crosscut.config.precision import PRECISIONS
 from crosscut.planner.parameters import known_vocab_size, num_tensors, parameters_per_rank, replicated_parameters
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter"]
 Axis = Literal["tensor", "data"]
 Phase = Literal["forward", "backward", "step"]
-
-_ACTIVATION_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
-# Gradients and the loss's sums stay float32 when activations are bfloat16.
-_ACCUMULATION_BYTES = {"float32": 4, "bfloat16": 4, "float64": 8}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +94,7 @@ def _tensor_parallel(run: RunConfig) -> list[Collective]:
         operation="all_reduce",
         axis="tensor",
         elements=_activation_elements(run),
-        element_bytes=_ACTIVATION_BYTES[run.training.precision],
+        element_bytes=PRECISIONS[run.training.precision].compute_bytes,
         ranks=run.layout.tensor,
     )
     return [
@@ -119,7 +116,7 @@ def _sequence_parallel(run: RunConfig) -> list[Collective]:
         Collective,
         axis="tensor",
         elements=_activation_elements(run),
-        element_bytes=_ACTIVATION_BYTES[run.training.precision],
+        element_bytes=PRECISIONS[run.training.precision].compute_bytes,
         ranks=run.layout.tensor,
     )
     gather, scatter = partial(collective, operation="all_gather"), partial(collective, operation="reduce_scatter")
@@ -149,7 +146,7 @@ def _loss(run: RunConfig, chunk_tokens: int) -> list[Collective]:
         operation="all_reduce",
         axis="tensor",
         phase="forward",
-        element_bytes=_ACCUMULATION_BYTES[run.training.precision],
+        element_bytes=PRECISIONS[run.training.precision].accumulation_bytes,
         ranks=run.layout.tensor,
     )
     collectives = []
@@ -173,7 +170,7 @@ def _gradients(run: RunConfig) -> list[Collective]:
         operation="all_reduce",
         phase="step",
         count=1,
-        element_bytes=_ACCUMULATION_BYTES[run.training.precision],
+        element_bytes=PRECISIONS[run.training.precision].accumulation_bytes,
     )
     replicated = all_reduce(
         axis="tensor",
@@ -199,7 +196,7 @@ def _totals(run: RunConfig) -> list[Collective]:
         operation="all_reduce",
         phase="step",
         count=1,
-        element_bytes=_ACCUMULATION_BYTES[run.training.precision],
+        element_bytes=PRECISIONS[run.training.precision].accumulation_bytes,
     )
     return [
         all_reduce(axis="tensor", purpose="gradient norms", elements=num_tensors(run.model), ranks=run.layout.tensor),

@@ -1,5 +1,6 @@
 """The training loop on one rank: it reads as the algorithm."""
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from crosscut.checkpoint import Progress, load_checkpoint, save_checkpoint
-from crosscut.config import RunConfig, write_toml
+from crosscut.config import RunConfig, TrainingError, write_toml
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
 from crosscut.evaluation import Score, evaluate_loss
 from crosscut.training.batches import Batches
@@ -44,7 +45,7 @@ class Loop:
         self.throughput = Throughput.of(run, trainer.mesh)
 
     def train(self, resume_from: Path | None = None) -> Outcome:
-        """Do all steps that are left. Raises `TrainingError` when the loss is no longer finite."""
+        """Do all steps that are left. Raises `TrainingError` when a loss is no longer finite."""
         training = self.run.training
         first = self.load(resume_from).step if resume_from else 0
         seconds = 0.0
@@ -64,9 +65,15 @@ class Loop:
         return Outcome(before=before, after=after, throughput=self.throughput, first_step=first, seconds=seconds)
 
     def validate(self, step: int, metrics: Metrics) -> Score:
-        """Score the model on the validation set."""
+        """Score the model on the validation set. Raises `TrainingError`, on all ranks, when the loss is not finite."""
         score = evaluate_loss(self.trainer.model, self.batches.validation_batches())
         metrics.validation(step, loss=score.loss, perplexity=score.perplexity)
+        if not math.isfinite(score.loss):
+            raise TrainingError(
+                f"The validation loss must be finite, but after step {step} it is {score.loss}. The weights are not "
+                "saved: the checkpoints are those from before. Lower `optimizer.learning_rate` and run again with "
+                "--resume, or look at the validation documents."
+            )
         return score
 
     def save(self, step: int) -> None:

@@ -1,7 +1,7 @@
 """What a run tells while it goes on: a progress bar, `metrics.jsonl` and TensorBoard.
 
 Only the first rank tells; the other ranks hold a `Metrics` that does nothing. A run that resumes goes on in the same
-file, without the rows after the checkpoint that it resumed from.
+file, without the rows after the checkpoint that it resumed from; a step that was validated before keeps that row.
 """
 
 import json
@@ -16,6 +16,8 @@ from typing import IO, Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
+
+from crosscut.config import write_whole
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -37,8 +39,10 @@ class Metrics:
             return
         from torch.utils.tensorboard import SummaryWriter  # takes a second to import, so only on the rank that writes
 
-        self._file: IO[str] = _open_from(folder / METRICS_FILE, start)
-        self._board = SummaryWriter(str(folder / TENSORBOARD_FOLDER), purge_step=start)
+        kept = _drop_after(folder / METRICS_FILE, start)
+        self._validated = {row["step"] for row in kept if "validation_loss" in row}
+        self._file: IO[str] = (folder / METRICS_FILE).open("a", encoding="utf-8")
+        self._board = SummaryWriter(str(folder / TENSORBOARD_FOLDER), purge_step=start + 1 if start else 0)
         self._display = _Display(num_steps, start)
 
     def __enter__(self) -> Self:
@@ -61,7 +65,8 @@ class Metrics:
     def validation(self, step: int, *, loss: float, perplexity: float) -> None:
         """Note a validation after `step` steps."""
         if self.active:
-            self._write(step, {"validation_loss": loss, "validation_perplexity": perplexity})
+            if step not in self._validated:
+                self._write(step, {"validation_loss": loss, "validation_perplexity": perplexity})
             self._display.line(f"step {step:>6}  validation loss {loss:.4f}  perplexity {perplexity:.2f}")
 
     def _write(self, step: int, values: Mapping[str, Value]) -> None:
@@ -83,16 +88,12 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file if line.endswith("\n")]
 
 
-def _open_from(path: Path, start: int) -> IO[str]:
-    """Open for appending, keeping the whole rows of at most `start` steps."""
-    kept = []
-    if start and path.exists():
-        with path.open(encoding="utf-8") as file:
-            kept = [line for line in file if line.endswith("\n") and json.loads(line)["step"] <= start]
-    temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    temporary.replace(path)
-    return path.open("a", encoding="utf-8")
+def _drop_after(path: Path, start: int) -> list[dict[str, Any]]:
+    """Leave in the file only the whole rows of at most `start` steps, none where that is 0, and return them."""
+    rows = read_metrics(path.parent) if start and path.exists() else []
+    kept = [row for row in rows if row["step"] <= start]
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
+    return kept
 
 
 class _Display:

@@ -18,13 +18,11 @@ from crosscut.parallel import (
 )
 from crosscut.parallel.collectives import all_reduce
 from crosscut.training.optimizer import make_optimizer, set_learning_rate
+from crosscut.training.precision import compute_dtype, parameter_dtype
 from crosscut.training.schedule import learning_rate
 
 Batch = tuple[Tensor, Tensor]
 """Token ids [B, S] and the ids that follow them [B, S]."""
-
-_PARAMETER_DTYPE = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
-_COMPUTE_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 class NonFiniteError(Exception):
@@ -97,6 +95,6 @@ def make_model(config: ModelConfig, *, precision: str, mesh: ParallelMesh, strea
         config,
         mesh=mesh,
         streams=streams,
-        dtype=_PARAMETER_DTYPE[precision],
-        compute_dtype=_COMPUTE_DTYPE[precision],
+        dtype=parameter_dtype(precision),
+        compute_dtype=compute_dtype(precision),
     )

@@ -13,8 +13,7 @@ from crosscut.config import RunConfig
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.collectives import all_gather_objects
 from crosscut.planner import find_hardware, model_flops_per_token
-
-_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+from crosscut.training.precision import compute_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +63,7 @@ def find_peak(precision: str, mesh: ParallelMesh) -> Peak:
         names = sorted({name for name, _ in known})
         name = f"{len(known)} x {' and '.join(names)}, published dense {precision} peak"
         return Peak(name=name, flops_per_second=sum(rate for _, rate in known))
-    rates = _over_all_ranks(measure_matrix_rate(mesh.device, _DTYPE[precision]), mesh)
+    rates = _over_all_ranks(measure_matrix_rate(mesh.device, compute_dtype(precision)), mesh)
     together = f" on {len(rates)} ranks at once" if len(rates) > 1 else ""
     return Peak(name=f"{precision} matrix rate measured{together}", flops_per_second=sum(rates))
 

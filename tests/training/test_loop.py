@@ -1,10 +1,12 @@
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from crosscut.checkpoint import list_checkpoints
+from crosscut.config import TrainingError
 from crosscut.training.loop import Loop
 from tests.training.jobs import loop, parts
 
@@ -92,3 +94,37 @@ def test_only_the_newest_checkpoints_are_kept(ranks, run_with):
     folder = Path(run.output.folder) / "checkpoints"
     assert [path.name for path in list_checkpoints(folder)] == ["step-00000005", "step-00000006"]
     assert len(list(folder.iterdir())) == 2
+
+
+def failure_of(run, resume_from: Path | None = None) -> str:
+    try:
+        loop(run, resume_from)
+    except TrainingError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("layout", ["layout.tensor=1", "layout.tensor=2", "layout.data=2"])
+def test_validation_loss_that_is_no_number_ends_the_run_on_all_ranks(ranks, run_with, layout):
+    """The step's own loss is finite, since it is of the weights before the step; the weights after it are not saved."""
+    options = (layout, "training.steps=3", "training.validate_every=2", "training.checkpoint_every=2")
+    run = run_with(*options, "training.checkpoint_every=1", "training.keep_checkpoints=3")
+    ranks.run(run.layout.world_size, loop, run)
+    for step in (2, 3):
+        shutil.rmtree(checkpoint_of(run, step))
+    diverging = run_with(*options, "optimizer.learning_rate=1e30")
+    told = ranks.run(run.layout.world_size, failure_of, diverging, checkpoint_of(run, 1))
+    assert len(set(told)) == 1
+    assert told[0].startswith("The validation loss must be finite, but after step 2 it is nan. ")
+    assert "Lower `optimizer.learning_rate` and run again with --resume" in told[0]
+    assert [path.name for path in list_checkpoints(checkpoint_of(run, 1).parent)] == ["step-00000001"]
+    assert rows_of(run)[-1] == {"step": 2, "validation_loss": None, "validation_perplexity": None}
+
+
+def test_resuming_notes_no_validation_twice(ranks, run_with):
+    run = run_with()
+    ranks.run(1, loop, run)
+    ranks.run(1, loop, run, checkpoint_of(run, 3))
+    assert [row["step"] for row in rows_of(run) if "validation_loss" in row] == [0, 3, 6]
+    ranks.run(1, loop, run_with("training.validate_every=0"), checkpoint_of(run, 3))
+    assert [row["step"] for row in rows_of(run) if "validation_loss" in row] == [0, 3, 6]

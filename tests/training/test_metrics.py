@@ -56,3 +56,11 @@ def test_lines_tell_loss_norm_rate_and_speed(tmp_path, capsys, monkeypatch):
     out = capsys.readouterr().out
     for expected in ("1/10", "loss 2.5000", "norm 1.50", "rate 1.0e-03", "100 tokens/s", "(50%)", "left"):
         assert expected in out, expected
+
+
+def test_a_step_that_was_validated_before_the_stop_keeps_that_row(tmp_path):
+    for start, loss in ((0, 1.0), (3, 2.0)):
+        with Metrics(tmp_path, num_steps=10, start=start, active=True) as metrics:
+            metrics.validation(3, loss=loss, perplexity=2.0)
+            metrics.validation(4, loss=loss, perplexity=2.0)
+    assert [(row["step"], row["validation_loss"]) for row in read_metrics(tmp_path)] == [(3, 1.0), (4, 2.0)]

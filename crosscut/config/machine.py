@@ -1,0 +1,29 @@
+"""What processes need to know of the machine and of the process that started them, in rooms that never see each other.
+
+`data` starts processes that tokenize and `parallel` starts ranks.
+"""
+
+import multiprocessing
+import os
+import threading
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def leave_with_parent() -> None:
+    """From now on, end this process at once when the process that spawned it is gone, even by SIGKILL.
+
+    Else it would go on working, and writing, beside the run that is started in its place. Does nothing in a process
+    that `multiprocessing` did not start.
+    """
+    threading.Thread(target=_wait_for_parent, daemon=True, name="leave with parent").start()
+
+
+def _wait_for_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

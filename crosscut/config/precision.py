@@ -1,0 +1,36 @@
+"""What a run's precision means, said once: by name, since neither this room nor the planner may import torch."""
+
+from types import MappingProxyType
+from typing import NamedTuple
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
+
+
+class Precision(NamedTuple):
+    """The element types of a run, by torch's names."""
+
+    compute: str
+    """Of activations and matrix products."""
+
+    accumulation: str
+    """Of parameters, gradients, optimizer state and the loss's sums."""
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of an activation's element."""
+        return _BYTES[self.compute]
+
+    @property
+    def accumulation_bytes(self) -> int:
+        """Bytes of a parameter's or a gradient's element."""
+        return _BYTES[self.accumulation]
+
+
+PRECISIONS = MappingProxyType(
+    {
+        "float32": Precision(compute="float32", accumulation="float32"),
+        "bfloat16": Precision(compute="bfloat16", accumulation="float32"),
+        "float64": Precision(compute="float64", accumulation="float64"),
+    }
+)
+"""By the value of `training.precision`."""
