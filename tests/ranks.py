@@ -225,6 +225,7 @@ def _answer(order: tuple[Any, ...], job: bytes, store: Any) -> bytes:
 def _run(order: tuple[Any, ...], job: bytes, store: Any) -> Any:
     import torch
     import torch.distributed as dist
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
     number, rank, num_ranks, time_limit, filters = order
     module_name, qualified_name, arguments = pickle.loads(job)
@@ -247,6 +248,7 @@ def _run(order: tuple[Any, ...], job: bytes, store: Any) -> Any:
             return function(*pickle.loads(arguments))
         finally:
             dist.destroy_process_group()
+            _clear_sharding_prop_cache()  # its results name this job's groups
 
 
 if __name__ == "__main__":

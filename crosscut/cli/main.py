@@ -11,6 +11,7 @@ from crosscut import __version__
 from crosscut.cli.generate import generate
 from crosscut.cli.prepare import prepare
 from crosscut.cli.train import train
+from crosscut.cli.verify import verify
 from crosscut.config import CrosscutError, RankFailure
 
 _SECONDS_UNTIL_STOPPED = 5.0
@@ -22,7 +23,7 @@ def commands() -> None:
     """Train transformers too big for one GPU by cutting every layer's matrices."""
 
 
-for command in (prepare, train, generate):
+for command in (prepare, train, verify, generate):
     commands.add_command(command)
 
 

@@ -16,7 +16,7 @@ from crosscut.config.errors import (
 )
 from crosscut.config.files import write_whole
 from crosscut.config.layout import Layout
-from crosscut.config.loading import dump_toml, load_run, write_toml
+from crosscut.config.loading import dump_toml, load_layout, load_run, write_toml
 from crosscut.config.model import ModelConfig
 from crosscut.config.presets import PRESETS
 from crosscut.config.run import DataConfig, OptimizerConfig, OutputConfig, RunConfig, TrainingConfig
@@ -40,6 +40,7 @@ __all__ = [
     "TrainingError",
     "default_loss_chunk",
     "dump_toml",
+    "load_layout",
     "load_run",
     "padded_vocab_size",
     "write_toml",

@@ -14,6 +14,7 @@ import tomli_w
 from crosscut.config.checks import listed
 from crosscut.config.errors import ConfigError
 from crosscut.config.files import write_whole
+from crosscut.config.layout import Layout
 from crosscut.config.presets import PRESETS
 from crosscut.config.run import RunConfig
 
@@ -32,6 +33,14 @@ def load_run(source: Path | Mapping[str, Any], overrides: Iterable[str] = ()) ->
         _apply(table, override)
     _expand_preset(table)
     return typing.cast(RunConfig, _build(RunConfig, table, ""))
+
+
+def load_layout(text: str) -> Layout:
+    """The layout that `tensor=4,data=2` describes; what is not named has its default. Raises `ConfigError`."""
+    table: Table = {}
+    for part in filter(None, text.split(",")):
+        _apply(table, part.strip())
+    return typing.cast(Layout, _build(Layout, table, "layout"))
 
 
 def dump_toml(run: RunConfig) -> str:

@@ -9,7 +9,7 @@ from crosscut.parallel.cross_entropy import vocab_parallel_cross_entropy
 from crosscut.parallel.embedding import PositionEmbedding, VocabParallelEmbedding
 from crosscut.parallel.gradients import GradientReducer, clip_gradients_, global_gradient_norm
 from crosscut.parallel.linear import ColumnParallelLinear, RowParallelLinear
-from crosscut.parallel.mesh import Axis, ParallelMesh, make_mesh
+from crosscut.parallel.mesh import Axis, ParallelMesh, make_lone_mesh, make_mesh
 from crosscut.parallel.norm import LayerNorm
 from crosscut.parallel.operators import (
     copy_to_tensor_parallel,
@@ -23,7 +23,7 @@ from crosscut.parallel.operators import (
 )
 from crosscut.parallel.parameters import local, local_on_sequence, replicated_parameter, sharded_parameter
 from crosscut.parallel.processes import launch, process_group
-from crosscut.parallel.random import Dropout, RandomStreams, normal_, seed_of
+from crosscut.parallel.random import Dropout, RandomStreams, disturb_, normal_, seed_of
 from crosscut.parallel.recorder import CollectiveRecorder, Sent
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "VocabParallelEmbedding",
     "clip_gradients_",
     "copy_to_tensor_parallel",
+    "disturb_",
     "enter_tensor_parallel",
     "gather_from_sequence_parallel",
     "gather_from_tensor_parallel",
@@ -51,6 +52,7 @@ __all__ = [
     "leave_tensor_parallel",
     "local",
     "local_on_sequence",
+    "make_lone_mesh",
     "make_mesh",
     "normal_",
     "process_group",

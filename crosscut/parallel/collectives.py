@@ -113,3 +113,13 @@ def share_from_first(value: object) -> Any:
     dist.broadcast_object_list(shared, src=0, group=patient, device=torch.device("cpu"))
     dist.destroy_process_group(patient)
     return shared[0]
+
+
+def gather_to_first(value: object) -> list[Any] | None:
+    """Every rank's value, in the order of all ranks, on the first rank; None on the others. For looking at, not for
+    training: values travel pickled.
+    """
+    first = dist.get_rank() == 0
+    gathered: list[Any] | None = [None] * dist.get_world_size() if first else None
+    dist.gather_object(value, gathered, dst=0)
+    return gathered

@@ -67,6 +67,13 @@ def make_mesh(layout: Layout, device: torch.device) -> ParallelMesh:
     )
 
 
+def make_lone_mesh(device: torch.device) -> ParallelMesh:
+    """The mesh of a rank that is alone on every axis, for an uncut model beside a cut one. Every rank calls it."""
+    names = ("rank", "data", "tensor")
+    alone = init_device_mesh(device.type, (dist.get_world_size(), 1, 1), mesh_dim_names=names)["data", "tensor"]
+    return ParallelMesh(tensor=Axis.of(alone, "tensor"), data=Axis.of(alone, "data"), device=device)
+
+
 def world_size_message(layout: Layout, world_size: int) -> str:
     """What to tell a user whose number of processes does not fit the layout."""
     return (

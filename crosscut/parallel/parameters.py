@@ -59,3 +59,10 @@ def local_on_sequence(parameter: Tensor, mesh: ParallelMesh, dtype: torch.dtype)
     assert isinstance(parameter, DTensor)
     placements = [Partial()] if mesh.sequence_parallel else [Replicate()]
     return parameter.to_local(grad_placements=placements).to(dtype)
+
+
+def cut_dim(parameter: Tensor) -> int | None:
+    """The dimension along which a parameter is cut over the tensor axis; None where every rank holds it whole."""
+    assert isinstance(parameter, DTensor)
+    placement = parameter.placements[0]
+    return placement.dim if isinstance(placement, Shard) else None

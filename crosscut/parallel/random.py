@@ -51,6 +51,17 @@ def normal_(parameter: nn.Parameter, *, std: float, seed: int, name: str) -> Non
         target.narrow(dim, begin - first, end - begin).copy_(block.narrow(dim, begin - start, end - begin))
 
 
+@torch.no_grad()
+def disturb_(parameter: nn.Parameter, *, std: float, seed: int, name: str) -> None:
+    """Add N(0, std) values that depend on `seed` and `name` only to a distributed parameter."""
+    assert isinstance(parameter, DTensor)
+    target = parameter.to_local()
+    zeros = DTensor.from_local(torch.zeros_like(target), parameter.device_mesh, parameter.placements, run_check=False)
+    noise = nn.Parameter(zeros)
+    normal_(noise, std=std, seed=seed, name=f"{name} disturbed")
+    target.add_(zeros.to_local())
+
+
 class RandomStreams:
     """The two streams of dropout: the default generator is the shared one, and `per_rank` lends it the other."""
 

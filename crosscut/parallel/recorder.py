@@ -31,6 +31,11 @@ _OPERATIONS = {
 }
 
 
+def comes_again(types: Sequence[type]) -> bool:
+    """Whether an operator is on distributed tensors, which turn it into operators on local ones that are seen later."""
+    return any(issubclass(kind, DTensor) for kind in types)
+
+
 class CollectiveRecorder(TorchDispatchMode):
     """A context that records every collective of Crosscut inside it, the backward pass included, in `sent`.
 
@@ -50,8 +55,8 @@ class CollectiveRecorder(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Let the operator run, and note it if it is a collective."""
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # the DTensor turns it into operators on local tensors first; those come here again
+        if comes_again(types):
+            return NotImplemented
         name = getattr(func, "name", lambda: "")().split(".")[0]
         if name in _OPERATIONS:
             operation = _OPERATIONS[name]

@@ -58,7 +58,12 @@ class Trainer:
         Raises `NonFiniteError`, on every rank alike and before the weights change, when the loss or the gradient norm
         is not finite.
         """
-        loss = self.accumulate(step, micro_batches)
+        result = self.update(step, self.accumulate(step, micro_batches))
+        self.optimizer.zero_grad()
+        return result
+
+    def update(self, step: int, loss: Tensor) -> StepResult:
+        """Clip the summed gradients and change the weights by them. `loss` is reported. Raises as `step`."""
         norm = global_gradient_norm(self.parameters)
         loss_value, norm_value = torch.stack([loss.double(), norm.double()]).tolist()
         if not (abs(loss_value) < torch.inf and norm_value < torch.inf):
@@ -67,7 +72,6 @@ class Trainer:
         rate = learning_rate(step, config=self.run.optimizer, num_steps=self.run.training.steps)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.step()
-        self.optimizer.zero_grad()
         return StepResult(loss_value, norm_value, rate)
 
     def accumulate(self, step: int, micro_batches: Sequence[Batch]) -> Tensor:

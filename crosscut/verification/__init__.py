@@ -1,0 +1,18 @@
+"""Is this layout the uncut model? Names the first module that differs."""
+
+from crosscut.verification.module import verify_module
+from crosscut.verification.report import Check, First, Report, Row, print_report
+from crosscut.verification.run import for_verification, scale_down, verify_on_mesh, verify_run
+
+__all__ = [
+    "Check",
+    "First",
+    "Report",
+    "Row",
+    "for_verification",
+    "print_report",
+    "scale_down",
+    "verify_module",
+    "verify_on_mesh",
+    "verify_run",
+]

@@ -1,0 +1,110 @@
+"""The parts that the ranks hold, put together to what the uncut model has.
+
+Parameters say themselves how they are cut. For activations the shapes say it: where the uncut tensor is larger, the
+ranks of an axis hold pieces of it, where it is as large, they hold the same. Should two arrangements fit the shapes,
+the better fitting one is taken: a fault spoils both.
+
+D data ranks, T tensor ranks; rank = data rank x T + tensor rank.
+"""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Grid = list[list[Tensor]]
+"""The ranks' parts: [data rank][tensor rank]."""
+
+
+class Assembled(NamedTuple):
+    """Parts put together."""
+
+    whole: Tensor
+    """In the uncut tensor's shape, from the first rank of every axis along which the parts are copies."""
+    copies_differ: list[tuple[int, int]]
+    """Pairs of ranks that should hold the same and do not, the first of each the one that was taken."""
+
+
+def grid_of(parts: list[Tensor], tensor: int) -> Grid:
+    """The parts in the order of all ranks, by data and tensor rank."""
+    return [parts[first : first + tensor] for first in range(0, len(parts), tensor)]
+
+
+def assemble_parameter(grid: Grid, cut_dim: int | None, like: Tensor) -> Assembled | None:
+    """A parameter, or what belongs to one, in the shape of `like`; rows that only fill up a vocabulary are left out.
+
+    None where shapes do not allow it. A row that is left out must be zero: what is not shows as an infinite value.
+    """
+    assembled = _assemble(grid, data_dim=None, tensor_dim=cut_dim)
+    whole = assembled.whole
+    if cut_dim == 0 and whole.dim() and whole.shape[0] != like.shape[0]:
+        whole = _fit_rows(whole, like.shape[0])
+    return Assembled(whole, assembled.copies_differ) if whole.shape == like.shape else None
+
+
+def _fit_rows(whole: Tensor, rows: int) -> Tensor:
+    """The first `rows` rows; missing ones are zeros."""
+    kept = whole[:rows].clone()
+    if whole[rows:].any():
+        kept[-1] = torch.inf
+    return torch.cat([kept, kept.new_zeros(rows - kept.shape[0], *kept.shape[1:])])
+
+
+def assemble_activation(grid: Grid, like: Tensor, *, is_gradient: bool) -> Assembled | None:
+    """An activation or its gradient in the shape of `like`; None where shapes do not allow it.
+
+    Where data ranks hold the same activation, such as that of a position, each has its own part of the gradient.
+    """
+    best: tuple[float, Assembled] | None = None
+    for data_dim, tensor_dim in _arrangements(grid, like):
+        summed = is_gradient and data_dim is None
+        assembled = _assemble(_summed(grid) if summed else grid, data_dim=data_dim, tensor_dim=tensor_dim)
+        difference = (assembled.whole.double() - like.double()).abs().nan_to_num(torch.inf).sum().item()
+        if best is None or difference < best[0]:
+            best = (difference, assembled)
+    return best[1] if best else None
+
+
+def _summed(grid: Grid) -> Grid:
+    """The sum over the data ranks."""
+    return [[torch.stack(column).sum(0) for column in zip(*grid, strict=True)]]
+
+
+def _arrangements(grid: Grid, like: Tensor) -> Iterator[tuple[int | None, int | None]]:
+    """The dimensions along which the data and the tensor axis may have cut a tensor of `like`'s shape."""
+    shape = grid[0][0].shape
+    if len(shape) != like.dim() or any(part.shape != shape for row in grid for part in row):
+        return
+    num_data, num_tensor = len(grid), len(grid[0])
+    choices = [None, *range(len(shape))]
+    for data_dim, tensor_dim in product(choices if num_data > 1 else [None], choices if num_tensor > 1 else [None]):
+        sizes = list(shape)
+        if data_dim is not None:
+            sizes[data_dim] *= num_data
+        if tensor_dim is not None:
+            sizes[tensor_dim] *= num_tensor
+        if sizes == list(like.shape):
+            yield data_dim, tensor_dim
+
+
+def _assemble(grid: Grid, *, data_dim: int | None, tensor_dim: int | None) -> Assembled:
+    num_tensor = len(grid[0])
+    copies_differ: list[tuple[int, int]] = []
+    rows = []
+    for data_rank, row in enumerate(grid):
+        if tensor_dim is None:
+            for tensor_rank, part in enumerate(row[1:], start=1):
+                if not torch.equal(row[0], part):
+                    copies_differ.append((data_rank * num_tensor, data_rank * num_tensor + tensor_rank))
+            rows.append(row[0])
+        else:
+            rows.append(torch.cat(row, tensor_dim))
+    if data_dim is not None:
+        return Assembled(torch.cat(rows, data_dim), copies_differ)
+    for data_rank, row in enumerate(grid[1:], start=1):
+        for tensor_rank, part in enumerate(row):
+            if not torch.equal(grid[0][tensor_rank], part):
+                copies_differ.append((tensor_rank, data_rank * num_tensor + tensor_rank))
+    return Assembled(rows[0], copies_differ)

@@ -1,0 +1,178 @@
+"""The cut model's step held against the uncut one's, number by number, on the first rank."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crosscut.parallel import ParallelMesh
+from crosscut.parallel.collectives import gather_to_first, share_from_first
+from crosscut.verification.assembly import Assembled, Grid, assemble_activation, assemble_parameter, grid_of
+from crosscut.verification.causes import Difference, usual_cause
+from crosscut.verification.recording import INSIDE, LOSS, Kept, Recording, call_of
+from crosscut.verification.report import Check, First, Row
+
+_FLOOR = 1e-3
+"""The size of a gradient counts as at least this share of the largest of its kind: what cancels to nothing is compared
+with that."""
+
+
+class Comparison:
+    """Compares one cut recording with the uncut one. Every rank makes it and calls its methods alike; results are on
+    the first rank.
+    """
+
+    def __init__(self, cut: Recording, uncut: Recording | None, mesh: ParallelMesh, *, tolerance: float) -> None:
+        """`uncut` is the first rank's; the others give None."""
+        self.cut, self.uncut, self.tolerance = cut, uncut, tolerance
+        self.mesh = mesh
+        self.copies: list[str] = []
+        """What is not the same on ranks that should hold copies."""
+        self._differences: dict[tuple[str, str], float] = {}
+        self._found: dict[tuple[str, str], Difference] = {}
+
+    def run(self) -> None:
+        """Bring all parts together and compare them."""
+        for kind, cut_ones, uncut_ones in self._recorded():
+            names = share_from_first(list(uncut_ones or {}))
+            largest = max((_largest(value) for value in (uncut_ones or {}).values()), default=0.0)
+            floor = 0.0 if kind == "output" else _FLOOR * largest
+            for name in names:
+                parts = gather_to_first(cut_ones.get(name))
+                if parts is not None and uncut_ones is not None:
+                    self._compare(kind, name, parts, uncut_ones[name], floor)
+
+    def rows(self) -> list[Row]:
+        """A row for each module, in the order in which they ended."""
+        assert self.uncut is not None
+        rows = []
+        for call in self._calls():
+            forward = self._loss_difference() if call == LOSS else self._differences.get(("output", call))
+            gradients = [self._differences[("returned", name)] for name in self.uncut.returned if call_of(name) == call]
+            gradients += [self._differences[("gradient", name)] for name in self._parameters_of(call)]
+            gradient = max(gradients, default=None)
+            rows.append(Row(call, forward, gradient, self._is_same(forward) and self._is_same(gradient)))
+        return rows
+
+    def first(self) -> First | None:
+        """The first module whose result differs: in the forward pass, else in the backward pass."""
+        assert self.uncut is not None
+        for name in self.uncut.outputs:
+            if ("output", name) in self._found:
+                return First(call_of(name), "forward", usual_cause(self._found[("output", name)]))
+        if not self._is_same(self._loss_difference()):
+            return First(LOSS, "forward", _LOSS_CAUSE)
+        return self._first_backward()
+
+    def checks(self) -> list[Check]:
+        """What is not a module's: the loss, the gradients together, the optimizer's step, the copies."""
+        assert self.uncut is not None
+        norm = abs(self.cut.norm - self.uncut.norm) / max(abs(self.uncut.norm), 1e-300)
+        return [
+            self._check("loss", self._loss_difference()),
+            self._check("gradient norm", norm, f"{self.cut.norm:.6g}, uncut {self.uncut.norm:.6g}"),
+            self._worst("clipped gradients", "clipped"),
+            self._worst("parameters after a step", "parameter"),
+            Check("copies on all ranks", None, not self.copies, _listed(self.copies) or "the same to the last bit"),
+        ]
+
+    def _recorded(self) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any] | None]]:
+        fields = ("outputs", "returned", "gradients", "clipped", "parameters")
+        for name in fields:
+            kind = name if name == "clipped" or name == "returned" else name[:-1]
+            yield kind, getattr(self.cut, name), None if self.uncut is None else getattr(self.uncut, name)
+
+    def _compare(self, kind: str, name: str, parts: list[Any], uncut: Any, floor: float) -> None:
+        like = uncut.tensor if isinstance(uncut, Kept) else uncut
+        grid: Grid = [[torch.empty(0)]]
+        assembled: Assembled | None = None
+        if all(part is not None for part in parts):
+            tensors = [part.tensor if isinstance(part, Kept) else part for part in parts]
+            grid = grid_of(tensors, self.mesh.tensor.size)
+            if isinstance(uncut, Kept):
+                assembled = assemble_parameter(grid, parts[0].cut_dim, like)
+            else:
+                assembled = assemble_activation(grid, like, is_gradient=kind == "returned")
+        difference = float("inf") if assembled is None else relative_difference(assembled.whole, like, floor=floor)
+        self._differences[(kind, name)] = difference
+        copies = [] if assembled is None else assembled.copies_differ
+        if copies:
+            what = {"output": "output of", "returned": "gradient returned by"}.get(kind, f"{kind} of")
+            self.copies.append(f"{what} {name} on ranks {copies[0][0]} and {copies[0][1]}")
+        if copies or not self._is_same(difference):
+            self._found[(kind, name)] = Difference(kind, like, assembled, grid, self.tolerance)
+
+    def _first_backward(self) -> First | None:
+        assert self.uncut is not None
+        of_parameters = [name for name in self.uncut.gradients if ("gradient", name) in self._found]
+        returned = [name for name in self.uncut.returned if ("returned", name) in self._found]
+        if of_parameters and not returned and len(of_parameters) == len(self.uncut.gradients):
+            cause = usual_cause(self._found[("gradient", of_parameters[-1])])
+            return First("gradient reduction", "backward", cause)
+        for name in self._backward_order():
+            if ("returned", name) in self._found:
+                return First(call_of(name), "backward", usual_cause(self._found[("returned", name)]))
+            for parameter in self._parameters_of(name):
+                if parameter in of_parameters:
+                    return First(name, "backward", usual_cause(self._found[("gradient", parameter)]))
+        return None
+
+    def _backward_order(self) -> list[str]:
+        """Modules as the backward pass comes to them; those that return no gradient, such as embeddings, at its end."""
+        assert self.uncut is not None
+        return [*self.uncut.returned, *(call for call in reversed(self._calls()) if call not in self.uncut.returned)]
+
+    def _calls(self) -> list[str]:
+        """The rows of the table: calls in the order in which they ended, then modules that only lend parameters."""
+        assert self.uncut is not None
+        calls = [name for name in self.uncut.outputs if INSIDE not in name]
+        owners = {name.rpartition(".")[0] for name in self.uncut.gradients} - set(calls) - {""}
+        return [*calls, *sorted(owners), LOSS]
+
+    def _parameters_of(self, call: str) -> list[str]:
+        assert self.uncut is not None
+        return [name for name in self.uncut.gradients if name.rpartition(".")[0] == call]
+
+    def _loss_difference(self) -> float:
+        assert self.uncut is not None
+        cut, uncut = (torch.tensor(loss, dtype=torch.float64) for loss in (self.cut.loss, self.uncut.loss))
+        return relative_difference(cut, uncut)
+
+    def _worst(self, title: str, kind: str) -> Check:
+        differences = {name: value for (of_kind, name), value in self._differences.items() if of_kind == kind}
+        name = max(differences, key=lambda key: differences[key])
+        return self._check(title, differences[name], f"largest at {name}")
+
+    def _check(self, name: str, difference: float, told: str = "") -> Check:
+        return Check(name, difference, self._is_same(difference), told)
+
+    def _is_same(self, difference: float | None) -> bool:
+        return difference is None or difference <= self.tolerance
+
+
+_LOSS_CAUSE = (
+    "All activations agree and the loss does not: look at the vocabulary's part on each rank (offsets, mask, padding), "
+    "at the target's logit, and at the number of targets that the loss is divided by."
+)
+
+
+def relative_difference(actual: Tensor, expected: Tensor, *, floor: float = 0.0) -> float:
+    """The largest difference of two elements, relative to the largest element; infinite where one is no number."""
+    if not expected.numel():
+        return 0.0
+    difference = (actual.double() - expected.double()).abs().max().item()
+    if difference == 0.0:
+        return 0.0
+    relative = difference / max(_largest(expected), floor, 1e-300)
+    return relative if relative < float("inf") else float("inf")  # NaN compares as false
+
+
+def _largest(value: Any) -> float:
+    tensor = value.tensor if isinstance(value, Kept) else value
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+def _listed(copies: list[str]) -> str:
+    more = f" and {len(copies) - 1} more" if len(copies) > 1 else ""
+    return f"{copies[0]}{more}" if copies else ""

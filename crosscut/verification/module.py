@@ -1,0 +1,68 @@
+"""The proof for a model of one's own, built from the layers of `parallel`."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from crosscut.parallel import GradientReducer, ParallelMesh, clip_gradients_, global_gradient_norm
+from crosscut.parallel.collectives import all_reduce
+from crosscut.verification.proof import prove
+from crosscut.verification.report import Report
+
+
+def verify_module(
+    build: Callable[[ParallelMesh], nn.Module],
+    loss: Callable[[nn.Module, ParallelMesh], Tensor],
+    mesh: ParallelMesh,
+    *,
+    name: str = "model",
+) -> Report:
+    """Compare a model of your own on `mesh` with the same model on one rank. Every rank calls it; all get the report.
+
+    `build(mesh)` makes the model, with weights that depend on seeds and names alone (`parallel.normal_`); give biases
+    values too, since a fault in what is zero cannot be seen. `loss(model, mesh)` is this data rank's part of the loss,
+    a scalar: the parts of all data ranks are summed, so divide by the count over all of them. Modules are watched
+    through their forward calls. Dropout is off while numbers are compared (`model.eval()`), then on to see who draws
+    what.
+
+        report = verify_module(build, loss, make_mesh(Layout(tensor=2), device))
+        assert report.same, report.first
+
+    Use float64 parameters to tell rounding from faults.
+    """
+    dtype = next(build(mesh).parameters()).dtype
+    describe = (f"tensor {mesh.tensor.size} x data {mesh.data.size}", name, str(dtype).removeprefix("torch."))
+    return prove(lambda on: _OwnStep(build(on), loss, on), mesh, dtype=dtype, describe=describe)
+
+
+class _OwnStep:
+    """One AdamW step with clipping, on a fixed loss."""
+
+    def __init__(self, model: nn.Module, loss: Callable[[nn.Module, ParallelMesh], Tensor], mesh: ParallelMesh) -> None:
+        self.model, self.loss, self.mesh = model, loss, mesh
+        self.parameters = list(model.parameters())
+        self.reducer = GradientReducer(self.parameters, mesh)
+
+    def accumulate(self) -> Tensor:
+        self.model.zero_grad()
+        self.reducer.arm()
+        loss = self.loss(self.model, self.mesh)
+        loss.backward()
+        self.reducer.finish()
+        return all_reduce(loss.detach(), self.mesh.data)
+
+    def update(self, loss: Tensor) -> float:  # noqa: ARG002 - a run's step wants it
+        norm = global_gradient_norm(self.parameters).item()
+        clip_gradients_(self.parameters, norm, CLIP_NORM)
+        size = sum(parameter.numel() for parameter in self.parameters) ** 0.5
+        torch.optim.AdamW(self.parameters, lr=LEARNING_RATE, eps=CLIP_NORM / size).step()
+        return norm
+
+
+CLIP_NORM = 1e-3
+"""Small enough that every gradient is clipped, so that clipping is seen at work."""
+LEARNING_RATE = 1.0
+"""Large, so that a step is as large as the parameters and does not drown in their rounding; with AdamW's epsilon at the
+size of a typical clipped gradient, since its usual one would turn the rounding of a gradient near zero into a whole
+step."""

@@ -1,0 +1,176 @@
+"""What one rank sees of one training step: what leaves every module, what comes back to it, what its parameters get.
+
+The same recording is made of the uncut model and on every rank of the cut one; only then are they compared. Tensors are
+copied to host memory as they pass.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from crosscut.parallel import ParallelMesh
+from crosscut.parallel.parameters import cut_dim
+
+LOSS = "loss"
+"""What is done with the model's last output stands in the table under this name."""
+
+INSIDE = " / "
+"""Between a call and what its own code, not one of its modules, made or took."""
+
+
+def call_of(name: str) -> str:
+    """The call to which something recorded belongs."""
+    return name.partition(INSIDE)[0]
+
+
+class Kept(NamedTuple):
+    """This rank's part of a parameter, or of what belongs to one."""
+
+    tensor: Tensor
+    cut_dim: int | None
+    """The dimension that is cut over the tensor axis."""
+
+
+@dataclass
+class Recording:
+    """One step as one rank saw it. Names are those of `named_modules`; a further call of the same module is counted."""
+
+    loss: float = 0.0
+    """Over all data ranks."""
+    norm: float = 0.0
+    """The global gradient norm before clipping."""
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    """What each call of a module gave, and what a call's own code made for a module inside it; in order of time."""
+    returned: dict[str, Tensor] = field(default_factory=dict)
+    """The gradient of each call's first input, or of an output that a call's own code took; in the order of the
+    backward pass, innermost modules first."""
+    gradients: dict[str, Kept] = field(default_factory=dict)
+    """Of each parameter, summed over whatever it has to be summed over."""
+    clipped: dict[str, Kept] = field(default_factory=dict)
+    """The gradients that the optimizer was given."""
+    parameters: dict[str, Kept] = field(default_factory=dict)
+    """After the optimizer's step."""
+
+
+class Step(Protocol):
+    """A training step in the two halves between which gradients are looked at."""
+
+    @property
+    def model(self) -> nn.Module:
+        """Watched through its modules' forward calls."""
+
+    @property
+    def mesh(self) -> ParallelMesh:
+        """What the model is cut over."""
+
+    def accumulate(self) -> Tensor:
+        """Forward, backward and the reduction of gradients; gives the loss over all data ranks."""
+
+    def update(self, loss: Tensor) -> float:
+        """Clip and step; gives the gradient norm before clipping. The clipped gradients stay."""
+
+
+def record(step: Step) -> Recording:
+    """Take the step and write down what it did. Every rank of the step's mesh calls it."""
+    recording = Recording()
+    with _watched(step.model, recording):
+        loss = step.accumulate()
+    recording.loss = float(loss.detach())
+    recording.gradients = _gradients(step.model)
+    recording.norm = step.update(loss.detach())
+    recording.clipped = _gradients(step.model)
+    recording.parameters = {name: Kept(_copy(p), cut_dim(p)) for name, p in step.model.named_parameters()}
+    return recording
+
+
+def _gradients(model: nn.Module) -> dict[str, Kept]:
+    """A gradient that is missing counts as zeros."""
+    kept = {}
+    for name, parameter in model.named_parameters():
+        gradient = torch.zeros_like(_copy(parameter)) if parameter.grad is None else _copy(parameter.grad)
+        kept[name] = Kept(gradient, cut_dim(parameter))
+    return kept
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """The local part, on the host."""
+    local: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]  # parameters are DTensors
+    return local.cpu().clone()
+
+
+@contextmanager
+def _watched(model: nn.Module, recording: Recording) -> Iterator[None]:
+    """While inside, outputs and returned gradients are written down."""
+    watch = _Watch(recording)
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(partial(watch.enter, name or display_name(model))))
+        handles.append(module.register_forward_hook(watch.leave))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def display_name(model: nn.Module) -> str:
+    """What the whole model is called."""
+    return type(model).__name__
+
+
+class _Watch:
+    """Names the calls of modules and follows the tensors between them."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self._num_calls: dict[str, int] = {}
+        self._running: list[str] = []
+        self._followed: dict[int, _Followed] = {}
+
+    def enter(self, name: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._num_calls[name] = count = self._num_calls.get(name, 0) + 1
+        call = name if count == 1 else f"{name}, call {count}"
+        parent = self._running[-1] if self._running else LOSS
+        self._running.append(call)
+        if inputs and isinstance(inputs[0], Tensor) and inputs[0].is_floating_point():
+            if id(inputs[0]) not in self._followed:  # made by the parent's own code
+                self.recording.outputs[f"{parent}{INSIDE}input of {call}"] = inputs[0].detach().cpu().clone()
+            self._follow(inputs[0], f"{parent}{INSIDE}input of {call}").consumers.append(call)
+
+    def leave(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+        call = self._running.pop()
+        if not isinstance(output, Tensor):
+            return
+        self.recording.outputs[call] = output.detach().cpu().clone()
+        parent = self._running[-1] if self._running else LOSS
+        passed_on = self._follow(output, "")
+        passed_on.unless_consumed = f"{parent}{INSIDE}output of {call}" if self._running else LOSS
+
+    def _follow(self, tensor: Tensor, unless_consumed: str) -> "_Followed":
+        """Have the tensor's gradient noted when the backward pass comes to it."""
+        found = self._followed.get(id(tensor))
+        if found is None:
+            found = self._followed[id(tensor)] = _Followed(tensor, unless_consumed)
+            if tensor.requires_grad:
+                tensor.register_hook(partial(self._receive, found))
+        return found
+
+    def _receive(self, followed: "_Followed", gradient: Tensor) -> None:
+        kept = gradient.detach().cpu().clone()
+        for name in reversed(followed.consumers or [followed.unless_consumed]):
+            self.recording.returned[name] = kept
+
+
+@dataclass
+class _Followed:
+    tensor: Tensor
+    """Held, so that its id is not given to another."""
+    unless_consumed: str
+    """The name of its gradient where no module took it in."""
+    consumers: list[str] = field(default_factory=list)
+    """The calls that took it in, the innermost last."""

@@ -1,0 +1,119 @@
+"""What a verification found, as a table to read and as JSON."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+
+@dataclass(frozen=True)
+class Row:
+    """One call of a module."""
+
+    module: str
+    forward: float | None
+    """Largest relative difference of its output; None where it has none."""
+    gradient: float | None
+    """Largest relative difference of its input's and its own parameters' gradients."""
+    same: bool
+
+
+@dataclass(frozen=True)
+class Check:
+    """Something that is not a module's."""
+
+    name: str
+    difference: float | None
+    same: bool
+    told: str
+
+
+@dataclass(frozen=True)
+class First:
+    """Where it begins."""
+
+    module: str
+    direction: str
+    """`forward`, `backward`, or `step` for what is done with the gradients."""
+    cause: str
+    """What the pattern usually means."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The verdict on one layout."""
+
+    layout: str
+    model: str
+    precision: str
+    tolerance: float
+    rows: tuple[Row, ...]
+    checks: tuple[Check, ...]
+    first: First | None
+    seconds: float
+
+    @property
+    def same(self) -> bool:
+        """Whether the cut model is the uncut one."""
+        return self.first is None and all(row.same for row in self.rows) and all(check.same for check in self.checks)
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole report as plain values."""
+        return {"same": self.same, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Report":
+        """The report that `to_json` gave."""
+        first = values["first"]
+        parts = {
+            "rows": tuple(Row(**row) for row in values["rows"]),
+            "checks": tuple(Check(**check) for check in values["checks"]),
+            "first": None if first is None else First(**first),
+        }
+        return cls(**{name: value for name, value in values.items() if name != "same"} | parts)
+
+
+def print_report(report: Report) -> None:
+    """Print the table, the checks and the verdict."""
+    console = Console()
+    title = f"{report.model} on {report.layout}, {report.precision}"
+    modules = Table(box=None, pad_edge=False)
+    modules.add_column("module", no_wrap=True)
+    for name in ("forward", "gradient"):
+        modules.add_column(name, justify="right")
+    modules.add_column("verdict")
+    for row in report.rows:
+        modules.add_row(row.module, _number(row.forward), _number(row.gradient), _verdict(row.same))
+    checks = Table(box=None, pad_edge=False)
+    checks.add_column("check", no_wrap=True)
+    checks.add_column("difference", justify="right")
+    checks.add_column("verdict")
+    checks.add_column("", overflow="fold")
+    for check in report.checks:
+        checks.add_row(check.name, _number(check.difference), _verdict(check.same), Text(check.told, style="dim"))
+    console.print(Group(Text(title, style="bold"), Text(), modules, Text(), checks, Text(), _conclusion(report)))
+
+
+def _conclusion(report: Report) -> Text:
+    told = f"differences relative to the largest element, tolerance {report.tolerance:.1e}; {report.seconds:.0f} s"
+    if report.same:
+        return Text.assemble((f"{report.layout} is the uncut model", "bold green"), f" ({told}).")
+    assert report.first is not None
+    return Text.assemble(
+        (f"{report.layout} is NOT the uncut model", "bold red"),
+        f" ({told}).\nIt begins in the {report.first.direction} pass of ",
+        (report.first.module, "bold"),
+        f".\n{report.first.cause}",
+    )
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.1e}" if value else "0"
+
+
+def _verdict(same: bool) -> Text:
+    return Text("same", style="green") if same else Text("DIFFERS", style="bold red")

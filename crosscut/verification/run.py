@@ -1,0 +1,195 @@
+"""The proof for the model of a run, on any layout."""
+
+import dataclasses
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from crosscut.config import IGNORED, Layout, LayoutError, RunConfig, padded_vocab_size, write_whole
+from crosscut.parallel import CollectiveRecorder, ParallelMesh, disturb_, launch, make_mesh, process_group, seed_of
+from crosscut.parallel.collectives import gather_to_first
+from crosscut.parallel.mesh import world_size_message
+from crosscut.parallel.processes import (
+    choose_device,
+    is_first_started,
+    joined_rank,
+    ranks_on_this_machine,
+    require_devices,
+    started_world_size,
+    was_started,
+)
+from crosscut.planner import count_parameters, step_traffic
+from crosscut.training.precision import compute_dtype
+from crosscut.training.step import Batch, Trainer
+from crosscut.verification.module import CLIP_NORM, LEARNING_RATE
+from crosscut.verification.proof import prove
+from crosscut.verification.recording import Step
+from crosscut.verification.report import Check, Report
+
+SEQUENCES_PER_DATA_RANK = 2
+LONGEST_SEQUENCE = 128
+"""Tokens of a sequence, where the run's are longer: a fault of a layout shows at any length."""
+
+
+def scale_down(run: RunConfig, *, num_layers: int | None, hidden_size: int | None) -> RunConfig:
+    """The run with fewer layers or a smaller hidden size, of the same structure."""
+    changes = {"num_layers": num_layers, "hidden_size": hidden_size}
+    model = dataclasses.replace(run.model, **{name: value for name, value in changes.items() if value is not None})
+    return dataclasses.replace(run, model=model)
+
+
+def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfig:
+    """The run as it is verified: its model, on `layout`, in one small batch and one clipped step.
+
+    Raises `LayoutError` or `ConfigError` for a layout that the model does not allow.
+    """
+    model = dataclasses.replace(run.model, vocab_size=run.model.vocab_size or run.data.vocab_size)
+    length = min(run.training.sequence_length, LONGEST_SEQUENCE)
+    if layout.sequence_parallel:
+        length = max(length // layout.tensor, 1) * layout.tensor
+    training = dataclasses.replace(
+        run.training,
+        batch_size=SEQUENCES_PER_DATA_RANK * layout.data,
+        micro_batch_size=0,
+        sequence_length=length,
+        precision=precision,
+        steps=10,
+    )
+    epsilon = CLIP_NORM / count_parameters(model) ** 0.5
+    optimizer = dataclasses.replace(
+        run.optimizer,
+        learning_rate=LEARNING_RATE,
+        min_learning_rate=0.0,
+        warmup_steps=0,
+        epsilon=epsilon,
+        clip_norm=CLIP_NORM,
+    )
+    return dataclasses.replace(run, model=model, layout=layout, training=training, optimizer=optimizer)
+
+
+def verify_run(run: RunConfig) -> Report:
+    """Verify a run prepared by `for_verification`, in the ranks that its layout asks for or that torchrun started.
+
+    Gives the report; under torchrun on every rank. Raises `LayoutError` or `ConfigError` before a rank starts, and
+    `RankFailure` when one fails.
+    """
+    if was_started() and started_world_size() != run.layout.world_size:
+        raise LayoutError(world_size_message(run.layout, started_world_size()))
+    require_devices(run.training.device, ranks_on_this_machine(run.layout.world_size))
+    with tempfile.TemporaryDirectory(prefix="crosscut-verify-") as folder:
+        path = Path(folder) / "report.json"
+        if was_started():
+            with joined_rank():
+                return _verify_rank(run)
+        launch(_verify_and_tell, (run, path), num_ranks=run.layout.world_size)
+        return Report.from_json(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _verify_and_tell(run: RunConfig, path: Path) -> None:
+    """The work of a rank that `launch` started: the first leaves the report in a file."""
+    report = _verify_rank(run)
+    if is_first_started():
+        write_whole(path, json.dumps(report.to_json()))
+
+
+def _verify_rank(run: RunConfig) -> Report:
+    device = choose_device(run.training.device)
+    with process_group(device):
+        return verify_on_mesh(run, make_mesh(run.layout, device))
+
+
+def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
+    """Verify a run prepared by `for_verification` on ranks that are there. Every rank calls it; all get the report."""
+    model = run.model
+    shape = f"{model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads"
+    return prove(
+        lambda on: _RunStep(run, on),
+        mesh,
+        dtype=compute_dtype(run.training.precision),
+        describe=(
+            str(run.layout),
+            f"GPT-2, {count_parameters(model):,} parameters ({shape})",
+            run.training.precision,
+        ),
+        extra_checks=_compare_collectives,
+    )
+
+
+class _RunStep:
+    """The trainer's own step 0, on one made-up batch."""
+
+    def __init__(self, run: RunConfig, mesh: ParallelMesh) -> None:
+        self.run, self.mesh = run, mesh
+        self.trainer = Trainer(run, mesh)
+        self.model = self.trainer.model
+        for name, parameter in self.model.named_parameters():
+            if parameter.dim() == 1:  # a fault in biases of zero, or in norms of one, could not be seen
+                disturb_(parameter, std=0.1, seed=run.training.seed, name=name)
+        self.sent: Counter[tuple[str, str, int]] = Counter()
+
+    def accumulate(self) -> Tensor:
+        self.trainer.optimizer.zero_grad()
+        self.sent.clear()
+        with self._recorded():
+            return self.trainer.accumulate(0, [self._batch()])
+
+    def update(self, loss: Tensor) -> float:
+        with self._recorded():
+            return self.trainer.update(0, loss).gradient_norm
+
+    def _batch(self) -> Batch:
+        data = self.mesh.data
+        tokens, targets = (x.chunk(data.size)[data.rank].to(self.mesh.device) for x in made_up_batch(self.run))
+        return tokens, targets
+
+    @contextmanager
+    def _recorded(self) -> Iterator[None]:
+        with CollectiveRecorder(self.mesh) as recorder:
+            yield
+        self.sent.update(tuple(sent) for sent in recorder.sent)
+
+
+def made_up_batch(run: RunConfig) -> Batch:
+    """Token ids and targets [B, S] of all data ranks that leave no part of the vocabulary's cut untouched.
+
+    The first and last ids of every rank's part occur, as tokens and as targets; sequences have unequally many targets,
+    so that data ranks have too.
+    """
+    batch, length, vocabulary = run.training.batch_size, run.training.sequence_length, run.model.vocab_size
+    generator = torch.Generator().manual_seed(seed_of("verify", run.training.seed))
+    tokens = torch.randint(0, vocabulary, (batch, length + 1), generator=generator)
+    part = padded_vocab_size(vocabulary, run.layout.tensor) // run.layout.tensor
+    edges = {0, vocabulary - 1} | {edge + side for edge in range(part, vocabulary, part) for side in (-1, 0)}
+    for i, edge in enumerate(sorted(edges)):
+        tokens[i % batch, -2 - (i // batch) % length] = edge  # from the end, where targets count
+    targets = tokens[:, 1:].clone()
+    for i in range(batch):
+        targets[i, : i * length // (2 * batch)] = IGNORED
+    return tokens[:, :-1], targets
+
+
+def _compare_collectives(step: Step) -> list[Check]:
+    """Whether every rank sent what the planner's account of the step says."""
+    assert isinstance(step, _RunStep)
+    planned: Counter[tuple[str, str, int]] = Counter()
+    for collective in step_traffic(step.run):
+        planned[(collective.operation, collective.axis, collective.elements)] += collective.count
+    every = gather_to_first(step.sent)
+    for rank, sent in enumerate(every or []):
+        if sent != planned:
+            wrong = [_told(sent - planned, "more"), _told(planned - sent, "fewer")]
+            return [
+                Check("collectives", None, False, f"rank {rank} sent {' and '.join(filter(None, wrong))} than planned")
+            ]
+    return [Check("collectives", None, True, f"{planned.total()} on each rank, as planned")]
+
+
+def _told(collectives: Counter[tuple[str, str, int]], word: str) -> str:
+    kinds = [f"{count} x {name} of {size:,} over {axis}" for (name, axis, size), count in collectives.items()]
+    return f"{', '.join(kinds)} {word}" if kinds else ""

@@ -1,0 +1,39 @@
+r"""How far two correct computations of the same numbers may lie apart; derived in `docs/verification.md`.
+
+Cutting a sum changes the order of its additions. With the unit roundoff u_a of what products are added up in and
+K summands, the two results differ by about sqrt(K) u_a of their size, since roundings are as often up as down; storing
+them in the activations' type adds u. Over the N layers that a number passes, this grows with sqrt(N):
+
+    tolerance = 8 sqrt(N) (u + sqrt(K) u_a)
+
+relative to the largest element of the tensor. 8 leaves room for the largest of many elements.
+"""
+
+import math
+
+import torch
+from torch import nn
+
+SAFETY = 8.0
+_ACCUMULATION = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+
+
+def tolerance_of(dtype: torch.dtype, *, num_layers: int, num_summands: int) -> float:
+    """The largest relative difference that rounding explains, for activations of `dtype`."""
+    own, sums = unit_roundoff(dtype), unit_roundoff(_ACCUMULATION.get(dtype, dtype))
+    return SAFETY * math.sqrt(num_layers) * (own + math.sqrt(num_summands) * sums)
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Half the distance from 1 to the next number."""
+    return torch.finfo(dtype).eps / 2
+
+
+def num_layers_of(model: nn.Module) -> int:
+    """N: modules with parameters of their own."""
+    return sum(any(True for _ in module.parameters(recurse=False)) for module in model.modules())
+
+
+def num_summands_of(model: nn.Module, num_tokens: int) -> int:
+    """K: the longest sum, over a parameter's dimension or over the tokens of a weight's gradient."""
+    return max(num_tokens, *(max(parameter.shape, default=1) for parameter in model.parameters()))

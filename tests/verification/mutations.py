@@ -1,0 +1,398 @@
+"""Faults of the kinds that happened in respected code, planted one at a time: `verify` has to find each.
+
+A fault is planted from here, by replacing a function while a verification runs; the package has no switches for it.
+Where the fault would change the uncut model as well, it is planted in the cut one only.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from crosscut.config import Layout
+from crosscut.model import attention, gpt
+from crosscut.parallel import (
+    GradientReducer,
+    LayerNorm,
+    ParallelMesh,
+    RandomStreams,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    copy_to_tensor_parallel,
+    cross_entropy,
+    disturb_,
+    embedding,
+    linear,
+    make_mesh,
+    norm,
+    normal_,
+    operators,
+    random,
+    seed_of,
+    sharded_parameter,
+)
+from crosscut.parallel.collectives import all_gather, all_reduce, split, start_all_reduce_owned, wait
+from crosscut.parallel.gradients import _local
+from crosscut.parallel.parameters import local
+from crosscut.training import step as training_step
+from crosscut.verification import Report, for_verification, verify_module, verify_on_mesh
+from tests.verification.runs import CPU, tiny_run
+
+Patch = pytest.MonkeyPatch
+
+TENSOR = Layout(tensor=2)
+SPLIT = Layout(tensor=2, sequence_parallel=True)
+DATA = Layout(data=2)
+BOTH = Layout(tensor=2, data=2)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A fault, and the module that must be named for it."""
+
+    fault: str
+    plant: Callable[[Patch], None]
+    module: str
+    layout: Layout
+    own_module: bool = False
+    """Planted in a model of the user's own, where GPT-2 has no such place."""
+
+
+MUTATIONS: list[Mutation] = []
+
+
+def fault(description: str, module: str, layout: Layout = TENSOR, *, own_module: bool = False) -> Any:
+    def register(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        MUTATIONS.append(Mutation(description, plant, module, layout, own_module))
+        return plant
+
+    return register
+
+
+def verify_with(index: int | None, layout: Layout, own_module: bool = False) -> Report:
+    """On a rank: verify with a fault planted, or with none."""
+    with pytest.MonkeyPatch.context() as patch:
+        if index is not None:
+            MUTATIONS[index].plant(patch)
+        mesh = make_mesh(layout, CPU)
+        if own_module:
+            return verify_module(OwnModule, own_loss, mesh)
+        return verify_on_mesh(for_verification(tiny_run(), layout, "float64"), mesh)
+
+
+class OwnModule(nn.Module):
+    """f(a) + f(b): the sum hands both the same gradient, so that an f that works in place spoils the other's."""
+
+    def __init__(self, mesh: ParallelMesh) -> None:
+        super().__init__()
+        place: Any = {"mesh": mesh, "dtype": torch.float64}
+        self.mesh = mesh
+        self.entry = LayerNorm(8, **place)
+        self.one = LayerNorm(8, **place)
+        self.other = LayerNorm(8, **place)
+        self.rows = sharded_parameter((16, 8), mesh.tensor, dim=0, dtype=torch.float64, device=CPU)
+        self.contract = RowParallelLinear(16, 8, **place)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() > 1:
+                normal_(parameter, std=0.5, seed=1, name=name)
+            else:
+                disturb_(parameter, std=0.1, seed=1, name=name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.entry(x)
+        a, b = (copy_to_tensor_parallel(branch(h), self.mesh.tensor) for branch in (self.one, self.other))
+        return self.contract(F.gelu(F.linear(a + b, local(self.rows, h.dtype)))) + h
+
+
+def own_loss(model: nn.Module, mesh: ParallelMesh) -> Tensor:
+    x = torch.randn(4, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return model(x.chunk(mesh.data.size)[mesh.data.rank]).square().sum() / 96
+
+
+# --- f and g ---------------------------------------------------------------------------------------------------------
+
+
+@fault("f without its backward all-reduce", "blocks.1.mlp.expand")
+def f_without_backward(patch: Patch) -> None:
+    patch.setattr(linear, "start_enter_backward", lambda product, mesh: product)
+
+
+@fault("f without its backward all-reduce, before the loss", "loss")
+def f_missing_at_the_loss(patch: Patch) -> None:
+    patch.setattr(gpt, "enter_tensor_parallel", lambda x, mesh: x)
+
+
+@fault("f in place: beside another use of its gradient", "OwnModule", own_module=True)
+def f_in_place(patch: Patch) -> None:
+    patch.setattr(operators, "all_reduce", lambda x, axis: wait(start_all_reduce_owned(x, axis), axis))
+
+
+@fault("g missing", "blocks.0.attention.output")
+def g_missing(patch: Patch) -> None:
+    patch.setattr(linear, "leave_forward", lambda product, mesh: product)
+
+
+@fault("g missing after the embedding", "tokens")
+def g_missing_after_the_embedding(patch: Patch) -> None:
+    patch.setattr(embedding, "leave_tensor_parallel", lambda x, mesh: x)
+
+
+@fault("g twice", "blocks.0.attention.output")
+def g_twice(patch: Patch) -> None:
+    g = linear.leave_forward
+    patch.setattr(linear, "leave_forward", lambda product, mesh: all_reduce(g(product, mesh), mesh.tensor))
+
+
+@fault("the gathered sequence's gradient is split, not reduce-scattered", "blocks.1.mlp.expand", SPLIT)
+def gather_without_sum(patch: Patch) -> None:
+    patch.setattr(linear, "start_enter_backward", lambda product, mesh: split(product, mesh.tensor, 1))
+
+
+@fault("an all-reduce more than planned, that changes nothing", "collectives")
+def an_all_reduce_more(patch: Patch) -> None:
+    f = linear.enter_forward
+
+    def send(x: Tensor, mesh: ParallelMesh) -> Tensor:
+        all_reduce(x, mesh.tensor)
+        return f(x, mesh)
+
+    patch.setattr(linear, "enter_forward", send)
+
+
+# --- weights and biases ----------------------------------------------------------------------------------------------
+
+
+@fault("row bias added once per rank", "blocks.0.attention.output")
+def row_bias_per_rank(patch: Patch) -> None:
+    g = linear.leave_forward
+
+    class BiasFirst(linear._MultiplyAndLeave):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mesh: ParallelMesh) -> Tensor:
+            ctx.save_for_backward(x, weight)
+            ctx.mesh, ctx.has_bias = mesh, True
+            return g(F.linear(x, weight, bias), mesh)
+
+    patch.setattr(linear, "_MultiplyAndLeave", BiasFirst)
+
+
+@fault("column bias not sliced: every rank takes the first part", "blocks.0.attention.qkv")
+def column_bias_not_sliced(patch: Patch) -> None:
+    own = linear.local
+
+    def first_part(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+        mine = own(parameter, dtype)
+        if mine.dim() > 1:
+            return mine
+        return mine + (all_gather(mine.detach(), _axis_of(parameter), 0)[: mine.shape[0]] - mine.detach())
+
+    patch.setattr(linear, "local", first_part)
+
+
+def _axis_of(parameter: Tensor) -> Any:
+    from crosscut.parallel import Axis
+
+    line = parameter.device_mesh
+    return Axis("tensor", line, line.get_local_rank(), line.size(), line.get_group().group_name)
+
+
+@fault("heads interleaved wrongly in the fused QKV", "blocks.0.attention")
+def heads_interleaved_wrongly(patch: Patch) -> None:
+    def forward(self: attention.SelfAttention, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, -1, self.head_size)).unbind(-3)
+        heads = self._attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        return self.output(heads.transpose(1, 2).flatten(2))
+
+    patch.setattr(attention.SelfAttention, "forward", forward)
+
+
+@fault("a replicated parameter starts from a seed of each rank's own", "positions")
+def positions_start_apart(patch: Patch) -> None:
+    original = random.seed_of
+
+    def seed(*parts: object) -> int:
+        rank = torch.distributed.get_rank() if "positions.weight" in parts else 0
+        return original(*parts, rank)
+
+    patch.setattr(random, "seed_of", seed)
+
+
+# --- the vocabulary --------------------------------------------------------------------------------------------------
+
+
+@fault("vocabulary mask off by one", "tokens")
+def vocabulary_mask_off_by_one(patch: Patch) -> None:
+    def forward(self: VocabParallelEmbedding, tokens: Tensor) -> Tensor:
+        index = tokens - self.first
+        elsewhere = (index < 0) | (index > self.local_size)
+        index = index.masked_fill(elsewhere, 0).clamp(max=self.local_size - 1)
+        rows = F.embedding(index, local(self.weight, self.weight.dtype))
+        return operators.leave_tensor_parallel(rows.masked_fill(elsewhere.unsqueeze(-1), 0.0), self.mesh)
+
+    patch.setattr(VocabParallelEmbedding, "forward", forward)
+
+
+@fault("padded vocabulary entries in the softmax", "loss")
+def padding_in_the_softmax(patch: Patch) -> None:
+    compare = cross_entropy._compare
+
+    def unmasked(logits: Tensor, targets: Tensor, part: Any) -> Any:
+        return compare(logits, targets, part._replace(num_real=logits.shape[1]))
+
+    patch.setattr(cross_entropy, "_compare", unmasked)
+
+
+@fault("target logit not reduced", "loss")
+def target_logit_not_reduced(patch: Patch) -> None:
+    reduce = cross_entropy.all_reduce
+
+    def only_the_sums(x: Tensor, axis: Any, operation: str = "sum") -> Tensor:
+        reduced = reduce(x, axis, operation)
+        return torch.stack([reduced[0], x[1]]) if operation == "sum" else reduced
+
+    patch.setattr(cross_entropy, "all_reduce", only_the_sums)
+
+
+@fault("the softmax's largest logit not reduced", "loss")
+def largest_logit_not_reduced(patch: Patch) -> None:
+    reduce = cross_entropy.all_reduce
+
+    def only_sums(x: Tensor, axis: Any, operation: str = "sum") -> Tensor:
+        return x if operation == "max" else reduce(x, axis, operation)
+
+    patch.setattr(cross_entropy, "all_reduce", only_sums)
+
+
+@fault("tied embedding gradient from one end only", "tokens")
+def tied_gradient_from_one_end(patch: Patch) -> None:
+    def detached(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+        whole = local(parameter, dtype)
+        return whole.detach() if parameter.device_mesh.size() > 1 else whole
+
+    patch.setattr(gpt, "local", detached)
+
+
+# --- sequence parallelism --------------------------------------------------------------------------------------------
+
+
+@fault("layer-norm gradients not summed under sequence parallelism", "final_norm", SPLIT)
+def norm_gradients_not_summed(patch: Patch) -> None:
+    patch.setattr(norm, "local_on_sequence", lambda parameter, mesh, dtype: local(parameter, dtype))
+
+
+@fault("row bias gradients not summed under sequence parallelism", "blocks.1.mlp.contract", SPLIT)
+def row_bias_gradients_not_summed(patch: Patch) -> None:
+    patch.setattr(linear, "local_on_sequence", lambda parameter, mesh, dtype: local(parameter, dtype))
+
+
+@fault("position embeddings scattered wrongly: parts of the sequence in reverse", "positions", SPLIT)
+def positions_scattered_wrongly(patch: Patch) -> None:
+    def reverse(x: Tensor, mesh: ParallelMesh, dim: int) -> Tensor:
+        size = mesh.tensor.size
+        return x.chunk(size, dim)[size - 1 - mesh.tensor.rank] if mesh.sequence_parallel else x
+
+    patch.setattr(embedding, "part_of_sequence", reverse)
+
+
+# --- norm, clipping, normalisation -----------------------------------------------------------------------------------
+
+
+@fault("gradient norm counts replicated parameters T times", "gradient norm")
+def replicated_counted_by_every_rank(patch: Patch) -> None:
+    def norm_of_all(parameters: Any) -> Tensor:
+        squares = sum(_local(p.grad).square().sum() for p in parameters)
+        return all_reduce(squares, _axis_of(parameters[0])).sqrt()
+
+    patch.setattr(training_step, "global_gradient_norm", norm_of_all)
+
+
+@fault("gradient norm of one rank's own parameters", "gradient norm")
+def norm_of_own_parameters(patch: Patch) -> None:
+    def own_norm(parameters: Any) -> Tensor:
+        return torch.stack([_local(p.grad).square().sum() for p in parameters]).sum().sqrt()
+
+    patch.setattr(training_step, "global_gradient_norm", own_norm)
+
+
+@fault("clip by the local norm", "clipped gradients")
+def clip_by_the_local_norm(patch: Patch) -> None:
+    clip = training_step.clip_gradients_
+
+    def by_own(parameters: Any, norm: float, max_norm: float) -> None:
+        own = torch.stack([_local(p.grad).square().sum() for p in parameters]).sum().sqrt()
+        clip(parameters, own.item(), max_norm)
+
+    patch.setattr(training_step, "clip_gradients_", by_own)
+
+
+@fault("loss normalised by local tokens", "loss", DATA)
+def normalised_by_local_tokens(patch: Patch) -> None:
+    reduce = training_step.all_reduce
+
+    def without_counts(x: Tensor, axis: Any) -> Tensor:
+        return reduce(x, axis) if x.is_floating_point() else x * axis.size
+
+    patch.setattr(training_step, "all_reduce", without_counts)
+
+
+@fault("data-parallel gradient averaged twice", "gradient reduction", DATA)
+def averaged_twice(patch: Patch) -> None:
+    receive = GradientReducer._receive
+
+    def average(self: GradientReducer, bucket: Any) -> None:
+        receive(self, bucket)
+        for parameter in bucket.parameters:
+            _local(parameter.grad).div_(self.mesh.data.size)
+
+    patch.setattr(GradientReducer, "_receive", average)
+
+
+@fault("data-parallel gradient not summed", "gradient reduction", BOTH)
+def not_summed_over_data(patch: Patch) -> None:
+    def keep(self: GradientReducer, bucket: Any) -> None:
+        bucket.sent = None
+
+    patch.setattr(GradientReducer, "_receive", keep)
+
+
+# --- random numbers --------------------------------------------------------------------------------------------------
+
+
+def _restart_with(
+    patch: Patch, shared: Callable[[ParallelMesh], tuple], per_rank: Callable[[ParallelMesh], tuple]
+) -> None:
+    def restart(self: RandomStreams, *, step: int, micro_batch: int = 0) -> None:
+        place = (self.seed, step, micro_batch)
+        torch.manual_seed(seed_of("per rank", *place, *per_rank(self.mesh)))
+        self._per_rank_state = self._get_state()
+        torch.manual_seed(seed_of("shared", *place, *shared(self.mesh)))
+
+    patch.setattr(RandomStreams, "restart", restart)
+
+
+@fault("the same dropout stream on all ranks", "blocks.0.attention")
+def same_stream_on_all_ranks(patch: Patch) -> None:
+    _restart_with(patch, lambda mesh: (mesh.data.rank,), lambda mesh: (mesh.data.rank,))
+
+
+@fault("different residual streams", "dropout")
+def different_residual_streams(patch: Patch) -> None:
+    _restart_with(
+        patch, lambda mesh: (mesh.data.rank, mesh.tensor.rank), lambda mesh: (mesh.data.rank, mesh.tensor.rank)
+    )
+
+
+@fault("the same dropout on all data ranks", "dropout", DATA)
+def same_stream_on_data_ranks(patch: Patch) -> None:
+    _restart_with(patch, lambda mesh: (), lambda mesh: (mesh.tensor.rank,))
+
+
+@fault("parts of a split sequence drop alike", "dropout", SPLIT)
+def split_sequence_drops_alike(patch: Patch) -> None:
+    from contextlib import nullcontext
+
+    patch.setattr(RandomStreams, "between_regions", lambda self: nullcontext())

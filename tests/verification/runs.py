@@ -1,0 +1,20 @@
+"""The run that the tests of this folder verify."""
+
+from typing import Any
+
+import torch
+
+from crosscut.config import RunConfig, load_run
+
+CPU = torch.device("cpu")
+
+
+def tiny_run(**model: Any) -> RunConfig:
+    """300 entries are padded to 384 on one rank and to 512 on two or four."""
+    shape = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 300, "max_sequence_length": 16}
+    table = {
+        "model": {**shape, "dropout": 0.1, **model},
+        "training": {"sequence_length": 16, "steps": 10},
+        "optimizer": {"warmup_steps": 0},
+    }
+    return load_run(table)
