@@ -166,7 +166,7 @@ class RankPool:
         return _Failure(error, lost_connection)
 
     def _stacks(self, rank: _Rank, i: int) -> str:
-        rank.process.send_signal(signal.SIGUSR1)
+        rank.process.send_signal(signal.SIGUSR2)
         time.sleep(0.2)
         return f"rank {i}:\n{_read(rank.printed)}"
 
@@ -253,7 +253,7 @@ def _run(order: tuple[Any, ...], job: bytes, store: Any) -> Any:
 
 if __name__ == "__main__":
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)
+    faulthandler.register(signal.SIGUSR2)
     package = types.ModuleType("tests")  # ours, whatever else of this name is installed
     package.__path__ = [str(TESTS)]
     sys.modules["tests"] = package

@@ -12,9 +12,12 @@ from crosscut.cli.generate import generate
 from crosscut.cli.prepare import prepare
 from crosscut.cli.train import train
 from crosscut.cli.verify import verify
-from crosscut.config import CrosscutError, RankFailure
+from crosscut.config import CrosscutError, RankFailure, RunStopped
 
 _SECONDS_UNTIL_STOPPED = 5.0
+
+EXIT_REQUEUE = 75
+"""The run has stopped as a scheduler asked and is to be started again: `EX_TEMPFAIL` of sysexits.h."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -28,14 +31,23 @@ for command in (prepare, train, verify, generate):
 
 
 def main() -> None:
-    """Run the command line: a user's mistake is one message and exit status 2, a failed rank its traceback and 1."""
-    signal.signal(signal.SIGTERM, _terminated)
+    """Run the command line: a user's mistake is one message and exit status 2, a failed rank its traceback and 1.
+
+    A run that was asked to stop and can be gone on with exits with 75; what SIGTERM or SIGUSR1 ended otherwise, and
+    has nothing to save, with 128 + the signal's number.
+    """
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, _terminated)
     try:
         commands.main(prog_name="crosscut", standalone_mode=False)
     except CrosscutError as error:
         _fail(f"crosscut: {error}", 2)
     except RankFailure as failure:
         _fail(str(failure), 1)
+    except RunStopped as stopped:
+        if os.environ.get("RANK", "0") == "0":
+            click.echo(f"crosscut: {stopped}", err=True)
+        sys.exit(EXIT_REQUEUE)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -43,9 +55,9 @@ def main() -> None:
         _fail("crosscut: Interrupted. A training run goes on from its last checkpoint with --resume.", 130)
 
 
-def _terminated(*_: object) -> None:
-    """End with a message instead of a traceback when a scheduler asks for it."""
-    sys.exit(143)
+def _terminated(number: int, _frame: object) -> None:
+    """End with an exit status instead of a traceback when a scheduler asks for it."""
+    sys.exit(128 + number)
 
 
 def _fail(message: str, status: int) -> None:

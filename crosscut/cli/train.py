@@ -1,14 +1,40 @@
 """`crosscut train`."""
 
+from typing import Literal
+
 import click
 
 from crosscut.cli.arguments import run_arguments, run_from
 
 
-@click.command()
+class _TrainCommand(click.Command):
+    """Knows which word after `--resume` is its own: only `auto`; any other is the run's file or an override."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Give `--resume` its value before click parses, which would take whatever follows."""
+        return super().parse_args(ctx, _with_resume_value(args))
+
+
+def _with_resume_value(args: list[str]) -> list[str]:
+    if "--resume" not in args:
+        return args
+    place = args.index("--resume")
+    if "--" in args[:place]:
+        return args
+    auto = args[place + 1 : place + 2] == ["auto"]
+    return [*args[:place], f"--resume={'auto' if auto else 'newest'}", *_with_resume_value(args[place + 1 + auto :])]
+
+
+@click.command(cls=_TrainCommand)
 @run_arguments
-@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in the run's folder, on any layout.")
-def train(arguments: tuple[str, ...], resume: bool) -> None:
+@click.option(
+    "--resume",
+    type=click.Choice(["newest", "auto"]),
+    metavar="[auto]",
+    help="Go on from the newest checkpoint in the run's folder, on any layout. --resume auto also starts a run that "
+    "has none yet and leaves a complete one as it is, so that a scheduler can repeat the same command.",
+)
+def train(arguments: tuple[str, ...], resume: Literal["newest", "auto"] | None) -> None:
     """Train a model: raw text or token shards in, a trained model out.
 
     Without RUN.toml it is the demo: a small GPT-2 on the State of the Union addresses, over two tensor-parallel
@@ -16,8 +42,10 @@ def train(arguments: tuple[str, ...], resume: bool) -> None:
 
     It starts the processes that the layout asks for; under torchrun (torchrun ... -m crosscut train RUN.toml) it joins
     those that were started.
+
+    On SIGTERM or SIGUSR1 it finishes its step, writes a checkpoint and exits with status 75.
     """
     run = run_from(arguments)
     from crosscut.training import run_training
 
-    run_training(run, resume=resume)
+    run_training(run, resume="auto" if resume == "auto" else resume is not None)

@@ -12,6 +12,7 @@ from crosscut.config.errors import (
     DataError,
     LayoutError,
     RankFailure,
+    RunStopped,
     TrainingError,
 )
 from crosscut.config.files import write_whole
@@ -36,6 +37,7 @@ __all__ = [
     "OutputConfig",
     "RankFailure",
     "RunConfig",
+    "RunStopped",
     "TrainingConfig",
     "TrainingError",
     "default_loss_chunk",

@@ -28,5 +28,9 @@ class RankFailure(Exception):  # noqa: N818 - it tells what happened
     """A rank ended with an exception or a signal; the message is that rank's traceback."""
 
 
+class RunStopped(Exception):  # noqa: N818 - it tells what happened
+    """A run did what a scheduler asked for: it has stopped and written a checkpoint to go on from."""
+
+
 class TrainingError(CrosscutError):
-    """A run that cannot go on: the loss or a gradient is no longer a finite number."""
+    """A run that cannot go on: a loss or a gradient is no longer a finite number, or replicas of a parameter differ."""

@@ -6,6 +6,7 @@ of one machine in the same words. When a rank fails, the others are stopped and 
 """
 
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -14,8 +15,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NoReturn
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,10 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure, get_error_handler
 
 from crosscut.config import ConfigError, CrosscutError, LayoutError, RankFailure, errors
-from crosscut.config.machine import available_cores
+from crosscut.config.machine import available_cores, leave_with_parent
+from crosscut.parallel.stopping import REQUESTS, SAME_REQUEST
+
+_T = TypeVar("_T")
 
 _LOOPBACK = "127.0.0.1"
 
@@ -109,44 +113,79 @@ def share_cores() -> None:
     torch.set_num_threads(max(1, available_cores() // ranks))
 
 
-def launch(function: Callable[..., None], arguments: tuple[Any, ...], *, num_ranks: int) -> None:
+def launch(function: Callable[..., _T], arguments: tuple[Any, ...], *, num_ranks: int) -> _T:
     """Run `function(*arguments)` in `num_ranks` processes of this machine; in this process when it is one.
 
-    `function` must be importable by name. Raises the user error that a rank raised, or `RankFailure` with the traceback
-    of the rank at fault; the other ranks are stopped. An interrupt stops them all.
+    `function` must be importable by name, and return something that can be pickled; the first rank's is returned.
+    Raises the user error that a rank raised, or `RankFailure` with the traceback of the rank at fault; the other ranks
+    are stopped.
+
+    The first SIGTERM or SIGUSR1 is passed on to the ranks (see `stopping`), which then are waited for. An interrupt or
+    a second SIGTERM stops them all at once, as does the first where a rank takes no requests: `SystemExit` with 128 +
+    the signal. The ranks also end when this process is killed.
     """
     if num_ranks == 1:
-        function(*arguments)
-        return
+        return function(*arguments)
     store = dist.TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
-    ranks = range(num_ranks)
     with _signals_and_logs_restored(), tempfile.TemporaryDirectory(prefix="crosscut-ranks-") as folder:
-        context = start_processes(
-            name="crosscut",
-            entrypoint=_run_rank,
-            args=dict.fromkeys(ranks, (function, arguments)),
-            envs={rank: _environment(rank, num_ranks, store.port) for rank in ranks},
-            logs_specs=DefaultLogsSpecs(log_dir=folder),
-            start_method="spawn",
-        )
+        others = set(multiprocessing.active_children())
         try:
+            context = start_processes(
+                name="crosscut",
+                entrypoint=_run_rank,
+                args=dict.fromkeys(range(num_ranks), (function, arguments)),
+                envs={rank: _environment(rank, num_ranks, store.port) for rank in range(num_ranks)},
+                logs_specs=DefaultLogsSpecs(log_dir=folder),
+                start_method="spawn",
+            )
+            requests = _PassedOn(list(context.pids().values()))
             result = context.wait(period=_POLL)
         except SignalException as stopped:
             if stopped.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
-            raise
+            raise SystemExit(128 + stopped.sigval) from None
         finally:
-            context.close(signal.SIGTERM, timeout=5)
-    if result is not None and result.is_failed():
+            for rank in set(multiprocessing.active_children()) - others:  # also where starting them was cut short
+                rank.kill()
+                rank.join()
+    assert result is not None
+    if result.is_failed():
         (failure,) = result.failures.values()  # the first that was seen; the rest were stopped for it
+        if failure.exitcode == -signal.SIGUSR1 and requests.first:  # it was not where it could take a request
+            raise SystemExit(128 + requests.first)
         _raise(failure, num_ranks)
+    value: _T = result.return_values[0]
+    return value
+
+
+class _PassedOn:
+    """Passes the first request to stop on to the ranks; put in place of PyTorch's handlers, which would end them."""
+
+    def __init__(self, ranks: list[int]) -> None:
+        self.ranks = ranks
+        self.first = 0
+        """The signal that asked first, 0 until then."""
+        self._when = 0.0
+        if threading.current_thread() is threading.main_thread():
+            for number in REQUESTS:
+                signal.signal(number, self._take)
+
+    def _take(self, number: int, _frame: object) -> None:
+        now = time.monotonic()
+        if self.first and number == signal.SIGTERM and now - self._when > SAME_REQUEST:
+            raise SignalException("stopped at once", sigval=signal.SIGTERM)
+        if not self.first:
+            self.first, self._when = number, now
+        for pid in self.ranks:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR1)
 
 
 @contextmanager
 def _signals_and_logs_restored() -> Iterator[None]:
     """Keep PyTorch's launcher from logging what `launch` tells, and put its signal handlers away afterwards."""
     in_main_thread = threading.current_thread() is threading.main_thread()
-    caught = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT) if in_main_thread else ()
+    caught = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1) if in_main_thread else ()
     handlers = {number: signal.getsignal(number) for number in caught}
     loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn")]
     levels = [logger.level for logger in loggers]
@@ -161,11 +200,12 @@ def _signals_and_logs_restored() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _run_rank(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _run_rank(function: Callable[..., _T], arguments: tuple[Any, ...]) -> _T:
     """What each process runs; one that merely lost its connection waits for the launcher to see why and stop it."""
+    leave_with_parent()
     share_cores()
     try:
-        function(*arguments)
+        return function(*arguments)
     except Exception as error:
         if _is_lost_connection(error):
             time.sleep(_WAIT_FOR_CAUSE)

@@ -11,6 +11,7 @@ from crosscut.checkpoint import Progress, load_checkpoint, save_checkpoint
 from crosscut.config import RunConfig, TrainingError, write_toml
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
 from crosscut.evaluation import Score, evaluate_loss
+from crosscut.parallel.stopping import Stopped, StopRequest
 from crosscut.training.batches import Batches
 from crosscut.training.diagnosis import explain_non_finite
 from crosscut.training.metrics import Metrics
@@ -28,8 +29,12 @@ class Outcome:
     after: Score
     throughput: Throughput
     first_step: int
+    last_step: int
+    """Steps done."""
     seconds: float
     """Of the training steps alone."""
+    stopped: bool
+    """Whether it was asked to stop; then `after` is of an earlier step and a checkpoint of the last one is written."""
 
 
 class Loop:
@@ -45,28 +50,51 @@ class Loop:
         self.throughput = Throughput.of(run, trainer.mesh)
 
     def train(self, resume_from: Path | None = None) -> Outcome:
-        """Do all steps that are left. Raises `TrainingError` when a loss is no longer finite."""
+        """Do all steps that are left, or those until a scheduler asks to stop (`parallel.stopping`).
+
+        Raises `TrainingError` when a loss is no longer finite.
+        """
         training = self.run.training
-        first = self.load(resume_from).step if resume_from else 0
-        seconds = 0.0
+        first = done = self.load(resume_from).step if resume_from else 0
+        seconds, stopped = 0.0, False
         with self._metrics(first) as metrics:
             before = after = self.validate(first, metrics)
-            for step in range(first, training.steps):
-                start = time.perf_counter()
-                result = self._step(step)
-                elapsed = time.perf_counter() - start
-                seconds += elapsed
-                done, last = step + 1, step + 1 == training.steps
-                metrics.step(done, {**vars(result), **self.throughput.rates(elapsed), "samples": self._samples(done)})
-                if last or _is_due(done, training.validate_every):
-                    after = self.validate(done, metrics)
-                if last or _is_due(done, training.checkpoint_every):
-                    self.save(done)
-        return Outcome(before=before, after=after, throughput=self.throughput, first_step=first, seconds=seconds)
+            with StopRequest() as request:
+                while done < training.steps and not stopped:
+                    start = time.perf_counter()
+                    result = self._step(done)
+                    elapsed = time.perf_counter() - start
+                    done, seconds = done + 1, seconds + elapsed
+                    last = done == training.steps
+                    samples = self._samples(done)
+                    metrics.step(done, {**vars(result), **self.throughput.rates(elapsed), "samples": samples})
+                    try:
+                        request.check()
+                        if last or _is_due(done, training.validate_every):
+                            after = self.validate(done, metrics, request)
+                    except Stopped:
+                        stopped = True
+                    if stopped or last or _is_due(done, training.checkpoint_every):
+                        self.save(done)
+                if stopped:
+                    request.meet()  # a rank that left earlier would take the one that still writes with it
+        return Outcome(
+            before=before,
+            after=after,
+            throughput=self.throughput,
+            first_step=first,
+            last_step=done,
+            seconds=seconds,
+            stopped=stopped,
+        )
 
-    def validate(self, step: int, metrics: Metrics) -> Score:
-        """Score the model on the validation set. Raises `TrainingError`, on all ranks, when the loss is not finite."""
-        score = evaluate_loss(self.trainer.model, self.batches.validation_batches())
+    def validate(self, step: int, metrics: Metrics, request: StopRequest | None = None) -> Score:
+        """Score the model on the validation set, unless `request` raises `Stopped` before the end.
+
+        Raises `TrainingError`, on all ranks, when the loss is not finite.
+        """
+        batches = self.batches.validation_batches()
+        score = evaluate_loss(self.trainer.model, request.checked(batches) if request else batches)
         metrics.validation(step, loss=score.loss, perplexity=score.perplexity)
         if not math.isfinite(score.loss):
             raise TrainingError(

@@ -120,7 +120,7 @@ def print_summary(run: RunConfig, summary: dict[str, Any], text: str, console: C
     console.print(Panel(table, title="done", title_align="left", padding=(1, 2)))
     folder = run.output.folder
     files = [PLOT_FILE, *([SAMPLE_FILE] if text else []), METRICS_FILE, SUMMARY_FILE, CONFIG_FILE, CHECKPOINTS_FOLDER]
-    command, more = _typed_command(), 2 * summary["steps"]
+    command, more = typed_command(), 2 * summary["steps"]
     prompt = f" --prompt {shlex.quote(run.output.sample_prompt)}" if run.output.sample_prompt else ""
     for line in (
         f"files  {folder}/: {', '.join(files)}",
@@ -160,7 +160,7 @@ def _short(number: float, letters: tuple[tuple[float, str], ...]) -> str:
     return f"{number / size:.3g}{letter}"
 
 
-def _typed_command() -> str:
+def typed_command() -> str:
     """How Crosscut was started, so that the next command can be pasted."""
     typed = Path(sys.argv[0])
     return "python -m crosscut" if typed.name == "__main__.py" else shlex.quote(str(typed))

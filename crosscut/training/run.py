@@ -2,11 +2,15 @@
 
 import dataclasses
 import hashlib
+import json
+import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from crosscut.checkpoint import latest_checkpoint, list_checkpoints, require_identity
-from crosscut.config import ConfigError, LayoutError, RunConfig, write_toml
+from rich.console import Console
+
+from crosscut.checkpoint import checkpoint_folder, latest_checkpoint, list_checkpoints, require_identity
+from crosscut.config import ConfigError, LayoutError, RunConfig, RunStopped, write_toml
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
 from crosscut.data import Sampler, TokenFolder, ValidationSampler, prepare
 from crosscut.parallel import launch, make_mesh, process_group
@@ -23,7 +27,7 @@ from crosscut.parallel.processes import (
 )
 from crosscut.training.batches import Batches
 from crosscut.training.loop import Loop
-from crosscut.training.report import write_report
+from crosscut.training.report import SUMMARY_FILE, typed_command, write_report
 from crosscut.training.step import Trainer
 
 
@@ -39,27 +43,58 @@ class _Prepared:
     """What the run's checkpoints say of themselves."""
 
 
-def run_training(run: RunConfig, *, resume: bool = False) -> None:
+Resume = bool | Literal["auto"]
+"""Whether to go on from a checkpoint: `True` where there must be one, `"auto"` where there is one."""
+
+
+def run_training(run: RunConfig, *, resume: Resume = False) -> None:
     """Do a run in the ranks that its layout asks for, or in those that torchrun started.
 
-    What the user can get wrong is found before a process starts (under torchrun: before the ranks build the model).
-    Raises `ConfigError`, `LayoutError`, `DataError`, `CheckpointError` or `TrainingError`; `RankFailure` when a rank
-    failed for another reason.
+    With `resume="auto"` the same call serves every start of a job: a new run, one to go on with, one that only lacks
+    its report, and one that is complete, which is left as it is. What the user can get wrong is found before a process
+    starts (under torchrun: before the ranks build the model). Raises `ConfigError`, `LayoutError`, `DataError`,
+    `CheckpointError` or `TrainingError`; `RankFailure` when a rank failed for another reason; `RunStopped` when the run
+    was asked to stop by SIGTERM or SIGUSR1 and has written a checkpoint.
     """
     if was_started() and started_world_size() != run.layout.world_size:
         raise LayoutError(world_size_message(run.layout, started_world_size()))
     require_devices(run.training.device, ranks_on_this_machine(run.layout.world_size))
+    if resume == "auto" and is_complete(run):
+        if is_first_started():
+            text = f"The run in `{run.output.folder}` is complete: all {run.training.steps} steps are done."
+            Console().print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        return
     if was_started():
         with joined_rank():
-            _join(run, resume)
+            stopped_after = _join(run, resume)
     else:
-        launch(_train_rank, (_prepare(run, resume),), num_ranks=run.layout.world_size)
+        stopped_after = launch(_train_rank, (_prepare(run, resume),), num_ranks=run.layout.world_size)
+    if stopped_after:
+        folder = Path(run.output.folder)
+        raise RunStopped(
+            f"Stopped as asked, after step {stopped_after} of {run.training.steps}. The checkpoint "
+            f"`{checkpoint_folder(folder / CHECKPOINTS_FOLDER, stopped_after)}` is written: requeue the job, or go on "
+            f"with `{typed_command()} train {shlex.quote(str(folder / CONFIG_FILE))} --resume auto`."
+        )
 
 
-def _prepare(run: RunConfig, resume: bool) -> _Prepared:
+def is_complete(run: RunConfig) -> bool:
+    """Whether the run's folder holds the last checkpoint and the report, which comes after it, of all its steps."""
+    folder, steps = Path(run.output.folder), run.training.steps
+    try:
+        summary = json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return summary["steps"] == steps and checkpoint_folder(folder / CHECKPOINTS_FOLDER, steps).exists()
+
+
+def _prepare(run: RunConfig, resume: Resume) -> _Prepared:
     """Make what the ranks need: the run's folder, the tokens, the checkpoint to go on from."""
     folder = Path(run.output.folder)
     checkpoints = folder / CHECKPOINTS_FOLDER
+    may_be_done = resume == "auto"  # killed when only its report was missing
+    if resume == "auto":  # checkpoints that are all damaged are an error, not a reason to begin anew over them
+        resume = any(checkpoints.glob("step-*"))
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"`output.folder` must be a folder, but `{folder}` is a file. Choose another name.")
     checkpoint = latest_checkpoint(checkpoints) if resume else None
@@ -75,7 +110,7 @@ def _prepare(run: RunConfig, resume: bool) -> _Prepared:
     identity = identity_of(run, tokens)
     if checkpoint is not None:
         done = require_identity(checkpoint, identity).step
-        if run.training.steps <= done:
+        if run.training.steps < done or (run.training.steps == done and not may_be_done):
             raise ConfigError(
                 f"`training.steps` must be above the checkpoint's step ({done}), but is {run.training.steps}. "
                 f"Try training.steps={2 * done}."
@@ -112,23 +147,27 @@ def identity_of(run: RunConfig, tokens: TokenFolder) -> dict[str, Any]:
     return {**model, **order, "data.tokens": hashlib.sha256("".join(files).encode()).hexdigest()[:16]}
 
 
-def _join(run: RunConfig, resume: bool) -> None:
+def _join(run: RunConfig, resume: Resume) -> int:
     """The work of a rank that torchrun started: the first one prepares while the others wait."""
     with process_group(choose_device(run.training.device)):
-        _train(share_from_first(_prepare(run, resume) if is_first_started() else None))
+        return _train(share_from_first(_prepare(run, resume) if is_first_started() else None))
 
 
-def _train_rank(prepared: _Prepared) -> None:
+def _train_rank(prepared: _Prepared) -> int:
     """The work of a rank that `launch` started."""
     with process_group(choose_device(prepared.run.training.device)):
-        _train(prepared)
+        return _train(prepared)
 
 
-def _train(prepared: _Prepared) -> None:
+def _train(prepared: _Prepared) -> int:
+    """The step at which the run was asked to stop, 0 where it is done."""
     run = prepared.run
     mesh = make_mesh(run.layout, choose_device(run.training.device))
     tokens = TokenFolder.open(Path(run.tokens_folder), verify=False)  # the hashes have been compared
     trainer = Trainer(run, mesh)
     loop = Loop(run, trainer, Batches(run, tokens, mesh), identity=prepared.identity)
     outcome = loop.train(prepared.checkpoint)
+    if outcome.stopped:
+        return outcome.last_step
     write_report(run, trainer.model, tokens, outcome)
+    return 0

@@ -2,10 +2,13 @@
 
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ import torch.distributed as dist
 from crosscut.config import ConfigError, LayoutError
 from crosscut.parallel import RankFailure, launch, process_group, processes
 from crosscut.parallel.processes import require_devices
+from crosscut.parallel.stopping import Stopped, StopRequest
 from tests.parallel.twins import CPU
 
 MESSAGE = "`training.steps` must be at least 1: but is 0."
@@ -47,14 +51,15 @@ def nothing_left(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
     """Nothing is printed and no file or signal handler stays."""
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    handlers = [signal.getsignal(number) for number in numbers]
     temporary = tmp_path_factory.mktemp("temporary")
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.setenv("TMPDIR", str(temporary))
     yield
     assert capfd.readouterr() == ("", "")
     assert list(temporary.iterdir()) == []
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
+    assert [signal.getsignal(number) for number in numbers] == handlers
 
 
 KILLED = (
@@ -117,6 +122,115 @@ def test_an_interrupt_stops_all_ranks(tmp_path: Path) -> None:
     for path in tmp_path.iterdir():
         with pytest.raises(ProcessLookupError):
             os.kill(int(path.name), 0)
+
+
+def work_until_asked(folder: str, how: str) -> tuple[int, int]:
+    """Steps of a tenth of a second until asked to stop: this rank's number and the step after which it stopped."""
+    with process_group(CPU):
+        rank = dist.get_rank()
+        dist.all_reduce(torch.ones(1))
+        with nullcontext() if how == "takes none" else StopRequest() as request:
+            (Path(folder) / str(os.getpid())).touch()
+            for step in range(300):
+                time.sleep(0.1)
+                dist.all_reduce(torch.ones(1))
+                try:
+                    if request is not None and how == "checks":
+                        request.check()
+                except Stopped:
+                    return rank, step
+    return rank, -1
+
+
+def when_both_work(folder: Path, act: Callable[[list[int]], None]) -> None:
+    """Call `act` with the ranks' process ids as soon as both are there."""
+
+    def wait() -> None:
+        while len(there := list(folder.iterdir())) < 2:
+            time.sleep(0.05)
+        time.sleep(0.3)
+        act([int(path.name) for path in there])
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_request_to_stop_is_passed_on_and_the_ranks_are_waited_for(tmp_path: Path) -> None:
+    """Also when it comes to the whole process group, and so to the ranks twice."""
+
+    def ask(ranks: list[int]) -> None:
+        for pid in (*ranks, os.getpid()):
+            os.kill(pid, signal.SIGTERM)
+
+    when_both_work(tmp_path, ask)
+    rank, step = launch(work_until_asked, (str(tmp_path), "checks"), num_ranks=2)
+    assert rank == 0, "the first rank's value is returned"
+    assert 0 < step < 50
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_ranks_that_take_no_requests_are_ended(tmp_path: Path, number: int) -> None:
+    when_both_work(tmp_path, lambda _: os.kill(os.getpid(), number))
+    with pytest.raises(SystemExit) as caught:
+        launch(work_until_asked, (str(tmp_path), "takes none"), num_ranks=2)
+    assert caught.value.code == 128 + number
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_left")
+def test_a_second_sigterm_ends_the_ranks_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "SAME_REQUEST", 0.1)
+
+    def ask_twice(_: list[int]) -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+
+    when_both_work(tmp_path, ask_twice)
+    begin = time.monotonic()
+    with pytest.raises(SystemExit) as caught:
+        launch(work_until_asked, (str(tmp_path), "has no check"), num_ranks=2)
+    assert caught.value.code == 143
+    assert time.monotonic() - begin < 30
+    assert not any(is_alive(int(path.name)) for path in tmp_path.iterdir())
+
+
+LAUNCHING = """
+import sys
+from tests.parallel.test_processes import launch, work
+if __name__ == "__main__":
+    launch(work, (sys.argv[1], "wait"), num_ranks=2)
+"""
+
+
+def test_ranks_end_when_the_process_that_launched_them_is_killed(tmp_path: Path) -> None:
+    script, folder = tmp_path / "launching.py", tmp_path / "ranks"
+    script.write_text(LAUNCHING)
+    folder.mkdir()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen([sys.executable, str(script), str(folder)], env=environment)
+    deadline = time.monotonic() + 60
+    while len(list(folder.iterdir())) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    ranks = [int(path.name) for path in folder.iterdir()]
+    assert len(ranks) == 2
+    deadline = time.monotonic() + 5
+    while any(map(is_alive, ranks)):
+        assert time.monotonic() < deadline, "the ranks must not go on without the process that waits for them"
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] if Path("/proc/1").exists() else ""
+        os.kill(pid, 0)
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+    return state != "Z"  # ended, and nobody has asked for its status yet
 
 
 def test_one_rank_runs_in_this_process() -> None:
