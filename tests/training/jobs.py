@@ -28,11 +28,11 @@ def losses_of(run: RunConfig, num_steps: int) -> list[float]:
     return [trainer.step(step, batches.micro_batches(step)).loss for step in range(num_steps)]
 
 
-def loop(run: RunConfig, resume_from: Path | None = None) -> dict[str, Any]:
+def loop(run: RunConfig, resume_from: Path | None = None, identity: dict[str, Any] | None = None) -> dict[str, Any]:
     """Train as `run` says; the outcome and the whole weights."""
     trainer, batches = parts(run)
     Path(run.output.folder).mkdir(parents=True, exist_ok=True)
-    outcome = Loop(run, trainer, batches).train(resume_from)
+    outcome = Loop(run, trainer, batches, identity=identity).train(resume_from)
     vocab_size = run.model.vocab_size
     weights = {
         name: p.detach().full_tensor()[: vocab_size if name == "tokens.weight" else None].clone()

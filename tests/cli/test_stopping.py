@@ -1,0 +1,125 @@
+"""What a scheduler sees: signals in, an exit status out, and one command line for every start."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+
+from crosscut.checkpoint import list_checkpoints
+from crosscut.cli.train import train
+from tests.cli.conftest import TINY
+
+
+@pytest.mark.parametrize(
+    ("typed", "resume", "arguments"),
+    [
+        ([], None, ()),
+        (["run.toml"], None, ("run.toml",)),
+        (["--resume"], "newest", ()),
+        (["--resume", "training.steps=840"], "newest", ("training.steps=840",)),
+        (["--resume", "run.toml", "training.steps=840"], "newest", ("run.toml", "training.steps=840")),
+        (["run.toml", "--resume", "training.steps=840"], "newest", ("run.toml", "training.steps=840")),
+        (["run.toml", "training.steps=840", "--resume"], "newest", ("run.toml", "training.steps=840")),
+        (["--resume", "auto"], "auto", ()),
+        (["run.toml", "--resume", "auto", "training.steps=840"], "auto", ("run.toml", "training.steps=840")),
+        (["run.toml", "training.steps=840", "--resume=auto"], "auto", ("run.toml", "training.steps=840")),
+        (["--resume", "./auto"], "newest", ("./auto",)),
+        (["--", "--resume"], None, ("--resume",)),
+    ],
+)
+def test_only_auto_belongs_to_resume(typed, resume, arguments):
+    parsed = train.make_context("train", typed).params
+    assert (parsed["resume"], parsed["arguments"]) == (resume, arguments)
+
+
+def test_another_way_to_resume_is_refused():
+    with pytest.raises(click.BadParameter, match="'latest' is not one of 'newest', 'auto'"):
+        train.make_context("train", ["--resume=latest"])
+
+
+def start(*command: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={name: v for name, v in (os.environ | environment).items() if name not in ("RANK", "WORLD_SIZE")},
+    )  # fmt: skip
+
+
+def wait_for_steps(run: Path, count: int) -> None:
+    deadline = time.monotonic() + 90
+    metrics = run / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_text().count('"loss"') >= count):
+        assert time.monotonic() < deadline, "the run must begin"
+        time.sleep(0.05)
+
+
+def only_checkpoint(run: Path) -> int:
+    (folder,) = list_checkpoints(run / "checkpoints")
+    return int(folder.name.removeprefix("step-"))
+
+
+ENDLESS = ("training.steps=1000000", "training.validate_every=0", "training.checkpoint_every=0")
+
+
+@pytest.mark.parametrize("layout", [pytest.param("layout.tensor=1", marks=pytest.mark.slow), "layout.tensor=2"])
+def test_stopped_run_exits_75_and_the_same_command_completes_it(crosscut, book, tmp_path, layout):
+    run = tmp_path / "run"
+    command = ("train", *TINY, f"data.text={book}", layout, f"output.folder={run}", "--resume", "auto")
+    process = start("-m", "crosscut", *command, *ENDLESS)
+    wait_for_steps(run, 3)
+    begin = time.monotonic()
+    os.killpg(process.pid, signal.SIGTERM)  # the ranks get it directly, too
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    assert time.monotonic() - begin < 10
+    step = only_checkpoint(run)
+    assert errors.splitlines()[-1].startswith(f"crosscut: Stopped as asked, after step {step} of 1000000. The check")
+    assert "--resume auto`." in errors
+    assert "Traceback" not in errors
+    completed = crosscut(*command, f"training.steps={step + 3}")
+    assert completed.returncode == 0, completed.stderr
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "loss" in row] == list(range(1, step + 4))
+    again = crosscut(*command, f"training.steps={step + 3}")
+    assert (again.returncode, again.stderr) == (0, "")
+    assert f"is complete: all {step + 3} steps are done." in again.stdout
+
+
+def test_request_during_preparation_ends_at_once(book, tmp_path):
+    """There is nothing to save, so nothing is said of a checkpoint."""
+    corpus = tmp_path / "long.txt"
+    corpus.write_text(book.read_text() * 60)  # seconds of work
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        run = tmp_path / f"run-{number}"
+        process = start("-m", "crosscut", "train", *TINY, f"data.text={corpus}", f"output.folder={run}")
+        deadline = time.monotonic() + 60
+        while not list(run.glob(".tokens*")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        begin = time.monotonic()
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 128 + number, errors
+        assert time.monotonic() - begin < 10
+        assert "checkpoint" not in errors
+        assert not (run / "tokens").exists()
+
+
+@pytest.mark.slow
+def test_under_torchrun_the_agents_sigterm_leaves_a_checkpoint(book, tmp_path):
+    run = tmp_path / "run"
+    process = start(
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "crosscut", "train", *TINY,
+        *ENDLESS, f"data.text={book}", "layout.tensor=2", f"output.folder={run}", "--resume", "auto",
+        OMP_NUM_THREADS="1", **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),
+    )  # fmt: skip
+    wait_for_steps(run, 3)
+    os.killpg(process.pid, signal.SIGTERM)  # the agent passes it on: the ranks get it twice
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert errors.count("crosscut: Stopped as asked, after step") == 1
+    assert only_checkpoint(run) >= 3

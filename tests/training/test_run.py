@@ -1,0 +1,161 @@
+"""What is found out, and made, before a process starts."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from crosscut.config import CheckpointError, ConfigError, LayoutError, RunStopped, load_run
+from crosscut.data import TokenFolder, prepare
+from crosscut.training import run_training
+from crosscut.training.run import _prepare, identity_of, is_complete, with_vocabulary
+from tests.training.conftest import tiny_run
+from tests.training.jobs import loop
+
+
+def tokens_of(run) -> TokenFolder:
+    return TokenFolder.open(Path(run.tokens_folder))
+
+
+def train_with_identity(run) -> None:
+    """What `run_training` leaves when it is killed before its report."""
+    loop(run, identity=identity_of(run, tokens_of(run)))
+
+
+@pytest.fixture
+def trained(ranks, run_with):
+    """A run of 6 steps with checkpoints after 3 and 6."""
+    run = run_with()
+    ranks.run(1, train_with_identity, run)
+    return run
+
+
+def checkpoints(run) -> Path:
+    return Path(run.output.folder) / "checkpoints"
+
+
+def test_new_run_gets_its_config_and_no_checkpoint(run_with):
+    run = run_with("model.vocab_size=0")
+    prepared = _prepare(run, resume=False)
+    assert prepared.checkpoint is None
+    assert prepared.run.model.vocab_size == tokens_of(run).vocab_size
+    assert load_run(Path(run.output.folder) / "config.toml") == prepared.run
+
+
+def test_run_folder_that_is_a_file_is_refused(run_with, tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(ConfigError, match=r"^`output.folder` must be a folder, but `.*run` is a file. Choose another"):
+        _prepare(run_with(), resume=False)
+
+
+def test_run_folder_with_checkpoints_is_refused_without_resume(trained):
+    with pytest.raises(ConfigError, match=r"holds checkpoints of a run. Pass --resume to go on with it"):
+        _prepare(trained, resume=False)
+
+
+def test_resuming_takes_the_newest_checkpoint_and_leaves_the_config(trained, run_with):
+    config = Path(trained.output.folder) / "config.toml"
+    before = config.read_bytes()
+    for resume in (True, "auto"):
+        prepared = _prepare(run_with("training.steps=9"), resume=resume)
+        assert prepared.checkpoint == checkpoints(trained) / "step-00000006"
+        assert config.read_bytes() == before
+
+
+def test_resuming_needs_a_checkpoint_unless_it_may_start_anew(run_with):
+    with pytest.raises(CheckpointError, match=r"must hold a checkpoint to resume from, but holds none"):
+        _prepare(run_with(), resume=True)
+    prepared = _prepare(run_with(), resume="auto")
+    assert prepared.checkpoint is None
+    assert (Path(run_with().output.folder) / "config.toml").is_file()
+
+
+def test_damaged_checkpoints_are_no_reason_to_start_anew(trained):
+    for folder in checkpoints(trained).iterdir():
+        (folder / "progress.json").unlink()
+    with pytest.raises(CheckpointError):
+        _prepare(trained, resume="auto")
+
+
+def test_steps_must_be_above_the_checkpoints(trained, run_with):
+    for steps, resume in ((6, True), (5, True), (5, "auto")):
+        with pytest.raises(ConfigError, match=r"^`training.steps` must be above the checkpoint's step \(6\), but is"):
+            _prepare(run_with(f"training.steps={steps}"), resume=resume)
+    assert _prepare(trained, resume="auto").checkpoint == checkpoints(trained) / "step-00000006", "its report is left"
+
+
+@pytest.mark.parametrize(
+    ("override", "name"),
+    [
+        ("model.num_layers=3", "model.num_layers"),
+        ("training.batch_size=8", "training.batch_size"),
+        ("training.sequence_length=16", "training.sequence_length"),
+        ("training.seed=2", "training.seed"),
+    ],
+)
+def test_another_model_or_order_of_data_is_refused(trained, run_with, override, name):
+    with pytest.raises(CheckpointError, match=rf"^`{name}` must be .* as in the checkpoint `.*`, but is"):
+        _prepare(run_with("training.steps=9", override), resume=True)
+
+
+def test_other_tokens_are_refused(trained, text_file, tmp_path):
+    other = tmp_path / "other"
+    prepare(tiny_run(other, tmp_path, f"data.text={text_file}").data, other, seed=2, progress=False)  # another split
+    run = tiny_run(other, Path(trained.output.folder), "training.steps=9")
+    with pytest.raises(CheckpointError, match=r"^`data.tokens` must be"):
+        _prepare(run, resume=True)
+
+
+def test_what_may_change_on_resuming_is_no_part_of_the_identity(run_with):
+    run = run_with()
+    same = run_with("model.dropout=0.0", "training.steps=60", "layout.tensor=2", "optimizer.learning_rate=0.5")
+    assert identity_of(same, tokens_of(run)) == identity_of(run, tokens_of(run))
+
+
+def test_vocabulary_is_the_tokenizers_unless_a_larger_one_is_given(run_with):
+    tokens = tokens_of(run_with())
+    assert with_vocabulary(run_with("model.vocab_size=0"), tokens).model.vocab_size == tokens.vocab_size
+    assert with_vocabulary(run_with("model.vocab_size=1000"), tokens).model.vocab_size == 1000
+    with pytest.raises(ConfigError, match=r"^`model.vocab_size` must hold the tokenizer's vocabulary \(500\), but"):
+        with_vocabulary(run_with("model.vocab_size=9"), tokens)
+
+
+def test_processes_that_do_not_fit_the_layout_are_refused(run_with, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(LayoutError, match=r"must be the number of processes \(3\), but is 2 x 1 = 2"):
+        run_training(run_with("layout.tensor=2"))
+
+
+def test_report_of_a_run_that_was_killed_before_it_is_made_up_for(trained, monkeypatch, capsys):
+    assert not is_complete(trained)
+    run_training(trained, resume="auto")
+    summary = Path(trained.output.folder) / "summary.json"
+    assert json.loads(summary.read_text())["steps"] == 6
+    assert is_complete(trained)
+    written = summary.stat().st_mtime_ns
+    run_training(trained, resume="auto")
+    assert "is complete: all 6 steps are done." in capsys.readouterr().out
+    assert summary.stat().st_mtime_ns == written
+
+
+def test_run_without_its_last_checkpoint_is_not_complete(trained):
+    run_training(trained, resume="auto")
+    shutil.rmtree(checkpoints(trained) / "step-00000006")
+    assert not is_complete(trained)
+    (Path(trained.output.folder) / "summary.json").write_text("{")
+    assert not is_complete(trained)
+
+
+def test_stopped_run_says_where_it_is_and_how_to_go_on(run_with, monkeypatch):
+    run = run_with("training.steps=50")
+    monkeypatch.setattr("crosscut.training.run.launch", lambda *_, **__: 17)
+    with pytest.raises(RunStopped) as stopped:
+        run_training(run)
+    folder = run.output.folder
+    assert str(stopped.value).startswith(
+        f"Stopped as asked, after step 17 of 50. The checkpoint `{folder}/checkpoints/step-00000017` is written: "
+        "requeue the job, or go on with `"
+    )
+    assert str(stopped.value).endswith(f" train {folder}/config.toml --resume auto`.")
