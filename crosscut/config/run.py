@@ -91,10 +91,21 @@ class TrainingConfig:
     keep_checkpoints: int = 2
     """Newest checkpoints to keep."""
 
+    compare_replicas_every: int = 100
+    """Steps between comparisons of the parameters that several ranks hold alike; also before every checkpoint. A
+    difference stops the run. 0 never compares."""
+
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "sequence_length", "keep_checkpoints"):
             require_at_least(f"training.{name}", getattr(self, name), 1)
-        for name in ("micro_batch_size", "seed", "validate_every", "validation_sequences", "checkpoint_every"):
+        for name in (
+            "micro_batch_size",
+            "seed",
+            "validate_every",
+            "validation_sequences",
+            "checkpoint_every",
+            "compare_replicas_every",
+        ):
             require_at_least(f"training.{name}", getattr(self, name), 0)
         require_one_of("training.precision", self.precision, tuple(PRECISIONS))
         require_one_of("training.device", self.device, ("auto", "cpu", "cuda"))

@@ -8,12 +8,13 @@ forecast and a report cannot differ. The derivations are in `docs/planner.md`.
 from crosscut.planner.compute import flops_per_step, forward_flops_per_token, model_flops_per_token
 from crosscut.planner.hardware import HARDWARE, Hardware, find_hardware
 from crosscut.planner.parameters import count_parameters, parameters_per_rank, replicated_parameters
-from crosscut.planner.traffic import Collective, step_traffic, wire_bytes_per_step
+from crosscut.planner.traffic import Collective, comparison_traffic, step_traffic, wire_bytes_per_step
 
 __all__ = [
     "HARDWARE",
     "Collective",
     "Hardware",
+    "comparison_traffic",
     "count_parameters",
     "find_hardware",
     "flops_per_step",

@@ -44,6 +44,13 @@ def num_tensors(model: ModelConfig) -> int:
     return 12 * model.num_layers + 4
 
 
+def num_replicated_tensors(model: ModelConfig) -> int:
+    """Those of them that every tensor rank holds whole: in a layer two layer norms and two row-parallel biases, beside
+    them the positions and the final layer norm.
+    """
+    return 6 * model.num_layers + 3
+
+
 def known_vocab_size(model: ModelConfig) -> int:
     """`model.vocab_size`; raises `ConfigError` where it is 0, which leaves it to a tokenizer."""
     if not model.vocab_size:

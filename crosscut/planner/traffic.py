@@ -16,11 +16,17 @@ from typing import Literal
 from crosscut.config import RunConfig, default_loss_chunk, padded_vocab_size
 from crosscut.config.checks import require_at_least
 from crosscut.config.precision import PRECISIONS
-from crosscut.planner.parameters import known_vocab_size, num_tensors, parameters_per_rank, replicated_parameters
+from crosscut.planner.parameters import (
+    known_vocab_size,
+    num_replicated_tensors,
+    num_tensors,
+    parameters_per_rank,
+    replicated_parameters,
+)
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter"]
 Axis = Literal["tensor", "data"]
-Phase = Literal["forward", "backward", "step"]
+Phase = Literal["forward", "backward", "step", "comparison"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +40,7 @@ class Collective:
     """The axis of the layout along which they do it."""
 
     phase: Phase
-    """`forward` and `backward` happen in every micro-batch, `step` once per step."""
+    """`forward` and `backward` happen in every micro-batch, `step` once per step; `comparison` is of no step."""
 
     purpose: str
     """What is sent."""
@@ -75,6 +81,23 @@ def step_traffic(run: RunConfig, *, loss_chunk_tokens: int | None = None) -> lis
         *_loss(run, loss_chunk_tokens),
         *_gradients(run),
         *_totals(run),
+    ]
+    return [collective for collective in collectives if collective.ranks > 1]
+
+
+def comparison_traffic(run: RunConfig) -> list[Collective]:
+    """The collectives of one comparison of replicas, which comes every `training.compare_replicas_every` steps.
+
+    Two hashes of every parameter tensor over the data axis; two of every replicated one, and the verdict of the first,
+    over the tensor axis.
+    """
+    all_reduce = partial(Collective, operation="all_reduce", phase="comparison", count=1, element_bytes=8)
+    tensors, replicated = num_tensors(run.model), num_replicated_tensors(run.model)
+    collectives = [
+        all_reduce(axis="data", purpose="hashes", elements=2 * tensors, ranks=run.layout.data),
+        all_reduce(
+            axis="tensor", purpose="hashes of what is whole", elements=2 * replicated + 1, ranks=run.layout.tensor
+        ),
     ]
     return [collective for collective in collectives if collective.ranks > 1]
 

@@ -11,6 +11,7 @@ from crosscut.checkpoint import Progress, load_checkpoint, save_checkpoint
 from crosscut.config import RunConfig, TrainingError, write_toml
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
 from crosscut.evaluation import Score, evaluate_loss
+from crosscut.parallel.agreement import find_drift
 from crosscut.parallel.stopping import Stopped, StopRequest
 from crosscut.training.batches import Batches
 from crosscut.training.diagnosis import explain_non_finite
@@ -52,7 +53,7 @@ class Loop:
     def train(self, resume_from: Path | None = None) -> Outcome:
         """Do all steps that are left, or those until a scheduler asks to stop (`parallel.stopping`).
 
-        Raises `TrainingError` when a loss is no longer finite.
+        Raises `TrainingError` when a loss is no longer finite or replicas of a parameter differ.
         """
         training = self.run.training
         first = done = self.load(resume_from).step if resume_from else 0
@@ -74,7 +75,10 @@ class Loop:
                             after = self.validate(done, metrics, request)
                     except Stopped:
                         stopped = True
-                    if stopped or last or _is_due(done, training.checkpoint_every):
+                    saving = stopped or last or _is_due(done, training.checkpoint_every)
+                    if saving or _is_due(done, training.compare_replicas_every):
+                        self.compare_replicas(done)
+                    if saving:
                         self.save(done)
                 if stopped:
                     request.meet()  # a rank that left earlier would take the one that still writes with it
@@ -103,6 +107,22 @@ class Loop:
                 "--resume, or look at the validation documents."
             )
         return score
+
+    def compare_replicas(self, step: int) -> None:
+        """Raise `TrainingError`, on all ranks, where ranks that hold the same parameter no longer do."""
+        if not self.run.training.compare_replicas_every:
+            return
+        drift = find_drift(dict(self.trainer.model.named_parameters()), self.mesh)
+        if drift is None:
+            return
+        ranks = ", ".join(map(str, drift.ranks))
+        where = f"on rank {ranks} it is not what most have" if drift.others else f"on ranks {ranks} it is not"
+        more = f"; the same goes for {drift.num_parameters - 1} more parameters" if drift.num_parameters > 1 else ""
+        raise TrainingError(
+            f"`{drift.name}` must be the same on all ranks that hold it alike, but after step {step} {where}{more}. "
+            "The weights are not saved: the checkpoints are those from before. Look for failing memory or a failing "
+            "device of these ranks, and run again with --resume."
+        )
 
     def save(self, step: int) -> None:
         """Write a checkpoint after `step` steps, and then the run's config as it was when it was written."""

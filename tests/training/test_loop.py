@@ -128,3 +128,76 @@ def test_resuming_notes_no_validation_twice(ranks, run_with):
     assert [row["step"] for row in rows_of(run) if "validation_loss" in row] == [0, 3, 6]
     ranks.run(1, loop, run_with("training.validate_every=0"), checkpoint_of(run, 3))
     assert [row["step"] for row in rows_of(run) if "validation_loss" in row] == [0, 3, 6]
+
+
+def flipped_bit(run, name: str, after_step: int) -> str:
+    """Train while one bit of a parameter flips on rank 1 after a step; what the run says."""
+    trainer, batches = parts(run)
+    step = trainer.step
+
+    def faulty_step(number: int, micro_batches):
+        result = step(number, micro_batches)
+        if number + 1 == after_step and 1 in (trainer.mesh.data.rank, trainer.mesh.tensor.rank):
+            dict(trainer.model.named_parameters())[name].data.to_local().view(torch.int32).view(-1)[5] ^= 1
+        return result
+
+    trainer.step = faulty_step
+    Path(run.output.folder).mkdir(parents=True, exist_ok=True)
+    try:
+        Loop(run, trainer, batches).train()
+    except TrainingError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [("layout.data=2", "blocks.1.mlp.expand.weight"), ("layout.tensor=2", "blocks.0.mlp.contract.bias")],
+)
+def test_replica_that_drifts_stops_the_run_by_name_on_all_ranks(ranks, run_with, layout, name):
+    run = run_with(layout, "training.checkpoint_every=0", "training.compare_replicas_every=2")
+    told = ranks.run(2, flipped_bit, run, name, 4)
+    assert told[0] == told[1]
+    assert told[0].startswith(
+        f"`{name}` must be the same on all ranks that hold it alike, but after step 4 on ranks 0, 1 it is not. "
+        "The weights are not saved"
+    )
+    assert told[0].endswith("run again with --resume.")
+    assert not list_checkpoints(checkpoint_of(run, 1).parent)
+
+
+def test_drift_between_tensor_ranks_that_has_spread_is_counted(ranks, run_with):
+    run = run_with("layout.tensor=2", "training.checkpoint_every=0", "training.compare_replicas_every=2")
+    told = ranks.run(2, flipped_bit, run, "blocks.0.mlp.contract.bias", 3)[0]
+    assert "it is not; the same goes for " in told
+    assert " more parameters. The weights are not saved" in told
+
+
+def test_checkpoint_is_not_written_of_replicas_that_differ(ranks, run_with):
+    run = run_with("layout.data=2", "training.checkpoint_every=3")
+    assert "but after step 6 " in ranks.run(2, flipped_bit, run, "tokens.weight", 5)[0]
+    assert [path.name for path in list_checkpoints(checkpoint_of(run, 1).parent)] == ["step-00000003"]
+
+
+def test_replicas_are_not_compared_when_that_is_off(ranks, run_with):
+    run = run_with("layout.data=2", "training.compare_replicas_every=0", "training.steps=3")
+    assert ranks.run(2, flipped_bit, run, "tokens.weight", 1) == ["", ""]
+
+
+def test_one_rank_of_four_is_named(ranks, run_with):
+    run = run_with("layout.tensor=2", "layout.data=2", "training.compare_replicas_every=1")
+    told = ranks.run(4, flipped_bit_on_one, run, 2)
+    assert all("`final_norm.bias` must be the same" in text for text in told)
+    assert all("after step 1 on rank 2 it is not what most have. " in text for text in told)
+
+
+def flipped_bit_on_one(run, rank: int) -> str:
+    trainer, batches = parts(run)
+    if trainer.mesh.data.rank * 2 + trainer.mesh.tensor.rank == rank:
+        dict(trainer.model.named_parameters())["final_norm.bias"].data.to_local()[0] = 0.5
+    Path(run.output.folder).mkdir(parents=True, exist_ok=True)
+    try:
+        Loop(run, trainer, batches).train()
+    except TrainingError as error:
+        return str(error)
+    return ""

@@ -4,7 +4,9 @@ from collections import Counter
 
 import pytest
 
-from crosscut.planner import parameters_per_rank, step_traffic
+from crosscut.parallel import CollectiveRecorder
+from crosscut.parallel.agreement import find_drift
+from crosscut.planner import comparison_traffic, parameters_per_rank, step_traffic
 from tests.training.jobs import parts, record_step
 
 LAYOUTS = [
@@ -28,6 +30,20 @@ def test_recorded_collectives_are_the_planned_ones(ranks, run_with, options):
     for collective in step_traffic(run):
         planned[(collective.operation, collective.axis, collective.elements)] += collective.count
     assert Counter(recorded) == planned
+
+
+def record_comparison(run) -> list[tuple[str, str, int]]:
+    trainer, _ = parts(run)
+    with CollectiveRecorder(trainer.mesh) as recorder:
+        assert find_drift(dict(trainer.model.named_parameters()), trainer.mesh) is None
+    return [tuple(sent) for sent in recorder.sent]
+
+
+@pytest.mark.parametrize("options", LAYOUTS[:7], ids=[" ".join(o) or "one rank" for o in LAYOUTS[:7]])
+def test_recorded_comparison_of_replicas_is_the_planned_one(ranks, run_with, options):
+    run = run_with(*options)
+    recorded = ranks.run(run.layout.world_size, record_comparison, run)[0]
+    assert recorded == [(c.operation, c.axis, c.elements) for c in comparison_traffic(run)]
 
 
 @pytest.mark.parametrize("options", LAYOUTS[:4], ids=[" ".join(o) or "one rank" for o in LAYOUTS[:4]])

@@ -1,0 +1,126 @@
+"""Whether the ranks that hold the same parameter still hold the same bits.
+
+Replicas start alike and take the same steps, so they never differ, unless memory or a device fails, or a program error
+gives ranks different gradients; then every rank trains a model of its own, and no loss tells. Data ranks hold the same
+part of every parameter; tensor ranks hold the same of those that are not cut.
+
+Each rank hashes its parameters where they are, into one int64 each, and the ranks compare the hashes: one all-reduce of
+16 bytes a parameter along each axis, the maximum of h and of ~h, which agree exactly when all h are equal. With the
+bits of element i as an integer x_i and odd numbers A, B, all arithmetic modulo 2^64:
+
+    m_i = (x_i + A i) B        h = sum over i of (m_i xor (m_i >> 32)) B
+
+Each term is one-to-one in x_i, so a difference in one element always shows; that the position goes in before the mixing
+makes two swapped elements show, too. -0.0 and 0.0 differ.
+
+AdamW's moments are not compared: what differs in them differs in the parameter a step later.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+
+from crosscut.parallel.collectives import all_gather_objects, all_reduce
+from crosscut.parallel.mesh import Axis, ParallelMesh
+
+_POSITION = 0x9E3779B97F4A7C15 - (1 << 64)
+_SPREAD = 0xD6E8FEB86659FD93 - (1 << 64)
+_LOW_HALF = (1 << 32) - 1
+
+_ELEMENTS_AT_ONCE = 1 << 22
+"""Elements that are hashed together: 32 MiB for their integers."""
+
+_INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+
+
+class Drift(NamedTuple):
+    """A parameter of which ranks that should hold the same hold something else."""
+
+    name: str
+    ranks: tuple[int, ...]
+    """The ranks that differ from most others which should hold the same; all of them where there is no majority."""
+    others: tuple[int, ...]
+    """Those that agree, empty where there is no majority."""
+    num_parameters: int = 1
+    """How many parameters differ: a drift spreads at the next steps, between tensor ranks to all of them."""
+
+
+@torch.no_grad()
+def find_drift(parameters: Mapping[str, Tensor], mesh: ParallelMesh) -> Drift | None:
+    """The first of the parameters that replicas do not agree on, the same on every rank; None where they all agree.
+
+    `parameters` are distributed tensors by name, the same names in the same order on every rank, which all call it.
+    Communication: an all-reduce of two int64 a parameter over the data axis, and one of two for each replicated
+    parameter, and one more, over the tensor axis; the hashes themselves only after a drift. An axis of one rank sends
+    nothing. Waits for the device once.
+    """
+    if mesh.tensor.size == mesh.data.size == 1 or not parameters:
+        return None
+    names = list(parameters)
+    hashes = torch.stack([hash_of(parameter) for parameter in parameters.values()])
+    replicated = [i for i, parameter in enumerate(parameters.values()) if _is_replicated(parameter)]
+    drifted = _differs(hashes, mesh.data).any()
+    # The ranks of one data group know of a drift that the others do not: all take the same way from here on.
+    chosen = hashes[torch.tensor(replicated, dtype=torch.int64, device=hashes.device)]
+    drifted = _differs(chosen, mesh.tensor, also=drifted).any()
+    if not bool(drifted):
+        return None
+    return _describe(names, set(replicated), hashes.tolist(), mesh)
+
+
+def hash_of(tensor: Tensor) -> Tensor:
+    """A hash of the bits of this rank's part of a tensor, an int64 scalar on the tensor's device."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    bits = local.detach().contiguous().view(-1).view(_INTEGERS[local.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
+    places: Tensor | None = None
+    for start in range(0, bits.numel(), _ELEMENTS_AT_ONCE):
+        piece = bits[start : start + _ELEMENTS_AT_ONCE]
+        if places is None:
+            places = torch.arange(piece.numel(), device=bits.device).mul_(_POSITION)
+        mixed = (places[: piece.numel()] + piece).add_(_wrapped(start * _POSITION)).mul_(_SPREAD)
+        mixed.bitwise_xor_((mixed >> 32).bitwise_and_(_LOW_HALF))
+        total += mixed.mul_(_SPREAD).sum()
+    return total
+
+
+def _wrapped(number: int) -> int:
+    """The number modulo 2^64, as a signed one."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _is_replicated(parameter: Tensor) -> bool:
+    assert isinstance(parameter, DTensor)
+    return isinstance(parameter.placements[0], Replicate)
+
+
+def _differs(hashes: Tensor, axis: Axis, *, also: Tensor | None = None) -> Tensor:
+    """Which hashes are not the same along the axis, and, last, whether `also` is true on any of its ranks."""
+    flag = [] if also is None else [also.to(torch.int64).view(1)]
+    highest = all_reduce(torch.cat([hashes, ~hashes, *flag]), axis, "max")
+    count = hashes.numel()
+    different = highest[:count] != ~highest[count : 2 * count]
+    return torch.cat([different, highest[2 * count :] > 0])
+
+
+def _describe(names: list[str], replicated: set[int], mine: list[int], mesh: ParallelMesh) -> Drift:
+    """Gather all hashes and find the first parameter that differs, and where."""
+    rows = all_gather_objects(all_gather_objects(mine, mesh.tensor), mesh.data)  # by data rank, by tensor rank
+    num_tensor = mesh.tensor.size
+    ranks = range(mesh.data.size * num_tensor)  # tensor ranks of one data rank are adjacent
+    found: list[Drift] = []
+    for i, name in enumerate(names):
+        held = [rows[rank // num_tensor][rank % num_tensor][i] for rank in ranks]
+        groups = [ranks] if i in replicated else [ranks[t::num_tensor] for t in range(num_tensor)]
+        for group in groups:
+            counts = Counter(held[rank] for rank in group).most_common(2)
+            if len(counts) > 1:
+                most = counts[0][0] if counts[0][1] > counts[1][1] else None
+                others = tuple(rank for rank in group if held[rank] == most)
+                found.append(Drift(name, tuple(rank for rank in group if held[rank] != most), others))
+                break
+    return found[0]._replace(num_parameters=len(found))
