@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -46,7 +46,7 @@ STEPS_BEFORE_KILL = 8
 STARTING = 0.1
 """Share of the kills that come while the run starts."""
 GONE_WITHIN = 5.0
-"""Seconds in which all ranks must have ended after the launching process was killed."""
+"""Seconds in which all processes must have ended after the kill of one."""
 TARGETS = ("launcher", "rank 0", "rank 1", "all")
 
 RUN = (
@@ -135,10 +135,15 @@ class Run:
         """The step that it would go on from."""
         return max(map(step_of, self.checkpoints()), default=0)
 
-    def is_saving(self) -> bool:
-        """Whether there is something beside the checkpoints, as while one is written or dropped."""
-        folder = self.folder / "checkpoints"
-        return folder.exists() and any(path.name.startswith(".") for path in folder.iterdir())
+    def half_written(self) -> set[tuple[str, int]]:
+        """What there is beside the checkpoints, as while one is written or dropped."""
+        found = (self.folder / "checkpoints").glob(".*")
+        return {(path.name, path.stat().st_mtime_ns) for path in found}
+
+    def metrics_file(self) -> int:
+        """Which file `metrics.jsonl` is: every start makes one of its own, with the rows that hold."""
+        file = self.folder / "metrics.jsonl"
+        return file.stat().st_ino if file.exists() else 0
 
 
 def step_of(checkpoint: Path) -> int:
@@ -172,13 +177,15 @@ def leaves(state: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def kill_at_random(run: Run, target: str, chance: random.Random) -> Kill:
     """Start the run, kill it at a random instant, and wait until all its processes have ended."""
-    before = run.newest()
+    before, half_written, file = run.newest(), run.half_written(), run.metrics_file()
     process = run.start()
     began = time.monotonic()
     if chance.random() < STARTING:
         time.sleep(chance.uniform(0.0, 6.0))
     else:
-        wait_for_steps(run, process, before + 1 + chance.randrange(STEPS_BEFORE_KILL))
+        wait_until(run, process, lambda: run.metrics_file() != file)
+        wanted = before + 1 + chance.randrange(STEPS_BEFORE_KILL)
+        wait_until(run, process, lambda: run.steps_done() >= wanted)
         time.sleep(chance.uniform(0.0, 0.05))  # anywhere in a step or a save
     group = psutil.Process(process.pid).children(recursive=True)
     ranks = sorted((p for p in group if is_rank(p)), key=lambda p: p.pid)
@@ -196,15 +203,16 @@ def kill_at_random(run: Run, target: str, chance: random.Random) -> Kill:
             sys.exit(f"no process may outlive its run, but after a kill of {target} these do: {alive}")
         time.sleep(0.01)
     kill.seconds_to_end = time.monotonic() - killed
-    kill.steps, kill.saving, kill.resumes_at = max(run.steps_done(), before), run.is_saving(), run.newest()
+    kill.steps, kill.resumes_at = max(run.steps_done(), before), run.newest()
+    kill.saving = bool(run.half_written() - half_written)
     return kill
 
 
-def wait_for_steps(run: Run, process: subprocess.Popen[bytes], steps: int) -> None:
+def wait_until(run: Run, process: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
-    while run.steps_done() < steps:
+    while not condition():
         if process.poll() is not None or time.monotonic() > deadline:
-            sys.exit(f"the run must go on to step {steps}, but did not:\n{run.told()}")
+            sys.exit(f"the run must go on training, but did not:\n{run.told()}")
         time.sleep(0.002)
 
 
@@ -290,11 +298,11 @@ def report(result: Result, options: argparse.Namespace) -> bool:
     for number, kill in enumerate(kills, 1):
         print(f"{number:>4}  {kill.target:<8}{kill.seconds:>9.2f}{kill.steps:>6}{kill.resumes_at:>12}{kill.lost:>6}"
               f"{'yes' if kill.saving else '':>8}{kill.seconds_to_end:>16.2f}")  # fmt: skip
-    most_lost, slowest = max(k.lost for k in kills), max(k.seconds_to_end for k in kills if k.target == "launcher")
+    most_lost, slowest = max(k.lost for k in kills), max(k.seconds_to_end for k in kills)
     print(f"\n{len(kills)} kills in {result.seconds:,.0f} s: {sum(k.saving for k in kills)} of them during a save, "
           f"{sum(k.steps == k.resumes_at == 0 for k in kills)} before the first checkpoint")  # fmt: skip
     print(f"steps lost: at most {most_lost} (a checkpoint every {STEPS_BETWEEN_CHECKPOINTS})")
-    print(f"ranks of a killed launcher ended after at most {slowest:.2f} s")
+    print(f"all processes of a run had ended at most {slowest:.2f} s after the kill of one")
     print(f"{result.compared} checkpoints compared with the unharmed run's, bit by bit: {len(result.damaged)} differ")
     for line in result.damaged:
         print(f"  {line}")

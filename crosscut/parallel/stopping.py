@@ -65,7 +65,7 @@ class StopRequest:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._signals.give_back()
+        self._signals.give_back(finished=error is None)
         if self._group is not None and error is None:  # after an error the other ranks may not come any more
             self._read_vote()
             dist.destroy_process_group(self._group)
@@ -126,15 +126,16 @@ class _Signals:
         self._thread = threading.Thread(target=self._listen, daemon=True, name="signals")
         self._thread.start()
 
-    def give_back(self) -> None:
-        """Let signals do what they did before."""
+    def give_back(self, *, finished: bool) -> None:
+        """Let signals do what they did before. A SIGTERM that may be for a rank that failed still holds then."""
         if not self._handlers:
             return
         signal.set_wakeup_fd(self._old_descriptor)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]  # what `signal.signal` has returned
         self._handlers = {}
-        self._certain.set()
+        if finished:
+            self._certain.set()
         self._there.close()  # ends the thread
         self._thread.join()
         self._here.close()
