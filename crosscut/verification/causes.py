@@ -110,6 +110,12 @@ def _copies_differ(difference: Difference) -> bool:
     return difference.assembled is not None and bool(difference.assembled.copies_differ)
 
 
+def _only_copies_differ(difference: Difference) -> bool:
+    if difference.assembled is None or not difference.assembled.copies_differ:
+        return False
+    return _close(difference.assembled.whole, difference.uncut, difference)
+
+
 _SUM_IS_MISSING = (
     "Each tensor rank holds its part of a sum: an all-reduce over the tensor ranks is missing (forward: g; backward: "
     "f's; for a parameter that every rank holds whole: the sum under sequence parallelism)."
@@ -131,6 +137,7 @@ _PATTERNS: tuple[tuple[Callable[[Difference], bool], str | Callable[[Difference]
     (_not_finite, "It is not finite, or rows that only fill up the vocabulary are not zero: look at the padding."),
     (_sum_is_missing, _SUM_IS_MISSING),
     (_data_sum_is_missing, "Each data rank holds its own gradient: the sum over the data ranks is missing."),
+    (_only_copies_differ, _COPIES_DIFFER),
     (_is_scaled, _told_factor),
     (_same_at_every_token, _OFF_BY_A_VECTOR),
     (_is_reordered, _REORDERED),

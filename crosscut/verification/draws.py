@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.parallel.recorder import comes_again
-from crosscut.verification.recording import LOSS
+from crosscut.verification.recording import LOSS, display_name
 
 
 class Draw(NamedTuple):
@@ -144,7 +144,7 @@ class _Draws(TorchDispatchMode):
 
         handles = []
         for name, module in self._model.named_modules():
-            handles.append(module.register_forward_pre_hook(enter(name or LOSS)))
+            handles.append(module.register_forward_pre_hook(enter(name or display_name(self._model))))
             handles.append(module.register_forward_hook(lambda *_: self._running.pop() and None))
         try:
             yield

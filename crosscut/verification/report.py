@@ -1,7 +1,6 @@
 """What a verification found, as a table to read and as JSON."""
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,17 +63,6 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """The whole report as plain values."""
         return {"same": self.same, **dataclasses.asdict(self)}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Report":
-        """The report that `to_json` gave."""
-        first = values["first"]
-        parts = {
-            "rows": tuple(Row(**row) for row in values["rows"]),
-            "checks": tuple(Check(**check) for check in values["checks"]),
-            "first": None if first is None else First(**first),
-        }
-        return cls(**{name: value for name, value in values.items() if name != "same"} | parts)
 
 
 def print_report(report: Report) -> None:

@@ -1,23 +1,19 @@
 """The proof for the model of a run, on any layout."""
 
 import dataclasses
-import json
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from crosscut.config import IGNORED, Layout, LayoutError, RunConfig, padded_vocab_size, write_whole
+from crosscut.config import IGNORED, Layout, LayoutError, RunConfig, padded_vocab_size
 from crosscut.parallel import CollectiveRecorder, ParallelMesh, disturb_, launch, make_mesh, process_group, seed_of
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.parallel.mesh import world_size_message
 from crosscut.parallel.processes import (
     choose_device,
-    is_first_started,
     joined_rank,
     ranks_on_this_machine,
     require_devices,
@@ -82,20 +78,10 @@ def verify_run(run: RunConfig) -> Report:
     if was_started() and started_world_size() != run.layout.world_size:
         raise LayoutError(world_size_message(run.layout, started_world_size()))
     require_devices(run.training.device, ranks_on_this_machine(run.layout.world_size))
-    with tempfile.TemporaryDirectory(prefix="crosscut-verify-") as folder:
-        path = Path(folder) / "report.json"
-        if was_started():
-            with joined_rank():
-                return _verify_rank(run)
-        launch(_verify_and_tell, (run, path), num_ranks=run.layout.world_size)
-        return Report.from_json(json.loads(path.read_text(encoding="utf-8")))
-
-
-def _verify_and_tell(run: RunConfig, path: Path) -> None:
-    """The work of a rank that `launch` started: the first leaves the report in a file."""
-    report = _verify_rank(run)
-    if is_first_started():
-        write_whole(path, json.dumps(report.to_json()))
+    if was_started():
+        with joined_rank():
+            return _verify_rank(run)
+    return launch(_verify_rank, (run,), num_ranks=run.layout.world_size)
 
 
 def _verify_rank(run: RunConfig) -> Report:

@@ -1,0 +1,47 @@
+"""Plants every fault of `tests/verification/mutations.py`, lets `verify` look for it, and writes `docs/mutations.md`.
+
+    python docs/mutations.py
+
+takes about a minute on two cores.
+"""
+
+import sys
+from pathlib import Path
+
+from rich.progress import track
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.ranks import RankPool  # noqa: E402 - the tests are no package
+from tests.verification.mutations import MUTATIONS, verify_with  # noqa: E402
+
+PAGE = ROOT / "docs" / "mutations.md"
+
+HEAD = """# Planted faults
+
+Made by `python docs/mutations.py`; the tests of `tests/verification` hold every line of it. Each fault is planted in a
+two-layer GPT-2 (or, where GPT-2 has no such place, in a model made of Crosscut's layers), and `crosscut verify` is run
+on the layout in float64. *Named* is the first module that it says differs, *says* what it takes the pattern to mean.
+
+"""
+
+
+def main() -> None:
+    pool = RankPool(4)
+    rows, killed = [], 0
+    for index, mutation in enumerate(track(MUTATIONS, "planting faults")):
+        answers = pool.run(mutation.layout.world_size, verify_with, index, mutation.layout, mutation.own_module)
+        report = answers[0]
+        named = report.first.module if report.first else "nothing"
+        killed += not report.same and named == mutation.module
+        cause = report.first.cause if report.first else ""
+        rows.append(f"| {mutation.fault} | {mutation.layout} | `{named}` | {cause} |")
+    pool.close()
+    told = f"**{killed} of {len(MUTATIONS)} found, with the right module named.**\n\n"
+    table = ["| fault | layout | named | says |", "|---|---|---|---|", *rows]
+    PAGE.write_text(HEAD + told + "\n".join(table) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""The real command."""
+
+import json
+
+from tests.cli.conftest import run_python
+
+RUN = (
+    "model.num_layers=1", "model.hidden_size=32", "model.num_heads=4", "model.vocab_size=300", "model.dropout=0.1",
+    "model.max_sequence_length=32", "training.sequence_length=32",
+)  # fmt: skip
+
+
+def test_verify_prints_a_table_and_its_verdict(crosscut):
+    done = crosscut("verify", *RUN, "--layout", "tensor=2")
+    assert done.returncode == 0, done.stderr
+    assert "blocks.0.attention.qkv" in done.stdout
+    assert "tensor 2 x data 1 is the uncut model" in done.stdout
+
+
+def test_verify_takes_several_layouts_and_answers_in_json(crosscut):
+    done = crosscut(
+        "verify", *RUN, "--layout", "tensor=1,data=1", "--layout", "tensor=2,sequence_parallel=true", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["same"] is True
+    assert [report["layout"] for report in answer["reports"]] == [
+        "tensor 1 x data 1",
+        "tensor 2 x data 1, sequence parallel",
+    ]
+
+
+FAULTY = """
+from crosscut.cli import main
+from crosscut.model.attention import SelfAttention
+
+def forward(self, x):  # q, k and v of one head are not beside each other
+    q, k, v = self.qkv(x).unflatten(-1, (3, -1, self.head_size)).unbind(-3)
+    heads = self._attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+    return self.output(heads.transpose(1, 2).flatten(2))
+
+SelfAttention.forward = forward
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_difference_exits_with_1_and_names_the_module(tmp_path):
+    script = tmp_path / "faulty.py"
+    script.write_text(FAULTY)
+    done = run_python(str(script), "verify", *RUN, "--layout", "tensor=2")
+    assert done.returncode == 1, done.stderr
+    assert "tensor 2 x data 1 is NOT the uncut model" in done.stdout
+    assert "blocks.0.attention" in done.stdout.partition("It begins in the forward pass of ")[2]
+
+
+def test_layout_with_an_unknown_axis_names_the_nearest(crosscut):
+    done = crosscut("verify", "--layout", "tensr=2")
+    assert done.returncode == 2
+    assert "`layout.tensr` must be a key of `layout`, but there is none of that name. The nearest is" in done.stderr
+
+
+def test_layout_that_the_model_does_not_allow_is_refused(crosscut):
+    done = crosscut("verify", *RUN, "--layout", "tensor=3")
+    assert done.returncode == 2
+    assert "`layout.tensor` must divide `model.num_heads` (4), but is 3. Try 1, 2 or 4." in done.stderr

@@ -1,0 +1,15 @@
+"""docs/mutations.md lists the faults that the tests plant, each with the module that they hold it to."""
+
+from pathlib import Path
+
+from tests.verification.mutations import MUTATIONS
+
+PAGE = Path(__file__).parents[2] / "docs" / "mutations.md"
+
+
+def test_page_holds_every_planted_fault_and_no_other():
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    assert f"**{len(MUTATIONS)} of {len(MUTATIONS)} found, with the right module named.**" in lines
+    table = [line.split(" | ")[:3] for line in lines if line.startswith("| ")][1:]
+    expected = [[f"| {m.fault}", str(m.layout), f"`{m.module}`"] for m in MUTATIONS]
+    assert table == expected, "run `python docs/mutations.py`"

@@ -1,0 +1,52 @@
+import dataclasses
+import json
+
+from crosscut.verification import Check, First, Report, Row, print_report
+
+GOOD = Report(
+    layout="tensor 2 x data 1",
+    model="GPT-2, 35,584 parameters",
+    precision="float64",
+    tolerance=1.5e-13,
+    rows=(Row("tokens", 0.0, 3e-16, True), Row("loss", None, 1e-15, True)),
+    checks=(Check("copies on all ranks", None, True, "the same to the last bit"),),
+    first=None,
+    seconds=3.2,
+)
+BAD = dataclasses.replace(
+    GOOD,
+    rows=(Row("tokens", 0.5, 3e-16, False), Row("loss", None, 1e-15, True)),
+    first=First("tokens", "forward", "A sum is missing."),
+)
+
+
+def test_table_shows_each_module_and_the_verdict(capsys):
+    print_report(GOOD)
+    told = capsys.readouterr().out
+    assert "tokens" in told
+    assert "3.0e-16" in told
+    assert "DIFFERS" not in told
+    assert "tensor 2 x data 1 is the uncut model" in told
+
+
+def test_difference_names_the_first_module_and_what_it_means(capsys):
+    print_report(BAD)
+    told = capsys.readouterr().out
+    assert "DIFFERS" in told
+    assert "is NOT the uncut model" in told
+    assert "It begins in the forward pass of tokens." in told
+    assert "A sum is missing." in told
+
+
+def test_any_failed_row_or_check_is_a_difference():
+    assert GOOD.same
+    assert not BAD.same
+    failed = Check("collectives", None, False, "one more")
+    assert not dataclasses.replace(GOOD, checks=(failed,)).same
+
+
+def test_json_holds_the_whole_report():
+    values = json.loads(json.dumps(BAD.to_json()))
+    assert values["same"] is False
+    assert values["first"] == {"module": "tokens", "direction": "forward", "cause": "A sum is missing."}
+    assert values["rows"][0] == {"module": "tokens", "forward": 0.5, "gradient": 3e-16, "same": False}

@@ -1,0 +1,82 @@
+"""A run's model verified, without a fault: every layout, every precision, and what is refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from crosscut.config import IGNORED, ConfigError, Layout, LayoutError
+from crosscut.parallel import make_mesh
+from crosscut.verification import Report, for_verification, scale_down, verify_on_mesh
+from crosscut.verification.run import made_up_batch
+from tests.ranks import RankPool
+from tests.verification.runs import CPU, tiny_run
+
+LAYOUTS = [
+    Layout(tensor=tensor, data=data, sequence_parallel=split)
+    for tensor in (1, 2, 4)
+    for data in (1, 2)
+    for split in (False, True)
+    if tensor * data <= 4 and (tensor > 1 or not split)
+]
+
+
+def _verify(layout: Layout, precision: str, dropout: float) -> Report:
+    return verify_on_mesh(for_verification(tiny_run(dropout=dropout), layout, precision), make_mesh(layout, CPU))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_layout_is_the_uncut_model(ranks: RankPool, layout: Layout) -> None:
+    reports = ranks.run(layout.world_size, _verify, layout, "float64", 0.1)
+    assert reports.count(reports[0]) == len(reports), "every rank gets the same report"
+    report = reports[0]
+    assert report.same, report.first
+    assert report.first is None
+    modules = [row.module for row in report.rows]
+    assert modules[:3] == ["tokens", "positions", "dropout"]
+    assert modules[-3:] == ["final_norm", "GPT", "loss"]
+    assert {row.module for row in report.rows if row.forward is None} == set()
+    names = ["loss", "gradient norm", "clipped gradients", "parameters after a step", "copies on all ranks"]
+    assert [check.name for check in report.checks] == [*names, "random numbers", "collectives"]
+    assert "7 draws on each rank" in report.checks[5].told
+
+
+@pytest.mark.parametrize(("precision", "largest"), [("float32", 1e-3), ("bfloat16", 0.3)])
+def test_lower_precisions_pass_within_their_tolerance(ranks: RankPool, precision: str, largest: float) -> None:
+    layout = Layout(tensor=2, data=2)
+    report = ranks.run(4, _verify, layout, precision, 0.0)[0]
+    assert report.same, report.first
+    assert 1e-6 < report.tolerance < largest
+    assert report.checks[5].told == "the model has no dropout"
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 4])
+def test_the_batch_holds_both_edges_of_every_part_of_the_vocabulary(tensor: int) -> None:
+    run = for_verification(tiny_run(), Layout(tensor=tensor, data=2), "float64")
+    tokens, targets = made_up_batch(run)
+    part = {1: 384, 2: 256, 4: 128}[tensor]
+    edges = {0, 299} | {edge for first in range(part, 300, part) for edge in (first - 1, first)}
+    assert edges <= set(targets[targets != IGNORED].tolist())
+    assert edges - {299} <= set(tokens.flatten().tolist()) | edges  # the last position is a target only
+    counts = (targets != IGNORED).sum(1)
+    first, second = counts.chunk(2)
+    assert first.sum() != second.sum(), "data ranks must have unequally many targets"
+    assert torch.equal(tokens[:, 1:][targets[:, :-1] != IGNORED], targets[:, :-1][targets[:, :-1] != IGNORED])
+
+
+def test_layout_that_the_model_does_not_allow_is_refused_before_a_rank_starts():
+    with pytest.raises(LayoutError, match=r"`layout\.tensor` must divide `model\.num_heads` \(4\), but is 3"):
+        for_verification(tiny_run(), Layout(tensor=3), "float64")
+
+
+def test_scaled_down_model_has_the_same_structure():
+    run = scale_down(tiny_run(), num_layers=1, hidden_size=16)
+    assert run.model == replace(tiny_run().model, num_layers=1, hidden_size=16)
+    assert scale_down(tiny_run(), num_layers=None, hidden_size=None) == tiny_run()
+    with pytest.raises(ConfigError, match=r"`model\.num_heads` must divide `model\.hidden_size` \(18\), but is 4"):
+        scale_down(tiny_run(), num_layers=None, hidden_size=18)
+
+
+def test_model_without_a_vocabulary_takes_that_of_the_tokenizer_to_come():
+    run = tiny_run(vocab_size=0)
+    assert for_verification(run, Layout(), "float64").model.vocab_size == run.data.vocab_size
