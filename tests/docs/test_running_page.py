@@ -1,0 +1,96 @@
+"""The job scripts of docs/running.md: they parse, and the one for Slurm does what it says."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from crosscut.checkpoint import list_checkpoints
+from crosscut.cli.main import EXIT_REQUEUE
+from crosscut.data import read_documents
+from tests.cli.conftest import TINY
+
+PAGE = (Path(__file__).parents[2] / "docs" / "running.md").read_text(encoding="utf-8")
+SCRIPTS = re.findall(r"^```sh\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=range(len(SCRIPTS)))
+def test_shell_blocks_parse(script):
+    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_page_states_the_exit_status():
+    assert f"exits with {EXIT_REQUEUE}" in PAGE
+    assert f"-eq {EXIT_REQUEUE} ]" in PAGE
+    assert f"values: [{EXIT_REQUEUE}]" in PAGE
+
+
+SRUN = """#!/bin/bash
+for rank in 0 1; do
+    SLURM_PROCID=$rank SLURM_LOCALID=$rank SLURM_NTASKS=2 "$@" &
+    tasks="$tasks $!"
+done
+echo $tasks > tasks
+worst=0
+for task in $tasks; do
+    wait $task
+    status=$?
+    [ $status -gt $worst ] && worst=$status
+done
+exit $worst
+"""
+SCONTROL = """#!/bin/bash
+case $1 in
+    show) echo 127.0.0.1 ;;
+    requeue) echo "$2" >> requeued ;;
+esac
+"""
+
+
+def submit(folder: Path, script: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        ["bash", "-c", script], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "a",
+             "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_slurm_script_requeues_a_job_that_has_stopped_and_completes_it(tmp_path):
+    """With stand-ins for Slurm's two commands, which start the tasks and note the job; the ranks are real."""
+    for name, text in {
+        "srun": SRUN,
+        "scontrol": SCONTROL,
+        "crosscut": f'#!/bin/bash\nexec {sys.executable} -m crosscut "$@"\n',
+    }.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (script,) = [script for script in SCRIPTS if "#SBATCH" in script]
+    assert "layout.tensor=8 layout.data=2" in script
+    (tmp_path / "run.toml").write_text("")
+    text = next(iter(read_documents(["builtin:state-of-the-union"], text_key="text"))).text
+    (tmp_path / "book.txt").write_text("\n\n".join([text] * 10))
+    options = " ".join([*TINY, "layout.tensor=2", "data.text=book.txt", "output.folder=run", "training.device=cpu"])
+    script = script.replace("layout.tensor=8 layout.data=2", f"{options} training.steps=$STEPS")
+    first = submit(tmp_path, script.replace("$STEPS", "100000"))
+    metrics, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 90
+    while not (metrics.exists() and metrics.read_text().count('"loss"') > 2):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    for task in (tmp_path / "tasks").read_text().split():
+        os.kill(int(task), signal.SIGUSR1)
+    out, errors = first.communicate(timeout=60)
+    assert first.returncode == EXIT_REQUEUE, out + errors
+    assert errors.count("crosscut: Stopped as asked") == 1
+    assert (tmp_path / "requeued").read_text() == "4711\n"
+    step = int(list_checkpoints(tmp_path / "run" / "checkpoints")[-1].name.removeprefix("step-"))
+    second = submit(tmp_path, script.replace("$STEPS", str(step + 2)))
+    out, errors = second.communicate(timeout=120)
+    assert second.returncode == 0, out + errors
+    assert (tmp_path / "requeued").read_text() == "4711\n", "what is complete is not requeued"
