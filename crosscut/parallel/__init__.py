@@ -5,6 +5,7 @@ this room imports torch.
 """
 
 from crosscut.config import IGNORED, RankFailure
+from crosscut.parallel.agreement import Drift, find_drift
 from crosscut.parallel.cross_entropy import vocab_parallel_cross_entropy
 from crosscut.parallel.embedding import PositionEmbedding, VocabParallelEmbedding
 from crosscut.parallel.gradients import GradientReducer, clip_gradients_, global_gradient_norm
@@ -25,12 +26,14 @@ from crosscut.parallel.parameters import local, local_on_sequence, replicated_pa
 from crosscut.parallel.processes import launch, process_group
 from crosscut.parallel.random import Dropout, RandomStreams, disturb_, normal_, seed_of
 from crosscut.parallel.recorder import CollectiveRecorder, Sent
+from crosscut.parallel.stopping import Stopped, StopRequest
 
 __all__ = [
     "IGNORED",
     "Axis",
     "CollectiveRecorder",
     "ColumnParallelLinear",
+    "Drift",
     "Dropout",
     "GradientReducer",
     "LayerNorm",
@@ -40,11 +43,14 @@ __all__ = [
     "RankFailure",
     "RowParallelLinear",
     "Sent",
+    "StopRequest",
+    "Stopped",
     "VocabParallelEmbedding",
     "clip_gradients_",
     "copy_to_tensor_parallel",
     "disturb_",
     "enter_tensor_parallel",
+    "find_drift",
     "gather_from_sequence_parallel",
     "gather_from_tensor_parallel",
     "global_gradient_norm",

@@ -11,8 +11,7 @@ from crosscut.checkpoint import Progress, load_checkpoint, save_checkpoint
 from crosscut.config import RunConfig, TrainingError, write_toml
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
 from crosscut.evaluation import Score, evaluate_loss
-from crosscut.parallel.agreement import find_drift
-from crosscut.parallel.stopping import Stopped, StopRequest
+from crosscut.parallel import Stopped, StopRequest, find_drift
 from crosscut.training.batches import Batches
 from crosscut.training.diagnosis import explain_non_finite
 from crosscut.training.metrics import Metrics

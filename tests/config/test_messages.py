@@ -38,6 +38,7 @@ LOWER_BOUNDS = {
     "data.num_shards": 1,
     "data.train_to_validation": 1,
     "training.steps": 1,
+    "training.compare_replicas_every": 0,
     "training.batch_size": 1,
     "training.micro_batch_size": 0,
     "training.sequence_length": 1,
