@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -45,7 +46,7 @@ STEPS_BEFORE_KILL = 8
 """A kill comes at most so many steps after the first one of its start."""
 STARTING = 0.1
 """Share of the kills that come while the run starts."""
-GONE_WITHIN = 5.0
+GONE_WITHIN = 10.0
 """Seconds in which all processes must have ended after the kill of one."""
 TARGETS = ("launcher", "rank 0", "rank 1", "all")
 
@@ -103,17 +104,24 @@ class Run:
         )  # fmt: skip
         self.command = [sys.executable, "-m", "crosscut", "train", *overrides, "--resume", "auto"]
 
-    def start(self) -> subprocess.Popen[bytes]:
-        """Start it in a session of its own, so that its process group can be killed."""
+    @contextmanager
+    def started(self) -> Iterator[subprocess.Popen[bytes]]:
+        """Start it in a session of its own, so that its process group can be killed; on leaving nothing of it runs."""
         log = self.folder.with_suffix(".log").open("ab")
         with log:
-            return subprocess.Popen(self.command, stdout=log, stderr=log, start_new_session=True)
+            process = subprocess.Popen(self.command, stdout=log, stderr=log, start_new_session=True)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
     def complete(self) -> None:
         """Let it run to its end."""
-        process = self.start()
-        if process.wait():
-            sys.exit(f"the run must end well, but exited with {process.returncode}:\n{self.told()}")
+        with self.started() as process:
+            if process.wait():
+                sys.exit(f"the run must end well, but exited with {process.returncode}:\n{self.told()}")
 
     def told(self) -> str:
         """The end of what it has printed."""
@@ -178,18 +186,26 @@ def leaves(state: Any, name: str) -> Iterator[tuple[str, Any]]:
 def kill_at_random(run: Run, target: str, chance: random.Random) -> Kill:
     """Start the run, kill it at a random instant, and wait until all its processes have ended."""
     before, half_written, file = run.newest(), run.half_written(), run.metrics_file()
-    process = run.start()
-    began = time.monotonic()
-    if chance.random() < STARTING:
-        time.sleep(chance.uniform(0.0, 6.0))
-    else:
-        wait_until(run, process, lambda: run.metrics_file() != file)
-        wanted = before + 1 + chance.randrange(STEPS_BEFORE_KILL)
-        wait_until(run, process, lambda: run.steps_done() >= wanted)
-        time.sleep(chance.uniform(0.0, 0.05))  # anywhere in a step or a save
+    with run.started() as process:
+        began = time.monotonic()
+        if chance.random() < STARTING:
+            time.sleep(chance.uniform(0.0, 6.0))
+        else:
+            wait_until(run, process, lambda: run.metrics_file() != file)
+            wanted = before + 1 + chance.randrange(STEPS_BEFORE_KILL)
+            wait_until(run, process, lambda: run.steps_done() >= wanted)
+            time.sleep(chance.uniform(0.0, 0.05))  # anywhere in a step or a save
+        kill = Kill(target, time.monotonic() - began, steps=0)
+        kill.seconds_to_end = kill_now(process, target)
+    kill.steps, kill.resumes_at = max(run.steps_done(), before), run.newest()
+    kill.saving = bool(run.half_written() - half_written)
+    return kill
+
+
+def kill_now(process: subprocess.Popen[bytes], target: str) -> float:
+    """Kill the launching process, a rank (the launching process where there is none yet), or all; seconds to the end."""
     group = psutil.Process(process.pid).children(recursive=True)
     ranks = sorted((p for p in group if is_rank(p)), key=lambda p: p.pid)
-    kill = Kill(target, time.monotonic() - began, 0)
     if target == "all":
         os.killpg(process.pid, signal.SIGKILL)
     elif target == "launcher" or len(ranks) < 2:
@@ -202,10 +218,7 @@ def kill_at_random(run: Run, target: str, chance: random.Random) -> Kill:
         if time.monotonic() - killed > 2 * GONE_WITHIN:
             sys.exit(f"no process may outlive its run, but after a kill of {target} these do: {alive}")
         time.sleep(0.01)
-    kill.seconds_to_end = time.monotonic() - killed
-    kill.steps, kill.resumes_at = max(run.steps_done(), before), run.newest()
-    kill.saving = bool(run.half_written() - half_written)
-    return kill
+    return time.monotonic() - killed
 
 
 def wait_until(run: Run, process: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:

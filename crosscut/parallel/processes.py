@@ -147,11 +147,11 @@ def launch(function: Callable[..., _T], arguments: tuple[Any, ...], *, num_ranks
         finally:
             for rank in set(multiprocessing.active_children()) - others:  # also where starting them was cut short
                 rank.kill()
-                rank.join()
+                rank.join(5)
     assert result is not None
     if result.is_failed():
         (failure,) = result.failures.values()  # the first that was seen; the rest were stopped for it
-        if failure.exitcode == -signal.SIGUSR1 and requests.first:  # it was not where it could take a request
+        if requests.first and -failure.exitcode in REQUESTS:  # it was not where it could take a request
             raise SystemExit(128 + requests.first)
         _raise(failure, num_ranks)
     value: _T = result.return_values[0]

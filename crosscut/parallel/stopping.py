@@ -30,7 +30,7 @@ SAME_REQUEST = 2.0
 """Seconds within which further signals are copies of the first: to a process, to its group, and passed on by torchrun.
 A SIGTERM that comes later ends the process at once."""
 
-_UNTIL_PASSED_ON = 1.0
+_UNTIL_PASSED_ON = 2.0
 """Seconds in which `launch` passes on the request that a SIGTERM to all processes is."""
 
 _PATIENCE = timedelta(days=1)

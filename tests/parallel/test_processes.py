@@ -142,7 +142,7 @@ def work_until_asked(folder: str, how: str) -> tuple[int, int]:
     return rank, -1
 
 
-def when_both_work(folder: Path, act: Callable[[list[int]], None]) -> None:
+def when_both_work(folder: Path, act: Callable[[list[int]], object]) -> None:
     """Call `act` with the ranks' process ids as soon as both are there."""
 
     def wait() -> None:
@@ -170,9 +170,9 @@ def test_a_request_to_stop_is_passed_on_and_the_ranks_are_waited_for(tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_ranks_that_take_no_requests_are_ended(tmp_path: Path, number: int) -> None:
-    when_both_work(tmp_path, lambda _: os.kill(os.getpid(), number))
+@pytest.mark.parametrize(("number", "to_ranks"), [(signal.SIGTERM, 0), (signal.SIGUSR1, 0), (signal.SIGTERM, 2)])
+def test_ranks_that_take_no_requests_are_ended(tmp_path: Path, number: int, to_ranks: int) -> None:
+    when_both_work(tmp_path, lambda ranks: [os.kill(pid, number) for pid in (*ranks[:to_ranks], os.getpid())])
     with pytest.raises(SystemExit) as caught:
         launch(work_until_asked, (str(tmp_path), "takes none"), num_ranks=2)
     assert caught.value.code == 128 + number
