@@ -203,7 +203,7 @@ def kill_at_random(run: Run, target: str, chance: random.Random) -> Kill:
 
 
 def kill_now(process: subprocess.Popen[bytes], target: str) -> float:
-    """Kill the launching process, a rank (the launching process where there is none yet), or all; seconds to the end."""
+    """Kill the launching process, a rank (without any yet, the launching process), or all; seconds to the end."""
     group = psutil.Process(process.pid).children(recursive=True)
     ranks = sorted((p for p in group if is_rank(p)), key=lambda p: p.pid)
     if target == "all":

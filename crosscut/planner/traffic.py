@@ -211,8 +211,8 @@ def _gradients(run: RunConfig) -> list[Collective]:
 
 
 def _totals(run: RunConfig) -> list[Collective]:
-    """Once per step: the norm of every parameter's gradient over the tensor ranks; the number of target tokens and,
-    when the step is done, the loss over the data ranks.
+    """Once per step: the squares of the cut gradients, summed, over the tensor ranks, in float64; the number of target
+    tokens and, when the step is done, the loss over the data ranks.
     """
     all_reduce = partial(
         Collective,
@@ -222,7 +222,7 @@ def _totals(run: RunConfig) -> list[Collective]:
         element_bytes=PRECISIONS[run.training.precision].accumulation_bytes,
     )
     return [
-        all_reduce(axis="tensor", purpose="gradient norms", elements=num_tensors(run.model), ranks=run.layout.tensor),
+        all_reduce(axis="tensor", purpose="gradient norm", elements=1, ranks=run.layout.tensor, element_bytes=8),
         all_reduce(axis="data", purpose="target tokens", elements=1, ranks=run.layout.data, element_bytes=8),
         all_reduce(axis="data", purpose="reported loss", elements=1, ranks=run.layout.data),
     ]

@@ -21,6 +21,7 @@ from crosscut.parallel import (
     local,
     make_mesh,
     replicated_parameter,
+    sharded_parameter,
 )
 from tests.parallel.twins import CLOSE, CPU, fill, part, split_sequence
 from tests.ranks import RankPool
@@ -157,9 +158,24 @@ def test_partial_gradients_are_summed_in_one_message(ranks: RankPool) -> None:
     assert finish == [("all_reduce", "tensor", 3 * 3 * H)]  # of each MLP two vectors of the norm, one bias
 
 
-def test_the_norm_sends_one_message_of_an_element_a_parameter(ranks: RankPool) -> None:
+def test_the_norm_sends_one_element(ranks: RankPool) -> None:
     result = ranks.run(4, _train_once, Layout(tensor=2, data=2), 1, 1)[0]
-    assert result["sent for the norm"] == [("all_reduce", "tensor", len(result["gradients"]))]
+    assert result["sent for the norm"] == [("all_reduce", "tensor", 1)]
+
+
+def _norm_of_many(dtype: torch.dtype) -> tuple[float, float]:
+    """Of a cut parameter of 8 million elements on each of two ranks: the norm, and the same in float64."""
+    mesh = make_mesh(Layout(tensor=2), CPU)
+    weight = sharded_parameter((4000, 4000), mesh.tensor, dim=0, dtype=dtype, device=CPU)
+    weight.grad = torch.ones_like(weight)
+    weight.grad.to_local().normal_(0.0, 1e-4, generator=torch.Generator().manual_seed(mesh.tensor.rank))
+    exact = weight.grad.full_tensor().double().square().sum().sqrt()
+    return global_gradient_norm([weight]).item(), exact.item()
+
+
+def test_the_norm_of_many_elements_is_exact_to_a_millionth(ranks: RankPool) -> None:
+    norm, exact = ranks.run(2, _norm_of_many, torch.float32)[0]
+    assert norm == pytest.approx(exact, rel=1e-6)
 
 
 def _clip_below() -> bool:
