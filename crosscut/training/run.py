@@ -5,9 +5,9 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from crosscut.checkpoint import latest_checkpoint, list_checkpoints, require_identity
+from crosscut.checkpoint import Folder, latest_good_checkpoint, list_checkpoints, require_identity
 from crosscut.config import ConfigError, LayoutError, RunConfig, write_toml
-from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
+from crosscut.config.conventions import CONFIG_FILE
 from crosscut.data import Sampler, TokenFolder, ValidationSampler, prepare
 from crosscut.parallel import launch, make_mesh, process_group
 from crosscut.parallel.collectives import share_from_first
@@ -33,7 +33,7 @@ class _Prepared:
 
     run: RunConfig
     """With the vocabulary filled in."""
-    checkpoint: Path | None
+    checkpoint: Folder | None
     """To go on from."""
     identity: dict[str, Any]
     """What the run's checkpoints say of themselves."""
@@ -59,13 +59,13 @@ def run_training(run: RunConfig, *, resume: bool = False) -> None:
 def _prepare(run: RunConfig, resume: bool) -> _Prepared:
     """Make what the ranks need: the run's folder, the tokens, the checkpoint to go on from."""
     folder = Path(run.output.folder)
-    checkpoints = folder / CHECKPOINTS_FOLDER
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"`output.folder` must be a folder, but `{folder}` is a file. Choose another name.")
-    checkpoint = latest_checkpoint(checkpoints) if resume else None
-    if not resume and list_checkpoints(checkpoints):
+    checkpoint = latest_good_checkpoint(run.checkpoints_folder).folder if resume else None
+    if not resume and list_checkpoints(run.checkpoints_folder):
+        name, place = ("checkpoint", run.checkpoint.folder) if run.checkpoint.folder else ("output", str(folder))
         raise ConfigError(
-            f"`output.folder` must name a new folder, but `{folder}` holds checkpoints of a run. Pass --resume to go "
+            f"`{name}.folder` must name a new folder, but `{place}` holds checkpoints of a run. Pass --resume to go "
             "on with it, or choose another folder."
         )
     tokens = _tokens(run, resume)
@@ -130,5 +130,7 @@ def _train(prepared: _Prepared) -> None:
     tokens = TokenFolder.open(Path(run.tokens_folder), verify=False)  # the hashes have been compared
     trainer = Trainer(run, mesh)
     loop = Loop(run, trainer, Batches(run, tokens, mesh), identity=prepared.identity)
-    outcome = loop.train(prepared.checkpoint)
-    write_report(run, trainer.model, tokens, outcome)
+    with loop.saver:
+        outcome = loop.train(prepared.checkpoint)
+        write_report(run, trainer.model, tokens, outcome)
+        loop.saver.require_saved()

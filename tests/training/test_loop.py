@@ -44,8 +44,8 @@ def test_tensorboard_holds_the_same_loss(ranks, run_with):
 
 
 def test_resumed_run_is_the_run_that_never_stopped(ranks, run_with):
-    run = run_with("training.keep_checkpoints=5")
-    whole = ranks.run(2, loop, run_with("training.keep_checkpoints=5", "layout.tensor=2"))[0]
+    run = run_with("checkpoint.keep=5")
+    whole = ranks.run(2, loop, run_with("checkpoint.keep=5", "layout.tensor=2"))[0]
     resumed = ranks.run(2, loop, run_with("layout.tensor=2"), checkpoint_of(run, 3))[0]
     for name, weight in whole["weights"].items():
         assert torch.equal(weight, resumed["weights"][name]), name
@@ -77,7 +77,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("options", LAYOUTS.values(), ids=LAYOUTS)
 def test_run_resumes_on_another_layout(ranks, run_with, options):
     """The vocabulary of 500 is padded to 512 or 1,024 entries, as the tensor size has it."""
-    base = ("model.dropout=0.0", "training.precision=float64", "training.keep_checkpoints=5")
+    base = ("model.dropout=0.0", "training.precision=float64", "checkpoint.keep=5")
     run = run_with(*base)
     whole = ranks.run(1, loop, run)[0]
     other = run_with(*base, *options)
@@ -87,7 +87,7 @@ def test_run_resumes_on_another_layout(ranks, run_with, options):
 
 
 def test_only_the_newest_checkpoints_are_kept(ranks, run_with):
-    run = run_with("training.checkpoint_every=1", "training.keep_checkpoints=2")
+    run = run_with("checkpoint.every=1", "checkpoint.keep=2")
     ranks.run(1, loop, run)
     folder = Path(run.output.folder) / "checkpoints"
     assert [path.name for path in list_checkpoints(folder)] == ["step-00000005", "step-00000006"]
