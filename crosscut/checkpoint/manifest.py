@@ -126,9 +126,7 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
         digest = table.pop("sha256")
         found = table.pop("format")
     except (ValueError, KeyError, AttributeError, TypeError):
-        raise CheckpointError(
-            f"`{path}` must be a checkpoint's manifest, but is damaged: it cannot be parsed."
-        ) from None
+        raise CheckpointError(f"`{path}` must be a checkpoint's manifest, but cannot be parsed as one.") from None
     if _render({"format": found, **table}) != content:
         raise CheckpointError(
             f"`{path}` must be as it was written, but was changed: its content has not the SHA-256 that it ends with "

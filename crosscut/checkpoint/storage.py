@@ -23,6 +23,10 @@ DROPPED_SUFFIX = ".dropped"
 """Of the hidden folder that a checkpoint is renamed to before its files are removed."""
 
 
+_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "oss", "oci"})
+"""Stores whose folders are parts of names: making one could only make a bucket, by the name of a typing mistake."""
+
+
 class Folder(ABC):
     """A folder, by its path or URL. A small value that can be sent to other processes."""
 
@@ -239,7 +243,8 @@ class ObjectFolder(Folder):
         """Remove what is there."""
         self.remove(last)
         store, path = self._store()
-        store.makedirs(path, exist_ok=True)
+        if not _BUCKETS.intersection([store.protocol] if isinstance(store.protocol, str) else store.protocol):
+            store.makedirs(path, exist_ok=True)
 
     def publish(self, draft: "ObjectFolder", last: str) -> None:
         """Nothing is left to do: the last file is there."""
