@@ -102,11 +102,12 @@ class Saver:
     def finish(self) -> None:
         """Wait until all that was saved is in its place.
 
-        Raises `CheckpointError`, on every rank alike, when it could not be written and the run is to stop then.
+        Raises `CheckpointError`, on every rank alike and once, when it could not be written and the run is to stop
+        then.
         """
-        self._wait()
-        if self.failure is not None and self.config.on_failure == "stop":
-            raise self.failure
+        failure = self._wait()
+        if failure is not None and self.config.on_failure == "stop":
+            raise failure
 
     def require_saved(self) -> None:
         """Raise the `CheckpointError` of the newest checkpoint if it could not be written, whatever the policy."""
@@ -114,15 +115,17 @@ class Saver:
         if self.failure is not None:
             raise self.failure
 
-    def _wait(self) -> None:
+    def _wait(self) -> CheckpointError | None:
+        """Wait for the checkpoint that is being written; why it could not be, if this is found out now."""
         if self._writing is None:
-            return
+            return None
         writing, self._writing = self._writing, None
         try:
             writing.result()
             self.failure = None
         except CheckpointError as error:
             self.failure = error
+        return self.failure
 
     def _work(self, job: _Job) -> None:
         """In the thread: copy, then write. A rank that cannot copy still meets the others, so that none waits."""

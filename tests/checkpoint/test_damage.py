@@ -61,8 +61,7 @@ def swap(folder: Path, generator: random.Random) -> list[str]:
     content = one.read_bytes(), other.read_bytes()
     one.write_bytes(content[1])
     other.write_bytes(content[0])
-    named = [MANIFEST_FILE] if MANIFEST_FILE in (one.name, other.name) else [one.name, other.name]
-    return named
+    return [MANIFEST_FILE] if MANIFEST_FILE in (one.name, other.name) else [one.name, other.name]
 
 
 def edit_manifest(folder: Path, generator: random.Random) -> list[str]:

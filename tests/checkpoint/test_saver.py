@@ -1,5 +1,7 @@
 """Saving beside the training: consistent, one at a time, told when it fails, old ones dropped."""
 
+import os
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -8,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from crosscut.checkpoint import Saver, latest_good_checkpoint, list_checkpoints, load_checkpoint
+from crosscut.checkpoint import Saver, find_damage, latest_good_checkpoint, list_checkpoints, load_checkpoint
 from crosscut.checkpoint.staging import HostBuffers
 from crosscut.config import CheckpointConfig, CheckpointError
 from tests.checkpoint.states import progress_at, save_steps, small_state, step
@@ -166,9 +168,105 @@ def test_failure_of_one_rank_stops_all_alike(ranks, tmp_path):
     assert first == second
     assert first[0].startswith("2: ")
     assert "step-00000002` must be copied before it is written, but could not be: no room for the copy." in first[0]
-    assert names(tmp_path) == [1]
+    assert names(tmp_path) == [1, 3], "a caller that goes on all the same may"
 
 
 def test_run_goes_on_after_a_failure_if_it_is_to(ranks, tmp_path):
     assert ranks.run(2, fail_on_one_rank, tmp_path, "continue") == [[], []]
     assert names(tmp_path) == [1, 3]
+
+
+def train_while_the_folder_is_gone(root: Path, on_failure: str) -> list[str]:
+    """A mount that vanishes during the run, and is back later: what each save and the end raise on this rank."""
+    import torch.distributed as dist
+
+    first = dist.get_rank() == 0
+    model, optimizer = small_state()
+    config = CheckpointConfig(keep=100, on_failure=on_failure)
+    told = []
+    with Saver(root, model=model, optimizer=optimizer, config=config, is_first_rank=first) as saver:
+        for number in (1, 2, 3, 4):
+            if number == 2 and first:
+                root.rename(root.with_name("unmounted"))
+                root.write_text("what a vanished mount leaves behind may be anything")
+            if number == 4 and first:
+                root.unlink()
+                root.with_name("unmounted").rename(root)
+            dist.barrier()
+            step(model, optimizer)
+            try:
+                saver.save(progress_at(number))
+                saver.finish()
+            except CheckpointError as error:
+                told.append(f"{number}: {error}")
+        if on_failure == "continue":
+            saver.require_saved()
+    return told
+
+
+@pytest.mark.parametrize("on_failure", ["stop", "continue"])
+def test_vanished_folder_is_told_and_earlier_checkpoints_stay(ranks, tmp_path, on_failure, capfd):
+    root = tmp_path / "mount"
+    first, second = ranks.run(2, train_while_the_folder_is_gone, root, on_failure)
+    assert first == second
+    assert names(root) == [1, 4]
+    for folder in list_checkpoints(root):
+        assert find_damage(folder) == []
+    if on_failure == "stop":
+        assert [text[0] for text in first] == ["2", "3"]
+        assert f"`{root}/step-00000002` must be writable, but is not: Not a directory" in first[0]
+        assert "Earlier checkpoints are as they were." in first[0]
+    else:
+        assert first == []
+
+
+def fill_the_disk(root: Path, room: int) -> str:
+    """Save small checkpoints until there is no room for one: the error."""
+    model, optimizer = small_state(size=128)
+    config = CheckpointConfig(keep=100, on_failure="continue")
+    with Saver(root, model=model, optimizer=optimizer, config=config, is_first_rank=True) as saver:
+        for number in range(1, room + 2):
+            saver.save(progress_at(number))
+            saver.finish()
+        with pytest.raises(CheckpointError) as failed:
+            saver.require_saved()
+    return str(failed.value)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    """A file system of 2 MB, where one can be mounted."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_full_disk_is_told_and_earlier_checkpoints_stay(ranks, small_disk):
+    """One checkpoint is 0.4 MB."""
+    message = ranks.run(1, fill_the_disk, small_disk, 6)[0]
+    assert "must be writable, but is not: No space left on device" in message
+    kept = names(small_disk)
+    assert kept == list(range(1, len(kept) + 1))
+    assert 3 <= len(kept) <= 6
+    for folder in list_checkpoints(small_disk):
+        assert find_damage(folder) == []
+
+
+def test_read_only_folder_is_told(ranks, small_disk):
+    ranks.run(1, save_steps, small_disk, [1])
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(CheckpointError, match="must be writable, but is not: Read-only file system"):
+        ranks.run(1, save_steps, small_disk, [2])
+    assert [find_damage(folder) for folder in list_checkpoints(small_disk)] == [[]]
+
+
+def test_folder_without_permission_is_told(ranks, tmp_path):
+    if os.geteuid() == 0:
+        pytest.skip("root may write anywhere")
+    tmp_path.chmod(0o500)
+    with pytest.raises(CheckpointError, match="must be writable, but is not: Permission denied"):
+        ranks.run(1, save_steps, tmp_path, [1])
