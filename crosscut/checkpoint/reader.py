@@ -70,11 +70,7 @@ class CheckpointReader(dcp.FileSystemReader):
             return
         target = planner.resolve_tensor(item).detach()
         index = MetadataIndex(item.storage_index.fqn, item.storage_index.offset)
-        saved = SavedPart(
-            shape=tuple(self._chunks[index]),
-            dtype=self._dtypes[index.fqn],
-            start=_start_of_data(file, place.offset, place.length),
-        )
+        saved = saved_part(file, place, shape=tuple(self._chunks[index]), dtype=self._dtypes[index.fqn])
         saved.copy_to(target, file, offsets=tuple(item.storage_offsets))
         planner.commit_tensor(item, target)
 
@@ -103,6 +99,11 @@ class SavedPart:
             target[first : first + rows].copy_(block)
 
 
+def saved_part(file: IO[bytes], place: Any, *, shape: tuple[int, ...], dtype: torch.dtype) -> SavedPart:
+    """The tensor at a place in a file, as PyTorch's metadata tells it (`offset` and `length`)."""
+    return SavedPart(shape, dtype, _start_of_data(file, place.offset, place.length))
+
+
 def _read_tensor(file: IO[bytes], numel: int, dtype: torch.dtype) -> Tensor:
     if not numel:
         return torch.empty(0, dtype=dtype)
@@ -119,7 +120,7 @@ def _read_tensor(file: IO[bytes], numel: int, dtype: torch.dtype) -> Tensor:
 
 def _start_of_data(file: IO[bytes], offset: int, length: int) -> int:
     """Where in a file the bytes of the tensor lie that `torch.save` wrote at `offset`."""
-    with zipfile.ZipFile(_Slice(file, offset, length)) as archive:
+    with zipfile.ZipFile(FileSlice(file, offset, length)) as archive:
         entry = next(e for e in archive.infolist() if e.filename.endswith("/data/0"))
     if entry.compress_type != zipfile.ZIP_STORED:
         raise ValueError("the tensor is stored compressed, which torch.save does not do")
@@ -129,7 +130,7 @@ def _start_of_data(file: IO[bytes], offset: int, length: int) -> int:
     return offset + entry.header_offset + _LOCAL_HEADER + extra
 
 
-class _Slice(io.RawIOBase):
+class FileSlice(io.RawIOBase):
     """A part of a file, as a file."""
 
     def __init__(self, file: IO[bytes], offset: int, length: int) -> None:
@@ -137,20 +138,25 @@ class _Slice(io.RawIOBase):
         self.file, self.offset, self.length, self.position = file, offset, length, 0
 
     def readable(self) -> bool:
+        """Always."""
         return True
 
     def seekable(self) -> bool:
+        """Always."""
         return True
 
     def tell(self) -> int:
+        """The position from the start of the part."""
         return self.position
 
     def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a position of the part."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.length}[whence]
         self.position = base + position
         return self.position
 
     def read(self, size: int = -1) -> bytes:
+        """Up to `size` bytes, to the end of the part if it is negative."""
         left = max(0, self.length - self.position)
         self.file.seek(self.offset + self.position)
         content = self.file.read(left if size < 0 else min(size, left))

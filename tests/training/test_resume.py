@@ -83,25 +83,29 @@ def test_same_layout_goes_on_to_the_last_bit(ranks, run_with, layout):
             assert torch.equal(weight, theirs["weights"][name]), name
 
 
-def compare_over_layouts(ranks, run_with, pairs, base, *, at: int, tolerance: float) -> None:
-    for saved_by, resumed_by in pairs:
-        run = run_with(*base, *LAYOUTS[saved_by], f"output.folder={run_with().output.folder}/{saved_by}-{resumed_by}")
-        other = run_with(*base, *LAYOUTS[resumed_by], f"output.folder={run.output.folder}")
-        whole = train(ranks, run)
-        resumed = train(ranks, other, checkpoint_of(run, at))
-        for step, loss in resumed[0]["losses"].items():
-            assert loss == pytest.approx(whole[0]["losses"][step], rel=tolerance), (saved_by, resumed_by, step)
-            assert batches_of(resumed, step) == batches_of(whole, step), (saved_by, resumed_by, step)
-        for name, weight in whole[0]["weights"].items():
-            difference = (weight - resumed[0]["weights"][name]).norm() / weight.norm()
-            assert difference < tolerance, (saved_by, resumed_by, name)
-        assert max(resumed[0]["losses"]) - min(resumed[0]["losses"]) + 1 == run.training.steps - at
+def compare_over_layouts(ranks, run_with, pair, base, *, at: int, tolerance: float) -> None:
+    """Losses and batches of every step after the change of layout, and all parameters at the end as one vector.
+
+    Not each parameter alone: the gradient of a key's bias is zero in exact arithmetic (a constant added to all scores
+    of a query changes no probability), so that AdamW makes steps of full size out of rounding errors there.
+    """
+    saved_by, resumed_by = pair
+    run = run_with(*base, *LAYOUTS[saved_by])
+    other = run_with(*base, *LAYOUTS[resumed_by])
+    whole = train(ranks, run)
+    resumed = train(ranks, other, checkpoint_of(run, at))
+    assert sorted(resumed[0]["losses"]) == list(range(at, run.training.steps))
+    for step, loss in resumed[0]["losses"].items():
+        assert loss == pytest.approx(whole[0]["losses"][step], rel=tolerance), step
+        assert batches_of(resumed, step) == batches_of(whole, step), step
+    ours, theirs = (torch.cat([w.flatten() for w in r[0]["weights"].values()]) for r in (whole, resumed))
+    assert (ours - theirs).norm() / ours.norm() < tolerance
 
 
 @pytest.mark.parametrize("pair", [("2x2", "4x1"), ("4x1 split", "data 2"), ("1x1", "2x2 split")], ids=" to ".join)
 def test_other_layout_goes_on_up_to_rounding(ranks, run_with, pair):
     base = (HERE, "model.dropout=0.0", "training.precision=float64")
-    compare_over_layouts(ranks, run_with, [pair], base, at=3, tolerance=1e-10)
+    compare_over_layouts(ranks, run_with, pair, base, at=3, tolerance=1e-10)
 
 
 FIFTY = (HERE, "model.dropout=0.0", "training.steps=60", "training.validate_every=0", "checkpoint.every=10")
@@ -114,7 +118,7 @@ ROUND_TRIP = [("2x2", "4x1"), ("4x1", "1x1"), ("1x1", "2x2"), ("2x2 split", "ten
 @pytest.mark.parametrize(("precision", "tolerance"), [("float64", 1e-10), ("float32", 1e-5)])
 def test_fifty_steps_on_another_layout(ranks, run_with, pair, precision, tolerance):
     base = (*FIFTY, f"training.precision={precision}")
-    compare_over_layouts(ranks, run_with, [pair], base, at=10, tolerance=tolerance)
+    compare_over_layouts(ranks, run_with, pair, base, at=10, tolerance=tolerance)
 
 
 def test_checkpoint_tells_its_run(ranks, run_with):
