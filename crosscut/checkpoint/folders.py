@@ -10,7 +10,14 @@ import click
 
 from crosscut.checkpoint.damage import find_damage
 from crosscut.checkpoint.manifest import MANIFEST_FILE, Manifest, Progress, read_manifest
-from crosscut.checkpoint.storage import Folder, LocalFolder, folder_at, storage_errors_told
+from crosscut.checkpoint.storage import (
+    DRAFT_SUFFIX,
+    DROPPED_SUFFIX,
+    Folder,
+    LocalFolder,
+    folder_at,
+    storage_errors_told,
+)
 from crosscut.config import CheckpointError
 
 _NAME = re.compile(r"step-(\d{8,})")
@@ -104,6 +111,7 @@ def require_identity(checkpoint: Location, identity: Mapping[str, Any]) -> Progr
 def drop_old(root: Folder, *, newest: int, keep: int, keep_every: int) -> None:
     """Remove the checkpoints up to step `newest` but the last `keep` and those at multiples of `keep_every`.
 
+    What killed runs left half written or half removed goes, too; so nothing may be in writing under `root`.
     Later ones stay: they are of a run that was taken up again from an earlier step, and are replaced when it gets
     there.
     """
@@ -111,3 +119,11 @@ def drop_old(root: Folder, *, newest: int, keep: int, keep_every: int) -> None:
     for old in past[:-keep]:
         if not keep_every or (step_of(old.name) or 0) % keep_every:
             old.remove(MANIFEST_FILE)
+    for name in root.folders():
+        if is_left_over(name):
+            (root / name).remove(MANIFEST_FILE)
+
+
+def is_left_over(name: str) -> bool:
+    """Whether a folder of this name is one that a killed run has not finished writing or removing."""
+    return name.startswith(".step-") and name.endswith((DRAFT_SUFFIX, DROPPED_SUFFIX))

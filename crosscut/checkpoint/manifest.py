@@ -137,6 +137,15 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
             f"`{path}` must be of checkpoint format {FORMAT}, but is of format {found}. Use the version of Crosscut "
             f"that wrote it ({table.get('versions', {}).get('crosscut', 'unknown')})."
         )
+    try:
+        return _from_table(table)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"`{path}` must be a checkpoint's manifest of format {FORMAT}, but is not: {reason(error)}."
+        ) from None
+
+
+def _from_table(table: Mapping[str, Any]) -> Manifest:
     return Manifest(
         progress=Progress(**table["progress"]),
         files={name: FileEntry(**entry) for name, entry in table["files"].items()},

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 
 from crosscut.checkpoint.damage import find_damage, sha256_of
-from crosscut.checkpoint.folders import list_checkpoints, step_of
+from crosscut.checkpoint.folders import is_left_over, list_checkpoints, step_of
 from crosscut.checkpoint.manifest import (
     MANIFEST_FILE,
     FileEntry,
@@ -20,7 +20,7 @@ from crosscut.checkpoint.manifest import (
     dump_manifest,
     read_manifest,
 )
-from crosscut.checkpoint.storage import DRAFT_SUFFIX, DROPPED_SUFFIX, Folder, LocalFolder, storage_errors_told
+from crosscut.checkpoint.storage import Folder, LocalFolder, storage_errors_told
 from crosscut.checkpoint.stored import METADATA_FILE, StoredTensors
 from crosscut.checkpoint.writer import tensor_entries, value_names
 from crosscut.config import CheckpointError
@@ -46,16 +46,12 @@ def repair(root: Folder, *, dry_run: bool) -> list[Action]:
     Raises `CheckpointError` when the storage cannot be read or written.
     """
     with storage_errors_told(root, "writable"):
-        actions = [_remove_left_over(root, name, dry_run) for name in root.folders() if _is_left_over(name)]
+        actions = [_remove_left_over(root, name, dry_run) for name in root.folders() if is_left_over(name)]
         damaged = {c.name: damage for c in list_checkpoints(root) if (damage := find_damage(c, progress=True))}
         good = [c for c in list_checkpoints(root) if c.name not in damaged]
         for name, damage in damaged.items():
             actions.append(_treat(root, name, damage, good, dry_run))
         return actions
-
-
-def _is_left_over(name: str) -> bool:
-    return name.startswith(".step-") and name.endswith((DRAFT_SUFFIX, DROPPED_SUFFIX))
 
 
 def _remove_left_over(root: Folder, name: str, dry_run: bool) -> Action:

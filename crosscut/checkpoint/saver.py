@@ -150,9 +150,18 @@ class Saver:
             raise told from None
 
     def _published(self, job: _Job) -> None:
-        """On the first rank: the new checkpoint is in its place, so older ones may go."""
-        job.written()
-        drop_old(self.root, newest=job.progress.step, keep=self.config.keep, keep_every=self.config.keep_every)
+        """On the first rank: the new checkpoint is in its place, so older ones may go.
+
+        What fails here is told and fails no save: the checkpoint is there.
+        """
+        try:
+            job.written()
+            drop_old(self.root, newest=job.progress.step, keep=self.config.keep, keep_every=self.config.keep_every)
+        except Exception as error:
+            click.echo(
+                f"crosscut: `{job.folder}` is written, but what follows a checkpoint was not done: {reason(error)}.",
+                err=True,
+            )
 
     def _told(self, job: _Job, cause: BaseException) -> CheckpointError:
         text = str(cause) if isinstance(cause, CheckpointError) else f"`{job.folder}` must be written: {reason(cause)}."

@@ -151,9 +151,13 @@ class LocalFolder(Folder):
             self.remove(last)
         draft.path.rename(self.path)
         _flush_folder(self.path.parent)
+        _flush_folder(self.path.parent.parent)  # the folder of all checkpoints may be new
 
     def remove(self, last: str) -> None:  # noqa: ARG002 - see `begin`
         """Rename it to a hidden name and remove that, so that no part of it is ever seen under its name."""
+        if self.name.startswith("."):  # hidden already
+            shutil.rmtree(self.path)
+            return
         dropped = self.path.with_name(f".{self.name}{DROPPED_SUFFIX}")
         if dropped.exists():
             shutil.rmtree(dropped)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from crosscut.checkpoint import find_damage, latest_good_checkpoint, read_manifest, require_undamaged
-from crosscut.checkpoint.manifest import MANIFEST_FILE, FileEntry, Manifest, dump_manifest
+from crosscut.checkpoint.manifest import MANIFEST_FILE, FileEntry, Manifest, _render, dump_manifest
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import CheckpointError
 from tests.checkpoint.states import progress_at, save_steps
@@ -155,13 +155,17 @@ def test_manifest_that_is_no_json_is_told(checkpoint):
 
 
 def test_manifest_of_a_later_format_is_told(checkpoint):
-    from crosscut.checkpoint.manifest import _render
-
     path = checkpoint / MANIFEST_FILE
     table = json.loads(path.read_text())
     del table["sha256"]
     message = damaged(checkpoint, path, _render({**table, "format": 9}))
     assert message.startswith(f"`{path}` must be of checkpoint format 1, but is of format 9.")
+
+
+def test_manifest_of_another_shape_is_told(checkpoint):
+    path = checkpoint / MANIFEST_FILE
+    message = damaged(checkpoint, path, _render({"format": 1, "progress": {"step": 1}}))
+    assert message.startswith(f"`{path}` must be a checkpoint's manifest of format 1, but is not: ")
 
 
 def test_unreadable_file_is_told(checkpoint):

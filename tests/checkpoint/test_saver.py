@@ -1,9 +1,11 @@
 """Saving beside the training: consistent, one at a time, told when it fails, old ones dropped."""
 
+import errno
 import os
 import subprocess
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from torch import nn
 
 from crosscut.checkpoint import Saver, find_damage, latest_good_checkpoint, list_checkpoints, load_checkpoint
 from crosscut.checkpoint.staging import HostBuffers
+from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import CheckpointConfig, CheckpointError
 from tests.checkpoint.states import progress_at, save_steps, small_state, step
 
@@ -139,7 +142,7 @@ def test_damaged_later_checkpoint_does_not_push_out_a_good_one(ranks, tmp_path):
     assert latest_good_checkpoint(tmp_path).manifest.progress.step == 4
 
 
-def fail_on_one_rank(root: Path, on_failure: str) -> tuple[list[str], list[int]]:
+def fail_on_one_rank(root: Path, on_failure: str, kind: str = "copy") -> tuple[list[str], list[int]]:
     """The second rank cannot copy at step 2: what each save and the end raise on this rank."""
     import torch.distributed as dist
 
@@ -150,7 +153,10 @@ def fail_on_one_rank(root: Path, on_failure: str) -> tuple[list[str], list[int]]
         for number in (1, 2, 3):
             with pytest.MonkeyPatch.context() as patch:
                 if number == 2 and dist.get_rank() == 1:
-                    patch.setattr(HostBuffers, "copy", out_of_memory)
+                    if kind == "copy":
+                        patch.setattr(HostBuffers, "copy", out_of_memory)
+                    else:
+                        patch.setattr(LocalFolder, "create", refuse)
                 try:
                     saver.save(progress_at(number))
                     saver.finish()
@@ -161,6 +167,46 @@ def fail_on_one_rank(root: Path, on_failure: str) -> tuple[list[str], list[int]]
 
 def out_of_memory(*_: object) -> None:
     raise MemoryError("no room for the copy")
+
+
+@contextmanager
+def refuse(folder: LocalFolder, name: str):
+    raise OSError(errno.EDQUOT, "Disk quota exceeded", str(folder.path / name))
+    yield
+
+
+def test_file_that_one_rank_cannot_write_fails_all_alike(ranks, tmp_path, capfd):
+    first, second = ranks.run(2, fail_on_one_rank, tmp_path, "stop", "write")
+    assert first == second
+    assert "must be writable, but is not: Disk quota exceeded (`" in first[0]
+    assert "__1_0.distcp`)" in first[0], "the file is named"
+    assert names(tmp_path) == [1, 3]
+
+
+def leave_parts_and_save(root: Path) -> None:
+    for name in (".step-00000001.partial", ".step-00000005.partial", ".step-00000002.dropped"):
+        (root / name).mkdir(parents=True)
+        (root / name / "__0_0.distcp").write_bytes(b"half")
+    save_steps(root, [5])
+
+
+def test_what_killed_runs_left_goes_with_the_next_save(ranks, tmp_path):
+    ranks.run(1, leave_parts_and_save, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000005"]
+
+
+def save_and_fail_after(root: Path) -> list[int]:
+    """The checkpoint is there, but the run's config cannot be written."""
+    model, optimizer = small_state()
+    with Saver(root, model=model, optimizer=optimizer, config=KEEP_ALL, is_first_rank=True) as saver:
+        saver.save(progress_at(1), written=lambda: (root / "no-such-folder" / "config.toml").write_text(""))
+        saver.finish()
+        saver.require_saved()
+    return names(root)
+
+
+def test_what_fails_after_a_checkpoint_fails_no_save(ranks, tmp_path):
+    assert ranks.run(1, save_and_fail_after, tmp_path) == [[1]]
 
 
 def test_failure_of_one_rank_stops_all_alike(ranks, tmp_path):
