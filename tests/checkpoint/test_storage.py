@@ -187,3 +187,45 @@ def test_s3_server_holds_checkpoints(s3_endpoint):
         [sys.executable, "-c", S3_PROGRAM], env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert result.stdout.endswith("all done\n"), result.stderr
+
+
+@pytest.mark.slow
+def test_run_of_two_ranks_keeps_its_checkpoints_on_s3(s3_endpoint, tmp_path):
+    """The whole path, by the command: two ranks write, the newest is damaged, one rank goes on from the older one."""
+    text = tmp_path / "text"
+    text.mkdir()
+    for number in range(6):
+        (text / f"{number}.txt").write_text(" ".join(f"word{i % 97} and {i * number % 31}" for i in range(4000)))
+    settings = (
+        "model.num_layers=1", "model.hidden_size=32", "model.num_heads=4", "model.max_sequence_length=32",
+        "data.vocab_size=300", f"data.text={text}", "data.num_shards=1", "data.train_to_validation=3",
+        "training.steps=4", "training.batch_size=4", "training.sequence_length=32", "training.validation_sequences=4",
+        "optimizer.warmup_steps=1", "output.sample_tokens=3", f"output.folder={tmp_path}/run",
+        "checkpoint.every=2", "checkpoint.folder=s3://two-ranks/run",
+    )  # fmt: skip
+    environment = {
+        **os.environ,
+        **s3_environment(s3_endpoint),
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+    }
+
+    def run(*command: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        result = subprocess.run(
+            [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert result.returncode == status, result.stderr
+        return result
+
+    crosscut = ("-m", "crosscut")
+    run("-c", "import fsspec; fsspec.filesystem('s3').mkdir('two-ranks')")
+    run(*crosscut, "train", *settings, "layout.tensor=2")
+    assert run(*crosscut, "checkpoint", "verify", "s3://two-ranks/run").stdout.count("good") == 2
+    run("-c", "import fsspec; fsspec.filesystem('s3').rm_file('two-ranks/run/step-00000004/__1_0.distcp')")
+    damaged = run(*crosscut, "checkpoint", "verify", f"{tmp_path}/run", status=1)
+    assert "step-00000004/__1_0.distcp` must be there, but is missing." in damaged.stdout
+    resumed = run(
+        *crosscut, "train", str(tmp_path / "run" / "config.toml"), "--resume", "training.steps=6", "layout.tensor=1"
+    )
+    assert "Going on from `s3://two-ranks/run/step-00000002`" in resumed.stderr
+    assert run(*crosscut, "checkpoint", "verify", f"{tmp_path}/run").stdout.count("good") == 2
+    assert run(*crosscut, "generate", str(tmp_path / "run"), "--tokens", "3").stdout
