@@ -71,7 +71,8 @@ class CheckpointWriter(dcp.FileSystemWriter):
 
         `failed` is why this rank has nothing to write: all ranks then raise it.
         """
-        super().__init__("unused", sync_files=False)  # `Folder.create` flushes, also what PyTorch forgets to
+        # `Folder.create` flushes, also what PyTorch forgets to; and what is written lies in host memory already.
+        super().__init__("unused", sync_files=False, per_thread_copy_ahead=0)
         self.folder, self.progress, self.placements = folder, progress, dict(placements)
         self.published, self.failed = published, failed
         self.draft = folder.draft()
