@@ -165,9 +165,10 @@ class Saver:
 
     def _told(self, job: _Job, cause: BaseException) -> CheckpointError:
         text = str(cause) if isinstance(cause, CheckpointError) else f"`{job.folder}` must be written: {reason(cause)}."
+        choice = "" if self.config.on_failure == "continue" else ", or let the run go on: checkpoint.on_failure=continue"
         return CheckpointError(
-            f"{text} Earlier checkpoints are as they were. Make room or access, set `checkpoint.folder` to another "
-            "place, or let the run go on without with checkpoint.on_failure=continue."
+            f"{text} Earlier checkpoints are as they were. Make room or access, or set `checkpoint.folder` to another "
+            f"place{choice}."
         )
 
     def _warn(self, error: CheckpointError) -> None:
