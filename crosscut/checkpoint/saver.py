@@ -165,7 +165,8 @@ class Saver:
 
     def _told(self, job: _Job, cause: BaseException) -> CheckpointError:
         text = str(cause) if isinstance(cause, CheckpointError) else f"`{job.folder}` must be written: {reason(cause)}."
-        choice = "" if self.config.on_failure == "continue" else ", or let the run go on: checkpoint.on_failure=continue"
+        goes_on = self.config.on_failure == "continue"
+        choice = "" if goes_on else ", or let the run go on: checkpoint.on_failure=continue"
         return CheckpointError(
             f"{text} Earlier checkpoints are as they were. Make room or access, or set `checkpoint.folder` to another "
             f"place{choice}."

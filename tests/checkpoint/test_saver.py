@@ -262,8 +262,8 @@ def test_vanished_folder_is_told_and_earlier_checkpoints_stay(ranks, tmp_path, o
         assert [text[0] for text in first] == ["2", "3"]
         assert f"`{root}/step-00000002` must be writable, but is not: Not a directory" in first[0]
         assert first[0].endswith(
-            "Earlier checkpoints are as they were. Make room or access, or set `checkpoint.folder` to another place, or "
-            "let the run go on: checkpoint.on_failure=continue."
+            "Earlier checkpoints are as they were. Make room or access, or set `checkpoint.folder` to another place, "
+            "or let the run go on: checkpoint.on_failure=continue."
         )
     else:
         assert first == []
