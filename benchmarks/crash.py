@@ -54,7 +54,7 @@ RUN = (
     "model.num_layers=2", "model.hidden_size=32", "model.num_heads=4", "model.max_sequence_length=64",
     "layout.tensor=2", "data.vocab_size=300", "data.verify=false", "training.batch_size=4",
     "training.sequence_length=32", "training.validation_sequences=8", "training.validate_every=50",
-    f"training.checkpoint_every={STEPS_BETWEEN_CHECKPOINTS}", "training.device=cpu", "optimizer.warmup_steps=1",
+    f"checkpoint.every={STEPS_BETWEEN_CHECKPOINTS}", "training.device=cpu", "optimizer.warmup_steps=1",
     "output.sample_tokens=0",
 )  # fmt: skip
 
@@ -99,7 +99,7 @@ class Run:
     def __init__(self, folder: Path, text: Path, steps: int, *, keep: int) -> None:
         self.folder = folder
         overrides = (
-            *RUN, f"training.steps={steps}", f"training.keep_checkpoints={keep}", f"data.text={text}",
+            *RUN, f"training.steps={steps}", f"checkpoint.keep={keep}", f"data.text={text}",
             f"data.tokens={text.parent / 'tokens'}", f"output.folder={folder}",
         )  # fmt: skip
         self.command = [sys.executable, "-m", "crosscut", "train", *overrides, "--resume", "auto"]

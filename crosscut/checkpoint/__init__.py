@@ -1,27 +1,37 @@
 """Saving and loading a run's state on any layout, through `torch.distributed.checkpoint`.
 
-Knows tensors and placements, not models. A checkpoint is a folder `step-00001000`; it is written under a hidden name
-beside and renamed when whole, so a folder with the right name is a whole checkpoint.
+Knows tensors and placements, not models. A checkpoint is a folder `step-00001000` that appears whole or not at all, and
+whose manifest tells whether it still is as it was written (docs/checkpoints.md).
 """
 
+from crosscut.checkpoint.damage import find_damage, require_undamaged
 from crosscut.checkpoint.folders import (
-    Progress,
+    GoodCheckpoint,
     checkpoint_folder,
-    latest_checkpoint,
+    latest_good_checkpoint,
     list_checkpoints,
-    read_progress,
     require_identity,
 )
-from crosscut.checkpoint.state import load_checkpoint, load_model, save_checkpoint
+from crosscut.checkpoint.manifest import Manifest, Progress, read_manifest
+from crosscut.checkpoint.saver import Saver, save_checkpoint
+from crosscut.checkpoint.state import load_checkpoint, load_model
+from crosscut.checkpoint.storage import Folder, folder_at
 
 __all__ = [
+    "Folder",
+    "GoodCheckpoint",
+    "Manifest",
     "Progress",
+    "Saver",
     "checkpoint_folder",
-    "latest_checkpoint",
+    "find_damage",
+    "folder_at",
+    "latest_good_checkpoint",
     "list_checkpoints",
     "load_checkpoint",
     "load_model",
-    "read_progress",
+    "read_manifest",
     "require_identity",
+    "require_undamaged",
     "save_checkpoint",
 ]

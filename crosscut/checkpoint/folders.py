@@ -1,82 +1,103 @@
-"""The folders of a run's checkpoints and what each says of itself."""
+"""The checkpoints of a run: their names, which are there, which is the newest good one, which are kept."""
 
-import dataclasses
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crosscut.config import CheckpointError, write_whole
+import click
 
-PROGRESS_FILE = "progress.json"
-_NAME = re.compile(r"step-(\d{8})")
+from crosscut.checkpoint.damage import find_damage
+from crosscut.checkpoint.manifest import MANIFEST_FILE, Manifest, Progress, read_manifest
+from crosscut.checkpoint.storage import (
+    DRAFT_SUFFIX,
+    DROPPED_SUFFIX,
+    Folder,
+    LocalFolder,
+    folder_at,
+    storage_errors_told,
+)
+from crosscut.config import CheckpointError
+
+_NAME = re.compile(r"step-(\d{8,})")
+
+Location = str | Path | Folder
+"""A path, an fsspec URL, or what `folder_at` made of one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """How far a run had come when a checkpoint was written."""
+@dataclass(frozen=True)
+class GoodCheckpoint:
+    """A checkpoint whose every file has been compared with its manifest."""
 
-    step: int
-    """Optimizer steps done; the next batch is that of this step."""
-    samples: int
-    """Sequences consumed: the data's cursor."""
-    layout: str
-    """The layout that wrote it, in words. Any layout may read it."""
-    identity: dict[str, Any] = field(default_factory=dict)
-    """Settings by name that a run must share to go on from here, such as the model's sizes and the order of data."""
+    folder: Folder
+    manifest: Manifest
+    skipped: tuple[str, ...] = ()
+    """What is wrong with each newer one that was passed over."""
 
 
-def checkpoint_folder(root: Path, step: int) -> Path:
+def checkpoint_folder(root: Location, step: int) -> Folder:
     """The folder of the checkpoint after `step` steps."""
-    return root / f"step-{step:08d}"
+    return folder_at(root) / f"step-{step:08d}"
 
 
-def list_checkpoints(root: Path) -> list[Path]:
-    """All whole checkpoints under `root`, oldest first."""
-    return sorted(path for path in root.glob("step-*") if _NAME.fullmatch(path.name) and _is_whole(path))
+def step_of(name: str) -> int | None:
+    """The step in a checkpoint's name; None for another name."""
+    found = _NAME.fullmatch(name)
+    return int(found[1]) if found else None
 
 
-def _is_whole(folder: Path) -> bool:
-    try:
-        read_progress(folder)
-    except CheckpointError:
-        return False
-    return True
+def list_checkpoints(root: Location) -> list[Folder]:
+    """All checkpoints under `root`, oldest first, whole or damaged.
+
+    On an object store a folder without a manifest is one that was never finished, and is not listed. Raises
+    `CheckpointError` when the storage cannot be read.
+    """
+    folder = folder_at(root)
+    with storage_errors_told(folder, "a folder that can be read"):
+        steps = sorted((step, name) for name in folder.folders() if (step := step_of(name)) is not None)
+        found = [folder / name for _, name in steps]
+        return [c for c in found if isinstance(c, LocalFolder) or MANIFEST_FILE in c.files()]
 
 
-def latest_checkpoint(root: Path) -> Path:
-    """The newest whole checkpoint. Raises `CheckpointError` where there is none."""
-    if not (found := list_checkpoints(root)):
+def latest_good_checkpoint(root: Location, *, progress: bool = True) -> GoodCheckpoint:
+    """The newest checkpoint that is as it was written: every file's size and hash agree with its manifest.
+
+    Says on the error stream which newer ones are damaged and passed over, and how; `progress` shows a bar while large
+    ones are read. For one process of a run to call: the others need not read it all again. Raises `CheckpointError`
+    where there is none, or when all are damaged.
+    """
+    skipped: list[str] = []
+    for folder in reversed(list_checkpoints(root)):
+        if not (damage := find_damage(folder, progress=progress)):
+            if skipped:
+                click.echo(_fallback_message(skipped, folder), err=True)
+            return GoodCheckpoint(folder, read_manifest(folder), tuple(skipped))
+        skipped.append("; ".join(damage))
+    if skipped:
+        listed = "\n".join(f"  {line}" for line in skipped)
         raise CheckpointError(
-            f"`{root}` must hold a checkpoint to resume from, but holds none. Start without --resume."
+            f"`{folder_at(root)}` must hold a whole checkpoint, but all {len(skipped)} are damaged:\n{listed}\n"
+            "See what can be saved with `crosscut checkpoint repair --dry-run`."
         )
-    return found[-1]
+    raise CheckpointError(
+        f"`{folder_at(root)}` must hold a checkpoint to resume from, but holds none. Start without --resume."
+    )
 
 
-def write_progress(folder: Path, progress: Progress) -> None:
-    """Write what the checkpoint says of itself."""
-    write_whole(folder / PROGRESS_FILE, json.dumps(dataclasses.asdict(progress), indent=2) + "\n")
+def _fallback_message(skipped: list[str], folder: Folder) -> str:
+    listed = "\n".join(f"  {line}" for line in skipped)
+    noun = "A damaged checkpoint is" if len(skipped) == 1 else f"{len(skipped)} damaged checkpoints are"
+    return f"crosscut: {noun} passed over:\n{listed}\ncrosscut: Going on from `{folder}`, the newest good one."
 
 
-def read_progress(folder: Path) -> Progress:
-    """Read what a checkpoint says of itself. Raises `CheckpointError` for a folder that is none or is damaged."""
-    path = folder / PROGRESS_FILE
-    try:
-        return Progress(**json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise CheckpointError(f"`{folder}` must be a checkpoint, but has no `{PROGRESS_FILE}`.") from None
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"`{path}` must tell a run's progress, but is damaged: {error}.") from None
-
-
-def require_identity(folder: Path, identity: Mapping[str, Any]) -> Progress:
+def require_identity(checkpoint: Location, identity: Mapping[str, Any]) -> Progress:
     """The progress of a checkpoint whose identity agrees with `identity` wherever both say something.
 
     Raises `CheckpointError` naming the first setting that differs.
     """
-    progress = read_progress(folder)
+    folder = folder_at(checkpoint)
+    progress = read_manifest(folder).progress
     for name, wanted in identity.items():
         saved = progress.identity.get(name, wanted)
         if saved != wanted:
@@ -85,3 +106,24 @@ def require_identity(folder: Path, identity: Mapping[str, Any]) -> Progress:
                 "it was, or start a new run."
             )
     return progress
+
+
+def drop_old(root: Folder, *, newest: int, keep: int, keep_every: int) -> None:
+    """Remove the checkpoints up to step `newest` but the last `keep` and those at multiples of `keep_every`.
+
+    What killed runs left half written or half removed goes, too; so nothing may be in writing under `root`.
+    Later ones stay: they are of a run that was taken up again from an earlier step, and are replaced when it gets
+    there.
+    """
+    past = [c for c in list_checkpoints(root) if (step_of(c.name) or 0) <= newest]
+    for old in past[:-keep]:
+        if not keep_every or (step_of(old.name) or 0) % keep_every:
+            old.remove(MANIFEST_FILE)
+    for name in root.folders():
+        if is_left_over(name):
+            (root / name).remove(MANIFEST_FILE)
+
+
+def is_left_over(name: str) -> bool:
+    """Whether a folder of this name is one that a killed run has not finished writing or removing."""
+    return name.startswith(".step-") and name.endswith((DRAFT_SUFFIX, DROPPED_SUFFIX))

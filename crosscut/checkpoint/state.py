@@ -1,21 +1,19 @@
-"""The tensors of a checkpoint: each rank writes its own parts, and reads the parts that its layout needs.
+"""The tensors of a run, read from a checkpoint of any layout.
 
 Parameters and optimizer state are `DTensor`s, so a checkpoint written at one layout loads at another. Only the padding
 of the vocabulary differs between tensor sizes: `padded` names the tensors whose rows may differ in number, and how many
 of them are real.
 """
 
-import dataclasses
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed.checkpoint as dcp
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_state_dict,
@@ -24,97 +22,89 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
-from crosscut.checkpoint.folders import Progress, checkpoint_folder, list_checkpoints, read_progress, write_progress
+from crosscut.checkpoint.manifest import Progress, read_manifest
+from crosscut.checkpoint.reader import CheckpointReader, PaddingLoadPlanner
+from crosscut.checkpoint.storage import Folder, folder_at, reason
 from crosscut.config import CheckpointError
 
 
-def save_checkpoint(
-    root: Path, progress: Progress, *, model: nn.Module, optimizer: Optimizer, is_first_rank: bool, keep: int
-) -> Path:
-    """Write a checkpoint of all ranks under `root` and drop all but the newest `keep`. Every rank calls it."""
-    folder = checkpoint_folder(root, progress.step)
-    partial = folder.with_name(f".{folder.name}.partial")
-    if is_first_rank and partial.exists():
-        shutil.rmtree(partial)  # a killed run's
+def state_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """The state of a run as it is saved: tensors that the run goes on to change, and copies of all else."""
     model_state, optimizer_state = get_state_dict(model, optimizer)
-    dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=partial)  # waits for all ranks
-    if is_first_rank:
-        write_progress(partial, progress)
-        if folder.exists():
-            _remove(folder)
-        partial.rename(folder)
-        for old in list_checkpoints(root)[:-keep]:
-            _remove(old)
-    return folder
+    return {"model": model_state, "optimizer": optimizer_state}
 
 
-def _remove(folder: Path) -> None:
-    """Drop a checkpoint, at no moment leaving a part of it under its name."""
-    dropped = folder.with_name(f".{folder.name}.dropped")
-    shutil.rmtree(dropped, ignore_errors=True)
-    folder.rename(dropped)
-    shutil.rmtree(dropped)
+def tensors_of(state: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors in a state by the flat names that a checkpoint has for them."""
+    planner = DefaultSavePlanner()  # whose names they are
+    planner.set_up_planner(state)
+    return {name: value for name, value in planner.state_dict.items() if isinstance(value, Tensor)}
 
 
 def load_checkpoint(
-    folder: Path, *, model: nn.Module, optimizer: Optimizer, padded: Mapping[str, int] | None = None
+    checkpoint: str | Path | Folder,
+    *,
+    model: nn.Module,
+    optimizer: Optimizer,
+    padded: Mapping[str, int] | None = None,
 ) -> Progress:
     """Fill the model and the optimizer from a checkpoint of any layout. Every rank calls it.
 
-    `padded` maps a parameter's name to its real rows. Raises `CheckpointError` when the checkpoint is damaged or of
-    another model.
+    `padded` maps a parameter's name to its real rows. The hashes are not compared here, since each rank would read
+    all files for it: `latest_good_checkpoint` or `require_undamaged` has done so in one process. Raises
+    `CheckpointError` when the checkpoint cannot be read or is of another model.
     """
-    progress = read_progress(folder)
+    folder = folder_at(checkpoint)
+    progress = read_manifest(folder).progress
+    _make_state(optimizer)
     model_state, optimizer_state = get_state_dict(model, optimizer)
     _load({"model": model_state, "optimizer": optimizer_state}, folder, padded or {})
     set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state)
     return progress
 
 
-def load_model(folder: Path, *, model: nn.Module, padded: Mapping[str, int] | None = None) -> Progress:
+def _make_state(optimizer: Optimizer) -> None:
+    """Let a new optimizer make the tensors that it keeps, as its first step does, with one gradient at a time.
+
+    PyTorch does so by itself, but with a gradient for every parameter, which is a third more memory than the state.
+    """
+    if optimizer.state:
+        return
+    rates = [group["lr"] for group in optimizer.param_groups]
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    for parameter in sorted(parameters, key=Tensor.numel, reverse=True):  # so that the largest gradient is gone first
+        parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        parameter.grad = None
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def load_model(
+    checkpoint: str | Path | Folder, *, model: nn.Module, padded: Mapping[str, int] | None = None
+) -> Progress:
     """Fill the model alone from a checkpoint of any layout. Every rank calls it. Raises as `load_checkpoint`."""
-    progress = read_progress(folder)
+    folder = folder_at(checkpoint)
+    progress = read_manifest(folder).progress
     state = get_model_state_dict(model)
     _load({"model": state}, folder, padded or {})
     set_model_state_dict(model, state)
     return progress
 
 
-def _load(state: dict[str, Any], folder: Path, padded: Mapping[str, int]) -> None:
+def _load(state: dict[str, Any], folder: Folder, padded: Mapping[str, int]) -> None:
     try:
-        dcp.load(state, checkpoint_id=folder, planner=_PaddingLoadPlanner(padded))
+        dcp.load(state, storage_reader=CheckpointReader(folder), planner=PaddingLoadPlanner(padded))
     except (Exception, CheckpointException) as error:
         raise CheckpointError(
-            f"`{folder}` must be a whole checkpoint of this model, but could not be read: {_reason(error)}."
+            f"`{folder}` must be a whole checkpoint of this model, but could not be read: {reason(first_cause(error))}."
         ) from error
 
 
-def _reason(error: BaseException) -> str:
-    inner = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
-    return str(inner).strip().splitlines()[0].rstrip(".") if str(inner).strip() else type(inner).__name__
-
-
-class _PaddingLoadPlanner(DefaultLoadPlanner):
-    """Lets the rows of padded tensors differ in number; rows that were not saved stay as they are."""
-
-    def __init__(self, padded: Mapping[str, int]) -> None:
-        super().__init__()
-        self.padded = padded
-
-    def set_up_planner(
-        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
-    ) -> None:
-        super().set_up_planner(state_dict, metadata, is_coordinator)
-        if metadata is None:
-            return
-        entries = {key: self._fit(key, entry) for key, entry in metadata.state_dict_metadata.items()}
-        self.metadata = dataclasses.replace(metadata, state_dict_metadata=entries)
-
-    def _fit(self, key: str, saved: Any) -> Any:
-        ours = self.state_dict.get(key)
-        real = next((rows for name, rows in self.padded.items() if f".{name}" in key), None)
-        if real is None or not isinstance(saved, TensorStorageMetadata) or not saved.size or ours is None:
-            return saved
-        if saved.size[1:] != ours.shape[1:] or min(saved.size[0], ours.shape[0]) < real:
-            return saved  # a true mismatch, which PyTorch reports
-        return dataclasses.replace(saved, size=ours.shape)
+def first_cause(error: BaseException) -> BaseException:
+    """What went wrong on the first rank where something did, out of what PyTorch raises on all."""
+    if isinstance(error, CheckpointException):
+        return next(iter(error.failures.values()))[0]
+    return error

@@ -8,6 +8,7 @@ import time
 import click
 
 from crosscut import __version__
+from crosscut.cli.checkpoint import checkpoint
 from crosscut.cli.generate import generate
 from crosscut.cli.prepare import prepare
 from crosscut.cli.train import train
@@ -26,7 +27,7 @@ def commands() -> None:
     """Train transformers too big for one GPU by cutting every layer's matrices."""
 
 
-for command in (prepare, train, verify, generate):
+for command in (prepare, train, verify, generate, checkpoint):
     commands.add_command(command)
 
 

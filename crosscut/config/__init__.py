@@ -20,11 +20,19 @@ from crosscut.config.layout import Layout
 from crosscut.config.loading import dump_toml, load_layout, load_run, write_toml
 from crosscut.config.model import ModelConfig
 from crosscut.config.presets import PRESETS
-from crosscut.config.run import DataConfig, OptimizerConfig, OutputConfig, RunConfig, TrainingConfig
+from crosscut.config.run import (
+    CheckpointConfig,
+    DataConfig,
+    OptimizerConfig,
+    OutputConfig,
+    RunConfig,
+    TrainingConfig,
+)
 
 __all__ = [
     "IGNORED",
     "PRESETS",
+    "CheckpointConfig",
     "CheckpointError",
     "ConfigError",
     "CrosscutError",

@@ -13,6 +13,7 @@ from crosscut.config.checks import (
     require_fraction,
     require_one_of,
 )
+from crosscut.config.conventions import CHECKPOINTS_FOLDER
 from crosscut.config.errors import ConfigError, LayoutError
 from crosscut.config.layout import Layout
 from crosscut.config.model import ModelConfig
@@ -85,27 +86,14 @@ class TrainingConfig:
     validation_sequences: int = 1024
     """Validation sequences per validation, always the same; 0 takes the whole validation set."""
 
-    checkpoint_every: int = 1000
-    """Steps between checkpoints; the last step always writes one. 0 turns the others off."""
-
-    keep_checkpoints: int = 2
-    """Newest checkpoints to keep."""
-
     compare_replicas_every: int = 100
     """Steps between comparisons of the parameters that several ranks hold alike; also before every checkpoint. A
     difference stops the run. 0 never compares."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "sequence_length", "keep_checkpoints"):
+        for name in ("steps", "batch_size", "sequence_length"):
             require_at_least(f"training.{name}", getattr(self, name), 1)
-        for name in (
-            "micro_batch_size",
-            "seed",
-            "validate_every",
-            "validation_sequences",
-            "checkpoint_every",
-            "compare_replicas_every",
-        ):
+        for name in ("micro_batch_size", "seed", "validate_every", "validation_sequences", "compare_replicas_every"):
             require_at_least(f"training.{name}", getattr(self, name), 0)
         require_one_of("training.precision", self.precision, tuple(PRECISIONS))
         require_one_of("training.device", self.device, ("auto", "cpu", "cuda"))
@@ -158,6 +146,38 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When the run's state is saved, where, and which checkpoints are kept (docs/checkpoints.md)."""
+
+    every: int = 1000
+    """Steps between checkpoints; the last step always writes one. 0 turns the others off."""
+
+    keep: int = 2
+    """Newest checkpoints to keep."""
+
+    keep_every: int = 0
+    """Steps between checkpoints that are kept for good, beside the newest; 0 keeps none."""
+
+    folder: str = ""
+    """A path or any URL that fsspec knows, such as `s3://bucket/run`. Empty means `checkpoints` in the run's folder."""
+
+    on_failure: str = "stop"
+    """What the run does when a checkpoint cannot be written: `stop` at the next one, or `continue` and try again
+    then. It says so either way, and earlier checkpoints stay as they were."""
+
+    def __post_init__(self) -> None:
+        require_at_least("checkpoint.keep", self.keep, 1)
+        for name in ("every", "keep_every"):
+            require_at_least(f"checkpoint.{name}", getattr(self, name), 0)
+        require_one_of("checkpoint.on_failure", self.on_failure, ("stop", "continue"))
+        if self.every and self.keep_every % self.every:
+            raise ConfigError(
+                f"`checkpoint.keep_every` must be a multiple of `checkpoint.every` ({self.every}), but is "
+                f"{self.keep_every}. Try {self.every * max(1, round(self.keep_every / self.every))}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class OutputConfig:
     """What the run leaves behind."""
 
@@ -185,6 +205,7 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
 
     def __post_init__(self) -> None:
@@ -207,6 +228,11 @@ class RunConfig:
     def tokens_folder(self) -> str:
         """Where the run's token shards are or will be."""
         return self.data.tokens or f"{self.output.folder}/tokens"
+
+    @property
+    def checkpoints_folder(self) -> str:
+        """Where the run's checkpoints are or will be: a path or a URL."""
+        return self.checkpoint.folder or f"{self.output.folder}/{CHECKPOINTS_FOLDER}"
 
     def _check_tensor_axis(self) -> None:
         tensor, heads = self.layout.tensor, self.model.num_heads

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from crosscut.checkpoint import latest_checkpoint, load_model, require_identity
+from crosscut.checkpoint import Folder, latest_good_checkpoint, load_model, require_identity
 from crosscut.config import ConfigError, RunConfig, load_run
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
 from crosscut.data import TokenFolder
@@ -33,14 +33,19 @@ def generate_text(folder: Path, prompt: str, sampling: Sampling, *, tensor: int,
     layout = [f"layout.tensor={tensor}", "layout.data=1", "layout.sequence_parallel=false"]
     run = load_run(folder / CONFIG_FILE, [*layout, f"training.device={device}"])
     require_devices(device, tensor)
-    checkpoint = latest_checkpoint(folder / CHECKPOINTS_FOLDER)
+    checkpoint = latest_good_checkpoint(_checkpoints(run, folder)).folder
     sizes = {f"model.{name}": value for name, value in dataclasses.asdict(run.model).items() if name != "dropout"}
     require_identity(checkpoint, sizes)
     TokenFolder.open(Path(run.tokens_folder), verify=False)
     launch(_generate_rank, (run, checkpoint, prompt, sampling), num_ranks=tensor)
 
 
-def _generate_rank(run: RunConfig, checkpoint: Path, prompt: str, sampling: Sampling) -> None:
+def _checkpoints(run: RunConfig, folder: Path) -> str:
+    """Where the run keeps them; a run's folder may have been moved since."""
+    return run.checkpoint.folder or str(folder / CHECKPOINTS_FOLDER)
+
+
+def _generate_rank(run: RunConfig, checkpoint: Folder, prompt: str, sampling: Sampling) -> None:
     device = choose_device(run.training.device)
     with process_group(device):
         mesh = make_mesh(run.layout, device)

@@ -106,6 +106,15 @@ def all_gather_objects(value: object, axis: Axis) -> list[Any]:
     return gathered
 
 
+def background_group() -> dist.ProcessGroup:
+    """A group of all ranks for messages that another thread sends beside the training's. Every rank calls it alike.
+
+    Over the CPU, and patient for a day: a rank may write to a slow disk while the others wait for it.
+    """
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(days=1))
+    return group
+
+
 def share_from_first(value: object) -> Any:
     """The first rank's small Python value, on every rank; the others wait for it for up to a day."""
     patient = dist.new_group(backend="gloo", timeout=timedelta(days=1))

@@ -10,7 +10,7 @@ A replicated parameter that is used on a split sequence gets only a part of its 
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from crosscut.config import LayoutError
 from crosscut.parallel.mesh import Axis, ParallelMesh
@@ -49,6 +49,25 @@ def local(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     """
     assert isinstance(parameter, DTensor)
     return parameter.to_local().to(dtype)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's part of any tensor of a run's state: of a distributed one its shard, of another one all of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def placement_of(tensor: Tensor) -> str:
+    """How a tensor is cut, in words such as `Shard(0) over tensor=2`; `whole` for one that every rank holds so."""
+    if not isinstance(tensor, DTensor):
+        return "whole"
+    mesh = tensor.device_mesh
+    names = mesh.mesh_dim_names or tuple(f"axis {i}" for i in range(mesh.ndim))
+    placements = zip(tensor.placements, names, strict=True)
+    return ", ".join(f"{_word(place)} over {name}={mesh.size(i)}" for i, (place, name) in enumerate(placements))
+
+
+def _word(placement: Placement) -> str:
+    return f"Shard({placement.dim})" if isinstance(placement, Shard) else type(placement).__name__
 
 
 def local_on_sequence(parameter: Tensor, mesh: ParallelMesh, dtype: torch.dtype) -> Tensor:

@@ -1,5 +1,6 @@
 """The training loop on one rank: it reads as the algorithm."""
 
+import dataclasses
 import math
 import time
 from collections.abc import Mapping
@@ -7,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crosscut.checkpoint import Progress, load_checkpoint, save_checkpoint
+from crosscut.checkpoint import Folder, Progress, Saver, load_checkpoint
 from crosscut.config import RunConfig, TrainingError, write_toml
-from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
+from crosscut.config.conventions import CONFIG_FILE
 from crosscut.evaluation import Score, evaluate_loss
 from crosscut.parallel import Stopped, StopRequest, find_drift
 from crosscut.training.batches import Batches
@@ -48,8 +49,15 @@ class Loop:
         self.identity = dict(identity or {})
         self.folder = Path(run.output.folder)
         self.throughput = Throughput.of(run, trainer.mesh)
+        self.saver = Saver(
+            run.checkpoints_folder,
+            model=trainer.model,
+            optimizer=trainer.optimizer,
+            config=run.checkpoint,
+            is_first_rank=self.mesh.is_first_rank,
+        )
 
-    def train(self, resume_from: Path | None = None) -> Outcome:
+    def train(self, resume_from: Path | Folder | None = None) -> Outcome:
         """Do all steps that are left, or those until a scheduler asks to stop (`parallel.stopping`).
 
         Raises `TrainingError` when a loss is no longer finite or replicas of a parameter differ.
@@ -74,11 +82,12 @@ class Loop:
                             after = self.validate(done, metrics, request)
                     except Stopped:
                         stopped = True
-                    saving = stopped or last or _is_due(done, training.checkpoint_every)
+                    saving = stopped or last or _is_due(done, self.run.checkpoint.every)
                     if saving or _is_due(done, training.compare_replicas_every):
                         self.compare_replicas(done)
                     if saving:
                         self.save(done)
+                self.finish_saving()
                 if stopped:
                     request.meet()  # a rank that left earlier would take the one that still writes with it
         return Outcome(
@@ -124,19 +133,25 @@ class Loop:
         )
 
     def save(self, step: int) -> None:
-        """Write a checkpoint after `step` steps, and then the run's config as it was when it was written."""
-        save_checkpoint(
-            self.folder / CHECKPOINTS_FOLDER,
-            Progress(step=step, samples=self._samples(step), layout=str(self.run.layout), identity=self.identity),
-            model=self.trainer.model,
-            optimizer=self.trainer.optimizer,
-            is_first_rank=self.mesh.is_first_rank,
-            keep=self.run.training.keep_checkpoints,
-        )
-        if self.mesh.is_first_rank:
-            write_toml(self.run, self.folder / CONFIG_FILE)
+        """Begin to write a checkpoint after `step` steps, and then the run's config as it was when it was written.
 
-    def load(self, folder: Path) -> Progress:
+        Raises `CheckpointError` when the one before could not be written and the run is to stop then.
+        """
+        progress = Progress(
+            step=step,
+            samples=self._samples(step),
+            layout=str(self.run.layout),
+            seed=self.run.training.seed,
+            identity=self.identity,
+            config=dataclasses.asdict(self.run),
+        )
+        self.saver.save(progress, written=lambda: write_toml(self.run, self.folder / CONFIG_FILE))
+
+    def finish_saving(self) -> None:
+        """Wait until every checkpoint that was begun is in its place. Raises as `save`."""
+        self.saver.finish()
+
+    def load(self, folder: Path | Folder) -> Progress:
         """Go back to a checkpoint, of this or of another layout; the optimizer's settings stay the run's."""
         model, optimizer = self.trainer.model, self.trainer.optimizer
         progress = load_checkpoint(folder, model=model, optimizer=optimizer, padded=model.padded_rows)

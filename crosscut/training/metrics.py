@@ -7,7 +7,8 @@ file, without the rows after the checkpoint that it resumed from; a step that wa
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -44,6 +45,7 @@ class Metrics:
         self._file: IO[str] = (folder / METRICS_FILE).open("a", encoding="utf-8")
         self._board = SummaryWriter(str(folder / TENSORBOARD_FOLDER), purge_step=start + 1 if start else 0)
         self._display = _Display(num_steps, start)
+        self._told = False
 
     def __enter__(self) -> Self:
         return self
@@ -53,8 +55,9 @@ class Metrics:
     ) -> None:
         if self.active:
             self._display.close()
-            self._file.close()
-            self._board.close()
+            with self._disk_errors_told():
+                self._file.close()
+                self._board.close()
 
     def step(self, step: int, values: Mapping[str, Value]) -> None:
         """Note the values of a training step; `step` counts the steps done."""
@@ -70,11 +73,22 @@ class Metrics:
             self._display.line(f"step {step:>6}  validation loss {loss:.4f}  perplexity {perplexity:.2f}")
 
     def _write(self, step: int, values: Mapping[str, Value]) -> None:
-        self._file.write(json.dumps({"step": step, **{name: _as_json(v) for name, v in values.items()}}) + "\n")
-        self._file.flush()
-        for name, value in values.items():
-            if isinstance(value, int | float):
-                self._board.add_scalar(name, value, step)
+        with self._disk_errors_told():
+            self._file.write(json.dumps({"step": step, **{name: _as_json(v) for name, v in values.items()}}) + "\n")
+            self._file.flush()
+            for name, value in values.items():
+                if isinstance(value, int | float):
+                    self._board.add_scalar(name, value, step)
+
+    @contextmanager
+    def _disk_errors_told(self) -> Iterator[None]:
+        """A full disk costs rows of the metrics, not the run: whether that stops is for its checkpoints to decide."""
+        try:
+            yield
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                self._display.line(f"metrics are no longer written: {error.strerror}")
 
 
 def _as_json(value: Value) -> Value:

@@ -9,9 +9,15 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from crosscut.checkpoint import checkpoint_folder, latest_checkpoint, list_checkpoints, require_identity
+from crosscut.checkpoint import (
+    Folder,
+    checkpoint_folder,
+    latest_good_checkpoint,
+    list_checkpoints,
+    require_identity,
+)
 from crosscut.config import ConfigError, LayoutError, RunConfig, RunStopped, write_toml
-from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
+from crosscut.config.conventions import CONFIG_FILE
 from crosscut.data import Sampler, TokenFolder, ValidationSampler, prepare
 from crosscut.parallel import launch, make_mesh, process_group
 from crosscut.parallel.collectives import share_from_first
@@ -37,7 +43,7 @@ class _Prepared:
 
     run: RunConfig
     """With the vocabulary filled in."""
-    checkpoint: Path | None
+    checkpoint: Folder | None
     """To go on from."""
     identity: dict[str, Any]
     """What the run's checkpoints say of themselves."""
@@ -70,37 +76,38 @@ def run_training(run: RunConfig, *, resume: Resume = False) -> None:
     else:
         stopped_after = launch(_train_rank, (_prepare(run, resume),), num_ranks=run.layout.world_size)
     if stopped_after:
-        folder = Path(run.output.folder)
+        config = shlex.quote(str(Path(run.output.folder) / CONFIG_FILE))
         raise RunStopped(
             f"Stopped as asked, after step {stopped_after} of {run.training.steps}. The checkpoint "
-            f"`{checkpoint_folder(folder / CHECKPOINTS_FOLDER, stopped_after)}` is written: requeue the job, or go on "
-            f"with `{typed_command()} train {shlex.quote(str(folder / CONFIG_FILE))} --resume auto`."
+            f"`{checkpoint_folder(run.checkpoints_folder, stopped_after)}` is written: requeue the job, or go on with "
+            f"`{typed_command()} train {config} --resume auto`."
         )
 
 
 def is_complete(run: RunConfig) -> bool:
     """Whether the run's folder holds the last checkpoint and the report, which comes after it, of all its steps."""
-    folder, steps = Path(run.output.folder), run.training.steps
+    steps = run.training.steps
     try:
-        summary = json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
+        summary = json.loads((Path(run.output.folder) / SUMMARY_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return summary["steps"] == steps and checkpoint_folder(folder / CHECKPOINTS_FOLDER, steps).exists()
+    last = checkpoint_folder(run.checkpoints_folder, steps).name
+    return summary["steps"] == steps and last in [folder.name for folder in list_checkpoints(run.checkpoints_folder)]
 
 
 def _prepare(run: RunConfig, resume: Resume) -> _Prepared:
     """Make what the ranks need: the run's folder, the tokens, the checkpoint to go on from."""
     folder = Path(run.output.folder)
-    checkpoints = folder / CHECKPOINTS_FOLDER
     may_be_done = resume == "auto"  # killed when only its report was missing
     if resume == "auto":  # checkpoints that are all damaged are an error, not a reason to begin anew over them
-        resume = any(checkpoints.glob("step-*"))
+        resume = bool(list_checkpoints(run.checkpoints_folder))
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"`output.folder` must be a folder, but `{folder}` is a file. Choose another name.")
-    checkpoint = latest_checkpoint(checkpoints) if resume else None
-    if not resume and list_checkpoints(checkpoints):
+    checkpoint = latest_good_checkpoint(run.checkpoints_folder).folder if resume else None
+    if not resume and list_checkpoints(run.checkpoints_folder):
+        name, place = ("checkpoint", run.checkpoint.folder) if run.checkpoint.folder else ("output", str(folder))
         raise ConfigError(
-            f"`output.folder` must name a new folder, but `{folder}` holds checkpoints of a run. Pass --resume to go "
+            f"`{name}.folder` must name a new folder, but `{place}` holds checkpoints of a run. Pass --resume to go "
             "on with it, or choose another folder."
         )
     tokens = _tokens(run, resume)
@@ -166,8 +173,9 @@ def _train(prepared: _Prepared) -> int:
     tokens = TokenFolder.open(Path(run.tokens_folder), verify=False)  # the hashes have been compared
     trainer = Trainer(run, mesh)
     loop = Loop(run, trainer, Batches(run, tokens, mesh), identity=prepared.identity)
-    outcome = loop.train(prepared.checkpoint)
-    if outcome.stopped:
-        return outcome.last_step
-    write_report(run, trainer.model, tokens, outcome)
-    return 0
+    with loop.saver:
+        outcome = loop.train(prepared.checkpoint)
+        if not outcome.stopped:
+            write_report(run, trainer.model, tokens, outcome)
+        loop.saver.require_saved()
+    return outcome.last_step if outcome.stopped else 0

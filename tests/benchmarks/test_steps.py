@@ -53,3 +53,15 @@ def test_training_step_benchmark_compares_layouts_of_the_same_loss():
     )["figures"]
     assert figures["crosscut"]["peak_bytes"] > 0
     assert abs(figures["crosscut"]["first_loss"] - figures["crosscut tensor=2"]["first_loss"]) < 1e-4
+
+
+def test_checkpoint_benchmark_runs(tmp_path):
+    figures = json.loads(run("checkpoint.py", "--tiny", "--rounds", "1", "--json", "--folder", str(tmp_path)))
+    saving = figures["saving"]["rounds"]
+    assert {"held", "copy", "torch.save", "until written"} <= set(saving)
+    assert 0 < saving["held"][0] < saving["until written"][0]
+    reading = figures["reading"]
+    assert [len(reading[layout]) for layout in ("tensor 4 x data 1", "tensor 1 x data 1")] == [4, 1]
+    shares = [rank["share"] for rank in reading["tensor 4 x data 1"]]
+    assert max(shares) < reading["tensor 1 x data 1"][0]["share"] / 2
+    assert list(tmp_path.iterdir()) == [], "it leaves nothing behind"

@@ -1,38 +1,49 @@
-import json
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from crosscut.checkpoint import (
     Progress,
     checkpoint_folder,
-    latest_checkpoint,
+    latest_good_checkpoint,
     list_checkpoints,
     load_checkpoint,
     load_model,
-    read_progress,
+    read_manifest,
     save_checkpoint,
 )
+from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import CheckpointError, Layout, ModelConfig, OptimizerConfig
 from crosscut.model import GPT, initialize
-from crosscut.parallel import RandomStreams, make_mesh
+from crosscut.parallel import GradientReducer, RandomStreams, make_mesh
 from crosscut.training.optimizer import make_optimizer
 
 MODEL = ModelConfig(num_layers=1, hidden_size=16, num_heads=4, vocab_size=300, max_sequence_length=8, dropout=0.0)
+ONE = Layout()
 PADDED = {"tokens.weight": MODEL.vocab_size}
 
 
-def make(tensor: int, seed: int, model: ModelConfig = MODEL):
-    mesh = make_mesh(Layout(tensor=tensor), torch.device("cpu"))
+def latest(root: Path) -> LocalFolder:
+    return latest_good_checkpoint(root).folder
+
+
+def make(layout: Layout, seed: int, model: ModelConfig = MODEL):
+    mesh = make_mesh(layout, torch.device("cpu"))
     gpt = GPT(model, mesh=mesh, streams=RandomStreams(mesh, 0), dtype=torch.float64)
     initialize(gpt, seed)
     return mesh, gpt, make_optimizer(gpt, OptimizerConfig(learning_rate=1e-2))
 
 
 def take_step(model: GPT, optimizer: torch.optim.Optimizer) -> None:
+    """Every data rank takes the same batch, so that its gradient is already the mean."""
     tokens = torch.arange(9).unsqueeze(0)
-    model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+    parameters = list(model.parameters())
+    reducer = GradientReducer(parameters, model.mesh)
+    reducer.arm()
+    model.loss(tokens[:, :-1], tokens[:, 1:], scale=1 / (8 * model.mesh.data.size)).backward()
+    reducer.finish()
     optimizer.step()
     optimizer.zero_grad()
 
@@ -44,56 +55,105 @@ def weights(model: GPT) -> dict[str, torch.Tensor]:
     }
 
 
-def save(root: Path, tensor: int, step: int = 1, keep: int = 2) -> dict[str, torch.Tensor]:
+def save(root: Path, layout: Layout = ONE, step: int = 1, keep: int = 2) -> dict[str, torch.Tensor]:
     """A model after one step, saved; the weights after one more step, which the optimizer's state decides too."""
-    mesh, model, optimizer = make(tensor, seed=1)
+    mesh, model, optimizer = make(layout, seed=1)
     take_step(model, optimizer)
-    progress = Progress(step=step, samples=step, layout=f"tensor {tensor}")
+    progress = Progress(step=step, samples=step, layout=str(layout))
     save_checkpoint(root, progress, model=model, optimizer=optimizer, is_first_rank=mesh.is_first_rank, keep=keep)
     take_step(model, optimizer)
     return weights(model)
 
 
-def load(root: Path, tensor: int) -> tuple[Progress, dict[str, torch.Tensor]]:
-    _, model, optimizer = make(tensor, seed=2)
-    progress = load_checkpoint(latest_checkpoint(root), model=model, optimizer=optimizer, padded=PADDED)
+def load(root: Path, layout: Layout = ONE) -> tuple[Progress, dict[str, torch.Tensor]]:
+    _, model, optimizer = make(layout, seed=2)
+    progress = load_checkpoint(latest(root), model=model, optimizer=optimizer, padded=PADDED)
     take_step(model, optimizer)
     padding = model.tokens.weight.detach().full_tensor()[MODEL.vocab_size :]
     assert not padding.any(), "the padding of the vocabulary must stay zero"
     return progress, weights(model)
 
 
-@pytest.mark.parametrize(("saved_by", "loaded_by"), [(1, 1), (2, 2), (1, 2), (2, 1), (4, 2), (1, 4)])
-def test_any_tensor_size_loads_what_any_other_saved(ranks, tmp_path, saved_by, loaded_by):
-    expected = ranks.run(saved_by, save, tmp_path, saved_by)[0]
-    progress, actual = ranks.run(loaded_by, load, tmp_path, loaded_by)[0]
-    assert progress == Progress(step=1, samples=1, layout=f"tensor {saved_by}")
+LAYOUTS = {
+    "1": ONE,
+    "tensor 2": Layout(tensor=2),
+    "tensor 4": Layout(tensor=4),
+    "data 2": Layout(data=2),
+    "2 x 2": Layout(tensor=2, data=2),
+    "2 x 2 split": Layout(tensor=2, data=2, sequence_parallel=True),
+    "tensor 4 split": Layout(tensor=4, sequence_parallel=True),
+}
+PAIRS = [
+    ("1", "1"), ("tensor 2", "tensor 2"), ("1", "tensor 2"), ("tensor 2", "1"), ("tensor 4", "tensor 2"),
+    ("1", "tensor 4"), ("2 x 2", "tensor 4"), ("2 x 2", "1"), ("2 x 2", "data 2"), ("tensor 4", "2 x 2"),
+    ("1", "2 x 2"), ("data 2", "tensor 2"), ("2 x 2 split", "tensor 4"), ("tensor 4", "2 x 2 split"),
+    ("tensor 4 split", "data 2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("saved_by", "loaded_by"), PAIRS)
+def test_any_layout_loads_what_any_other_saved(ranks, tmp_path, saved_by, loaded_by):
+    ours, theirs = LAYOUTS[saved_by], LAYOUTS[loaded_by]
+    expected = ranks.run(ours.world_size, save, tmp_path, ours)[0]
+    progress, actual = ranks.run(theirs.world_size, load, tmp_path, theirs)[0]
+    assert progress == Progress(step=1, samples=1, layout=str(ours))
     for name, weight in expected.items():
         torch.testing.assert_close(actual[name], weight, rtol=1e-9, atol=1e-12, msg=name)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_manifest_tells_what_was_saved(ranks, tmp_path, layout):
+    ranks.run(layout.world_size, save, tmp_path, layout)
+    manifest = read_manifest(latest(tmp_path))
+    rows = -(-MODEL.vocab_size // (128 * layout.tensor)) * 128 * layout.tensor
+    tokens = manifest.tensors["optimizer.state.tokens.weight.exp_avg"]
+    assert (tokens.shape, tokens.dtype) == ((rows, 16), "float64")
+    assert tokens.placement == f"Shard(0) over tensor={layout.tensor}"
+    norm = manifest.tensors["model.final_norm.weight"]
+    assert norm.placement == f"Replicate over tensor={layout.tensor}"
+    assert manifest.tensors["optimizer.state.tokens.weight.step"].placement == "whole"
+    assert sorted(manifest.files) == [".metadata", *(f"__{i}_0.distcp" for i in range(layout.world_size))]
+    assert set(manifest.versions) == {"python", "torch", "crosscut"}
+
+
+def test_other_programs_can_read_it(tmp_path, ranks):
+    """The files are those of `torch.distributed.checkpoint`: its own reader needs nothing of ours."""
+    ranks.run(2, save, tmp_path, Layout(tensor=2))
+    whole = ranks.run(1, read_with_torch_alone, latest(tmp_path).path)[0]
+    ranks.run(1, save, tmp_path / "one", ONE)
+    ours = ranks.run(1, read_with_torch_alone, latest(tmp_path / "one").path)[0]
+    torch.testing.assert_close(whole[: MODEL.vocab_size], ours[: MODEL.vocab_size], rtol=1e-9, atol=1e-12)
+
+
+def read_with_torch_alone(folder: Path) -> torch.Tensor:
+    shape = read_manifest(LocalFolder(folder)).tensors["model.tokens.weight"].shape
+    state = {"model": {"tokens.weight": torch.empty(shape, dtype=torch.float64)}}
+    dcp.load(state, checkpoint_id=folder)
+    return state["model"]["tokens.weight"]
+
+
 def load_weights_only(root: Path) -> tuple[dict, dict]:
-    _, model, _ = make(1, seed=2)
-    load_model(latest_checkpoint(root), model=model, padded=PADDED)
-    _, saved, optimizer = make(1, seed=1)
+    _, model, _ = make(ONE, seed=2)
+    load_model(latest(root), model=model, padded=PADDED)
+    _, saved, optimizer = make(ONE, seed=1)
     take_step(saved, optimizer)
     return weights(model), weights(saved)
 
 
 def test_model_loads_without_its_optimizer(ranks, tmp_path):
-    ranks.run(1, save, tmp_path, 1)
+    ranks.run(1, save, tmp_path)
     loaded, expected = ranks.run(1, load_weights_only, tmp_path)[0]
     for name, weight in expected.items():
         assert torch.equal(weight, loaded[name]), name
 
 
 def test_half_written_checkpoint_is_never_taken_for_whole(ranks, tmp_path):
-    ranks.run(1, save, tmp_path, 1)
+    ranks.run(1, save, tmp_path)
     ranks.run(1, save_and_die, tmp_path)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000001"]
-    assert latest_checkpoint(tmp_path).name == "step-00000001"
-    ranks.run(1, save, tmp_path, 1, 2)  # the rest of the dead one is no hindrance
-    assert latest_checkpoint(tmp_path).name == "step-00000002"
+    assert latest(tmp_path).name == "step-00000001"
+    ranks.run(1, save, tmp_path, ONE, 2)  # the rest of the dead one is no hindrance
+    assert latest(tmp_path).name == "step-00000002"
 
 
 def save_and_die(root: Path) -> None:
@@ -105,58 +165,58 @@ def save_and_die(root: Path) -> None:
             raise InterruptedError
         return rename(path, target)
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(InterruptedError):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(CheckpointError):
         patch.setattr(Path, "rename", die)
-        save(root, 1, step=2)
+        save(root, step=2)
     assert any(path.name.endswith(".partial") for path in root.iterdir())
 
 
 def load_of_another_model(root: Path) -> None:
     other = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, vocab_size=300, max_sequence_length=8)
-    _, model, optimizer = make(1, seed=1, model=other)
-    load_checkpoint(latest_checkpoint(root), model=model, optimizer=optimizer, padded=PADDED)
+    _, model, optimizer = make(ONE, seed=1, model=other)
+    load_checkpoint(latest(root), model=model, optimizer=optimizer, padded=PADDED)
 
 
 def load_of_a_wider_model(root: Path) -> None:
     other = ModelConfig(num_layers=1, hidden_size=32, num_heads=4, vocab_size=300, max_sequence_length=8)
-    _, model, optimizer = make(1, seed=1, model=other)
-    load_checkpoint(latest_checkpoint(root), model=model, optimizer=optimizer, padded=PADDED)
+    _, model, optimizer = make(ONE, seed=1, model=other)
+    load_checkpoint(latest(root), model=model, optimizer=optimizer, padded=PADDED)
 
 
 def load_of_a_larger_vocabulary(root: Path) -> None:
     other = ModelConfig(num_layers=1, hidden_size=16, num_heads=4, vocab_size=400, max_sequence_length=8)
-    _, model, optimizer = make(1, seed=1, model=other)
-    load_checkpoint(latest_checkpoint(root), model=model, optimizer=optimizer, padded={"tokens.weight": 400})
+    _, model, optimizer = make(ONE, seed=1, model=other)
+    load_checkpoint(latest(root), model=model, optimizer=optimizer, padded={"tokens.weight": 400})
 
 
 @pytest.mark.parametrize("job", [load_of_another_model, load_of_a_wider_model, load_of_a_larger_vocabulary])
 def test_checkpoint_of_another_model_is_refused(ranks, tmp_path, job):
-    ranks.run(1, save, tmp_path, 1)
+    ranks.run(1, save, tmp_path)
     with pytest.raises(CheckpointError, match="must be a whole checkpoint of this model, but could not be read"):
         ranks.run(1, job, tmp_path)
 
 
-def test_checkpoint_with_a_missing_file_is_refused(ranks, tmp_path):
-    ranks.run(2, save, tmp_path, 2)
-    next(latest_checkpoint(tmp_path).glob("__1_*")).unlink()
-    with pytest.raises(CheckpointError, match="could not be read"):
-        ranks.run(1, load, tmp_path, 1)
+def test_file_that_goes_missing_before_it_is_read_is_told(ranks, tmp_path):
+    ranks.run(2, save, tmp_path, Layout(tensor=2))
+    folder = latest(tmp_path)
+    next(folder.path.glob("__1_*")).unlink()
+    with pytest.raises(CheckpointError, match=r"could not be read: No such file or directory \(`.*__1_0\.distcp`\)"):
+        ranks.run(1, load_from, folder.path)
+
+
+def load_from(folder: Path) -> None:
+    _, model, optimizer = make(ONE, seed=2)
+    load_checkpoint(folder, model=model, optimizer=optimizer, padded=PADDED)
 
 
 def test_resuming_from_nothing_says_so(tmp_path):
     with pytest.raises(CheckpointError, match=r"must hold a checkpoint to resume from, but holds none\. Start without"):
-        latest_checkpoint(tmp_path)
+        latest(tmp_path)
 
 
 def test_folder_that_is_no_checkpoint_says_so(tmp_path):
-    with pytest.raises(CheckpointError, match=r"must be a checkpoint, but has no `progress\.json`"):
-        read_progress(tmp_path)
-
-
-def test_damaged_progress_says_so(tmp_path):
-    (tmp_path / "progress.json").write_text(json.dumps({"step": 1}))
-    with pytest.raises(CheckpointError, match="must tell a run's progress, but is damaged"):
-        read_progress(tmp_path)
+    with pytest.raises(CheckpointError, match=r"must be a checkpoint, but `manifest\.json` is missing"):
+        read_manifest(LocalFolder(tmp_path))
 
 
 def test_folders_sort_by_step(tmp_path):

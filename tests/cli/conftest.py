@@ -21,7 +21,7 @@ TINY = (
     "training.sequence_length=32",
     "training.validation_sequences=8",
     "training.validate_every=2",
-    "training.checkpoint_every=2",
+    "checkpoint.every=2",
     "optimizer.warmup_steps=1",
     "output.sample_tokens=5",
 )

@@ -77,7 +77,6 @@ def test_resuming_without_a_checkpoint_is_told(fail, book):
 def test_run_folder_with_checkpoints_is_not_overwritten(fail, tmp_path):
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000001"
     checkpoint.mkdir(parents=True)
-    (checkpoint / "progress.json").write_text('{"step": 1, "samples": 4, "layout": "tensor 1 x data 1"}')
     assert "holds checkpoints of a run. Pass --resume" in fail("train", *TINY, "output.folder=run")
 
 

@@ -63,7 +63,7 @@ def only_checkpoint(run: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-ENDLESS = ("training.steps=1000000", "training.validate_every=0", "training.checkpoint_every=0")
+ENDLESS = ("training.steps=1000000", "training.validate_every=0", "checkpoint.every=0")
 
 
 @pytest.mark.parametrize("layout", [pytest.param("layout.tensor=1", marks=pytest.mark.slow), "layout.tensor=2"])

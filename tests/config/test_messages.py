@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from crosscut.config import (
+    CheckpointConfig,
     ConfigError,
     DataConfig,
     Layout,
@@ -24,6 +25,7 @@ SECTIONS = {
     "data": DataConfig,
     "training": TrainingConfig,
     "optimizer": OptimizerConfig,
+    "checkpoint": CheckpointConfig,
     "output": OutputConfig,
 }
 LOWER_BOUNDS = {
@@ -45,12 +47,13 @@ LOWER_BOUNDS = {
     "training.seed": 0,
     "training.validate_every": 0,
     "training.validation_sequences": 0,
-    "training.checkpoint_every": 0,
-    "training.keep_checkpoints": 1,
     "optimizer.learning_rate": 0,
     "optimizer.min_learning_rate": 0,
     "optimizer.warmup_steps": 0,
     "optimizer.weight_decay": 0,
+    "checkpoint.every": 0,
+    "checkpoint.keep": 1,
+    "checkpoint.keep_every": 0,
     "output.sample_tokens": 0,
 }
 
@@ -117,6 +120,16 @@ def test_a_divisor_is_above_zero(name: str, value: float) -> None:
             "`training.precision` must be 'float32', 'bfloat16' or 'float64', but is 'float16'.",
         ),
         ("training.device", "gpu", "`training.device` must be 'auto', 'cpu' or 'cuda', but is 'gpu'."),
+        (
+            "checkpoint.on_failure",
+            "retry",
+            "`checkpoint.on_failure` must be 'stop' or 'continue', but is 'retry'.",
+        ),
+        (
+            "checkpoint.keep_every",
+            2500,
+            "`checkpoint.keep_every` must be a multiple of `checkpoint.every` (1000), but is 2500. Try 2000.",
+        ),
         ("output.folder", "", "`output.folder` must name a folder, but is empty."),
         (
             "optimizer.min_learning_rate",

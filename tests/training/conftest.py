@@ -42,8 +42,8 @@ def tiny_run(tokens: Path, folder: Path, *overrides: str) -> RunConfig:
             "seed": 1,
             "validate_every": 3,
             "validation_sequences": 8,
-            "checkpoint_every": 3,
         },
+        "checkpoint": {"every": 3},
         "optimizer": {"learning_rate": 1e-3, "warmup_steps": 2},
         "output": {"folder": str(folder), "sample_tokens": 5},
     }

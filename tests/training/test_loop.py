@@ -46,8 +46,8 @@ def test_tensorboard_holds_the_same_loss(ranks, run_with):
 
 
 def test_resumed_run_is_the_run_that_never_stopped(ranks, run_with):
-    run = run_with("training.keep_checkpoints=5")
-    whole = ranks.run(2, loop, run_with("training.keep_checkpoints=5", "layout.tensor=2"))[0]
+    run = run_with("checkpoint.keep=5")
+    whole = ranks.run(2, loop, run_with("checkpoint.keep=5", "layout.tensor=2"))[0]
     resumed = ranks.run(2, loop, run_with("layout.tensor=2"), checkpoint_of(run, 3))[0]
     for name, weight in whole["weights"].items():
         assert torch.equal(weight, resumed["weights"][name]), name
@@ -79,7 +79,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("options", LAYOUTS.values(), ids=LAYOUTS)
 def test_run_resumes_on_another_layout(ranks, run_with, options):
     """The vocabulary of 500 is padded to 512 or 1,024 entries, as the tensor size has it."""
-    base = ("model.dropout=0.0", "training.precision=float64", "training.keep_checkpoints=5")
+    base = ("model.dropout=0.0", "training.precision=float64", "checkpoint.keep=5")
     run = run_with(*base)
     whole = ranks.run(1, loop, run)[0]
     other = run_with(*base, *options)
@@ -89,7 +89,7 @@ def test_run_resumes_on_another_layout(ranks, run_with, options):
 
 
 def test_only_the_newest_checkpoints_are_kept(ranks, run_with):
-    run = run_with("training.checkpoint_every=1", "training.keep_checkpoints=2")
+    run = run_with("checkpoint.every=1", "checkpoint.keep=2")
     ranks.run(1, loop, run)
     folder = Path(run.output.folder) / "checkpoints"
     assert [path.name for path in list_checkpoints(folder)] == ["step-00000005", "step-00000006"]
@@ -107,8 +107,8 @@ def failure_of(run, resume_from: Path | None = None) -> str:
 @pytest.mark.parametrize("layout", ["layout.tensor=1", "layout.tensor=2", "layout.data=2"])
 def test_validation_loss_that_is_no_number_ends_the_run_on_all_ranks(ranks, run_with, layout):
     """The step's own loss is finite, since it is of the weights before the step; the weights after it are not saved."""
-    options = (layout, "training.steps=3", "training.validate_every=2", "training.checkpoint_every=2")
-    run = run_with(*options, "training.checkpoint_every=1", "training.keep_checkpoints=3")
+    options = (layout, "training.steps=3", "training.validate_every=2", "checkpoint.every=2")
+    run = run_with(*options, "checkpoint.every=1", "checkpoint.keep=3")
     ranks.run(run.layout.world_size, loop, run)
     for step in (2, 3):
         shutil.rmtree(checkpoint_of(run, step))
@@ -155,7 +155,7 @@ def flipped_bit(run, name: str, after_step: int) -> str:
     [("layout.data=2", "blocks.1.mlp.expand.weight"), ("layout.tensor=2", "blocks.0.mlp.contract.bias")],
 )
 def test_replica_that_drifts_stops_the_run_by_name_on_all_ranks(ranks, run_with, layout, name):
-    run = run_with(layout, "training.checkpoint_every=0", "training.compare_replicas_every=2")
+    run = run_with(layout, "checkpoint.every=0", "training.compare_replicas_every=2")
     told = ranks.run(2, flipped_bit, run, name, 4)
     assert told[0] == told[1]
     assert told[0].startswith(
@@ -167,14 +167,14 @@ def test_replica_that_drifts_stops_the_run_by_name_on_all_ranks(ranks, run_with,
 
 
 def test_drift_between_tensor_ranks_that_has_spread_is_counted(ranks, run_with):
-    run = run_with("layout.tensor=2", "training.checkpoint_every=0", "training.compare_replicas_every=2")
+    run = run_with("layout.tensor=2", "checkpoint.every=0", "training.compare_replicas_every=2")
     told = ranks.run(2, flipped_bit, run, "blocks.0.mlp.contract.bias", 3)[0]
     assert "it is not; the same goes for " in told
     assert " more parameters. The weights are not saved" in told
 
 
 def test_checkpoint_is_not_written_of_replicas_that_differ(ranks, run_with):
-    run = run_with("layout.data=2", "training.checkpoint_every=3")
+    run = run_with("layout.data=2", "checkpoint.every=3")
     assert "but after step 6 " in ranks.run(2, flipped_bit, run, "tokens.weight", 5)[0]
     assert [path.name for path in list_checkpoints(checkpoint_of(run, 1).parent)] == ["step-00000003"]
 

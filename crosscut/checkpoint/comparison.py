@@ -1,0 +1,128 @@
+"""How two checkpoints differ: tensor by tensor, value by value, and in the runs that wrote them.
+
+One tensor of each is in memory at a time. The layouts may differ: tensors are compared whole, and of a padded
+vocabulary only the real rows.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from crosscut.checkpoint.damage import require_undamaged
+from crosscut.checkpoint.manifest import Manifest
+from crosscut.checkpoint.storage import Folder
+from crosscut.checkpoint.stored import StoredTensors
+from crosscut.config.conventions import VOCABULARY_MULTIPLE
+
+
+@dataclass(frozen=True)
+class TensorDifference:
+    """How one tensor a differs from b."""
+
+    name: str
+    largest: float | None = None
+    """max |a - b|; None where they cannot be compared."""
+    relative: float | None = None
+    """|a - b| / |a| over all elements, in the Euclidean norm."""
+    note: str = ""
+    """Why they cannot be compared, or what was left out."""
+
+    @property
+    def same(self) -> bool:
+        """Whether all elements are equal, bit for bit up to the sign of zero."""
+        return self.largest == 0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How two checkpoints differ."""
+
+    tensors: list[TensorDifference]
+    values: dict[str, tuple[Any, Any]]
+    """What is stored beside tensors and differs, with both."""
+    settings: dict[str, tuple[Any, Any]]
+    """Dotted names of what the runs and their progress say differently, with both."""
+
+    @property
+    def same(self) -> bool:
+        """Whether all that is stored is equal; the runs that stored it may differ."""
+        return not self.values and all(tensor.same for tensor in self.tensors)
+
+
+def compare(first: Folder, second: Folder, *, advance: Callable[[str], None] = lambda _: None) -> Comparison:
+    """Compare two whole checkpoints; `advance` is told the name of each tensor.
+
+    Raises `CheckpointError` when one is damaged.
+    """
+    ours, theirs = require_undamaged(first, progress=True), require_undamaged(second, progress=True)
+    a, b = StoredTensors(first), StoredTensors(second)
+    real_rows = ours.progress.config.get("model", {}).get("vocab_size", 0)
+    differences = []
+    for name in sorted({*a.tensors, *b.tensors}):
+        advance(name)
+        differences.append(_compare_tensor(name, a, b, real_rows))
+    return Comparison(differences, _values(a, b), _settings(ours, theirs))
+
+
+def _compare_tensor(name: str, a: StoredTensors, b: StoredTensors, real_rows: int) -> TensorDifference:
+    for where, stored in (("first", a), ("second", b)):
+        if name not in stored.tensors:
+            return TensorDifference(name, note=f"missing in the {where}")
+    shapes = tuple(a.tensors[name].size), tuple(b.tensors[name].size)
+    note, rows = "", None
+    if shapes[0] != shapes[1]:
+        if not _differ_in_padding(*shapes, real_rows):
+            return TensorDifference(name, note=f"shape {list(shapes[0])} and {list(shapes[1])}")
+        rows, note = real_rows, f"{real_rows} real rows of {shapes[0][0]} and {shapes[1][0]}"
+    ours, theirs = a.read(name), b.read(name)
+    if rows is not None:
+        ours, theirs = ours[:rows], theirs[:rows]
+    return TensorDifference(name, *_distance(ours, theirs), note=note)
+
+
+def _differ_in_padding(one: tuple[int, ...], other: tuple[int, ...], real_rows: int) -> bool:
+    """Whether two shapes are those of one vocabulary, padded for two tensor sizes."""
+    return (
+        bool(one and other and real_rows)
+        and one[1:] == other[1:]
+        and min(one[0], other[0]) >= real_rows
+        and not one[0] % VOCABULARY_MULTIPLE
+        and not other[0] % VOCABULARY_MULTIPLE
+    )
+
+
+def _distance(a: Tensor, b: Tensor) -> tuple[float, float]:
+    a, b = a.double(), b.double()
+    difference = a - b
+    size, norm = float(a.norm()), float(difference.norm())
+    largest = float(difference.abs().max()) if difference.numel() else 0.0
+    return largest, norm / size if size else (0.0 if norm == 0 else float("inf"))
+
+
+def _settings(ours: Manifest, theirs: Manifest) -> dict[str, tuple[Any, Any]]:
+    a, b = (dict(_flat({**m.progress.config, **_progress(m), "versions": m.versions})) for m in (ours, theirs))
+    return {name: (a.get(name), b.get(name)) for name in sorted({*a, *b}) if a.get(name) != b.get(name)}
+
+
+def _progress(manifest: Manifest) -> dict[str, Any]:
+    progress = manifest.progress
+    other = {name: value for name, value in progress.identity.items() if name.partition(".")[0] not in progress.config}
+    return {"step": progress.step, "samples": progress.samples, "seed": progress.seed, **other}
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _values(a: StoredTensors, b: StoredTensors) -> dict[str, tuple[Any, Any]]:
+    pairs = {
+        name: tuple(stored.value(name) if name in stored.values else None for stored in (a, b))
+        for name in sorted({*a.values, *b.values})
+    }
+    return {name: (one, other) for name, (one, other) in pairs.items() if one != other}

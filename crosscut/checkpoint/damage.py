@@ -1,0 +1,109 @@
+"""Is a checkpoint as it was written? Compares every file's size and SHA-256 with the manifest.
+
+Hashing releases the interpreter lock, so a few threads read several files at once; a damaged file is named with what is
+wrong with it.
+"""
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from crosscut.checkpoint.manifest import MANIFEST_FILE, FileEntry, Manifest, read_manifest
+from crosscut.checkpoint.storage import Folder, reason
+from crosscut.config import CheckpointError
+
+DATA_SUFFIX = ".distcp"
+_BLOCK = 1 << 20
+_LARGE = 1 << 28
+"""Bytes from which on reading takes long enough to show how far it is."""
+
+
+def find_damage(folder: Folder, *, progress: bool = False) -> list[str]:
+    """What is wrong with a checkpoint, a sentence for each damaged file; empty for one that is as it was written."""
+    try:
+        manifest = read_manifest(folder)
+        present = folder.files()
+    except CheckpointError as error:
+        return [str(error)]
+    except Exception as error:  # of an object store
+        return [f"`{folder}` must be readable, but is not: {reason(error)}."]
+    sizes = {name: _size_damage(folder, name, entry, present) for name, entry in manifest.files.items()}
+    damage = [text for text in sizes.values() if text]
+    damage += [
+        f"`{folder}/{name}` must be listed in `{MANIFEST_FILE}`, but is not: it is no part of this checkpoint."
+        for name in present
+        if name.endswith(DATA_SUFFIX) and name not in manifest.files
+    ]
+    readable = [name for name, text in sizes.items() if text is None]
+    return damage + _hash_damage(folder, readable, manifest, progress)
+
+
+def require_undamaged(folder: Folder, *, progress: bool = False) -> Manifest:
+    """The manifest of a checkpoint that is as it was written. Raises `CheckpointError` that names what is damaged."""
+    if damage := find_damage(folder, progress=progress):
+        raise CheckpointError(" ".join(damage))
+    return read_manifest(folder)
+
+
+def _size_damage(folder: Folder, name: str, entry: FileEntry, present: dict[str, int]) -> str | None:
+    if name not in present:
+        return f"`{folder}/{name}` must be there, but is missing."
+    if present[name] != entry.size:
+        return f"`{folder}/{name}` must have {entry.size:,} bytes, but has {present[name]:,}."
+    return None
+
+
+def _hash_damage(folder: Folder, names: list[str], manifest: Manifest, progress: bool) -> list[str]:
+    total = sum(manifest.files[name].size for name in names)
+    with _bar(f"check {folder.name}", total, shown=progress and total >= _LARGE and sys.stderr.isatty()) as advance:
+
+        def damage_of(name: str) -> str | None:
+            try:
+                digest = sha256_of(folder, name, advance)
+            except Exception as error:  # of the disk or of an object store
+                return f"`{folder}/{name}` must be readable, but is not: {reason(error)}."
+            if digest == manifest.files[name].sha256:
+                return None
+            twin = next((other for other, entry in manifest.files.items() if entry.sha256 == digest), None)
+            known = f" It holds what `{twin}` must hold." if twin else ""
+            return (
+                f"`{folder}/{name}` must have the SHA-256 {manifest.files[name].sha256[:16]}..., but has "
+                f"{digest[:16]}...: its content changed.{known}"
+            )
+
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            return [text for text in pool.map(damage_of, names) if text]
+
+
+def sha256_of(folder: Folder, name: str, advance: Callable[[int], None] = lambda _: None) -> str:
+    """The SHA-256 of a file; `advance` is told the bytes of each piece."""
+    digest = hashlib.sha256()
+    with folder.open(name) as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            advance(len(block))
+    return digest.hexdigest()
+
+
+@contextmanager
+def _bar(description: str, total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
+    """A progress bar with a rate and the time left, on the error stream; gives the function that moves it."""
+    if not shown:
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda num_bytes: bar.update(task, advance=num_bytes)

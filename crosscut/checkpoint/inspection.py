@@ -1,0 +1,84 @@
+"""What `crosscut checkpoint` finds where, and what it tells of one checkpoint."""
+
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from crosscut.checkpoint.damage import find_damage
+from crosscut.checkpoint.folders import list_checkpoints, step_of
+from crosscut.checkpoint.manifest import MANIFEST_FILE, Manifest, read_manifest
+from crosscut.checkpoint.storage import Folder, folder_at
+from crosscut.config import CheckpointError, load_run
+from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
+
+_ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
+
+
+def root_of(location: str) -> Folder:
+    """The folder of checkpoints that a run's folder, or a folder of checkpoints, names."""
+    folder = folder_at(location)
+    config = Path(location) / CONFIG_FILE
+    if "://" not in location and config.is_file():
+        elsewhere = load_run(config).checkpoint.folder
+        return folder_at(elsewhere) if elsewhere else folder / CHECKPOINTS_FOLDER
+    return folder
+
+
+def checkpoints_at(location: str) -> list[Folder]:
+    """The one checkpoint that a path or URL names, or all of a run's, oldest first.
+
+    Raises `CheckpointError` where there is none.
+    """
+    folder = folder_at(location)
+    if step_of(folder.name) is not None or MANIFEST_FILE in folder.files():
+        return [folder]
+    if not (found := list_checkpoints(root_of(location))):
+        raise CheckpointError(
+            f"`{location}` must be a checkpoint, or a run's folder that has some, but holds none. Name a folder such "
+            "as `runs/demo` or `runs/demo/checkpoints/step-00000420`."
+        )
+    return found
+
+
+def describe(folder: Folder) -> dict[str, Any]:
+    """All that a checkpoint says of itself, and the bytes of each tensor; its files are not read."""
+    manifest = read_manifest(folder)
+    return {
+        "folder": str(folder),
+        **asdict(manifest.progress),
+        "versions": manifest.versions,
+        "rebuilt": manifest.rebuilt,
+        "bytes": manifest.num_bytes,
+        "files": {name: asdict(entry) for name, entry in manifest.files.items()},
+        "tensors": {
+            name: {**asdict(entry), "shape": list(entry.shape), "bytes": _bytes(manifest, name)}
+            for name, entry in manifest.tensors.items()
+        },
+        "values": list(manifest.values),
+    }
+
+
+def _bytes(manifest: Manifest, name: str) -> int:
+    entry = manifest.tensors[name]
+    return math.prod(entry.shape) * _ITEM_BYTES.get(entry.dtype, 0)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the comparison of a checkpoint with its manifest gave."""
+
+    folder: str
+    damage: list[str]
+    """A sentence for each damaged file; empty for a good checkpoint."""
+    num_bytes: int
+    seconds: float
+
+
+def verify(folder: Folder, *, progress: bool) -> Verdict:
+    """Compare every file of a checkpoint with its manifest."""
+    start = time.perf_counter()
+    damage = find_damage(folder, progress=progress)
+    seconds = time.perf_counter() - start
+    return Verdict(str(folder), damage, 0 if damage else read_manifest(folder).num_bytes, seconds)

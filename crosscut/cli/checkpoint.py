@@ -1,0 +1,96 @@
+"""`crosscut checkpoint`: look at checkpoints, check them, compare them, repair what can be repaired."""
+
+import dataclasses
+import json
+import sys
+
+import click
+
+_WHERE = "PLACE is a run's folder, a folder or URL of checkpoints, or one checkpoint."
+
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print figures instead of a table.")
+
+
+@click.group()
+def checkpoint() -> None:
+    """Inspect, verify, compare and repair checkpoints."""
+
+
+@checkpoint.command(help=f"Show what a checkpoint holds, of a run its newest.\n\n{_WHERE}")
+@click.argument("place")
+@_as_json
+def inspect(place: str, as_json: bool) -> None:
+    """Show what a checkpoint holds."""
+    from crosscut.checkpoint.inspection import checkpoints_at, describe
+
+    facts = describe(checkpoints_at(place)[-1])
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+        return
+    from crosscut.cli.tables import show_checkpoint
+
+    show_checkpoint(facts)
+
+
+@checkpoint.command(help=f"Compare every file with the hash that it was written with; exit 1 on damage.\n\n{_WHERE}")
+@click.argument("place")
+@_as_json
+def verify(place: str, as_json: bool) -> None:
+    """Compare every file with its hash."""
+    from crosscut.checkpoint.inspection import checkpoints_at
+    from crosscut.checkpoint.inspection import verify as verify_one
+
+    verdicts = [verify_one(folder, progress=not as_json) for folder in checkpoints_at(place)]
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(verdict) for verdict in verdicts], indent=2))
+    else:
+        for verdict in verdicts:
+            rate = f"{verdict.num_bytes / 1e6:,.1f} MB, {verdict.num_bytes / 1e6 / verdict.seconds:,.0f} MB/s"
+            click.echo(
+                f"{'damaged' if verdict.damage else 'good   '}  {verdict.folder}" + f"  {rate}" * (not verdict.damage)
+            )
+            for line in verdict.damage:
+                click.echo(f"  {line}")
+    sys.exit(any(verdict.damage for verdict in verdicts))
+
+
+@checkpoint.command(help=f"Compare two checkpoints, whatever layouts wrote them; exit 1 if they differ.\n\n{_WHERE}")
+@click.argument("first")
+@click.argument("second")
+@_as_json
+def diff(first: str, second: str, as_json: bool) -> None:
+    """Compare two checkpoints."""
+    from crosscut.checkpoint.comparison import compare
+    from crosscut.checkpoint.inspection import checkpoints_at
+    from crosscut.cli.tables import counting, show_comparison
+
+    with counting("compare", shown=not as_json) as advance:
+        result = compare(checkpoints_at(first)[-1], checkpoints_at(second)[-1], advance=advance)
+    if as_json:
+        click.echo(json.dumps({"same": result.same, **dataclasses.asdict(result)}, indent=2))
+    else:
+        show_comparison(result)
+    sys.exit(not result.same)
+
+
+@checkpoint.command()
+@click.argument("place")
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@_as_json
+def repair(place: str, dry_run: bool, as_json: bool) -> None:
+    """Repair what can honestly be repaired among the checkpoints of a run that is not training.
+
+    Removes what a stopped run left half written, moves damaged checkpoints aside without deleting them, and rebuilds
+    a manifest where it alone is damaged and every tensor passes its checksum.
+    """
+    from crosscut.checkpoint.inspection import root_of
+    from crosscut.checkpoint.repair import repair as repair_folder
+
+    actions = repair_folder(root_of(place), dry_run=dry_run)
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(action) for action in actions], indent=2))
+        return
+    for action in actions:
+        click.echo(f"{'would ' if dry_run else ''}{action.done}  {action.folder}\n  {action.why}")
+    if not actions:
+        click.echo("Nothing to repair.")

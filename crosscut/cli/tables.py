@@ -1,0 +1,88 @@
+"""Tables and bars of the commands that look at checkpoints, for a terminal."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from crosscut.checkpoint.comparison import Comparison
+
+
+def show_checkpoint(facts: Mapping[str, Any]) -> None:
+    """Print what a checkpoint says of itself."""
+    console = _console()
+    rebuilt = "  (its manifest was rebuilt by a repair)" if facts["rebuilt"] else ""
+    versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
+    for name, value in (
+        ("checkpoint", f"{facts['folder']}{rebuilt}"),
+        ("step", f"{facts['step']:,} ({facts['samples']:,} samples)"),
+        ("layout", facts["layout"]),
+        ("seed", facts["seed"]),
+        ("size", f"{facts['bytes'] / 1e6:,.1f} MB in {len(facts['files'])} files"),
+        ("versions", versions),
+    ):
+        console.print(Text(f"{name:<11} {value}"), soft_wrap=True)
+    table = _table("tensor", ("shape", "right"), "dtype", "placement", ("MB", "right"))
+    for name, entry in facts["tensors"].items():
+        shape = " x ".join(f"{size:,}" for size in entry["shape"]) or "1"
+        table.add_row(Text(name), shape, entry["dtype"], entry["placement"], f"{entry['bytes'] / 1e6:,.2f}")
+    console.print(table)
+    config = _table("setting", "value")
+    for section, fields in facts["config"].items():
+        for key, value in fields.items():
+            config.add_row(Text(f"{section}.{key}"), Text(str(value)))
+    if facts["config"]:
+        console.print(config)
+
+
+def show_comparison(result: "Comparison") -> None:
+    """Print how two checkpoints differ; tensors that are the same are only counted."""
+    console = _console()
+    table = _table("tensor", ("max |a - b|", "right"), ("relative", "right"), "")
+    for tensor in result.tensors:
+        if not tensor.same:
+            figures = ("", "") if tensor.largest is None else (f"{tensor.largest:.3e}", f"{tensor.relative:.3e}")
+            table.add_row(Text(tensor.name), *figures, Text(tensor.note))
+    if table.row_count:
+        console.print(table)
+    settings = _table("setting", "first", "second")
+    for name, (one, other) in {**result.values, **result.settings}.items():
+        settings.add_row(Text(name), Text(str(one)), Text(str(other)))
+    if settings.row_count:
+        console.print(settings)
+    same = sum(tensor.same for tensor in result.tensors)
+    console.print(
+        f"{same} of {len(result.tensors)} tensors are the same; {len(result.values)} stored values and "
+        f"{len(result.settings)} settings differ.",
+        soft_wrap=True,
+    )
+
+
+def _console() -> Console:
+    """The terminal at its width; a file gets lines that hold a long name."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
+
+
+def _table(*columns: str | tuple[str, str]) -> Table:
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for column in columns:
+        name, justify = (column, "left") if isinstance(column, str) else column
+        table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
+    return table
+
+
+@contextmanager
+def counting(description: str, *, shown: bool) -> Iterator[Callable[[str], None]]:
+    """A line on the error stream that tells which thing a job is at; gives the function that says it."""
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
+        task = bar.add_task(description)
+        yield lambda name: bar.update(task, description=f"{description} {name}")

@@ -1,0 +1,197 @@
+"""Whatever happens to a checkpoint's files is found, and named."""
+
+import hashlib
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from crosscut.checkpoint import find_damage, latest_good_checkpoint, read_manifest, require_undamaged
+from crosscut.checkpoint.manifest import MANIFEST_FILE, FileEntry, Manifest, _render, dump_manifest
+from crosscut.checkpoint.storage import LocalFolder
+from crosscut.config import CheckpointError
+from tests.checkpoint.states import progress_at, save_steps
+
+
+@pytest.fixture(scope="module")
+def saved(ranks, tmp_path_factory) -> Path:
+    """Two checkpoints of two ranks."""
+    root = tmp_path_factory.mktemp("saved")
+    ranks.run(2, save_steps, root, [1, 2])
+    return root
+
+
+@pytest.fixture
+def checkpoint(saved, tmp_path) -> Path:
+    """A copy of the newer of them, to damage."""
+    shutil.copytree(saved, tmp_path / "copy")
+    return tmp_path / "copy" / "step-00000002"
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir())
+
+
+def flip(folder: Path, generator: random.Random) -> list[str]:
+    """One bit of any file."""
+    path = generator.choice(files_of(folder))
+    content = bytearray(path.read_bytes())
+    content[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
+    path.write_bytes(content)
+    return [path.name]
+
+
+def truncate(folder: Path, generator: random.Random) -> list[str]:
+    path = generator.choice(files_of(folder))
+    content = path.read_bytes()
+    path.write_bytes(content[: generator.randrange(len(content))])
+    return [path.name]
+
+
+def remove(folder: Path, generator: random.Random) -> list[str]:
+    path = generator.choice(files_of(folder))
+    path.unlink()
+    return [path.name]
+
+
+def swap(folder: Path, generator: random.Random) -> list[str]:
+    one, other = generator.sample(files_of(folder), 2)
+    content = one.read_bytes(), other.read_bytes()
+    one.write_bytes(content[1])
+    other.write_bytes(content[0])
+    return [MANIFEST_FILE] if MANIFEST_FILE in (one.name, other.name) else [one.name, other.name]
+
+
+def edit_manifest(folder: Path, generator: random.Random) -> list[str]:
+    """Change what it says, leaving it JSON of the same form."""
+    path = folder / MANIFEST_FILE
+    table = json.loads(path.read_text())
+    edits = [
+        lambda: table["progress"].update(step=generator.randrange(3, 10**6)),
+        lambda: table["progress"].update(samples=0),
+        lambda: table["files"].pop(generator.choice(list(table["files"]))),
+        lambda: table["files"].update({"extra.distcp": {"size": 1, "sha256": "0" * 64}}),
+        lambda: table["tensors"].update(more={"shape": [1], "dtype": "float32", "placement": "whole"}),
+        lambda: table["tensors"].pop(generator.choice(list(table["tensors"]))),
+        lambda: generator.choice(list(table["files"].values())).update(sha256=f"{generator.randrange(16**64):064x}"),
+        lambda: table.update(sha256="0" * 64),
+    ]
+    generator.choice(edits)()
+    path.write_text(json.dumps(table, indent=1) + "\n")
+    return [MANIFEST_FILE]
+
+
+DAMAGES = [flip, truncate, remove, swap, edit_manifest]
+
+
+@pytest.mark.parametrize("number", range(50))
+def test_fifty_random_damages_are_found_and_named(checkpoint, capsys, number):
+    damage = DAMAGES[number % len(DAMAGES)]
+    named = damage(checkpoint, random.Random(number))
+    found = " ".join(find_damage(LocalFolder(checkpoint)))
+    for name in named:
+        assert f"`{checkpoint}/{name}`" in found or (name == MANIFEST_FILE and f"`{name}` is missing" in found), found
+    good = latest_good_checkpoint(checkpoint.parent)
+    assert good.folder.name == "step-00000001", "a run goes on from the newest good one"
+    assert all(name in " ".join(good.skipped) for name in named)
+    assert f"Going on from `{good.folder}`" in capsys.readouterr().err
+
+
+def test_undamaged_checkpoint_is_good(checkpoint):
+    assert find_damage(LocalFolder(checkpoint)) == []
+    assert require_undamaged(LocalFolder(checkpoint)).progress.step == 2
+
+
+def damaged(checkpoint: Path, path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError) as error:
+        require_undamaged(LocalFolder(checkpoint))
+    return str(error.value)
+
+
+def test_changed_content_is_told(checkpoint):
+    path = checkpoint / "__0_0.distcp"
+    content = path.read_bytes()
+    message = damaged(checkpoint, path, bytes([content[0] ^ 1]) + content[1:])
+    assert message.startswith(f"`{path}` must have the SHA-256 ")
+    assert message.endswith(": its content changed.")
+
+
+def test_truncated_file_is_told_with_its_sizes(checkpoint):
+    path = checkpoint / "__1_0.distcp"
+    size = path.stat().st_size
+    message = damaged(checkpoint, path, path.read_bytes()[:100])
+    assert message == f"`{path}` must have {size:,} bytes, but has 100."
+
+
+def test_swapped_files_of_one_size_are_told_apart(tmp_path):
+    contents = {"__0_0.distcp": b"first", "__1_0.distcp": b"other"}
+    manifest = Manifest(
+        progress=progress_at(1),
+        files={name: FileEntry(5, hashlib.sha256(content).hexdigest()) for name, content in contents.items()},
+        tensors={},
+    )
+    (tmp_path / MANIFEST_FILE).write_bytes(dump_manifest(manifest))
+    (tmp_path / "__0_0.distcp").write_bytes(b"other")
+    (tmp_path / "__1_0.distcp").write_bytes(b"first")
+    first, second = find_damage(LocalFolder(tmp_path))
+    assert first.startswith(f"`{tmp_path}/__0_0.distcp` must have the SHA-256 ")
+    assert first.endswith("It holds what `__1_0.distcp` must hold.")
+    assert second.endswith("It holds what `__0_0.distcp` must hold.")
+
+
+def test_file_of_another_checkpoint_is_told(checkpoint):
+    path = checkpoint / "__2_0.distcp"
+    assert damaged(checkpoint, path, b"tensors") == (
+        f"`{path}` must be listed in `manifest.json`, but is not: it is no part of this checkpoint."
+    )
+
+
+def test_manifest_that_is_no_json_is_told(checkpoint):
+    path = checkpoint / MANIFEST_FILE
+    assert damaged(checkpoint, path, b"{}") == f"`{path}` must be a checkpoint's manifest, but cannot be parsed as one."
+
+
+def test_manifest_of_a_later_format_is_told(checkpoint):
+    path = checkpoint / MANIFEST_FILE
+    table = json.loads(path.read_text())
+    del table["sha256"]
+    message = damaged(checkpoint, path, _render({**table, "format": 9}))
+    assert message.startswith(f"`{path}` must be of checkpoint format 1, but is of format 9.")
+
+
+def test_manifest_of_another_shape_is_told(checkpoint):
+    path = checkpoint / MANIFEST_FILE
+    message = damaged(checkpoint, path, _render({"format": 1, "progress": {"step": 1}}))
+    assert message.startswith(f"`{path}` must be a checkpoint's manifest of format 1, but is not: ")
+
+
+def test_unreadable_file_is_told(checkpoint):
+    path = checkpoint / MANIFEST_FILE
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(CheckpointError, match="must be readable, but is not: Is a directory"):
+        read_manifest(LocalFolder(checkpoint))
+
+
+def test_all_damaged_is_an_error_that_lists_them(checkpoint):
+    root = checkpoint.parent
+    (root / "step-00000001" / "__0_0.distcp").unlink()
+    (root / "step-00000002" / MANIFEST_FILE).unlink()
+    with pytest.raises(CheckpointError) as error:
+        latest_good_checkpoint(root)
+    lines = str(error.value).splitlines()
+    assert lines[0] == f"`{root}` must hold a whole checkpoint, but all 2 are damaged:"
+    assert "step-00000002` must be a checkpoint, but `manifest.json` is missing" in lines[1]
+    assert lines[2].endswith("step-00000001/__0_0.distcp` must be there, but is missing.")
+
+
+def test_large_checkpoints_show_how_far_the_check_is(checkpoint, monkeypatch, capsys):
+    import crosscut.checkpoint.damage as damage
+
+    monkeypatch.setattr(damage, "_LARGE", 1)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    find_damage(LocalFolder(checkpoint), progress=True)
+    assert "check step-00000002" in capsys.readouterr().err

@@ -1,0 +1,231 @@
+"""Checkpoints on object stores: the same guarantees where nothing can be renamed."""
+
+import importlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import fsspec
+import pytest
+import torch
+
+from crosscut.checkpoint import (
+    checkpoint_folder,
+    find_damage,
+    folder_at,
+    latest_good_checkpoint,
+    list_checkpoints,
+    load_checkpoint,
+)
+from crosscut.checkpoint.manifest import MANIFEST_FILE
+from crosscut.checkpoint.storage import LocalFolder, ObjectFolder
+from crosscut.config import CheckpointError
+from tests.checkpoint.states import save_steps, small_state, step
+
+
+def names(root: str) -> list[str]:
+    return [folder.name for folder in list_checkpoints(root)]
+
+
+def save_and_load(root: str) -> None:
+    """A run of three checkpoints, and the state of the newest in another model."""
+    save_steps(root, [1, 2, 3], keep=2)
+    expected, optimizer = small_state()
+    for _ in range(3):
+        step(expected, optimizer)
+    model, optimizer = small_state(seed=5)
+    good = latest_good_checkpoint(root)
+    load_checkpoint(good.folder, model=model, optimizer=optimizer)
+    assert good.manifest.progress.step == 3
+    for ours, theirs in zip(expected.parameters(), model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def damage_in_memory() -> None:
+    root = "memory://damaged/run"
+    save_steps(root, [1, 2])
+    store = fsspec.filesystem("memory")
+    store.pipe_file("/damaged/run/step-00000002/__0_0.distcp", b"short")
+    assert latest_good_checkpoint(root).folder.name == "step-00000001"
+    store.rm_file(f"/damaged/run/step-00000001/{MANIFEST_FILE}")
+    assert names(root) == ["step-00000002"], "without its manifest it is none"
+    with pytest.raises(CheckpointError, match="must hold a whole checkpoint, but all 1 are damaged"):
+        latest_good_checkpoint(root)
+
+
+def interrupted_in_memory() -> None:
+    """A save that dies before its manifest is written leaves no checkpoint, and is no hindrance."""
+    root = "memory://interrupted/run"
+    save_steps(root, [1])
+    write = ObjectFolder.write
+    with pytest.MonkeyPatch.context() as patch:
+
+        def die(self: ObjectFolder, name: str, content: bytes) -> None:
+            raise OSError("the connection is gone") if name == MANIFEST_FILE else write(self, name, content)
+
+        patch.setattr(ObjectFolder, "write", die)
+        with pytest.raises(CheckpointError, match="the connection is gone"):
+            save_steps(root, [2])
+    assert checkpoint_folder(root, 2).files(), "a part was written"
+    assert names(root) == ["step-00000001"]
+    save_steps(root, [2])
+    assert names(root) == ["step-00000001", "step-00000002"]
+    assert find_damage(checkpoint_folder(root, 2)) == []
+
+
+def test_memory_store_saves_and_loads(ranks):
+    ranks.run(1, save_and_load, "memory://bucket/run")
+
+
+def test_damage_on_a_store_is_found(ranks):
+    ranks.run(1, damage_in_memory)
+
+
+def test_unfinished_save_on_a_store_is_no_checkpoint(ranks):
+    ranks.run(1, interrupted_in_memory)
+
+
+def test_places_are_told_apart(tmp_path):
+    assert folder_at("runs/a") == folder_at("file://runs/a")
+    assert isinstance(folder_at(tmp_path), LocalFolder)
+    assert folder_at("memory://a/b/") == ObjectFolder("memory://a/b")
+    assert folder_at(ObjectFolder("memory://a")) / "b" == ObjectFolder("memory://a/b")
+
+
+def test_url_of_an_unknown_kind_is_told():
+    with pytest.raises(CheckpointError) as error:
+        folder_at("ftpx://somewhere/run")
+    assert str(error.value).startswith(
+        "`checkpoint.folder` must be a path or a URL that fsspec can open, but is `ftpx://somewhere/run`: "
+    )
+
+
+def test_url_that_needs_a_package_says_which(monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    importlib.import_module("fsspec.registry")  # whose name in the package is a dictionary
+    monkeypatch.setattr(sys.modules["fsspec.registry"], "_registry", {})
+    with pytest.raises(CheckpointError, match=r"Try `pip install crosscut\[s3\]`\."):
+        folder_at("s3://bucket/run")
+
+
+@pytest.fixture(scope="module")
+def s3_endpoint() -> Iterator[str]:
+    """A server that speaks the S3 protocol over HTTP on loopback, in a process of its own."""
+    pytest.importorskip("s3fs", reason="needs crosscut[s3]")
+    pytest.importorskip("moto.server", reason="the S3 server comes with crosscut[dev]")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(300):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        else:
+            raise TimeoutError("the S3 server did not start")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def s3_environment(endpoint: str) -> dict[str, str]:
+    return {
+        "FSSPEC_S3_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+
+
+S3_PROGRAM = """
+import sys, torch
+from crosscut.parallel import process_group
+from tests.checkpoint import test_storage as t
+import fsspec
+with process_group(torch.device("cpu")):
+    t.on_s3()
+"""
+
+
+def on_s3() -> None:
+    """Save, load, damage, keep and drop, on the store that the environment names."""
+    fsspec.filesystem("s3").mkdir("bucket")
+    root = "s3://bucket/team/run"
+    save_and_load(root)
+    assert names(root) == ["step-00000002", "step-00000003"], "older ones are dropped"
+    store = fsspec.filesystem("s3")
+    name = "bucket/team/run/step-00000003/__0_0.distcp"
+    content = bytearray(store.cat_file(name))
+    content[1000] ^= 1
+    store.pipe_file(name, bytes(content))
+    found = find_damage(checkpoint_folder(root, 3))
+    assert len(found) == 1
+    assert "step-00000003/__0_0.distcp` must have the SHA-256" in found[0]
+    assert latest_good_checkpoint(root).folder.name == "step-00000002"
+    store.rm_file(f"bucket/team/run/step-00000002/{MANIFEST_FILE}")
+    assert names(root) == ["step-00000003"]
+    save_steps(root, [2])
+    assert find_damage(checkpoint_folder(root, 2)) == []
+    checkpoint_folder(root, 2).remove(MANIFEST_FILE)
+    assert names(root) == ["step-00000003"]
+    with pytest.raises(CheckpointError, match=r"must be writable, but is not: The specified bucket does not exist"):
+        save_steps("s3://no-such-bucket/run", [1])
+    print("all done")
+
+
+def test_s3_server_holds_checkpoints(s3_endpoint):
+    """In a process of its own, which finds endpoint and credentials in the environment as a user's run does."""
+    environment = {**os.environ, **s3_environment(s3_endpoint), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    result = subprocess.run(
+        [sys.executable, "-c", S3_PROGRAM], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.stdout.endswith("all done\n"), result.stderr
+
+
+@pytest.mark.slow
+def test_run_of_two_ranks_keeps_its_checkpoints_on_s3(s3_endpoint, tmp_path):
+    """The whole path, by the command: two ranks write, the newest is damaged, one rank goes on from the older one."""
+    text = tmp_path / "text"
+    text.mkdir()
+    for number in range(6):
+        (text / f"{number}.txt").write_text(" ".join(f"word{i % 97} and {i * number % 31}" for i in range(4000)))
+    settings = (
+        "model.num_layers=1", "model.hidden_size=32", "model.num_heads=4", "model.max_sequence_length=32",
+        "data.vocab_size=300", f"data.text={text}", "data.num_shards=1", "data.train_to_validation=3",
+        "training.steps=4", "training.batch_size=4", "training.sequence_length=32", "training.validation_sequences=4",
+        "optimizer.warmup_steps=1", "output.sample_tokens=3", f"output.folder={tmp_path}/run",
+        "checkpoint.every=2", "checkpoint.folder=s3://two-ranks/run",
+    )  # fmt: skip
+    environment = {
+        **os.environ,
+        **s3_environment(s3_endpoint),
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+    }
+
+    def run(*command: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        result = subprocess.run(
+            [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert result.returncode == status, result.stderr
+        return result
+
+    crosscut = ("-m", "crosscut")
+    run("-c", "import fsspec; fsspec.filesystem('s3').mkdir('two-ranks')")
+    run(*crosscut, "train", *settings, "layout.tensor=2")
+    assert run(*crosscut, "checkpoint", "verify", "s3://two-ranks/run").stdout.count("good") == 2
+    run("-c", "import fsspec; fsspec.filesystem('s3').rm_file('two-ranks/run/step-00000004/__1_0.distcp')")
+    damaged = run(*crosscut, "checkpoint", "verify", f"{tmp_path}/run", status=1)
+    assert "step-00000004/__1_0.distcp` must be there, but is missing." in damaged.stdout
+    resumed = run(
+        *crosscut, "train", str(tmp_path / "run" / "config.toml"), "--resume", "training.steps=6", "layout.tensor=1"
+    )
+    assert "Going on from `s3://two-ranks/run/step-00000002`" in resumed.stderr
+    assert run(*crosscut, "checkpoint", "verify", f"{tmp_path}/run").stdout.count("good") == 2
+    assert run(*crosscut, "generate", str(tmp_path / "run"), "--tokens", "3").stdout

@@ -1,0 +1,217 @@
+"""`crosscut checkpoint` on the checkpoints of real runs, of one process and of two."""
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from crosscut.cli.main import commands
+from crosscut.config import CheckpointError, load_run
+from tests.cli.conftest import TINY, run_python
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, book) -> Path:
+    """The same run by one process (`one`) and by two (`two`)."""
+    from crosscut.training import run_training
+
+    folder = tmp_path_factory.mktemp("runs")
+    table = {"model": {"num_layers": 1, "hidden_size": 1, "num_heads": 1, "dropout": 0.0}}
+    settings = [*TINY, f"data.text={book}", f"data.tokens={folder}/tokens", "training.precision=float64"]
+    run = load_run(table, [*settings, f"output.folder={folder}/one"])
+    run_training(run)
+    result = run_python(
+        "-m", "crosscut", "train", str(folder / "one" / "config.toml"), "layout.tensor=2", f"output.folder={folder}/two"
+    )
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+@pytest.fixture
+def copied(runs, tmp_path) -> Path:
+    """The checkpoints of the first run, to damage."""
+    shutil.copytree(runs / "one" / "checkpoints", tmp_path / "checkpoints")
+    return tmp_path / "checkpoints"
+
+
+def run(*arguments: object, status: int = 0) -> Result:
+    result = CliRunner().invoke(commands, ["checkpoint", *map(str, arguments)])
+    if isinstance(result.exception, CheckpointError):
+        raise result.exception
+    assert result.exit_code == status, result.output
+    return result
+
+
+def test_inspect_shows_tensors_layout_step_and_config(runs):
+    text = run("inspect", runs / "two").stdout
+    for expected in ("step-00000004", "4 (16 samples)", "tensor 2 x data 1", "model.tokens.weight", "512 x 32",
+                     "Shard(0) over tensor=2", "training.batch_size", "torch 2."):  # fmt: skip
+        assert expected in text, expected
+
+
+def test_inspect_gives_figures(runs):
+    facts = json.loads(run("inspect", runs / "one" / "checkpoints" / "step-00000002", "--json").stdout)
+    assert (facts["step"], facts["samples"], facts["layout"]) == (2, 8, "tensor 1 x data 1")
+    assert facts["config"]["model"]["hidden_size"] == 32
+    assert facts["tensors"]["model.tokens.weight"] == {
+        "shape": [384, 32], "dtype": "float64", "placement": "Shard(0) over tensor=1", "bytes": 384 * 32 * 8,
+    }  # fmt: skip
+    assert facts["bytes"] > sum(entry["bytes"] for entry in facts["tensors"].values())
+
+
+def test_verify_passes_what_is_good(runs):
+    result = run("verify", runs / "two")
+    assert result.stdout.count("good") == 2
+
+
+def test_verify_names_damage(copied):
+    path = copied / "step-00000004" / "__0_0.distcp"
+    content = bytearray(path.read_bytes())
+    content[5000] ^= 4
+    path.write_bytes(content)
+    result = run("verify", copied, status=1)
+    assert f"`{path}` must have the SHA-256" in result.stdout
+    assert result.stdout.startswith("good     ")
+    one, other = json.loads(run("verify", copied, "--json", status=1).stdout)
+    assert (one["damage"], len(other["damage"])) == ([], 1)
+    assert json.loads(run("verify", copied / "step-00000002", "--json").stdout)[0]["damage"] == []
+
+
+def test_diff_of_a_checkpoint_with_itself_is_none(runs):
+    place = runs / "one"
+    assert "stored values and 0 settings differ" in run("diff", place, place).stdout
+
+
+def test_diff_over_layouts_compares_real_rows(runs):
+    found = json.loads(run("diff", runs / "one", runs / "two", "--json", status=1).stdout)
+    assert len(found["tensors"]) == 112
+    by_name = {tensor["name"]: tensor for tensor in found["tensors"]}
+    assert by_name["model.tokens.weight"]["note"] == "300 real rows of 384 and 512"
+    assert all(tensor["largest"] < 1e-9 for tensor in found["tensors"]), "float64, two layouts"
+    assert found["settings"]["layout.tensor"] == [1, 2]
+    assert found["values"] == {}
+
+
+def test_diff_of_two_steps_shows_what_moved(runs):
+    checkpoints = runs / "one" / "checkpoints"
+    result = run("diff", checkpoints / "step-00000002", checkpoints / "step-00000004", status=1)
+    assert "model.tokens.weight" in result.stdout
+    assert "step" in result.stdout
+    assert "lr" in result.stdout, "the rate of the schedule has moved, too"
+
+
+def test_diff_of_different_models_says_so(runs, tmp_path, book):
+    from crosscut.training import run_training
+
+    config = load_run(runs / "one" / "config.toml", [f"output.folder={tmp_path}/wide", "model.hidden_size=64"])
+    run_training(config)
+    result = run("diff", runs / "one", tmp_path / "wide", status=1)
+    assert "shape [384, 32] and [384, 64]" in result.stdout
+    deep = load_run(runs / "one" / "config.toml", [f"output.folder={tmp_path}/deep", "model.num_layers=3"])
+    run_training(deep)
+    assert "missing in the first" in run("diff", runs / "one", tmp_path / "deep", status=1).stdout
+
+
+def test_diff_of_a_damaged_checkpoint_is_refused(runs, copied):
+    (copied / "step-00000004" / "__0_0.distcp").unlink()
+    with pytest.raises(CheckpointError, match="must be there, but is missing"):
+        run("diff", runs / "one", copied / "step-00000004")
+
+
+def test_nothing_to_look_at_is_told(tmp_path):
+    with pytest.raises(CheckpointError, match=r"must be a checkpoint, or a run's folder that has some, but holds none"):
+        run("inspect", tmp_path)
+
+
+def leave_a_draft(root: Path, *, age: float) -> Path:
+    draft = root / ".step-00000006.partial"
+    draft.mkdir()
+    (draft / "__0_0.distcp").write_bytes(b"half")
+    for path in (draft / "__0_0.distcp", draft):
+        os.utime(path, (time.time() - age,) * 2)
+    return draft
+
+
+def test_repair_removes_what_a_stopped_run_left(copied):
+    draft = leave_a_draft(copied, age=3600)
+    assert "would remove" in run("repair", copied, "--dry-run").stdout
+    assert draft.exists()
+    assert run("repair", copied).stdout.startswith(f"remove  {draft}")
+    assert not draft.exists()
+    assert run("repair", copied).stdout == "Nothing to repair.\n"
+
+
+def test_repair_leaves_what_a_run_may_be_writing(copied):
+    draft = leave_a_draft(copied, age=5)
+    assert "leave" in run("repair", copied).stdout
+    assert draft.exists()
+
+
+def test_repair_moves_damage_aside_and_deletes_nothing(copied):
+    path = copied / "step-00000004" / "__0_0.distcp"
+    path.write_bytes(path.read_bytes()[:-1])
+    content = path.read_bytes()
+    assert "would set aside" in run("repair", copied, "--dry-run").stdout
+    assert path.exists()
+    (action,) = json.loads(run("repair", copied, "--json").stdout)
+    assert action["done"] == "set aside"
+    assert "must have" in action["why"]
+    assert (copied / "damaged-step-00000004" / path.name).read_bytes() == content
+    assert run("verify", copied).stdout.count("good") == 1
+    shutil.copytree(copied / "step-00000002", copied / "step-00000004")
+    (copied / "step-00000004" / path.name).unlink()
+    run("repair", copied)
+    assert (copied / "damaged-step-00000004-2").is_dir(), "an earlier one is not overwritten"
+
+
+def test_repair_rebuilds_a_manifest_and_says_so(copied):
+    good = json.loads(run("inspect", copied / "step-00000004", "--json").stdout)
+    (copied / "step-00000004" / "manifest.json").unlink()
+    assert "would rebuild" in run("repair", copied, "--dry-run").stdout
+    assert not (copied / "step-00000004" / "manifest.json").exists()
+    assert "what it says of its run is taken from `step-00000002`" in run("repair", copied).stdout
+    assert run("verify", copied).stdout.count("good") == 2
+    rebuilt = json.loads(run("inspect", copied / "step-00000004", "--json").stdout)
+    assert rebuilt.pop("rebuilt") is True
+    assert good.pop("rebuilt") is False
+    assert rebuilt == good
+    assert "its manifest was rebuilt by a repair" in run("inspect", copied / "step-00000004").stdout
+
+
+def test_repair_does_not_vouch_for_a_changed_tensor(copied):
+    """Without a manifest there is no hash, but a tensor's own checksum tells."""
+    (copied / "step-00000004" / "manifest.json").unlink()
+    path = copied / "step-00000004" / "__0_0.distcp"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    (action,) = json.loads(run("repair", copied, "--json").stdout)
+    assert action["done"] == "set aside"
+    assert "fails its checksum" in action["why"]
+
+
+def test_repair_needs_a_neighbour_to_tell_the_run(copied):
+    shutil.rmtree(copied / "step-00000002")
+    (copied / "step-00000004" / "manifest.json").unlink()
+    (action,) = json.loads(run("repair", copied, "--json").stdout)
+    assert action["done"] == "set aside"
+    assert "No good checkpoint is beside it" in action["why"]
+
+
+def test_resume_falls_back_to_the_newest_good_one_and_says_so(runs, tmp_path, capfd):
+    from crosscut.training import run_training
+
+    shutil.copytree(runs / "one", tmp_path / "one")
+    path = tmp_path / "one" / "checkpoints" / "step-00000004" / "__0_0.distcp"
+    path.write_bytes(path.read_bytes()[:-1])
+    settings = [f"output.folder={tmp_path}/one", "training.steps=6"]
+    run_training(load_run(tmp_path / "one" / "config.toml", settings), resume=True)
+    out, err = capfd.readouterr()
+    assert err.count("A damaged checkpoint is passed over") == 1
+    assert f"Going on from `{tmp_path}/one/checkpoints/step-00000002`" in err
+    assert "after 6 steps" in out
+    assert run("verify", tmp_path / "one").stdout.count("good") == 2, "the damaged one was written anew"

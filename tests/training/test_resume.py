@@ -1,0 +1,141 @@
+"""A run that resumes is the run that never stopped: exactly on the same layout, up to rounding on another one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from crosscut.checkpoint import read_manifest
+from crosscut.checkpoint.storage import LocalFolder
+from crosscut.config import CheckpointError, RunConfig
+from crosscut.training.loop import Loop
+from tests.training.jobs import parts
+
+HERE = "checkpoint.keep=100"
+
+
+def record(run: RunConfig, resume_from: Path | None = None) -> dict:
+    """Train; every step's loss, the tokens of every batch, and the whole weights at the end."""
+    trainer, batches = parts(run)
+    Path(run.output.folder).mkdir(parents=True, exist_ok=True)
+    seen: dict[int, list] = {}
+    losses: dict[int, float] = {}
+    take, step = batches.micro_batches, trainer.step
+
+    def noted_batches(number: int) -> list:
+        micro_batches = take(number)
+        seen[number] = [tokens.tolist() for pair in micro_batches for tokens in pair]
+        return micro_batches
+
+    def noted_step(number: int, micro_batches: list) -> object:
+        result = step(number, micro_batches)
+        losses[number] = result.loss
+        return result
+
+    batches.micro_batches, trainer.step = noted_batches, noted_step
+    loop = Loop(run, trainer, batches)
+    with loop.saver:
+        loop.train(resume_from)
+    vocab_size = run.model.vocab_size
+    weights = {
+        name: p.detach().full_tensor()[: vocab_size if name == "tokens.weight" else None].clone()
+        for name, p in trainer.model.named_parameters()
+    }
+    return {"losses": losses, "seen": seen, "weights": weights, "rank": trainer.mesh.data.rank}
+
+
+def checkpoint_of(run: RunConfig, step: int) -> Path:
+    return Path(run.checkpoints_folder) / f"step-{step:08d}"
+
+
+def train(ranks, run: RunConfig, resume_from: Path | None = None) -> list[dict]:
+    return ranks.run(run.layout.world_size, record, run, resume_from, time_limit=240)
+
+
+def batches_of(results: list[dict], step: int) -> list[list]:
+    """All sequences of a step, over the data ranks in their order."""
+    by_rank = {result["rank"]: result["seen"][step] for result in results}
+    return [row for rank in sorted(by_rank) for row in by_rank[rank][0]]
+
+
+LAYOUTS = {
+    "1x1": (),
+    "tensor 2": ("layout.tensor=2",),
+    "data 2": ("layout.data=2",),
+    "2x2": ("layout.tensor=2", "layout.data=2"),
+    "2x2 split": ("layout.tensor=2", "layout.data=2", "layout.sequence_parallel=true"),
+    "4x1": ("layout.tensor=4",),
+    "4x1 split": ("layout.tensor=4", "layout.sequence_parallel=true"),
+}
+
+
+@pytest.mark.parametrize("layout", ["1x1", "data 2", "2x2", "4x1 split"])
+def test_same_layout_goes_on_to_the_last_bit(ranks, run_with, layout):
+    """With dropout on: the random streams are functions of the step, so nothing of them needs storing."""
+    run = run_with(HERE, "model.dropout=0.1", *LAYOUTS[layout])
+    whole, resumed = train(ranks, run), train(ranks, run, checkpoint_of(run, 3))
+    for ours, theirs in zip(whole, resumed, strict=True):
+        assert sorted(theirs["losses"]) == [3, 4, 5]
+        for step, loss in theirs["losses"].items():
+            assert loss == ours["losses"][step]
+            assert ours["seen"][step] == theirs["seen"][step]
+        for name, weight in ours["weights"].items():
+            assert torch.equal(weight, theirs["weights"][name]), name
+
+
+def compare_over_layouts(ranks, run_with, pair, base, *, at: int, tolerance: float) -> None:
+    """Losses and batches of every step after the change of layout, and all parameters at the end as one vector.
+
+    Not each parameter alone: the gradient of a key's bias is zero in exact arithmetic (a constant added to all scores
+    of a query changes no probability), so that AdamW makes steps of full size out of rounding errors there.
+    """
+    saved_by, resumed_by = pair
+    run = run_with(*base, *LAYOUTS[saved_by])
+    other = run_with(*base, *LAYOUTS[resumed_by])
+    whole = train(ranks, run)
+    resumed = train(ranks, other, checkpoint_of(run, at))
+    assert sorted(resumed[0]["losses"]) == list(range(at, run.training.steps))
+    for step, loss in resumed[0]["losses"].items():
+        assert loss == pytest.approx(whole[0]["losses"][step], rel=tolerance), step
+        assert batches_of(resumed, step) == batches_of(whole, step), step
+    ours, theirs = (torch.cat([w.flatten() for w in r[0]["weights"].values()]) for r in (whole, resumed))
+    assert (ours - theirs).norm() / ours.norm() < tolerance
+
+
+@pytest.mark.parametrize("pair", [("2x2", "4x1"), ("4x1 split", "data 2"), ("1x1", "2x2 split")], ids=" to ".join)
+def test_other_layout_goes_on_up_to_rounding(ranks, run_with, pair):
+    base = (HERE, "model.dropout=0.0", "training.precision=float64")
+    compare_over_layouts(ranks, run_with, pair, base, at=3, tolerance=1e-10)
+
+
+FIFTY = (HERE, "model.dropout=0.0", "training.steps=60", "training.validate_every=0", "checkpoint.every=10")
+ROUND_TRIP = [("2x2", "4x1"), ("4x1", "1x1"), ("1x1", "2x2"), ("2x2 split", "tensor 2"), ("tensor 2", "data 2")]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("pair", ROUND_TRIP, ids=" to ".join)
+@pytest.mark.parametrize(("precision", "tolerance"), [("float64", 1e-10), ("float32", 1e-5)])
+def test_fifty_steps_on_another_layout(ranks, run_with, pair, precision, tolerance):
+    base = (*FIFTY, f"training.precision={precision}")
+    compare_over_layouts(ranks, run_with, pair, base, at=10, tolerance=tolerance)
+
+
+def test_checkpoint_tells_its_run(ranks, run_with):
+    run = run_with()
+    train(ranks, run)
+    progress = read_manifest(LocalFolder(checkpoint_of(run, 6))).progress
+    assert (progress.step, progress.samples, progress.seed) == (6, 24, 1)
+    assert progress.config["training"]["steps"] == 6
+    assert progress.config["model"]["vocab_size"] == 500
+
+
+def test_failed_checkpoint_stops_the_run_or_does_not(ranks, run_with, capfd):
+    """A file stands where the folder must be: a place that cannot be written, also for root."""
+    place = Path(run_with().output.folder).parent / "taken"
+    place.write_text("not a folder")
+    settings = (f"checkpoint.folder={place}/checkpoints", "checkpoint.every=2")
+    with pytest.raises(CheckpointError, match=r"must be writable, but is not: Not a directory"):
+        ranks.run(2, record, run_with(*settings, "layout.tensor=2"))
+    results = ranks.run(2, record, run_with(*settings, "layout.tensor=2", "checkpoint.on_failure=continue"))
+    assert all(sorted(result["losses"]) == [0, 1, 2, 3, 4, 5] for result in results)
