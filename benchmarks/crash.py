@@ -203,7 +203,7 @@ def kill_at_random(run: Run, target: str, chance: random.Random) -> Kill:
 
 
 def kill_now(process: subprocess.Popen[bytes], target: str) -> float:
-    """Kill the launching process, a rank (without any yet, the launching process), or all; seconds to the end."""
+    """Kill the launching process, a rank (where there is one yet), or all; the seconds until all have ended."""
     group = psutil.Process(process.pid).children(recursive=True)
     ranks = sorted((p for p in group if is_rank(p)), key=lambda p: p.pid)
     if target == "all":
@@ -313,7 +313,7 @@ def report(result: Result, options: argparse.Namespace) -> bool:
               f"{'yes' if kill.saving else '':>8}{kill.seconds_to_end:>16.2f}")  # fmt: skip
     most_lost, slowest = max(k.lost for k in kills), max(k.seconds_to_end for k in kills)
     print(f"\n{len(kills)} kills in {result.seconds:,.0f} s: {sum(k.saving for k in kills)} of them during a save, "
-          f"{sum(k.steps == k.resumes_at == 0 for k in kills)} before the first checkpoint")  # fmt: skip
+          f"{sum(k.resumes_at == 0 for k in kills)} before the first checkpoint")  # fmt: skip
     print(f"steps lost: at most {most_lost} (a checkpoint every {STEPS_BETWEEN_CHECKPOINTS})")
     print(f"all processes of a run had ended at most {slowest:.2f} s after the kill of one")
     print(f"{result.compared} checkpoints compared with the unharmed run's, bit by bit: {len(result.damaged)} differ")

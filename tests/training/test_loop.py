@@ -130,7 +130,7 @@ def test_resuming_notes_no_validation_twice(ranks, run_with):
     assert [row["step"] for row in rows_of(run) if "validation_loss" in row] == [0, 3, 6]
 
 
-def flipped_bit(run, name: str, after_step: int) -> str:
+def flipped_bit(run, name: str, after_step: int, bit: int = 0) -> str:
     """Train while one bit of a parameter flips on rank 1 after a step; what the run says."""
     trainer, batches = parts(run)
     step = trainer.step
@@ -138,7 +138,7 @@ def flipped_bit(run, name: str, after_step: int) -> str:
     def faulty_step(number: int, micro_batches):
         result = step(number, micro_batches)
         if number + 1 == after_step and 1 in (trainer.mesh.data.rank, trainer.mesh.tensor.rank):
-            dict(trainer.model.named_parameters())[name].data.to_local().view(torch.int32).view(-1)[5] ^= 1
+            dict(trainer.model.named_parameters())[name].data.to_local().view(torch.int32).view(-1)[5] ^= 1 << bit
         return result
 
     trainer.step = faulty_step
@@ -168,7 +168,7 @@ def test_replica_that_drifts_stops_the_run_by_name_on_all_ranks(ranks, run_with,
 
 def test_drift_between_tensor_ranks_that_has_spread_is_counted(ranks, run_with):
     run = run_with("layout.tensor=2", "checkpoint.every=0", "training.compare_replicas_every=2")
-    told = ranks.run(2, flipped_bit, run, "blocks.0.mlp.contract.bias", 3)[0]
+    told = ranks.run(2, flipped_bit, run, "blocks.0.mlp.contract.bias", 3, 22)[0]
     assert "it is not; the same goes for " in told
     assert " more parameters. The weights are not saved" in told
 

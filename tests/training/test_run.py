@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from crosscut.checkpoint import folder_at
 from crosscut.config import CheckpointError, ConfigError, LayoutError, RunStopped, load_run
 from crosscut.data import TokenFolder, prepare
 from crosscut.training import run_training
@@ -59,7 +60,7 @@ def test_resuming_takes_the_newest_checkpoint_and_leaves_the_config(trained, run
     before = config.read_bytes()
     for resume in (True, "auto"):
         prepared = _prepare(run_with("training.steps=9"), resume=resume)
-        assert prepared.checkpoint == checkpoints(trained) / "step-00000006"
+        assert prepared.checkpoint == folder_at(checkpoints(trained) / "step-00000006")
         assert config.read_bytes() == before
 
 
@@ -73,7 +74,7 @@ def test_resuming_needs_a_checkpoint_unless_it_may_start_anew(run_with):
 
 def test_damaged_checkpoints_are_no_reason_to_start_anew(trained):
     for folder in checkpoints(trained).iterdir():
-        (folder / "progress.json").unlink()
+        (folder / "manifest.json").unlink()
     with pytest.raises(CheckpointError):
         _prepare(trained, resume="auto")
 
@@ -82,7 +83,7 @@ def test_steps_must_be_above_the_checkpoints(trained, run_with):
     for steps, resume in ((6, True), (5, True), (5, "auto")):
         with pytest.raises(ConfigError, match=r"^`training.steps` must be above the checkpoint's step \(6\), but is"):
             _prepare(run_with(f"training.steps={steps}"), resume=resume)
-    assert _prepare(trained, resume="auto").checkpoint == checkpoints(trained) / "step-00000006", "its report is left"
+    assert _prepare(trained, resume="auto").checkpoint == folder_at(checkpoints(trained) / "step-00000006")
 
 
 @pytest.mark.parametrize(
