@@ -177,5 +177,6 @@ def _train(prepared: _Prepared) -> int:
         outcome = loop.train(prepared.checkpoint)
         if not outcome.stopped:
             write_report(run, trainer.model, tokens, outcome)
+            share_from_first(None)  # a rank that fails now would take the one that still writes the report with it
         loop.saver.require_saved()
     return outcome.last_step if outcome.stopped else 0
