@@ -33,11 +33,11 @@ def verify(
     """
     run = run_from(arguments)
     from crosscut.parallel.processes import is_first_started
-    from crosscut.verification import for_verification, print_report, scale_down, verify_run
+    from crosscut.verification import for_verification, print_report, scale_down, verify_runs
 
     run = scale_down(run, num_layers=layers, hidden_size=hidden)
-    runs = [for_verification(run, load_layout(text), precision) for text in layouts]
-    reports = [verify_run(each) for each in runs or [for_verification(run, run.layout, precision)]]
+    chosen = [load_layout(text) for text in layouts] or [run.layout]
+    reports = verify_runs([for_verification(run, layout, precision) for layout in chosen])
     same = all(report.same for report in reports)
     if is_first_started():
         if as_json:

@@ -2,10 +2,12 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
 from crosscut.config import IGNORED, Layout, LayoutError, RunConfig, padded_vocab_size
@@ -14,6 +16,7 @@ from crosscut.parallel.collectives import gather_to_first
 from crosscut.parallel.mesh import world_size_message
 from crosscut.parallel.processes import (
     choose_device,
+    is_first_started,
     joined_rank,
     ranks_on_this_machine,
     require_devices,
@@ -69,6 +72,20 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
     return dataclasses.replace(run, model=model, layout=layout, training=training, optimizer=optimizer)
 
 
+def verify_runs(runs: Sequence[RunConfig]) -> list[Report]:
+    """`verify_run` for several layouts, one after the other, with a sign of life on a terminal."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    reports = []
+    with Progress(*columns, console=console, transient=True, disable=not is_first_started()) as bar:
+        task = bar.add_task("", total=len(runs))
+        for run in runs:
+            bar.update(task, description=f"verifying {run.layout}")
+            reports.append(verify_run(run))
+            bar.advance(task)
+    return reports
+
+
 def verify_run(run: RunConfig) -> Report:
     """Verify a run prepared by `for_verification`, in the ranks that its layout asks for or that torchrun started.
 
@@ -93,7 +110,8 @@ def _verify_rank(run: RunConfig) -> Report:
 def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
     """Verify a run prepared by `for_verification` on ranks that are there. Every rank calls it; all get the report."""
     model = run.model
-    shape = f"{model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads"
+    layers = "1 layer" if model.num_layers == 1 else f"{model.num_layers} layers"
+    shape = f"{layers}, hidden {model.hidden_size}, {model.num_heads} heads"
     return prove(
         lambda on: _RunStep(run, on),
         mesh,
