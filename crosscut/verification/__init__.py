@@ -2,7 +2,7 @@
 
 from crosscut.verification.module import verify_module
 from crosscut.verification.report import Check, First, Report, Row, print_report
-from crosscut.verification.run import for_verification, scale_down, verify_on_mesh, verify_run, verify_runs
+from crosscut.verification.run import for_verification, scale_down, verify_on_mesh, verify_runs
 
 __all__ = [
     "Check",
@@ -14,6 +14,5 @@ __all__ = [
     "scale_down",
     "verify_module",
     "verify_on_mesh",
-    "verify_run",
     "verify_runs",
 ]

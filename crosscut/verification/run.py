@@ -73,35 +73,37 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
 
 
 def verify_runs(runs: Sequence[RunConfig]) -> list[Report]:
-    """`verify_run` for several layouts, one after the other, with a sign of life on a terminal."""
+    """Verify runs prepared by `for_verification` one after the other, with a sign of life on a terminal.
+
+    It happens in the ranks that each layout asks for, or in those that torchrun started.
+    Gives the reports; under torchrun on every rank. Raises `LayoutError` or `ConfigError` before a rank starts, and
+    `RankFailure` when one fails.
+    """
+    for run in runs:
+        if was_started() and started_world_size() != run.layout.world_size:
+            raise LayoutError(world_size_message(run.layout, started_world_size()))
+        require_devices(run.training.device, ranks_on_this_machine(run.layout.world_size))
+    if not was_started():
+        return [launch(_verify_rank, (run,), num_ranks=run.layout.world_size) for run in _shown(runs)]
+    with joined_rank():
+        device = choose_device(runs[0].training.device)
+        with process_group(device):
+            return [verify_on_mesh(run, make_mesh(run.layout, device)) for run in _shown(runs)]
+
+
+def _shown(runs: Sequence[RunConfig]) -> Iterator[RunConfig]:
+    """The runs, with a line on the first rank's terminal that says which one it is."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    reports = []
-    with Progress(*columns, console=console, transient=True, disable=not is_first_started()) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not is_first_started()) as bar:
         task = bar.add_task("", total=len(runs))
         for run in runs:
             bar.update(task, description=f"verifying {run.layout}")
-            reports.append(verify_run(run))
+            yield run
             bar.advance(task)
-    return reports
-
-
-def verify_run(run: RunConfig) -> Report:
-    """Verify a run prepared by `for_verification`, in the ranks that its layout asks for or that torchrun started.
-
-    Gives the report; under torchrun on every rank. Raises `LayoutError` or `ConfigError` before a rank starts, and
-    `RankFailure` when one fails.
-    """
-    if was_started() and started_world_size() != run.layout.world_size:
-        raise LayoutError(world_size_message(run.layout, started_world_size()))
-    require_devices(run.training.device, ranks_on_this_machine(run.layout.world_size))
-    if was_started():
-        with joined_rank():
-            return _verify_rank(run)
-    return launch(_verify_rank, (run,), num_ranks=run.layout.world_size)
 
 
 def _verify_rank(run: RunConfig) -> Report:
+    """The work of a rank that `launch` started."""
     device = choose_device(run.training.device)
     with process_group(device):
         return verify_on_mesh(run, make_mesh(run.layout, device))

@@ -64,3 +64,12 @@ def test_layout_that_the_model_does_not_allow_is_refused(crosscut):
     done = crosscut("verify", *RUN, "--layout", "tensor=3")
     assert done.returncode == 2
     assert "`layout.tensor` must divide `model.num_heads` (4), but is 3. Try 1, 2 or 4." in done.stderr
+
+
+def test_under_torchrun_the_started_ranks_verify_every_layout(tmp_path):
+    layouts = ("--layout", "tensor=2", "--layout", "data=2")
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "crosscut", "verify"]
+    done = run_python(*command, *RUN, *layouts, "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert [report["layout"] for report in answer["reports"]] == ["tensor 2 x data 1", "tensor 1 x data 2"]
