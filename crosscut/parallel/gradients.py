@@ -43,8 +43,8 @@ class GradientReducer:
         loss.backward()
         reducer.finish()
 
-    Every rank must call them alike. Parameters that need no gradient when this is made are left alone; over several
-    data ranks, one that a backward pass does not reach gets a gradient of zeros. Communication: one all-reduce per
+    Every rank must call them alike. Parameters that need no gradient when this is made are left alone; one that a
+    backward pass does not reach gets a gradient of zeros. Communication: one all-reduce per
     bucket over the data axis, overlapped with the backward pass, and at most one over the tensor axis. Raises
     `LayoutError` for a parameter that is not a `DTensor` on the tensor axis.
     """
@@ -77,6 +77,9 @@ class GradientReducer:
                 self._send(bucket)
         for bucket in self._buckets:
             self._receive(bucket)
+        for parameter in self.parameters:
+            if parameter.grad is None:  # on every layout alike: an optimizer passes over what has no gradient
+                parameter.grad = torch.zeros_like(parameter)
         _sum_partial([p for p in self.parameters if _is_partial(p.grad)], self.mesh.tensor)
 
     def _fill_buckets(self, bucket_bytes: int) -> None:
@@ -154,7 +157,8 @@ def _sum_of_squares(tensors: list[Tensor]) -> Tensor:
     """A float64 scalar. Norms are taken of short pieces where the kernel adds one element after the other."""
     if tensors[0].device.type == "cpu":
         tensors = [piece for tensor in tensors for piece in tensor.reshape(-1).split(NORM_PIECE)]
-    return torch.stack(torch._foreach_norm(tensors)).double().square().sum()
+    norms = torch._foreach_norm([t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in tensors])
+    return torch.stack([norm.double() for norm in norms]).square().sum()
 
 
 def clip_gradients_(parameters: Sequence[nn.Parameter], norm: Tensor | float, max_norm: float) -> None:
@@ -168,11 +172,12 @@ def clip_gradients_(parameters: Sequence[nn.Parameter], norm: Tensor | float, ma
 
 
 def _sum_partial(parameters: list[nn.Parameter], axis: Axis) -> None:
-    if parameters:
-        summed = all_reduce(torch.cat([_flat_gradient(p) for p in parameters]), axis)
-        for parameter in parameters:
+    for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
+        alike = [parameter for parameter in parameters if parameter.dtype == dtype]
+        summed = all_reduce(torch.cat([_flat_gradient(p) for p in alike]), axis)
+        for parameter in alike:
             parameter.grad = None  # its Partial placement no longer holds
-        _set_gradients(parameters, summed)
+        _set_gradients(alike, summed)
 
 
 def _set_gradients(parameters: list[nn.Parameter], flat: Tensor) -> None:

@@ -37,6 +37,7 @@ def normal_(parameter: nn.Parameter, *, std: float, seed: int, name: str) -> Non
     """
     assert isinstance(parameter, DTensor)
     target = parameter.to_local()
+    target = target if target.dim() else target.view(1)
     placement = parameter.placements[0]
     dim = placement.dim if isinstance(placement, Shard) else 0
     first = parameter.device_mesh.get_local_rank() * target.shape[dim] if isinstance(placement, Shard) else 0

@@ -18,6 +18,14 @@ Grid = list[list[Tensor]]
 """The ranks' parts: [data rank][tensor rank]."""
 
 
+def distance(a: Tensor, b: Tensor) -> Tensor:
+    """Elementwise |a - b| in float64, zero where both are the same infinity; complex numbers count by their parts."""
+    if a.is_complex():
+        a, b = torch.view_as_real(a), torch.view_as_real(b)
+    a, b = a.double(), b.double()
+    return (a - b).abs().masked_fill(a == b, 0.0)
+
+
 class Assembled(NamedTuple):
     """Parts put together."""
 
@@ -25,6 +33,8 @@ class Assembled(NamedTuple):
     """In the uncut tensor's shape, from the first rank of every axis along which the parts are copies."""
     copies_differ: list[tuple[int, int]]
     """Pairs of ranks that should hold the same and do not, the first of each the one that was taken."""
+    spread: float = 0.0
+    """The largest distance between copies."""
 
 
 def grid_of(parts: list[Tensor], tensor: int) -> Grid:
@@ -41,7 +51,7 @@ def assemble_parameter(grid: Grid, cut_dim: int | None, like: Tensor) -> Assembl
     whole = assembled.whole
     if cut_dim == 0 and whole.dim() and whole.shape[0] != like.shape[0]:
         whole = _fit_rows(whole, like.shape[0])
-    return Assembled(whole, assembled.copies_differ) if whole.shape == like.shape else None
+    return assembled._replace(whole=whole) if whole.shape == like.shape else None
 
 
 def _fit_rows(whole: Tensor, rows: int) -> Tensor:
@@ -55,16 +65,23 @@ def _fit_rows(whole: Tensor, rows: int) -> Tensor:
 def assemble_activation(grid: Grid, like: Tensor, *, is_gradient: bool) -> Assembled | None:
     """An activation or its gradient in the shape of `like`; None where shapes do not allow it.
 
-    Where data ranks hold the same activation, such as that of a position, each has its own part of the gradient.
+    Where data ranks hold the same activation, such as that of a position, each has its own part of the gradient; and a
+    single number that a module returns may be this data rank's part of a loss.
     """
     best: tuple[float, Assembled] | None = None
     for data_dim, tensor_dim in _arrangements(grid, like):
-        summed = is_gradient and data_dim is None
-        assembled = _assemble(_summed(grid) if summed else grid, data_dim=data_dim, tensor_dim=tensor_dim)
-        difference = (assembled.whole.double() - like.double()).abs().nan_to_num(torch.inf).sum().item()
-        if best is None or difference < best[0]:
-            best = (difference, assembled)
+        for summed in _may_be_summed(like, data_dim, is_gradient=is_gradient):
+            assembled = _assemble(_summed(grid) if summed else grid, data_dim=data_dim, tensor_dim=tensor_dim)
+            difference = distance(assembled.whole, like).nan_to_num(torch.inf).sum().item()
+            if best is None or difference < best[0]:
+                best = (difference, assembled)
     return best[1] if best else None
+
+
+def _may_be_summed(like: Tensor, data_dim: int | None, *, is_gradient: bool) -> list[bool]:
+    if data_dim is None and like.dim() == 0:
+        return [False, True]
+    return [is_gradient and data_dim is None]
 
 
 def _summed(grid: Grid) -> Grid:
@@ -91,20 +108,18 @@ def _arrangements(grid: Grid, like: Tensor) -> Iterator[tuple[int | None, int | 
 
 def _assemble(grid: Grid, *, data_dim: int | None, tensor_dim: int | None) -> Assembled:
     num_tensor = len(grid[0])
-    copies_differ: list[tuple[int, int]] = []
-    rows = []
-    for data_rank, row in enumerate(grid):
-        if tensor_dim is None:
-            for tensor_rank, part in enumerate(row[1:], start=1):
-                if not torch.equal(row[0], part):
-                    copies_differ.append((data_rank * num_tensor, data_rank * num_tensor + tensor_rank))
-            rows.append(row[0])
-        else:
-            rows.append(torch.cat(row, tensor_dim))
-    if data_dim is not None:
-        return Assembled(torch.cat(rows, data_dim), copies_differ)
-    for data_rank, row in enumerate(grid[1:], start=1):
-        for tensor_rank, part in enumerate(row):
-            if not torch.equal(grid[0][tensor_rank], part):
-                copies_differ.append((tensor_rank, data_rank * num_tensor + tensor_rank))
-    return Assembled(rows[0], copies_differ)
+    copies: list[tuple[int, int, Tensor, Tensor]] = []
+    if tensor_dim is None:
+        for data_rank, row in enumerate(grid):
+            first = data_rank * num_tensor
+            copies += [(first, first + t, row[0], part) for t, part in enumerate(row[1:], start=1)]
+    if data_dim is None:
+        for data_rank, row in enumerate(grid[1:], start=1):
+            copies += [(t, data_rank * num_tensor + t, grid[0][t], part) for t, part in enumerate(row)]
+    rows = [row[0] if tensor_dim is None else torch.cat(row, tensor_dim) for row in grid]
+    different = [(i, j, distance(a, b).nan_to_num(torch.inf)) for i, j, a, b in copies if not torch.equal(a, b)]
+    return Assembled(
+        rows[0] if data_dim is None else torch.cat(rows, data_dim),
+        [(i, j) for i, j, _ in different],
+        max((float(apart.max()) for _, _, apart in different), default=0.0),
+    )

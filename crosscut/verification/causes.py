@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from crosscut.verification.assembly import Assembled, Grid
+from crosscut.verification.assembly import Assembled, Grid, distance
 
 
 class Difference(NamedTuple):
@@ -31,11 +31,17 @@ def usual_cause(difference: Difference) -> str:
     return _GENERIC[difference.kind]
 
 
+def is_arrangement(difference: Difference) -> bool:
+    """Whether the ranks hold the right numbers, only as parts of a sum or in an order of their own."""
+    return _sum_is_missing(difference) or (difference.assembled is not None and _is_reordered(difference))
+
+
 def _close(a: Tensor, b: Tensor, difference: Difference) -> bool:
     if a.shape != b.shape:
         return False
-    scale = difference.uncut.abs().max().double().clamp_min(1e-300)
-    return bool((a.double() - b.double()).abs().max() <= 10 * difference.tolerance * scale)
+    finite = difference.uncut.double().abs().masked_fill(~difference.uncut.isfinite(), 0.0)
+    scale = finite.max().clamp_min(1e-300)
+    return bool(distance(a, b).max() <= 10 * difference.tolerance * scale)
 
 
 def _shapes_do_not_fit(difference: Difference) -> bool:
@@ -43,7 +49,9 @@ def _shapes_do_not_fit(difference: Difference) -> bool:
 
 
 def _not_finite(difference: Difference) -> bool:
-    return difference.assembled is not None and not bool(difference.assembled.whole.isfinite().all())
+    if difference.assembled is None or not difference.uncut.isfinite().all():
+        return False
+    return not bool(difference.assembled.whole.isfinite().all())
 
 
 def _sum_is_missing(difference: Difference) -> bool:
@@ -51,8 +59,8 @@ def _sum_is_missing(difference: Difference) -> bool:
     row = difference.grid[0]
     if len(row) == 1 or all(torch.equal(row[0], part) for part in row[1:]):
         return False
-    length = row[0].shape[0]
-    return _close(torch.stack(row).sum(0), difference.uncut[:length], difference)
+    whole = difference.uncut
+    return _close(torch.stack(row).sum(0), whole[: row[0].shape[0]] if whole.dim() else whole, difference)
 
 
 def _data_sum_is_missing(difference: Difference) -> bool:
@@ -101,6 +109,8 @@ def _is_reordered(difference: Difference) -> bool:
 def _same_at_every_token(difference: Difference) -> bool:
     """The difference is one vector, added to every token."""
     if difference.kind != "output" or difference.assembled is None or difference.uncut.dim() < 2:
+        return False
+    if not difference.uncut.is_floating_point():
         return False
     error = (difference.assembled.whole.double() - difference.uncut.double()).flatten(0, -2)
     return error.shape[0] > 1 and _close(error, error[:1].expand_as(error), difference)

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.parallel.recorder import comes_again
-from crosscut.verification.recording import LOSS, display_name
+from crosscut.verification.recording import display_name
 
 
 class Draw(NamedTuple):
@@ -29,7 +29,9 @@ class Draw(NamedTuple):
     state: str
     """The generator before it, as a digest: the same numbers follow from the same state."""
     dropped: str
-    """The tensor from which elements are dropped, as a digest."""
+    """The tensor from which elements are dropped, as a digest; empty where none was seen."""
+    operator: str = ""
+    """What drew, with its probabilities."""
 
 
 class Disagreement(NamedTuple):
@@ -40,28 +42,24 @@ class Disagreement(NamedTuple):
     told: str
 
 
-def compare_draws(
-    model: nn.Module, mesh: ParallelMesh, forward: Callable[[], object]
-) -> tuple[int, Disagreement | None]:
-    """How often each rank drew while `forward` ran, and the first disagreement; known on the first rank only.
-
-    Every rank calls it, with the model in training mode.
-    """
+def draws_of(model: nn.Module, mesh: ParallelMesh, forward: Callable[[], object]) -> list[Draw]:
+    """What this rank draws while `forward` runs, with the model in training mode."""
     with _Draws(model, mesh) as drawn:
         forward()
-    every = gather_to_first(drawn.draws)
-    return (0, None) if every is None else (len(every[0]), first_disagreement(every))
+    return drawn.in_order()
 
 
-def first_disagreement(draws: Sequence[Sequence[Draw]]) -> Disagreement | None:
-    """Look through every rank's draws, in order."""
+def compare_draws(mine: list[Draw], mesh: ParallelMesh) -> Disagreement | None:
+    """The first disagreement of all ranks' draws; known on the first rank only. Every rank calls it."""
+    every = gather_to_first(mine)
+    return None if every is None else first_disagreement(every, mesh.tensor.size)
+
+
+def first_disagreement(draws: Sequence[Sequence[Draw]], tensor_size: int) -> Disagreement | None:
+    """Look through every rank's draws, in order; tensor ranks of one data rank are adjacent."""
     for together in zip(*draws, strict=False):
         for (i, one), (j, other) in combinations(enumerate(together), 2):
-            if one.dropped == other.dropped and one.state != other.state:
-                told = "drop from the same tensor, but each draws its own numbers: their copies drift apart"
-                return Disagreement(one.module, (i, j), told)
-            if one.dropped != other.dropped and one.state == other.state:
-                told = "drop from different tensors, but draw the same numbers: what is dropped is correlated"
+            if told := _judge(one, other, same_data=i // tensor_size == j // tensor_size):
                 return Disagreement(one.module, (i, j), told)
     counts = [len(of_rank) for of_rank in draws]
     if len(set(counts)) > 1:
@@ -71,16 +69,30 @@ def first_disagreement(draws: Sequence[Sequence[Draw]]) -> Disagreement | None:
     return None
 
 
+def _judge(one: Draw, other: Draw, *, same_data: bool) -> str:
+    """What is wrong with two ranks' draws, if anything."""
+    if not same_data:
+        return "see different data, but draw the same numbers" if one.state == other.state else ""
+    if not one.dropped or not other.dropped:
+        return ""
+    if one.dropped == other.dropped and one.state != other.state:
+        return "drop from the same tensor, but each draws its own numbers: their copies drift apart"
+    if one.dropped != other.dropped and one.state == other.state:
+        return "drop from different tensors, but draw the same numbers: what is dropped is correlated"
+    return ""
+
+
 class _Draws(TorchDispatchMode):
-    """A context that notes every draw inside it."""
+    """A context that notes every draw of a module inside it; what is drawn outside of all is a batch."""
 
     def __init__(self, model: nn.Module, mesh: ParallelMesh) -> None:
         super().__init__()
-        self.draws: list[Draw] = []
+        self._draws: list[Draw] = []
         self._device = mesh.device
         self._model = model
         self._running: list[str] = []
-        self._noise: tuple[Tensor, str] | None = None
+        self._noise: dict[int, tuple[Tensor, frozenset[int]]] = {}
+        """Tensors made of drawn numbers alone, held so that no other gets their id, and the draws behind each."""
         self._hooks: Any = None
 
     def __enter__(self) -> Self:
@@ -104,38 +116,54 @@ class _Draws(TorchDispatchMode):
         if comes_again(types):
             return NotImplemented
         if torch.Tag.nondeterministic_seeded not in func.tags:
-            if self._noise is not None:
-                self._match(args)
-            return func(*args, **(kwargs or {}))
-        before = self._state()
+            unmet = self._meet(args) if self._noise else frozenset()
+            result = func(*args, **(kwargs or {}))
+            if unmet:
+                self._hold(result, unmet)
+            return result
+        generator = (kwargs or {}).get("generator")
+        before = self._state(generator)
         source = next((a for a in args if isinstance(a, Tensor)), None)
-        dropped = "" if source is None else _digest(source)
+        digest = _digest(source) if source is not None and _is_fused(func) else ""
         result = func(*args, **(kwargs or {}))
-        if self._state() != before:  # such as attention without dropout does not draw
+        if self._running and self._state(generator) != before:  # such as attention without dropout does not draw
             state = hashlib.blake2b(before, digest_size=8).hexdigest()
-            if result is source and source is not None:  # noise drawn into an empty tensor; what it meets next tells
-                self._noise = (source, state)
-            else:
-                self._note(state, dropped)
+            probabilities = [a for a in args if isinstance(a, float)]
+            self._draws.append(Draw(self._running[-1], state, digest, f"{func.name()} {probabilities}"))
+            if not digest:  # what the numbers meet tells from what they drop
+                self._hold(result, frozenset([len(self._draws) - 1]))
         return result
 
-    def _match(self, args: tuple[Any, ...]) -> None:
-        """See whether an operator brings the noise together with the tensor that it drops from."""
-        assert self._noise is not None
-        noise, state = self._noise
+    def in_order(self) -> list[Draw]:
+        """All draws, in order."""
+        return self._draws
+
+    def _hold(self, made: Any, draws: frozenset[int]) -> None:
+        for tensor in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(tensor, Tensor):
+                self._noise[id(tensor)] = (tensor, draws)
+
+    def _meet(self, args: tuple[Any, ...]) -> frozenset[int]:
+        """Before an operator brings drawn numbers together with the tensor that they drop from, note which one it is.
+
+        Gives the draws behind its result where there is no such tensor yet.
+        """
         tensors = [a for a in args if isinstance(a, Tensor)]
-        others = [t for t in tensors if t is not noise and t.shape == noise.shape]
-        if len(others) < len(tensors) and others:
-            self._note(state, _digest(others[0]))
-            self._noise = None
+        draws = frozenset[int]().union(*(self._noise[id(t)][1] for t in tensors if id(t) in self._noise))
+        others = [t for t in tensors if id(t) not in self._noise and t.numel() > 1]
+        if not draws or not others:
+            return draws
+        for index in draws:
+            if not self._draws[index].dropped:
+                self._draws[index] = self._draws[index]._replace(dropped=_digest(others[0]))
+        return frozenset()
 
-    def _note(self, state: str, dropped: str) -> None:
-        self.draws.append(Draw(self._running[-1] if self._running else LOSS, state, dropped))
-
-    def _state(self) -> bytes:
-        cuda = self._device.type == "cuda"
-        state = torch.cuda.get_rng_state(self._device) if cuda else torch.get_rng_state()
-        return state.numpy().tobytes()
+    def _state(self, generator: torch.Generator | None) -> bytes:
+        """Of all generators that an operator may draw from."""
+        states = [torch.get_rng_state()] if generator is None else [generator.get_state()]
+        if generator is None and self._device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(self._device))
+        return b"".join(state.numpy().tobytes() for state in states)
 
     @contextmanager
     def _module_names(self) -> Iterator[None]:
@@ -151,6 +179,11 @@ class _Draws(TorchDispatchMode):
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _is_fused(func: Any) -> bool:
+    """Whether an operator draws and drops at once."""
+    return "dropout" in func.name() or "attention" in func.name()
 
 
 def _digest(tensor: Tensor) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from crosscut.config import ConfigError, Layout
 from crosscut.parallel import GradientReducer, ParallelMesh, clip_gradients_, global_gradient_norm
 from crosscut.parallel.collectives import all_reduce
 from crosscut.verification.proof import prove
@@ -31,9 +32,8 @@ def verify_module(
 
     Use float64 parameters to tell rounding from faults.
     """
-    dtype = next(build(mesh).parameters()).dtype
-    describe = (f"tensor {mesh.tensor.size} x data {mesh.data.size}", name, str(dtype).removeprefix("torch."))
-    return prove(lambda on: _OwnStep(build(on), loss, on), mesh, dtype=dtype, describe=describe)
+    layout = str(Layout(tensor=mesh.tensor.size, data=mesh.data.size, sequence_parallel=mesh.sequence_parallel))
+    return prove(lambda on: _OwnStep(build(on), loss, on), mesh, layout=layout, model=name)
 
 
 class _OwnStep:
@@ -42,6 +42,8 @@ class _OwnStep:
     def __init__(self, model: nn.Module, loss: Callable[[nn.Module, ParallelMesh], Tensor], mesh: ParallelMesh) -> None:
         self.model, self.loss, self.mesh = model, loss, mesh
         self.parameters = list(model.parameters())
+        if not self.parameters:
+            raise ConfigError("A model to verify must have parameters, but has none.")
         self.reducer = GradientReducer(self.parameters, mesh)
 
     def accumulate(self) -> Tensor:

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable
+from itertools import zip_longest
 
 import torch
 
 from crosscut.parallel import ParallelMesh, make_lone_mesh
 from crosscut.parallel.collectives import share_from_first
 from crosscut.verification.comparison import Comparison
-from crosscut.verification.draws import compare_draws
+from crosscut.verification.draws import Disagreement, Draw, compare_draws, draws_of
 from crosscut.verification.recording import Recording, Step, record
 from crosscut.verification.report import Check, First, Report
 from crosscut.verification.tolerance import num_layers_of, num_summands_of, tolerance_of
@@ -21,77 +22,95 @@ def prove(
     make_step: MakeStep,
     mesh: ParallelMesh,
     *,
-    dtype: torch.dtype,
-    describe: tuple[str, str, str],
+    layout: str,
+    model: str,
+    compute_dtype: torch.dtype | None = None,
     extra_checks: Callable[[Step], list[Check]] = lambda _: [],
 ) -> Report:
     """Compare the step on `mesh` with the step on one rank alone. Every rank calls it and gets the same report.
 
-    The cut model first goes through the step with dropout, to see who draws what. Dropout is off while numbers are
-    compared, since each rank's own numbers differ by design. `describe` is layout, model and precision in words;
-    `extra_checks` come last, on every rank, with the step that was taken.
+    Both models first go through the step with dropout, to see who draws what. Dropout is off while numbers are
+    compared, since each rank's own numbers differ by design. `layout` and `model` are words for the report; the
+    activations' type is that of the parameters unless given; `extra_checks` come last, on every rank, with the step
+    that was taken. What the first rank fails on is raised on all.
     """
     start = time.perf_counter()
     uncut = _uncut(make_step, mesh)
     step = make_step(mesh)
-    draws, told = _draws(step)
-    step.model.eval()
-    cut = record(step)
-    tolerance = share_from_first(None if uncut is None else _tolerance(step, uncut, dtype))
-    comparison = Comparison(cut, uncut, mesh, tolerance=tolerance)
-    comparison.run()
+    draws, cut = _take(step)
+    dtype = compute_dtype or next(step.model.parameters()).dtype
+    tolerance = share_from_first(None if uncut is None else _tolerance(step, uncut[1], dtype))
+    comparison = Comparison(cut, None if uncut is None else uncut[1], mesh, tolerance=tolerance)
+    outcome: Report | Exception | None = None
+    try:
+        comparison.run()
+    except Exception as error:
+        outcome = error
+    disagreement = compare_draws(draws, mesh)
     further = extra_checks(step)
-    if uncut is None:
-        return _require_report(share_from_first(None))
-    checks = (*comparison.checks(), draws, *further)
-    layout, model, precision = describe
-    first = comparison.first() or told or _first_failed(checks)
-    return _require_report(
-        share_from_first(
-            Report(
+    if uncut is not None and outcome is None:
+        try:
+            judged, told = _judge_draws(draws, uncut[0], disagreement)
+            checks = (*comparison.checks(), judged, *further)
+            outcome = Report(
                 layout=layout,
                 model=model,
-                precision=precision,
+                precision=str(dtype).removeprefix("torch."),
                 tolerance=tolerance,
                 rows=tuple(comparison.rows()),
                 checks=checks,
-                first=first,
+                first=comparison.first() or told or _first_failed(checks),
                 seconds=time.perf_counter() - start,
             )
-        )
-    )
+        except Exception as error:
+            outcome = error
+    outcome = share_from_first(outcome)
+    if isinstance(outcome, Exception):
+        raise outcome
+    assert isinstance(outcome, Report)
+    return outcome
 
 
-def _uncut(make_step: MakeStep, mesh: ParallelMesh) -> Recording | None:
-    """The recording that all others are held against, on the first rank."""
+def _uncut(make_step: MakeStep, mesh: ParallelMesh) -> tuple[list[Draw], Recording] | None:
+    """What all others are held against, on the first rank."""
     alone = make_lone_mesh(mesh.device)
-    if not mesh.is_first_rank:
-        return None
-    step = make_step(alone)
+    return _take(make_step(alone)) if mesh.is_first_rank else None
+
+
+def _take(step: Step) -> tuple[list[Draw], Recording]:
+    """What the step draws with dropout, and its recording without."""
+    step.model.train()
+    draws = draws_of(step.model, step.mesh, step.accumulate)
     step.model.eval()
-    return record(step)
+    return draws, record(step)
 
 
 def _tolerance(step: Step, uncut: Recording, dtype: torch.dtype) -> float:
-    num_tokens = max(
-        (output.numel() // output.shape[-1] for output in uncut.outputs.values() if output.dim()), default=1
-    )
+    outputs = [output for output in uncut.outputs.values() if output.dim()]
+    num_tokens = max((output.numel() // max(output.shape[-1], 1) for output in outputs), default=1)
     return tolerance_of(
         dtype, num_layers=num_layers_of(step.model), num_summands=num_summands_of(step.model, num_tokens)
     )
 
 
-def _draws(step: Step) -> tuple[Check, First | None]:
-    """Whether random numbers are drawn alike where they must be and differently where they must be."""
-    step.model.train()
-    num_draws, disagreement = compare_draws(step.model, step.mesh, step.accumulate)
+def _judge_draws(cut: list[Draw], uncut: list[Draw], disagreement: Disagreement | None) -> tuple[Check, First | None]:
+    """Whether random numbers are drawn as in the uncut model, alike or differently on ranks as they must be."""
+    title = "random numbers"
     if disagreement is None:
-        told = f"{num_draws} draws on each rank" if num_draws else "the model has no dropout"
-        return Check("random numbers", None, True, told), None
+        for mine, other in zip_longest(cut, uncut):
+            if mine is None or other is None or (mine.module, mine.operator) != (other.module, other.operator):
+                module = (mine or other).module
+                told = f"{module}: draws otherwise than in the uncut model, or not as often"
+                cause = "Other numbers are drawn than in the uncut model: look at probabilities and at who drops."
+                return Check(title, None, False, told), First(module, "forward", cause)
+        unseen = sum(not draw.dropped for draw in cut)
+        told = f"{len(cut)} draws on each rank" if cut else "the model has no dropout"
+        more = f", {unseen} of them for what was not seen" if unseen else ""
+        return Check(title, None, True, told + more), None
     i, j = disagreement.ranks
     told = f"{disagreement.module}: ranks {i} and {j} {disagreement.told}"
     cause = f"Ranks {i} and {j} {disagreement.told}. Look at which random stream it uses."
-    return Check("random numbers", None, False, told), First(disagreement.module, "forward", cause)
+    return Check(title, None, False, told), First(disagreement.module, "forward", cause)
 
 
 _CHECK_CAUSES = {
@@ -113,8 +132,3 @@ _CHECK_CAUSES = {
 def _first_failed(checks: tuple[Check, ...]) -> First | None:
     failed = next((check for check in checks if not check.same), None)
     return None if failed is None else First(failed.name, "step", _CHECK_CAUSES.get(failed.name, failed.told))
-
-
-def _require_report(report: object) -> Report:
-    assert isinstance(report, Report)
-    return report

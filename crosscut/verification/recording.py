@@ -40,6 +40,8 @@ class Kept(NamedTuple):
 class Recording:
     """One step as one rank saw it. Names are those of `named_modules`; a further call of the same module is counted."""
 
+    root: str = ""
+    """What the whole model is called."""
     loss: float = 0.0
     """Over all data ranks."""
     norm: float = 0.0
@@ -77,7 +79,7 @@ class Step(Protocol):
 
 def record(step: Step) -> Recording:
     """Take the step and write down what it did. Every rank of the step's mesh calls it."""
-    recording = Recording()
+    recording = Recording(root=display_name(step.model))
     with _watched(step.model, recording):
         loss = step.accumulate()
     recording.loss = float(loss.detach())

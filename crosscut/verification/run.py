@@ -117,12 +117,9 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
     return prove(
         lambda on: _RunStep(run, on),
         mesh,
-        dtype=compute_dtype(run.training.precision),
-        describe=(
-            str(run.layout),
-            f"GPT-2, {count_parameters(model):,} parameters ({shape})",
-            run.training.precision,
-        ),
+        layout=str(run.layout),
+        model=f"GPT-2, {count_parameters(model):,} parameters ({shape})",
+        compute_dtype=compute_dtype(run.training.precision),
         extra_checks=_compare_collectives,
     )
 

@@ -174,8 +174,9 @@ def _norm_of_many(dtype: torch.dtype) -> tuple[float, float]:
 
 
 def test_the_norm_of_many_elements_is_exact_to_a_millionth(ranks: RankPool) -> None:
-    norm, exact = ranks.run(2, _norm_of_many, torch.float32)[0]
-    assert norm == pytest.approx(exact, rel=1e-6)
+    for dtype in (torch.float32, torch.bfloat16):
+        norm, exact = ranks.run(2, _norm_of_many, dtype)[0]
+        assert norm == pytest.approx(exact, rel=1e-6), dtype
 
 
 def _clip_below() -> bool:
@@ -217,8 +218,26 @@ def test_parameters_that_some_ranks_do_not_use_are_summed_with_their_own(ranks: 
         assert [g[0].item() for g in gradients] == expected
 
 
-def test_an_unused_parameter_has_no_gradient_on_one_data_rank(ranks: RankPool) -> None:
-    assert ranks.run(1, _use_some, Layout(), [set()]) == [[None]]
+def test_an_unused_parameter_has_a_gradient_of_zeros_on_any_number_of_data_ranks(ranks: RankPool) -> None:
+    """An optimizer passes over what has no gradient, and decays what has one of zeros."""
+    for data in (1, 2):
+        for (gradient,) in ranks.run(data, _use_some, Layout(data=data), [set()]):
+            assert gradient is not None
+            assert not gradient.any()
+
+
+def _two_precisions() -> list[torch.dtype]:
+    mesh = make_mesh(Layout(tensor=2, sequence_parallel=True), CPU)
+    norms = [LayerNorm(H, mesh=mesh, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)]
+    reducer = GradientReducer([p for norm in norms for p in norm.parameters()], mesh)
+    reducer.arm()
+    sum(norm(torch.randn(2, S // 2, H)).sum() for norm in norms).backward()
+    reducer.finish()
+    return [norm.weight.grad.dtype for norm in norms]
+
+
+def test_partial_gradients_of_two_precisions_keep_them(ranks: RankPool) -> None:
+    assert ranks.run(2, _two_precisions)[0] == [torch.float32, torch.bfloat16]
 
 
 def _frozen() -> list[bool]:
