@@ -14,6 +14,7 @@ from crosscut.checkpoint import (
     checkpoint_folder,
     latest_good_checkpoint,
     list_checkpoints,
+    mark_passed_over,
     require_identity,
 )
 from crosscut.config import ConfigError, LayoutError, RunConfig, RunStopped, write_toml
@@ -103,7 +104,8 @@ def _prepare(run: RunConfig, resume: Resume) -> _Prepared:
         resume = bool(list_checkpoints(run.checkpoints_folder))
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"`output.folder` must be a folder, but `{folder}` is a file. Choose another name.")
-    checkpoint = latest_good_checkpoint(run.checkpoints_folder).folder if resume else None
+    good = latest_good_checkpoint(run.checkpoints_folder) if resume else None
+    checkpoint = good.folder if good else None
     if not resume and list_checkpoints(run.checkpoints_folder):
         name, place = ("checkpoint", run.checkpoint.folder) if run.checkpoint.folder else ("output", str(folder))
         raise ConfigError(
@@ -123,6 +125,8 @@ def _prepare(run: RunConfig, resume: Resume) -> _Prepared:
                 f"Try training.steps={2 * done}."
             )
     folder.mkdir(parents=True, exist_ok=True)
+    if good is not None:
+        mark_passed_over(good)
     if not resume:  # a run that resumes keeps its config until it has written a checkpoint of its own
         write_toml(run, folder / CONFIG_FILE)
     return _Prepared(run, checkpoint, identity)

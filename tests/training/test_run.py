@@ -64,6 +64,13 @@ def test_resuming_takes_the_newest_checkpoint_and_leaves_the_config(trained, run
         assert config.read_bytes() == before
 
 
+def test_resuming_notes_what_it_passes_over(trained):
+    damaged = checkpoints(trained) / "step-00000006"
+    (damaged / "__0_0.distcp").write_bytes(b"short")
+    assert _prepare(trained, resume="auto").checkpoint == folder_at(checkpoints(trained) / "step-00000003")
+    assert (damaged / "passed-over.txt").is_file()
+
+
 def test_resuming_needs_a_checkpoint_unless_it_may_start_anew(run_with):
     with pytest.raises(CheckpointError, match=r"must hold a checkpoint to resume from, but holds none"):
         _prepare(run_with(), resume=True)
