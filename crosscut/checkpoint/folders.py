@@ -142,8 +142,16 @@ def drop_old(root: Folder, *, newest: int, keep: int, keep_every: int) -> None:
         if not keep_every or (step_of(old.name) or 0) % keep_every:
             old.remove(MANIFEST_FILE)
     for name in root.folders():
-        if is_left_over(name):
+        if is_left_over(name) or _is_unfinished(root / name, newest):
             (root / name).remove(MANIFEST_FILE)
+
+
+def _is_unfinished(folder: Folder, newest: int) -> bool:
+    """Whether it is a part of a checkpoint up to step `newest` on an object store, where parts have its final name."""
+    step = step_of(folder.name)
+    if isinstance(folder, LocalFolder) or step is None or step > newest:
+        return False
+    return MANIFEST_FILE not in folder.files()
 
 
 def is_left_over(name: str) -> bool:
