@@ -81,8 +81,8 @@ def left_over_in_memory() -> None:
     root = "memory://left/run"
     save_steps(root, [2])
     store = fsspec.filesystem("memory")
-    for step in (1, 3, 5):
-        store.pipe_file(f"/left/run/step-{step:08d}/__0_0.distcp", b"half")
+    for number in (1, 3, 5):
+        store.pipe_file(f"/left/run/step-{number:08d}/__0_0.distcp", b"half")
     store.pipe_file("/left/run/notes/text", b"not ours")
     save_steps(root, [4])
     assert folder_at(root).folders() == ["notes", "step-00000002", "step-00000004", "step-00000005"]
