@@ -10,6 +10,7 @@ from crosscut.checkpoint.folders import (
     checkpoint_folder,
     latest_good_checkpoint,
     list_checkpoints,
+    mark_passed_over,
     require_identity,
 )
 from crosscut.checkpoint.manifest import Manifest, Progress, read_manifest
@@ -30,6 +31,7 @@ __all__ = [
     "list_checkpoints",
     "load_checkpoint",
     "load_model",
+    "mark_passed_over",
     "read_manifest",
     "require_identity",
     "require_undamaged",

@@ -16,9 +16,13 @@ from crosscut.checkpoint.storage import (
     Folder,
     LocalFolder,
     folder_at,
+    reason,
     storage_errors_told,
 )
 from crosscut.config import CheckpointError
+
+PASSED_OVER_FILE = "passed-over.txt"
+"""In a damaged checkpoint that a run has gone on without: it is not one of those that are kept."""
 
 _NAME = re.compile(r"step-(\d{8,})")
 
@@ -34,6 +38,8 @@ class GoodCheckpoint:
     manifest: Manifest
     skipped: tuple[str, ...] = ()
     """What is wrong with each newer one that was passed over."""
+    passed_over: tuple[Folder, ...] = ()
+    """Those newer ones."""
 
 
 def checkpoint_folder(root: Location, step: int) -> Folder:
@@ -68,12 +74,14 @@ def latest_good_checkpoint(root: Location, *, progress: bool = True) -> GoodChec
     where there is none, or when all are damaged.
     """
     skipped: list[str] = []
+    passed_over: list[Folder] = []
     for folder in reversed(list_checkpoints(root)):
         if not (damage := find_damage(folder, progress=progress)):
             if skipped:
                 click.echo(_fallback_message(skipped, folder), err=True)
-            return GoodCheckpoint(folder, read_manifest(folder), tuple(skipped))
+            return GoodCheckpoint(folder, read_manifest(folder), tuple(skipped), tuple(passed_over))
         skipped.append("; ".join(damage))
+        passed_over.append(folder)
     if skipped:
         listed = "\n".join(f"  {line}" for line in skipped)
         raise CheckpointError(
@@ -108,20 +116,42 @@ def require_identity(checkpoint: Location, identity: Mapping[str, Any]) -> Progr
     return progress
 
 
+def mark_passed_over(good: GoodCheckpoint) -> None:
+    """Note in each damaged checkpoint newer than `good` that a run goes on without it, so that it counts as none kept.
+
+    The note is a file, since the run may be started again many times before `drop_old` comes to it; saving that step
+    again removes it with the rest. What cannot be noted is told: to resume does not depend on it.
+    """
+    for folder, damage in zip(good.passed_over, good.skipped, strict=True):
+        try:
+            folder.write(PASSED_OVER_FILE, f"{damage}\nThe run went on from {good.folder.name}.\n".encode())
+        except Exception as error:  # object stores have exception classes of their own
+            click.echo(f"crosscut: `{folder}` counts as kept, since no note could be left: {reason(error)}.", err=True)
+
+
 def drop_old(root: Folder, *, newest: int, keep: int, keep_every: int) -> None:
     """Remove the checkpoints up to step `newest` but the last `keep` and those at multiples of `keep_every`.
 
-    What killed runs left half written or half removed goes, too; so nothing may be in writing under `root`.
-    Later ones stay: they are of a run that was taken up again from an earlier step, and are replaced when it gets
-    there.
+    Damaged ones that were passed over do not count among the `keep`, and go when the good ones of their age do. What
+    killed runs left half written or half removed goes, too; so nothing may be in writing under `root`. Later ones
+    stay: they are of a run that was taken up again from an earlier step, and are replaced when it gets there.
     """
     past = [c for c in list_checkpoints(root) if (step_of(c.name) or 0) <= newest]
-    for old in past[:-keep]:
+    counted = [c for c in past if PASSED_OVER_FILE not in c.files()]
+    for old in past[: past.index(counted[-keep])] if len(counted) >= keep else []:
         if not keep_every or (step_of(old.name) or 0) % keep_every:
             old.remove(MANIFEST_FILE)
     for name in root.folders():
-        if is_left_over(name):
+        if is_left_over(name) or _is_unfinished(root / name, newest):
             (root / name).remove(MANIFEST_FILE)
+
+
+def _is_unfinished(folder: Folder, newest: int) -> bool:
+    """Whether it is a part of a checkpoint up to step `newest` on an object store, where parts have its final name."""
+    step = step_of(folder.name)
+    if isinstance(folder, LocalFolder) or step is None or step > newest:
+        return False
+    return MANIFEST_FILE not in folder.files()
 
 
 def is_left_over(name: str) -> bool:

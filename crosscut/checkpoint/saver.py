@@ -81,15 +81,19 @@ class Saver:
         self._thread.shutdown()
         self.copying.remove()
 
-    def save(self, progress: Progress, *, written: Callable[[], None] = lambda: None) -> None:
+    def save(self, progress: Progress, *, written: Callable[[], None] = lambda: None, final: bool = False) -> None:
         """Begin to write a checkpoint; `written` is called on the first rank once it is in its place.
 
         The state is that of this moment: it is copied before the next optimizer step changes it. Waits for the
         checkpoint before. Raises `CheckpointError`, on every rank alike, when that one could not be written and the
-        run is to stop then.
+        run is to stop then. The `final` one of a run is tried all the same, since what it holds would be lost: whether
+        the run has failed is for `finish` to say then.
         """
         start = time.perf_counter()
-        self.finish()
+        if final:
+            self._wait()
+        else:
+            self.finish()
         state = state_of(self.model, self.optimizer)
         tensors = tensors_of(state)
         folder = checkpoint_folder(self.root, progress.step)

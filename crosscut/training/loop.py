@@ -86,7 +86,7 @@ class Loop:
                     if saving or _is_due(done, training.compare_replicas_every):
                         self.compare_replicas(done)
                     if saving:
-                        self.save(done)
+                        self.save(done, final=stopped or last)
                 self.finish_saving()
                 if stopped:
                     request.meet()  # a rank that left earlier would take the one that still writes with it
@@ -132,10 +132,11 @@ class Loop:
             "device of these ranks, and run again with --resume."
         )
 
-    def save(self, step: int) -> None:
+    def save(self, step: int, *, final: bool = False) -> None:
         """Begin to write a checkpoint after `step` steps, and then the run's config as it was when it was written.
 
-        Raises `CheckpointError` when the one before could not be written and the run is to stop then.
+        Raises `CheckpointError` when the one before could not be written and the run is to stop then; the `final` one
+        is tried all the same.
         """
         progress = Progress(
             step=step,
@@ -145,7 +146,7 @@ class Loop:
             identity=self.identity,
             config=dataclasses.asdict(self.run),
         )
-        self.saver.save(progress, written=lambda: write_toml(self.run, self.folder / CONFIG_FILE))
+        self.saver.save(progress, written=lambda: write_toml(self.run, self.folder / CONFIG_FILE), final=final)
 
     def finish_saving(self) -> None:
         """Wait until every checkpoint that was begun is in its place. Raises as `save`."""

@@ -12,8 +12,10 @@ from rich.console import Console
 from crosscut.checkpoint import (
     Folder,
     checkpoint_folder,
+    find_damage,
     latest_good_checkpoint,
     list_checkpoints,
+    mark_passed_over,
     require_identity,
 )
 from crosscut.config import ConfigError, LayoutError, RunConfig, RunStopped, write_toml
@@ -65,16 +67,12 @@ def run_training(run: RunConfig, *, resume: Resume = False) -> None:
     if was_started() and started_world_size() != run.layout.world_size:
         raise LayoutError(world_size_message(run.layout, started_world_size()))
     require_devices(run.training.device, ranks_on_this_machine(run.layout.world_size))
-    if resume == "auto" and is_complete(run):
-        if is_first_started():
-            text = f"The run in `{run.output.folder}` is complete: all {run.training.steps} steps are done."
-            Console().print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
-        return
     if was_started():
         with joined_rank():
             stopped_after = _join(run, resume)
     else:
-        stopped_after = launch(_train_rank, (_prepare(run, resume),), num_ranks=run.layout.world_size)
+        prepared = _prepare_unless_complete(run, resume)
+        stopped_after = launch(_train_rank, (prepared,), num_ranks=run.layout.world_size) if prepared else 0
     if stopped_after:
         config = shlex.quote(str(Path(run.output.folder) / CONFIG_FILE))
         raise RunStopped(
@@ -85,14 +83,24 @@ def run_training(run: RunConfig, *, resume: Resume = False) -> None:
 
 
 def is_complete(run: RunConfig) -> bool:
-    """Whether the run's folder holds the last checkpoint and the report, which comes after it, of all its steps."""
+    """Whether the run's folder holds the report of all its steps, and the last checkpoint, undamaged."""
     steps = run.training.steps
     try:
         summary = json.loads((Path(run.output.folder) / SUMMARY_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    last = checkpoint_folder(run.checkpoints_folder, steps).name
-    return summary["steps"] == steps and last in [folder.name for folder in list_checkpoints(run.checkpoints_folder)]
+    if not isinstance(summary, dict) or summary.get("steps") != steps:
+        return False
+    return not find_damage(checkpoint_folder(run.checkpoints_folder, steps), progress=True)
+
+
+def _prepare_unless_complete(run: RunConfig, resume: Resume) -> _Prepared | None:
+    """What the ranks need; None, which is said, where the run may be complete and is. For one process of all."""
+    if resume == "auto" and is_complete(run):
+        text = f"The run in `{run.output.folder}` is complete: all {run.training.steps} steps are done."
+        Console().print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        return None
+    return _prepare(run, resume)
 
 
 def _prepare(run: RunConfig, resume: Resume) -> _Prepared:
@@ -103,7 +111,8 @@ def _prepare(run: RunConfig, resume: Resume) -> _Prepared:
         resume = bool(list_checkpoints(run.checkpoints_folder))
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"`output.folder` must be a folder, but `{folder}` is a file. Choose another name.")
-    checkpoint = latest_good_checkpoint(run.checkpoints_folder).folder if resume else None
+    good = latest_good_checkpoint(run.checkpoints_folder) if resume else None
+    checkpoint = good.folder if good else None
     if not resume and list_checkpoints(run.checkpoints_folder):
         name, place = ("checkpoint", run.checkpoint.folder) if run.checkpoint.folder else ("output", str(folder))
         raise ConfigError(
@@ -123,6 +132,8 @@ def _prepare(run: RunConfig, resume: Resume) -> _Prepared:
                 f"Try training.steps={2 * done}."
             )
     folder.mkdir(parents=True, exist_ok=True)
+    if good is not None:
+        mark_passed_over(good)
     if not resume:  # a run that resumes keeps its config until it has written a checkpoint of its own
         write_toml(run, folder / CONFIG_FILE)
     return _Prepared(run, checkpoint, identity)
@@ -155,9 +166,10 @@ def identity_of(run: RunConfig, tokens: TokenFolder) -> dict[str, Any]:
 
 
 def _join(run: RunConfig, resume: Resume) -> int:
-    """The work of a rank that torchrun started: the first one prepares while the others wait."""
+    """The work of a rank that torchrun started: the first one looks and prepares while the others wait."""
     with process_group(choose_device(run.training.device)):
-        return _train(share_from_first(_prepare(run, resume) if is_first_started() else None))
+        prepared = share_from_first(_prepare_unless_complete(run, resume) if is_first_started() else None)
+        return _train(prepared) if prepared else 0
 
 
 def _train_rank(prepared: _Prepared) -> int:

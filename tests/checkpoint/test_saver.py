@@ -12,7 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from crosscut.checkpoint import Saver, find_damage, latest_good_checkpoint, list_checkpoints, load_checkpoint
+from crosscut.checkpoint import (
+    Saver,
+    find_damage,
+    latest_good_checkpoint,
+    list_checkpoints,
+    load_checkpoint,
+    mark_passed_over,
+)
 from crosscut.checkpoint.staging import HostBuffers
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import CheckpointConfig, CheckpointError
@@ -140,6 +147,38 @@ def test_damaged_later_checkpoint_does_not_push_out_a_good_one(ranks, tmp_path):
     ranks.run(1, save_steps_with, tmp_path, [4], {"keep": 1})
     assert names(tmp_path) == [4, 6]
     assert latest_good_checkpoint(tmp_path).manifest.progress.step == 4
+
+
+@pytest.mark.parametrize(("keep", "left"), [(2, [100, 137, 200]), (1, [200]), (3, [100, 137, 200])])
+def test_damaged_checkpoint_that_was_passed_over_does_not_count_as_kept(ranks, tmp_path, keep, left):
+    """The run fell back from step 137 to 100, and saves at 200, not at 137; also when it is started twice for that."""
+    ranks.run(1, save_steps, tmp_path, [100, 137])
+    damaged = tmp_path / "step-00000137"
+    (damaged / "__0_0.distcp").write_bytes(b"short")
+    good = latest_good_checkpoint(tmp_path)
+    assert [folder.name for folder in good.passed_over] == [damaged.name]
+    mark_passed_over(good)
+    assert (damaged / "passed-over.txt").read_text().startswith(f"`{damaged}/__0_0.distcp` must have")
+    ranks.run(1, save_steps_with, tmp_path, [200], {"keep": keep})
+    assert names(tmp_path) == left
+
+
+def test_step_that_is_saved_again_counts_again(ranks, tmp_path):
+    ranks.run(1, save_steps, tmp_path, [100, 137])
+    (tmp_path / "step-00000137" / "__0_0.distcp").write_bytes(b"short")
+    mark_passed_over(latest_good_checkpoint(tmp_path))
+    ranks.run(1, save_steps_with, tmp_path, [137, 200], {"keep": 2})
+    assert names(tmp_path) == [137, 200]
+
+
+def test_note_that_cannot_be_left_is_told(ranks, tmp_path, capsys, monkeypatch):
+    ranks.run(1, save_steps, tmp_path, [100, 137])
+    (tmp_path / "step-00000137" / "__0_0.distcp").write_bytes(b"short")
+    good = latest_good_checkpoint(tmp_path)
+    monkeypatch.setattr(LocalFolder, "create", refuse)
+    mark_passed_over(good)
+    told = capsys.readouterr().err
+    assert f"`{tmp_path}/step-00000137` counts as kept, since no note could be left: Disk quota exceeded (`" in told
 
 
 def fail_on_one_rank(root: Path, on_failure: str, kind: str = "copy") -> tuple[list[str], list[int]]:

@@ -76,6 +76,22 @@ def interrupted_in_memory() -> None:
     assert find_damage(checkpoint_folder(root, 2)) == []
 
 
+def left_over_in_memory() -> None:
+    """A killed run leaves parts under final names; one of a later step may be of a run that was taken up again."""
+    root = "memory://left/run"
+    save_steps(root, [2])
+    store = fsspec.filesystem("memory")
+    for number in (1, 3, 5):
+        store.pipe_file(f"/left/run/step-{number:08d}/__0_0.distcp", b"half")
+    store.pipe_file("/left/run/notes/text", b"not ours")
+    save_steps(root, [4])
+    assert folder_at(root).folders() == ["notes", "step-00000002", "step-00000004", "step-00000005"]
+
+
+def test_what_killed_runs_left_on_a_store_goes_with_the_next_save(ranks):
+    ranks.run(1, left_over_in_memory)
+
+
 def test_memory_store_saves_and_loads(ranks):
     ranks.run(1, save_and_load, "memory://bucket/run")
 

@@ -1,12 +1,16 @@
 import json
+import os
 import shutil
+import signal
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from crosscut.checkpoint import list_checkpoints
-from crosscut.config import TrainingError
+from crosscut.checkpoint.storage import LocalFolder
+from crosscut.config import CheckpointError, TrainingError
 from crosscut.training.loop import Loop
 from tests.training.jobs import loop, parts
 
@@ -201,3 +205,49 @@ def flipped_bit_on_one(run, rank: int) -> str:
     except TrainingError as error:
         return str(error)
     return ""
+
+
+def train_on_a_disk_that_fails(run, failing: list[int], asked_at: int) -> tuple[str, bool]:
+    """The steps whose checkpoints cannot be written, and the one at which the run is asked to stop: what it says."""
+    trainer, batches = parts(run)
+    step, begin = trainer.step, LocalFolder.begin
+
+    def asked_step(number: int, micro_batches):
+        if number + 1 == asked_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.3)  # a thread takes it
+        return step(number, micro_batches)
+
+    def begin_or_not(folder: LocalFolder, last: str) -> None:
+        if any(f"step-{number:08d}" in folder.name for number in failing):
+            raise OSError("the disk is full")
+        begin(folder, last)
+
+    trainer.step = asked_step
+    Path(run.output.folder).mkdir(parents=True, exist_ok=True)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LocalFolder, "begin", begin_or_not)
+            return "", Loop(run, trainer, batches).train().stopped
+    except CheckpointError as error:
+        return str(error), False
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("asked_at", "failing", "left"),
+    [(0, [3], [6]), (5, [3], [5]), (0, [3, 6], []), (5, [3, 5], []), (0, [2], [])],
+    ids=["last step", "stopped", "last step fails", "stopped, fails", "neither"],
+)
+def test_last_checkpoint_is_tried_whatever_became_of_the_one_before(ranks, run_with, asked_at, failing, left):
+    run = run_with("training.steps=6", f"checkpoint.every={failing[0]}", "training.validate_every=0")
+    told, stopped = ranks.run(1, train_on_a_disk_that_fails, run, failing, asked_at)[0]
+    assert [path.name for path in list_checkpoints(checkpoint_of(run, 1).parent)] == [f"step-{n:08d}" for n in left]
+    assert stopped == (bool(asked_at) and bool(left))
+    if left:
+        assert told == ""
+    else:
+        assert f"step-{failing[-1]:08d}` must be writable, but is not: the disk is full. Earlier" in told

@@ -1,12 +1,16 @@
 """What is found out, and made, before a process starts."""
 
+import contextlib
+import dataclasses
+import io
 import json
 import shutil
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
-from crosscut.checkpoint import folder_at
+from crosscut.checkpoint import find_damage, folder_at
 from crosscut.config import CheckpointError, ConfigError, LayoutError, RunStopped, load_run
 from crosscut.data import TokenFolder, prepare
 from crosscut.training import run_training
@@ -62,6 +66,13 @@ def test_resuming_takes_the_newest_checkpoint_and_leaves_the_config(trained, run
         prepared = _prepare(run_with("training.steps=9"), resume=resume)
         assert prepared.checkpoint == folder_at(checkpoints(trained) / "step-00000006")
         assert config.read_bytes() == before
+
+
+def test_resuming_notes_what_it_passes_over(trained):
+    damaged = checkpoints(trained) / "step-00000006"
+    (damaged / "__0_0.distcp").write_bytes(b"short")
+    assert _prepare(trained, resume="auto").checkpoint == folder_at(checkpoints(trained) / "step-00000003")
+    assert (damaged / "passed-over.txt").is_file()
 
 
 def test_resuming_needs_a_checkpoint_unless_it_may_start_anew(run_with):
@@ -147,6 +158,48 @@ def test_run_without_its_last_checkpoint_is_not_complete(trained):
     assert not is_complete(trained)
     (Path(trained.output.folder) / "summary.json").write_text("{")
     assert not is_complete(trained)
+
+
+@pytest.mark.parametrize("content", ["null", "{}", "[]", "6", '"steps"', '{"steps": null}', "\xff"])
+def test_report_that_is_not_ours_makes_no_run_complete(trained, content):
+    (Path(trained.output.folder) / "summary.json").write_text(content, encoding="latin-1")
+    assert not is_complete(trained)
+
+
+def test_run_whose_last_checkpoint_is_damaged_is_not_complete(trained, capsys):
+    run_training(trained, resume="auto")
+    last = checkpoints(trained) / "step-00000006"
+    content = (last / "__0_0.distcp").read_bytes()
+    (last / "__0_0.distcp").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert not is_complete(trained)
+    run_training(trained, resume="auto")
+    assert "Going on from" in capsys.readouterr().err
+    assert find_damage(folder_at(last)) == []
+    assert is_complete(trained)
+
+
+def joined(run, mine: str) -> str:
+    """What a rank that was started by others does, where it alone would see another folder than the first one."""
+    run = dataclasses.replace(run, output=dataclasses.replace(run.output, folder=mine)) if dist.get_rank() else run
+    environment = {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        patch.setattr("crosscut.training.run.process_group", lambda _: contextlib.nullcontext())  # the pool's is there
+        run_training(run, resume="auto")
+    return printed.getvalue()
+
+
+def test_first_rank_decides_whether_the_run_is_complete(ranks, run_with, tmp_path):
+    """A rank that sees a file system later than the first one must not begin alone."""
+    run = run_with("layout.data=2")
+    ranks.run(2, train_with_identity, run)
+    (Path(run.output.folder) / "summary.json").write_text('{"steps": 6}')
+    first, second = ranks.run(2, joined, run, str(tmp_path / "not-seen-yet"))
+    assert first == f"The run in `{run.output.folder}` is complete: all 6 steps are done.\n"
+    assert second == ""
+    assert not (tmp_path / "not-seen-yet").exists()
 
 
 def test_stopped_run_says_where_it_is_and_how_to_go_on(run_with, monkeypatch):
