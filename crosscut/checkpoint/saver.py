@@ -29,6 +29,7 @@ from crosscut.checkpoint.writer import CheckpointWriter, StagedSavePlanner
 from crosscut.config import CheckpointConfig, CheckpointError
 from crosscut.parallel.collectives import background_group
 from crosscut.parallel.parameters import placement_of
+from crosscut.parallel.processes import _is_lost_connection as is_lost_connection
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,11 @@ class Saver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._wait()
-        self._thread.shutdown()
-        self.copying.remove()
+        try:
+            self._wait()
+        finally:
+            self._thread.shutdown()
+            self.copying.remove()
 
     def save(self, progress: Progress, *, written: Callable[[], None] = lambda: None, final: bool = False) -> None:
         """Begin to write a checkpoint; `written` is called on the first rank once it is in its place.
@@ -148,6 +151,10 @@ class Saver:
         try:
             dcp.save(job.state, storage_writer=writer, planner=StagedSavePlanner(staged), process_group=self._group)
         except (Exception, CheckpointException) as error:
+            # What a storage raises comes as one of the two, also where its own connection is lost.
+            ours = isinstance(error, CheckpointException | CheckpointError)
+            if not ours and isinstance(error, Exception) and is_lost_connection(error):
+                raise  # another rank is gone, which `parallel.processes` tells
             told = self._told(job, first_cause(error))
             if self.is_first_rank:
                 self._warn(told)

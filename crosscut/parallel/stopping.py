@@ -42,16 +42,30 @@ class Stopped(Exception):  # noqa: N818 - it tells what happened
     """All ranks have agreed to stop here."""
 
 
+def ignore_requests() -> None:
+    """Let no further copy of a request change how a process ends that has done what was asked.
+
+    Schedulers send a request several times, and to the process, its group and its children. SIGINT and SIGKILL still
+    end it at once.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in REQUESTS:
+            signal.signal(number, signal.SIG_IGN)
+
+
 class StopRequest:
     """A context in which SIGTERM and SIGUSR1 no longer end the process, but make `check` raise on all ranks alike.
 
     Every rank enters it, and calls `check` and `meet` equally often and in the same order. Outside the main thread of a
-    process signals cannot be taken, but the votes of other ranks hold.
+    process signals cannot be taken, but the votes of other ranks hold. After it both signals do what they did before;
+    but where `check` has raised and no error followed, the process is about to end with what it has written, and they
+    are ignored from then on (`ignore_requests`).
     """
 
     def __init__(self) -> None:
         self.asked = False
         """Whether this rank was asked to stop; the others may not know of it yet."""
+        self._agreed = False
         self._signals = _Signals(self._ask)
         self._group: dist.ProcessGroup | None = None
         self._vote: tuple[dist.Work, torch.Tensor] | None = None
@@ -65,7 +79,7 @@ class StopRequest:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._signals.give_back(finished=error is None)
+        self._signals.give_back(finished=error is None, ignored=error is None and self._agreed)
         if self._group is not None and error is None:  # after an error the other ranks may not come any more
             self._read_vote()
             dist.destroy_process_group(self._group)
@@ -83,6 +97,7 @@ class StopRequest:
                 mine = torch.tensor([self.asked], dtype=torch.uint8)
                 self._vote = (dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._group, async_op=True), mine)
         if agreed:
+            self._agreed = True
             raise Stopped
 
     def checked(self, items: Iterable[_T]) -> Iterator[_T]:
@@ -126,13 +141,16 @@ class _Signals:
         self._thread = threading.Thread(target=self._listen, daemon=True, name="signals")
         self._thread.start()
 
-    def give_back(self, *, finished: bool) -> None:
-        """Let signals do what they did before. A SIGTERM that may be for a rank that failed still holds then."""
+    def give_back(self, *, finished: bool, ignored: bool) -> None:
+        """Let signals do what they did before, or nothing where they are to be `ignored`.
+
+        Unless `finished`, a SIGTERM that may be for a rank that failed still holds.
+        """
         if not self._handlers:
             return
         signal.set_wakeup_fd(self._old_descriptor)
         for number, handler in self._handlers.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what `signal.signal` has returned
+            signal.signal(number, signal.SIG_IGN if ignored else handler)  # type: ignore[arg-type]  # what it returned
         self._handlers = {}
         if finished:
             self._certain.set()

@@ -33,6 +33,7 @@ from crosscut.parallel.processes import (
     started_world_size,
     was_started,
 )
+from crosscut.parallel.stopping import ignore_requests
 from crosscut.training.batches import Batches
 from crosscut.training.loop import Loop
 from crosscut.training.report import SUMMARY_FILE, typed_command, write_report
@@ -62,7 +63,8 @@ def run_training(run: RunConfig, *, resume: Resume = False) -> None:
     its report, and one that is complete, which is left as it is. What the user can get wrong is found before a process
     starts (under torchrun: before the ranks build the model). Raises `ConfigError`, `LayoutError`, `DataError`,
     `CheckpointError` or `TrainingError`; `RankFailure` when a rank failed for another reason; `RunStopped` when the run
-    was asked to stop by SIGTERM or SIGUSR1 and has written a checkpoint.
+    was asked to stop by SIGTERM or SIGUSR1 and has written a checkpoint. Both signals are ignored from then on, so that
+    no copy of them hides it.
     """
     if was_started() and started_world_size() != run.layout.world_size:
         raise LayoutError(world_size_message(run.layout, started_world_size()))
@@ -74,6 +76,7 @@ def run_training(run: RunConfig, *, resume: Resume = False) -> None:
         prepared = _prepare_unless_complete(run, resume)
         stopped_after = launch(_train_rank, (prepared,), num_ranks=run.layout.world_size) if prepared else 0
     if stopped_after:
+        ignore_requests()  # in the process that has started the ranks, too
         config = shlex.quote(str(Path(run.output.folder) / CONFIG_FILE))
         raise RunStopped(
             f"Stopped as asked, after step {stopped_after} of {run.training.steps}. The checkpoint "

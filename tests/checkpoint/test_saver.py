@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from crosscut.checkpoint import (
@@ -22,7 +24,8 @@ from crosscut.checkpoint import (
 )
 from crosscut.checkpoint.staging import HostBuffers
 from crosscut.checkpoint.storage import LocalFolder
-from crosscut.config import CheckpointConfig, CheckpointError
+from crosscut.config import CheckpointConfig, CheckpointError, RankFailure
+from crosscut.parallel import launch, process_group
 from tests.checkpoint.states import progress_at, save_steps, small_state, step
 
 KEEP_ALL = CheckpointConfig(keep=100)
@@ -183,8 +186,6 @@ def test_note_that_cannot_be_left_is_told(ranks, tmp_path, capsys, monkeypatch):
 
 def fail_on_one_rank(root: Path, on_failure: str, kind: str = "copy") -> tuple[list[str], list[int]]:
     """The second rank cannot copy at step 2: what each save and the end raise on this rank."""
-    import torch.distributed as dist
-
     model, optimizer = small_state()
     config = CheckpointConfig(keep=100, on_failure=on_failure)
     told = []
@@ -263,8 +264,6 @@ def test_run_goes_on_after_a_failure_if_it_is_to(ranks, tmp_path):
 
 def train_while_the_folder_is_gone(root: Path, on_failure: str) -> list[str]:
     """A mount that vanishes during the run, and is back later: what each save and the end raise on this rank."""
-    import torch.distributed as dist
-
     first = dist.get_rank() == 0
     model, optimizer = small_state()
     config = CheckpointConfig(keep=100, on_failure=on_failure)
@@ -358,3 +357,49 @@ def test_folder_without_permission_is_told(ranks, tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(CheckpointError, match="must be writable, but is not: Permission denied"):
         ranks.run(1, save_steps, tmp_path, [1])
+
+
+def save_while_one_rank_dies(root: Path) -> None:
+    """The second rank is killed in the middle of a save."""
+    with process_group(torch.device("cpu")):
+        first = dist.get_rank() == 0
+        model, optimizer = small_state()
+        with Saver(root, model=model, optimizer=optimizer, config=KEEP_ALL, is_first_rank=first) as saver:
+            saver.save(progress_at(1))
+            saver.finish()
+            if not first:
+                HostBuffers.copy = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            saver.save(progress_at(2))
+            saver.finish()
+
+
+def test_rank_that_dies_during_a_save_is_not_told_as_a_fault_of_the_storage(tmp_path, capfd):
+    with pytest.raises(RankFailure, match="rank 1 of 2 was ended by SIGKILL"):
+        launch(save_while_one_rank_dies, (tmp_path,), num_ranks=2)
+    assert "No checkpoint was written" not in capfd.readouterr().err
+    assert names(tmp_path) == [1]
+
+
+def save_over_a_connection_that_is_lost(root: Path) -> str:
+    model, optimizer = small_state()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Saver(root, model=model, optimizer=optimizer, config=KEEP_ALL, is_first_rank=True) as saver,
+    ):
+        patch.setattr(LocalFolder, "create", lose_connection)
+        saver.save(progress_at(1))
+        with pytest.raises(CheckpointError) as failed:
+            saver.finish()
+    return str(failed.value)
+
+
+@contextmanager
+def lose_connection(folder: LocalFolder, name: str):
+    raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer", str(folder.path / name))
+    yield
+
+
+def test_connection_to_the_storage_that_is_lost_is_a_fault_of_the_storage(ranks, tmp_path, capfd):
+    told = ranks.run(1, save_over_a_connection_that_is_lost, tmp_path)[0]
+    assert "must be writable, but is not: Connection reset by peer" in told
+    assert "Make room or access" in told

@@ -127,7 +127,7 @@ def test_an_interrupt_stops_all_ranks(tmp_path: Path) -> None:
 def work_until_asked(folder: str, how: str) -> tuple[int, int]:
     """Steps of a tenth of a second until asked to stop: this rank's number and the step after which it stopped."""
     with process_group(CPU):
-        rank = dist.get_rank()
+        rank, stopped_after = dist.get_rank(), -1
         dist.all_reduce(torch.ones(1))
         with nullcontext() if how == "takes none" else StopRequest() as request:
             (Path(folder) / str(os.getpid())).touch()
@@ -135,11 +135,13 @@ def work_until_asked(folder: str, how: str) -> tuple[int, int]:
                 time.sleep(0.1)
                 dist.all_reduce(torch.ones(1))
                 try:
-                    if request is not None and how == "checks":
+                    if request is not None and how in ("checks", "ends slowly"):
                         request.check()
                 except Stopped:
-                    return rank, step
-    return rank, -1
+                    stopped_after = step
+                    break
+        time.sleep(1.5 if how == "ends slowly" else 0)
+    return rank, stopped_after
 
 
 def when_both_work(folder: Path, act: Callable[[list[int]], object]) -> None:
@@ -165,6 +167,18 @@ def test_a_request_to_stop_is_passed_on_and_the_ranks_are_waited_for(tmp_path: P
     when_both_work(tmp_path, ask)
     rank, step = launch(work_until_asked, (str(tmp_path), "checks"), num_ranks=2)
     assert rank == 0, "the first rank's value is returned"
+    assert 0 < step < 50
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_copy_of_the_request_that_comes_after_the_stop_ends_no_rank(tmp_path: Path) -> None:
+    def ask_twice(_: list[int]) -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(1.0)
+
+    when_both_work(tmp_path, ask_twice)
+    _, step = launch(work_until_asked, (str(tmp_path), "ends slowly"), num_ranks=2)
     assert 0 < step < 50
 
 

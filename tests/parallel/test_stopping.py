@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from crosscut.parallel.stopping import Stopped, StopRequest
+from crosscut.parallel.stopping import REQUESTS, Stopped, StopRequest
 from tests.ranks import RankPool
 
 CHECKS = 8
@@ -23,9 +23,19 @@ def send(request: StopRequest, number: int) -> None:
         time.sleep(0.001)
 
 
+def handlers_now() -> list[object]:
+    return [signal.getsignal(number) for number in REQUESTS]
+
+
+def restore(handlers: list[object]) -> None:
+    """This process, which is kept, goes on to run other tests."""
+    for number, handler in zip(REQUESTS, handlers, strict=True):
+        signal.signal(number, handler)
+
+
 def stopped_at(asked: dict[int, int], number: int) -> int:
     """The check at which this rank stopped, where rank r is sent a signal before check asked[r]."""
-    handlers = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1)]
+    handlers = handlers_now()
     descriptor = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(descriptor)
     at = CHECKS
@@ -38,7 +48,9 @@ def stopped_at(asked: dict[int, int], number: int) -> int:
             except Stopped:
                 at = i
                 break
-    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1)] == handlers
+    expected = handlers if at == CHECKS else [signal.SIG_IGN, signal.SIG_IGN]
+    left, _ = handlers_now(), restore(handlers)
+    assert left == expected
     assert signal.set_wakeup_fd(descriptor) == descriptor
     return at
 
@@ -60,6 +72,7 @@ def test_nobody_stops_unasked_nor_when_there_is_no_check_left(ranks: RankPool) -
 
 def items_until_stopped() -> list[int]:
     seen: list[int] = []
+    handlers = handlers_now()
     with StopRequest() as request:
         try:
             for item in request.checked(range(CHECKS)):
@@ -68,6 +81,7 @@ def items_until_stopped() -> list[int]:
                     send(request, signal.SIGUSR1)
         except Stopped:
             pass
+    restore(handlers)
     return seen
 
 
@@ -135,3 +149,37 @@ def test_a_second_sigterm_ends_the_process_at_once_but_a_copy_of_the_first_does_
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=20)
         assert (process.returncode, out) == (code, rest)
+
+
+STOPPED = """
+import sys, time, torch
+from crosscut.parallel import Stopped, process_group, stopping
+stopping.SAME_REQUEST = 0.1
+with process_group(torch.device("cpu")), stopping.StopRequest() as request:
+    print("ready", flush=True)
+    try:
+        while True:
+            time.sleep(0.01)
+            request.check()
+    except Stopped:
+        pass
+print("stopped", flush=True)
+time.sleep(1.5)
+sys.exit(75)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, -2)])
+def test_after_a_stop_further_requests_change_nothing_but_an_interrupt_ends_it(number: int, code: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        env={**os.environ, "RANK": ""},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout.readline() == "stopped\n"
+    time.sleep(0.3)
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    assert process.returncode == code

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -205,8 +206,14 @@ def test_first_rank_decides_whether_the_run_is_complete(ranks, run_with, tmp_pat
 def test_stopped_run_says_where_it_is_and_how_to_go_on(run_with, monkeypatch):
     run = run_with("training.steps=50")
     monkeypatch.setattr("crosscut.training.run.launch", lambda *_, **__: 17)
-    with pytest.raises(RunStopped) as stopped:
-        run_training(run)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        with pytest.raises(RunStopped) as stopped:
+            run_training(run)
+        assert {signal.getsignal(number) for number in handlers} == {signal.SIG_IGN}, "no copy hides the exit status"
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     folder = run.output.folder
     assert str(stopped.value).startswith(
         f"Stopped as asked, after step 17 of 50. The checkpoint `{folder}/checkpoints/step-00000017` is written: "
