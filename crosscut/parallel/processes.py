@@ -207,7 +207,7 @@ def _run_rank(function: Callable[..., _T], arguments: tuple[Any, ...]) -> _T:
     try:
         return function(*arguments)
     except Exception as error:
-        if _is_lost_connection(error):
+        if is_lost_connection(error):
             time.sleep(_WAIT_FOR_CAUSE)
         get_error_handler().record_exception(error)
         sys.stdout.flush()
@@ -251,7 +251,7 @@ def _raise(failure: ProcessFailure, num_ranks: int) -> NoReturn:
     raise RankFailure(f"{place} exited with code {failure.exitcode}; the other ranks were stopped.")
 
 
-def _is_lost_connection(error: Exception) -> bool:
+def is_lost_connection(error: Exception) -> bool:
     """Whether a rank failed only because another one did, by what gloo, nccl and the store say then."""
     signs = (
         "Connection closed by peer",
@@ -277,7 +277,7 @@ def joined_rank() -> Iterator[None]:
         raise
     except Exception as error:
         rank = os.environ.get("RANK", "0")
-        if _is_lost_connection(error):
+        if is_lost_connection(error):
             time.sleep(_WAIT_FOR_CAUSE)
             print(f"crosscut: rank {rank} stopped, since another rank did.", file=sys.stderr)  # noqa: T201
         else:
