@@ -29,7 +29,7 @@ from crosscut.checkpoint.writer import CheckpointWriter, StagedSavePlanner
 from crosscut.config import CheckpointConfig, CheckpointError
 from crosscut.parallel.collectives import background_group
 from crosscut.parallel.parameters import placement_of
-from crosscut.parallel.processes import is_lost_connection as is_lost_connection
+from crosscut.parallel.processes import is_lost_connection
 
 
 @dataclass(frozen=True)

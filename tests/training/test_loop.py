@@ -147,8 +147,10 @@ def flipped_bit(run, name: str, after_step: int, bit: int = 0) -> str:
 
     trainer.step = faulty_step
     Path(run.output.folder).mkdir(parents=True, exist_ok=True)
+    loop = Loop(run, trainer, batches)
     try:
-        Loop(run, trainer, batches).train()
+        with loop.saver:  # what was begun to be written is finished
+            loop.train()
     except TrainingError as error:
         return str(error)
     return ""
