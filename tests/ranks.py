@@ -233,6 +233,7 @@ def _run(order: tuple[Any, ...], job: bytes, store: Any) -> Any:
     for name in qualified_name.split("."):
         function = getattr(function, name)
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # a job before may have changed it on some ranks, and sums depend on it
     with warnings.catch_warnings():
         warnings.resetwarnings()
         for filter_ in reversed(filters):
