@@ -2,7 +2,11 @@
 
 from dataclasses import dataclass
 
-from crosscut.config.checks import require_at_least
+from crosscut.config.checks import divisors, listed, require_at_least, require_one_of
+from crosscut.config.errors import LayoutError
+
+SHARDINGS = ("none", "zero2", "zero3")
+"""The values of `Layout.sharding`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,12 +24,54 @@ class Layout:
     """Copies of the model, each on its own part of the batch."""
 
     sequence_parallel: bool = False
-    """Also split layer norms, dropout and residuals along the sequence over the tensor ranks: the same traffic, and
-    less memory for what lies between the cut matrices (their gathered inputs are kept whole)."""
+    """Also split layer norms, dropout and residuals along the sequence over the tensor ranks: a T-th of the memory for
+    what lies between the cut matrices, for half as much traffic again in the backward pass."""
+
+    sharding: str = "none"
+    """What the data ranks share among them: `none` gives each a whole copy (the paper's); `zero2` shards gradients and
+    optimizer state; `zero3` the weights as well, gathered layer by layer when they are used."""
+
+    shard_group: int = 0
+    """Adjacent data ranks that share one copy under `sharding`, such as those of a node; the groups then hold copies
+    of each other. 0 takes all data ranks."""
+
+    symmetric_memory: bool = False
+    """Let the tensor ranks' products run in pieces beside their gathers, through PyTorch's symmetric memory. Needs
+    sequence parallelism, `training.compile` and GPUs that reach each other's memory."""
 
     def __post_init__(self) -> None:
         require_at_least("layout.tensor", self.tensor, 1)
         require_at_least("layout.data", self.data, 1)
+        require_one_of("layout.sharding", self.sharding, SHARDINGS)
+        require_at_least("layout.shard_group", self.shard_group, 0)
+        self._check_shard_group()
+        if self.symmetric_memory and not (self.sequence_parallel and self.tensor > 1):
+            raise LayoutError(
+                "`layout.symmetric_memory` must go with sequence parallelism over several tensor ranks, but is set for "
+                f"{self}. Set layout.sequence_parallel=true and layout.tensor above 1, or leave it out."
+            )
+
+    def _check_shard_group(self) -> None:
+        if self.shard_group and self.sharding == "none":
+            raise LayoutError(
+                f"`layout.shard_group` must be 0 where nothing is sharded, but is {self.shard_group}. Set "
+                'layout.sharding="zero3" or leave it out.'
+            )
+        if self.shard_group and self.data % self.shard_group:
+            raise LayoutError(
+                f"`layout.shard_group` must divide `layout.data` ({self.data}), but is {self.shard_group}. "
+                f"Try {listed(divisors(self.data))}."
+            )
+
+    @property
+    def shard_size(self) -> int:
+        """Data ranks that share one copy of gradients and optimizer state; 1 where each holds them whole."""
+        return 1 if self.sharding == "none" else self.shard_group or self.data
+
+    @property
+    def num_replicas(self) -> int:
+        """Whole copies of gradients and optimizer state along the data axis."""
+        return self.data // self.shard_size
 
     @property
     def world_size(self) -> int:
@@ -34,4 +80,6 @@ class Layout:
 
     def __str__(self) -> str:
         split = ", sequence parallel" if self.sequence_parallel else ""
-        return f"tensor {self.tensor} x data {self.data}{split}"
+        shared = "" if self.sharding == "none" else f", {self.sharding}"
+        group = f" in groups of {self.shard_size}" if self.num_replicas > 1 and self.shard_size > 1 else ""
+        return f"tensor {self.tensor} x data {self.data}{split}{shared}{group}"

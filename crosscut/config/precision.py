@@ -3,7 +3,7 @@
 from types import MappingProxyType
 from typing import NamedTuple
 
-_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 
 class Precision(NamedTuple):
@@ -14,6 +14,9 @@ class Precision(NamedTuple):
 
     accumulation: str
     """Of parameters, gradients, optimizer state and the loss's sums."""
+
+    products: str
+    """Of the factors of the layers' matrix products."""
 
     @property
     def compute_bytes(self) -> int:
@@ -28,9 +31,11 @@ class Precision(NamedTuple):
 
 PRECISIONS = MappingProxyType(
     {
-        "float32": Precision(compute="float32", accumulation="float32"),
-        "bfloat16": Precision(compute="bfloat16", accumulation="float32"),
-        "float64": Precision(compute="float64", accumulation="float64"),
+        "float32": Precision(compute="float32", accumulation="float32", products="float32"),
+        "bfloat16": Precision(compute="bfloat16", accumulation="float32", products="bfloat16"),
+        "float16": Precision(compute="float16", accumulation="float32", products="float16"),
+        "float8": Precision(compute="bfloat16", accumulation="float32", products="float8_e4m3fn"),
+        "float64": Precision(compute="float64", accumulation="float64", products="float64"),
     }
 )
 """By the value of `training.precision`."""

@@ -19,6 +19,12 @@ from crosscut.config.layout import Layout
 from crosscut.config.model import ModelConfig
 from crosscut.config.precision import PRECISIONS
 
+RECOMPUTATIONS = ("none", "selective", "operators", "full")
+"""The values of `training.recompute`."""
+
+OFFLOADS = ("activations", "optimizer")
+"""What `training.offload` may hold."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
@@ -75,7 +81,25 @@ class TrainingConfig:
     """Initial weights, order of the data and dropout follow from it, whatever the layout."""
 
     precision: str = "float32"
-    """`float32`, `bfloat16` (weights, gradients and optimizer stay float32) or `float64`."""
+    """Of activations and matrix products: `float32`, `bfloat16`, `float16` (with a loss scale that follows overflows),
+    `float8` (matrix products of the layers, on GPUs that have it; the rest in bfloat16) or `float64`. Weights, their
+    gradients' sums and the optimizer stay float32 (float64 with `float64`)."""
+
+    recompute: str = "none"
+    """Activations that the backward pass computes again instead of keeping: `none`; `selective`, the attention core
+    (Korthikanti et al. 2022); `operators`, whatever is cheap: all but matrix products, attention and what was sent;
+    `full`, whole layers, of which only the input is kept (the paper's)."""
+
+    recompute_every: int = 1
+    """Which layers do so: every k-th one, from the first."""
+
+    offload: tuple[str, ...] = ()
+    """What waits in host memory while it is not used: `activations`, the layer inputs that `recompute = "full"` keeps;
+    `optimizer`, AdamW's moments."""
+
+    compile: str = "auto"
+    """Fuse each layer with `torch.compile`: `on`, `off`, or `auto`: on GPUs, where the run allows it. A run that asks
+    for `on` and cannot have it does not start."""
 
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: cuda where there is one."""
@@ -96,6 +120,21 @@ class TrainingConfig:
         for name in ("micro_batch_size", "seed", "validate_every", "validation_sequences", "compare_replicas_every"):
             require_at_least(f"training.{name}", getattr(self, name), 0)
         require_one_of("training.precision", self.precision, tuple(PRECISIONS))
+        require_one_of("training.recompute", self.recompute, RECOMPUTATIONS)
+        require_at_least("training.recompute_every", self.recompute_every, 1)
+        for value in self.offload:
+            require_one_of("training.offload", value, OFFLOADS)
+        require_one_of("training.compile", self.compile, ("auto", "on", "off"))
+        if self.recompute_every > 1 and self.recompute == "none":
+            raise ConfigError(
+                f"`training.recompute_every` must be 1 where nothing is recomputed, but is {self.recompute_every}. Set "
+                'training.recompute="full" or leave it out.'
+            )
+        if "activations" in self.offload and self.recompute != "full":
+            raise ConfigError(
+                '`training.offload` may hold "activations" only with training.recompute="full", whose layer inputs '
+                f"they are, but that is {self.recompute!r}. Set it or leave activations out."
+            )
         require_one_of("training.device", self.device, ("auto", "cpu", "cuda"))
 
 
