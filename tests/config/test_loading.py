@@ -61,7 +61,7 @@ def runs(draw: st.DrawFn) -> RunConfig:
             batch_size=data * micro_batch_size * micro_batches,
             micro_batch_size=micro_batch_size,
             sequence_length=sequence_length,
-            precision=draw(st.sampled_from(["float32", "bfloat16", "float64"])),
+            precision=draw(st.sampled_from(["float32", "bfloat16", "float16", "float64"])),
         ),
         optimizer=OptimizerConfig(learning_rate=high, min_learning_rate=low),
         output=OutputConfig(sample_prompt=draw(texts)),
@@ -201,7 +201,7 @@ def test_an_override_does_not_reach_into_a_value() -> None:
             with_model(layout={"zzz": 5}),
             (
                 "`layout.zzz` must be a key of `layout`, but there is none of that name. "
-                "Known are `tensor`, `data` or `sequence_parallel`."
+                "Known are `tensor`, `data`, `sequence_parallel`, `sharding`, `shard_group` or `symmetric_memory`."
             ),
         ),
         (

@@ -36,6 +36,7 @@ LOWER_BOUNDS = {
     "model.max_sequence_length": 1,
     "layout.tensor": 1,
     "layout.data": 1,
+    "layout.shard_group": 0,
     "data.vocab_size": 257,
     "data.num_shards": 1,
     "data.train_to_validation": 1,
@@ -45,6 +46,7 @@ LOWER_BOUNDS = {
     "training.micro_batch_size": 0,
     "training.sequence_length": 1,
     "training.seed": 0,
+    "training.recompute_every": 1,
     "training.validate_every": 0,
     "training.validation_sequences": 0,
     "optimizer.learning_rate": 0,
@@ -116,8 +118,44 @@ def test_a_divisor_is_above_zero(name: str, value: float) -> None:
     [
         (
             "training.precision",
-            "float16",
-            "`training.precision` must be 'float32', 'bfloat16' or 'float64', but is 'float16'.",
+            "half",
+            "`training.precision` must be 'float32', 'bfloat16', 'float16', 'float8' or 'float64', but is 'half'.",
+        ),
+        (
+            "training.recompute",
+            "all",
+            "`training.recompute` must be 'none', 'selective', 'operators' or 'full', but is 'all'.",
+        ),
+        (
+            "training.recompute_every",
+            2,
+            "`training.recompute_every` must be 1 where nothing is recomputed, but is 2. Set "
+            'training.recompute="full" or leave it out.',
+        ),
+        (
+            "training.offload",
+            ("weights",),
+            "`training.offload` must be 'activations' or 'optimizer', but is 'weights'.",
+        ),
+        (
+            "training.offload",
+            ("activations",),
+            '`training.offload` may hold "activations" only with training.recompute="full", whose layer inputs they '
+            "are, but that is 'none'. Set it or leave activations out.",
+        ),
+        ("training.compile", "yes", "`training.compile` must be 'auto', 'on' or 'off', but is 'yes'."),
+        ("layout.sharding", "zero1", "`layout.sharding` must be 'none', 'zero2' or 'zero3', but is 'zero1'."),
+        (
+            "layout.shard_group",
+            2,
+            '`layout.shard_group` must be 0 where nothing is sharded, but is 2. Set layout.sharding="zero3" or leave '
+            "it out.",
+        ),
+        (
+            "layout.symmetric_memory",
+            True,
+            "`layout.symmetric_memory` must go with sequence parallelism over several tensor ranks, but is set for "
+            "tensor 1 x data 1. Set layout.sequence_parallel=true and layout.tensor above 1, or leave it out.",
         ),
         ("training.device", "gpu", "`training.device` must be 'auto', 'cpu' or 'cuda', but is 'gpu'."),
         (
@@ -147,6 +185,12 @@ def test_a_section_says_what_a_field_must_be(name: str, value: object, message: 
     with pytest.raises(ConfigError) as error:
         make_section(name, value)
     assert str(error.value) == message
+
+
+def test_a_shard_group_divides_the_data_ranks() -> None:
+    with pytest.raises(LayoutError) as error:
+        make_run(layout={"data": 4, "sharding": "zero3", "shard_group": 3})
+    assert str(error.value) == "`layout.shard_group` must divide `layout.data` (4), but is 3. Try 1, 2 or 4."
 
 
 def test_tensor_ranks_divide_the_heads() -> None:
