@@ -17,6 +17,7 @@ from crosscut.parallel import (
     global_gradient_norm,
 )
 from crosscut.parallel.collectives import all_reduce
+from crosscut.training.compilation import apply_compilation
 from crosscut.training.optimizer import make_optimizer, set_learning_rate
 from crosscut.training.precision import compute_dtype, parameter_dtype
 from crosscut.training.schedule import learning_rate
@@ -48,6 +49,7 @@ class Trainer:
         self.streams = RandomStreams(mesh, run.training.seed)
         self.model = make_model(run.model, precision=run.training.precision, mesh=mesh, streams=self.streams)
         initialize(self.model, run.training.seed)
+        self.compiler = apply_compilation(self.model, run, mesh)
         self.parameters = list(self.model.parameters())
         self.reducer = GradientReducer(self.parameters, mesh)
         self.optimizer = make_optimizer(self.model, run.optimizer)
