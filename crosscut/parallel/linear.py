@@ -11,7 +11,6 @@ tensor ranks. PyTorch keeps weights as [O, I], so the paper's columns are dimens
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -20,58 +19,66 @@ from crosscut.parallel.collectives import wait
 from crosscut.parallel.mesh import ParallelMesh
 from crosscut.parallel.operators import enter_forward, leave_backward, leave_forward, start_enter_backward
 from crosscut.parallel.parameters import local, local_on_sequence, replicated_parameter, sharded_parameter
+from crosscut.parallel.products import ORDINARY, Products
 
 
 class _EnterAndMultiply(Function):
     """`F.linear(enter_tensor_parallel(x), weight, bias)`; f's backward collective runs beside the weight gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mesh: ParallelMesh) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mesh: ParallelMesh, products: Products
+    ) -> Tensor:
         whole = enter_forward(x, mesh)
         ctx.save_for_backward(whole, weight)
-        ctx.mesh, ctx.has_bias = mesh, bias is not None
-        return F.linear(whole, weight, bias)
+        ctx.mesh, ctx.products, ctx.has_bias = mesh, products, bias is not None
+        return products.output(whole, weight, bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         whole, weight = ctx.saved_tensors
-        pending = start_enter_backward(grad @ weight, ctx.mesh) if ctx.needs_input_grad[0] else None
-        grad_weight = _outer(grad, whole) if ctx.needs_input_grad[1] else None
+        products, wants_x = ctx.products, ctx.needs_input_grad[0]
+        pending = start_enter_backward(products.input_gradient(grad, weight), ctx.mesh) if wants_x else None
+        grad_weight = products.weight_gradient(grad, whole) if ctx.needs_input_grad[1] else None
         grad_bias = _over_tokens(grad) if ctx.has_bias and ctx.needs_input_grad[2] else None
         grad_x = wait(pending, ctx.mesh.tensor) if pending is not None else None
-        return grad_x, grad_weight, grad_bias, None
+        return grad_x, grad_weight, grad_bias, None, None
 
 
 class _MultiplyAndLeave(Function):
     """`leave_tensor_parallel(F.linear(x, weight)) + bias`, without a copy for g and for the bias."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mesh: ParallelMesh) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mesh: ParallelMesh, products: Products
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.mesh, ctx.has_bias = mesh, bias is not None
-        y = leave_forward(F.linear(x, weight), mesh)
+        ctx.mesh, ctx.products, ctx.has_bias = mesh, products, bias is not None
+        y = leave_forward(products.output(x, weight), mesh)
         return y if bias is None else y.add_(bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         x, weight = ctx.saved_tensors
         whole = leave_backward(grad, ctx.mesh)
-        grad_x = whole @ weight if ctx.needs_input_grad[0] else None
-        grad_weight = _outer(whole, x) if ctx.needs_input_grad[1] else None
+        grad_x = ctx.products.input_gradient(whole, weight) if ctx.needs_input_grad[0] else None
+        grad_weight = ctx.products.weight_gradient(whole, x) if ctx.needs_input_grad[1] else None
         grad_bias = _over_tokens(grad) if ctx.has_bias and ctx.needs_input_grad[2] else None
-        return grad_x, grad_weight, grad_bias, None
-
-
-def _outer(grad: Tensor, x: Tensor) -> Tensor:
-    """The weight's gradient [O, I] from [..., O] and [..., I]."""
-    return grad.flatten(0, -2).t() @ x.flatten(0, -2)
+        return grad_x, grad_weight, grad_bias, None, None
 
 
 def _over_tokens(grad: Tensor) -> Tensor:
     """The bias's gradient [O] from [..., O]."""
     return grad.flatten(0, -2).sum(0)
+
+
+def use_products(model: nn.Module, products: Products) -> None:
+    """From now on let the linear layers of a model multiply with `products`; at first they use `ORDINARY`."""
+    for module in model.modules():
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear):
+            module.products = products
 
 
 class ColumnParallelLinear(nn.Module):
@@ -95,7 +102,7 @@ class ColumnParallelLinear(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self.mesh = mesh
+        self.mesh, self.products = mesh, ORDINARY
         place: Any = {"dim": 0, "dtype": dtype, "device": mesh.device}
         self.weight = sharded_parameter((out_features, in_features), mesh.tensor, **place)
         self.bias = sharded_parameter((out_features,), mesh.tensor, **place) if bias else None
@@ -103,7 +110,7 @@ class ColumnParallelLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Multiply: [B, S, I] (or [B, S/T, I]) to [B, S, O/T]."""
         bias = None if self.bias is None else local(self.bias, x.dtype)
-        y: Tensor = _EnterAndMultiply.apply(x, local(self.weight, x.dtype), bias, self.mesh)
+        y: Tensor = _EnterAndMultiply.apply(x, local(self.weight, x.dtype), bias, self.mesh, self.products)
         return y
 
 
@@ -128,7 +135,7 @@ class RowParallelLinear(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self.mesh = mesh
+        self.mesh, self.products = mesh, ORDINARY
         place: Any = {"dtype": dtype, "device": mesh.device}
         self.weight = sharded_parameter((out_features, in_features), mesh.tensor, dim=1, **place)
         self.bias = replicated_parameter((out_features,), mesh.tensor, **place) if bias else None
@@ -136,5 +143,5 @@ class RowParallelLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Multiply and sum over the ranks: [B, S, I/T] to [B, S, O] (or [B, S/T, O])."""
         bias = None if self.bias is None else local_on_sequence(self.bias, self.mesh, x.dtype)
-        y: Tensor = _MultiplyAndLeave.apply(x, local(self.weight, x.dtype), bias, self.mesh)
+        y: Tensor = _MultiplyAndLeave.apply(x, local(self.weight, x.dtype), bias, self.mesh, self.products)
         return y

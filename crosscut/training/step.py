@@ -15,11 +15,12 @@ from crosscut.parallel import (
     RandomStreams,
     clip_gradients_,
     global_gradient_norm,
+    use_products,
 )
 from crosscut.parallel.collectives import all_reduce
 from crosscut.training.compilation import apply_compilation
 from crosscut.training.optimizer import make_optimizer, set_learning_rate
-from crosscut.training.precision import compute_dtype, parameter_dtype
+from crosscut.training.precision import compute_dtype, parameter_dtype, products
 from crosscut.training.schedule import learning_rate
 
 Batch = tuple[Tensor, Tensor]
@@ -97,10 +98,12 @@ class Trainer:
 
 def make_model(config: ModelConfig, *, precision: str, mesh: ParallelMesh, streams: RandomStreams) -> GPT:
     """The model of a config in a run's precision: weights in float32 (or float64), arithmetic in the precision."""
-    return GPT(
+    model = GPT(
         config,
         mesh=mesh,
         streams=streams,
         dtype=parameter_dtype(precision),
         compute_dtype=compute_dtype(precision),
     )
+    use_products(model, products(precision))
+    return model
