@@ -75,8 +75,8 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
 def verify_runs(runs: Sequence[RunConfig]) -> list[Report]:
     """Verify runs prepared by `for_verification` one after the other, with a sign of life on a terminal.
 
-    It happens in the ranks that each layout asks for, or in those that torchrun started.
-    Gives the reports; under torchrun on every rank. Raises `LayoutError` or `ConfigError` before a rank starts, and
+    The ranks are started that each layout asks for, or those joined that torchrun started. Gives a report for each run,
+    under torchrun on every rank. Raises `LayoutError` or `ConfigError` before a rank starts, and
     `RankFailure` when one fails.
     """
     for run in runs:
