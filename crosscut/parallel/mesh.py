@@ -119,6 +119,18 @@ def _make_hybrid_mesh(layout: Layout, device: torch.device, sequence_parallel: b
     return ParallelMesh(Axis.of(device_mesh, "tensor"), data, device, sequence_parallel, sharding)
 
 
+def layout_of(mesh: ParallelMesh) -> Layout:
+    """The layout that the mesh was made from."""
+    sharding = mesh.sharding
+    return Layout(
+        tensor=mesh.tensor.size,
+        data=mesh.data.size,
+        sequence_parallel=mesh.sequence_parallel,
+        sharding="none" if sharding is None else "zero2" if sharding.keeps_weights else "zero3",
+        shard_group=0 if sharding is None else sharding.shard.size,
+    )
+
+
 def make_lone_mesh(device: torch.device) -> ParallelMesh:
     """The mesh of a rank that is alone on every axis, for an uncut model beside a cut one. Every rank calls it."""
     names = ("rank", "data", "tensor")

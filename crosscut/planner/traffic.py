@@ -180,9 +180,9 @@ def _gradients(run: RunConfig) -> list[Collective]:
 
 
 def _totals(run: RunConfig) -> list[Collective]:
-    """Once per step: the squares of the cut gradients, summed, over the tensor ranks, and of all of them over data ranks
-    that share one copy, in float64; the number of target tokens and, when the step is done, the loss over the data
-    ranks.
+    """Once per step: the squares of the cut gradients, summed, over the tensor ranks, and of all of them over data
+    ranks that share one copy, in float64; the number of target tokens and, when the step is done, the loss over the
+    data ranks.
     """
     all_reduce = partial(
         Collective,
