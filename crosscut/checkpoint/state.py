@@ -26,10 +26,12 @@ from crosscut.checkpoint.manifest import Progress, read_manifest
 from crosscut.checkpoint.reader import CheckpointReader, PaddingLoadPlanner
 from crosscut.checkpoint.storage import Folder, folder_at, reason
 from crosscut.config import CheckpointError
+from crosscut.parallel import reshard
 
 
 def state_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """The state of a run as it is saved: tensors that the run goes on to change, and copies of all else."""
+    reshard(model)
     model_state, optimizer_state = get_state_dict(model, optimizer)
     return {"model": model_state, "optimizer": optimizer_state}
 
@@ -56,6 +58,7 @@ def load_checkpoint(
     """
     folder = folder_at(checkpoint)
     progress = read_manifest(folder).progress
+    reshard(model)
     _make_state(optimizer)
     model_state, optimizer_state = get_state_dict(model, optimizer)
     _load({"model": model_state, "optimizer": optimizer_state}, folder, padded or {})
@@ -88,6 +91,7 @@ def load_model(
     """Fill the model alone from a checkpoint of any layout. Every rank calls it. Raises as `load_checkpoint`."""
     folder = folder_at(checkpoint)
     progress = read_manifest(folder).progress
+    reshard(model)
     state = get_model_state_dict(model)
     _load({"model": state}, folder, padded or {})
     set_model_state_dict(model, state)

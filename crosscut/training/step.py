@@ -10,11 +10,12 @@ from crosscut.config import ModelConfig, RunConfig
 from crosscut.model import GPT, initialize
 from crosscut.parallel import (
     IGNORED,
-    GradientReducer,
     ParallelMesh,
     RandomStreams,
     clip_gradients_,
     global_gradient_norm,
+    make_reducer,
+    shard_model,
 )
 from crosscut.parallel.collectives import all_reduce
 from crosscut.training.optimizer import make_optimizer, set_learning_rate
@@ -47,9 +48,10 @@ class Trainer:
         self.run, self.mesh = run, mesh
         self.streams = RandomStreams(mesh, run.training.seed)
         self.model = make_model(run.model, precision=run.training.precision, mesh=mesh, streams=self.streams)
+        shard_model(self.model, mesh, units=self.model.blocks, compute_dtype=compute_dtype(run.training.precision))
         initialize(self.model, run.training.seed)
         self.parameters = list(self.model.parameters())
-        self.reducer = GradientReducer(self.parameters, mesh)
+        self.reducer = make_reducer(self.model, mesh)
         self.optimizer = make_optimizer(self.model, run.optimizer)
 
     def step(self, step: int, micro_batches: Sequence[Batch]) -> StepResult:
