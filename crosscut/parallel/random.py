@@ -108,6 +108,24 @@ class RandomStreams:
             self._require_start()
             yield
 
+    def place(self) -> tuple[Tensor, Tensor | None]:
+        """Where both streams are, to be handed to `repeated_from`."""
+        return self._get_state(), self._per_rank_state
+
+    @contextmanager
+    def repeated_from(self, place: tuple[Tensor, Tensor | None]) -> Iterator[None]:
+        """Inside, both streams give again what they gave from `place` on; after it they go on as if nothing had been
+        drawn.
+        """
+        before = self.place()
+        shared, self._per_rank_state = place
+        self._set_state(shared)
+        try:
+            yield
+        finally:
+            shared, self._per_rank_state = before
+            self._set_state(shared)
+
     def _require_start(self) -> None:
         if self._per_rank_state is None:  # the ranks' default generators need not agree
             raise RuntimeError("`RandomStreams.restart` must be called before a forward pass with dropout.")

@@ -20,6 +20,7 @@ from crosscut.parallel import (
 from crosscut.parallel.collectives import all_reduce
 from crosscut.training.optimizer import make_optimizer, set_learning_rate
 from crosscut.training.precision import compute_dtype, parameter_dtype
+from crosscut.training.recomputation import apply_recomputation
 from crosscut.training.schedule import learning_rate
 
 Batch = tuple[Tensor, Tensor]
@@ -50,6 +51,7 @@ class Trainer:
         self.model = make_model(run.model, precision=run.training.precision, mesh=mesh, streams=self.streams)
         shard_model(self.model, mesh, units=self.model.blocks, compute_dtype=compute_dtype(run.training.precision))
         initialize(self.model, run.training.seed)
+        apply_recomputation(self.model, run)
         self.parameters = list(self.model.parameters())
         self.reducer = make_reducer(self.model, mesh)
         self.optimizer = make_optimizer(self.model, run.optimizer)

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.collectives import gather_to_first
+from crosscut.parallel.linear import is_recomputing
 from crosscut.parallel.recorder import comes_again
 from crosscut.verification.recording import display_name
 
@@ -116,6 +117,8 @@ class _Draws(TorchDispatchMode):
         """Let the operator run, and note it if it drew."""
         if comes_again(types):
             return NotImplemented
+        if is_recomputing():  # what is drawn again there was noted before
+            return func(*args, **(kwargs or {}))
         if torch.Tag.nondeterministic_seeded not in func.tags:
             unmet = self._meet(args) if self._noise else frozenset()
             result = func(*args, **(kwargs or {}))
@@ -165,12 +168,16 @@ class _Draws(TorchDispatchMode):
     @contextmanager
     def _module_names(self) -> Iterator[None]:
         def enter(name: str) -> Callable[..., None]:
-            return lambda *_: self._running.append(name)
+            return lambda *_: None if is_recomputing() else self._running.append(name)
+
+        def leave(*_: object) -> None:
+            if not is_recomputing():
+                self._running.pop()
 
         handles = []
         for name, module in self._model.named_modules():
             handles.append(module.register_forward_pre_hook(enter(name or display_name(self._model))))
-            handles.append(module.register_forward_hook(lambda *_: self._running.pop() and None))
+            handles.append(module.register_forward_hook(leave))
         try:
             yield
         finally:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from crosscut.parallel import ParallelMesh
+from crosscut.parallel.linear import is_recomputing
 from crosscut.parallel.parameters import cut_dim, gathered_over_data
 
 LOSS = "loss"
@@ -126,7 +127,7 @@ def display_name(model: nn.Module) -> str:
 
 
 class _Watch:
-    """Names the calls of modules and follows the tensors between them."""
+    """Names the calls of modules and follows the tensors between them. What a backward pass recomputes is no call."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
@@ -135,6 +136,8 @@ class _Watch:
         self._followed: dict[int, _Followed] = {}
 
     def enter(self, name: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if is_recomputing():
+            return
         self._num_calls[name] = count = self._num_calls.get(name, 0) + 1
         call = name if count == 1 else f"{name}, call {count}"
         parent = self._running[-1] if self._running else LOSS
@@ -145,6 +148,8 @@ class _Watch:
             self._follow(inputs[0], f"{parent}{INSIDE}input of {call}").consumers.append(call)
 
     def leave(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+        if is_recomputing():
+            return
         call = self._running.pop()
         if not isinstance(output, Tensor):
             return
