@@ -136,14 +136,16 @@ def global_gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     assert not any(map(_is_partial, gradients)), "gradients must be summed before their norm is taken"
-    total = torch.zeros((), dtype=torch.float64)
+    device = _local(gradients[0]).device if gradients else torch.device("cpu")
+    total = torch.zeros((), dtype=torch.float64, device=device)
     kinds = {_sum_placements(gradient): gradient for gradient in gradients}
-    for kind, like in kinds.items():
+    for kind, like in sorted(kinds.items(), key=lambda item: sum(isinstance(p, Partial) for p in item[0])):
         assert isinstance(like, DTensor)
         squares = _sum_of_squares([_local(g) for g in gradients if _sum_placements(g) == kind])
         if any(isinstance(p, Partial) and like.device_mesh.size(i) > 1 for i, p in enumerate(kind)):
+            squares = squares + 0.0 * total  # what is no number on one rank, of those that hold copies, is so on all
             squares = DTensor.from_local(squares, like.device_mesh, kind, run_check=False).full_tensor()
-        total = total.to(squares.device) + squares
+        total = total + squares
     return total.sqrt()
 
 
@@ -164,11 +166,16 @@ def _sum_of_squares(tensors: list[Tensor]) -> Tensor:
 def clip_gradients_(parameters: Sequence[nn.Parameter], norm: Tensor | float, max_norm: float) -> None:
     """Scale all gradients down to a global norm of `max_norm` where `norm` is larger (paper, section 4.1.1).
 
-    The same arithmetic as PyTorch's `clip_grad_norm_`, but gradients that are small enough are not touched.
+    The same arithmetic as PyTorch's `clip_grad_norm_`. Gradients that are small enough keep their bits: a norm that the
+    host knows leaves them alone, one that is still on the device multiplies them by 1, and no host waits for it.
     """
-    factor = max_norm / (norm + 1e-6)
-    if factor < 1.0:
-        torch._foreach_mul_([_local(p.grad) for p in parameters if p.grad is not None], factor)
+    gradients = [_local(p.grad) for p in parameters if p.grad is not None]
+    if isinstance(norm, Tensor):
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+            torch._foreach_mul_([g for g in gradients if g.dtype == dtype], factor.to(dtype))
+    elif max_norm / (norm + 1e-6) < 1.0:
+        torch._foreach_mul_(gradients, max_norm / (norm + 1e-6))
 
 
 def _sum_partial(parameters: list[nn.Parameter], axis: Axis) -> None:
