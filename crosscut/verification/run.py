@@ -24,8 +24,9 @@ from crosscut.parallel.processes import (
     was_started,
 )
 from crosscut.planner import count_parameters, step_traffic
+from crosscut.training.batches import Batch
 from crosscut.training.precision import compute_dtype
-from crosscut.training.step import Batch, Trainer
+from crosscut.training.step import Trainer
 from crosscut.verification.module import CLIP_NORM, LEARNING_RATE
 from crosscut.verification.proof import prove
 from crosscut.verification.recording import Step
