@@ -28,7 +28,9 @@ _OPERATIONS = {
     "_c10d_functional::all_reduce": "all_reduce",
     "_c10d_functional::all_reduce_": "all_reduce",
     "_c10d_functional::all_gather_into_tensor": "all_gather",
+    "_c10d_functional::all_gather_into_tensor_out": "all_gather",
     "_c10d_functional::reduce_scatter_tensor": "reduce_scatter",
+    "_c10d_functional::reduce_scatter_tensor_out": "reduce_scatter",
 }
 
 
@@ -58,6 +60,11 @@ class CollectiveRecorder(TorchDispatchMode):
         if mesh.sharding is not None and mesh.sharding.replica is not None:
             axes += [mesh.sharding.shard, mesh.sharding.replica]
         self._axis_of = {axis.group_name: axis.name for axis in axes}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code stays compiled inside: the collectives in it pass here like any others."""
+        return True
 
     def __torch_dispatch__(
         self,

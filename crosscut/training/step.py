@@ -18,6 +18,7 @@ from crosscut.parallel import (
 )
 from crosscut.parallel.collectives import all_reduce
 from crosscut.training.batches import Batch
+from crosscut.training.compilation import apply_compilation
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.offload import InHostMemory
 from crosscut.training.optimizer import make_optimizer, set_learning_rate
@@ -38,8 +39,9 @@ class Trainer:
         self.run, self.mesh = run, mesh
         self.streams = RandomStreams(mesh, run.training.seed)
         self.model = make_model(run.model, precision=run.training.precision, mesh=mesh, streams=self.streams)
-        shard_model(self.model, mesh, units=self.model.blocks, compute_dtype=compute_dtype(run.training.precision))
+        shard_model(self.model, mesh, units=list(self.model.blocks), compute_dtype=compute_dtype(run.training.precision))
         initialize(self.model, run.training.seed)
+        self.compiler = apply_compilation(self.model, run, mesh)
         apply_recomputation(self.model, run)
         self.parameters = list(self.model.parameters())
         self.reducer = make_reducer(self.model, mesh)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.linear import is_recomputing
 from crosscut.parallel.parameters import cut_dim, gathered_over_data
+from crosscut.training.compilation import compiled_modules
 
 LOSS = "loss"
 """What is done with the model's last output stands in the table under this name."""
@@ -107,10 +108,13 @@ def _copy(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def _watched(model: nn.Module, recording: Recording) -> Iterator[None]:
-    """While inside, outputs and returned gradients are written down."""
+    """While inside, outputs and returned gradients are written down. A compiled module is watched as a whole."""
     watch = _Watch(recording)
     handles = []
+    insides = tuple(f"{name}." for name in compiled_modules(model))
     for name, module in model.named_modules():
+        if name.startswith(insides):
+            continue
         enter = partial(watch.enter, name or display_name(model))
         handles.append(module.register_forward_pre_hook(enter, prepend=True))  # before inputs are wrapped for sharding
         handles.append(module.register_forward_hook(watch.leave))
