@@ -252,6 +252,7 @@ class RunConfig:
         self._check_batch()
         self._check_sequence()
         self._check_warm_up()
+        self._check_compile()
 
     @property
     def micro_batch_size(self) -> int:
@@ -272,6 +273,16 @@ class RunConfig:
     def checkpoints_folder(self) -> str:
         """Where the run's checkpoints are or will be: a path or a URL."""
         return self.checkpoint.folder or f"{self.output.folder}/{CHECKPOINTS_FOLDER}"
+
+    @property
+    def reason_against_compiling(self) -> str:
+        """Why the layers of such a run cannot be compiled, in words that follow a colon; empty where they can be."""
+        if self.layout.tensor > 1 and self.model.dropout:
+            return (
+                f"dropout (`model.dropout` {self.model.dropout}) under tensor parallelism (`layout.tensor` "
+                f"{self.layout.tensor}) switches between two random streams, which a compiler cannot follow"
+            )
+        return ""
 
     def _check_tensor_axis(self) -> None:
         tensor, heads = self.layout.tensor, self.model.num_heads
@@ -303,6 +314,10 @@ class RunConfig:
                 f"rate would never be reached. Try {steps // 10}."
             )
 
+    def _check_compile(self) -> None:
+        if self.training.compile == "on" and (reason := self.reason_against_compiling):
+            raise ConfigError(not_compilable(reason))
+
     def _check_sequence(self) -> None:
         length, tensor = self.training.sequence_length, self.layout.tensor
         if length > self.model.max_sequence_length:
@@ -315,6 +330,14 @@ class RunConfig:
                 f"`training.sequence_length` must be a multiple of `layout.tensor` ({tensor}) under sequence "
                 f"parallelism, but is {length}. Try {listed(_multiples_around(length, tensor))}."
             )
+
+
+def not_compilable(reason: str) -> str:
+    """The message for a run that asks to be compiled and cannot be."""
+    return (
+        f'`training.compile` must be "auto" or "off" here, but is "on": {reason}. Change that, or set '
+        'training.compile="auto".'
+    )
 
 
 def _multiples_around(number: int, divisor: int) -> list[int]:

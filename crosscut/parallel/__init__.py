@@ -26,6 +26,7 @@ from crosscut.parallel.parameters import local, local_on_sequence, replicated_pa
 from crosscut.parallel.processes import launch, process_group
 from crosscut.parallel.random import Dropout, RandomStreams, disturb_, normal_, seed_of
 from crosscut.parallel.recorder import CollectiveRecorder, Sent
+from crosscut.parallel.sharding import Reducer, ShardedReducer, make_reducer, reshard, shard_model
 from crosscut.parallel.stopping import Stopped, StopRequest
 
 __all__ = [
@@ -41,8 +42,10 @@ __all__ = [
     "PositionEmbedding",
     "RandomStreams",
     "RankFailure",
+    "Reducer",
     "RowParallelLinear",
     "Sent",
+    "ShardedReducer",
     "StopRequest",
     "Stopped",
     "VocabParallelEmbedding",
@@ -60,13 +63,16 @@ __all__ = [
     "local_on_sequence",
     "make_lone_mesh",
     "make_mesh",
+    "make_reducer",
     "normal_",
     "process_group",
     "reduce_from_tensor_parallel",
     "reduce_scatter_to_sequence_parallel",
     "replicated_parameter",
+    "reshard",
     "scatter_to_sequence_parallel",
     "seed_of",
+    "shard_model",
     "sharded_parameter",
     "vocab_parallel_cross_entropy",
 ]

@@ -170,7 +170,7 @@ class ColumnParallelLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.mesh = mesh
-        place: Any = {"dim": 0, "dtype": dtype, "device": mesh.device}
+        place: Any = {"dim": 0, "dtype": dtype, "device": mesh.parameter_device}
         self.weight = sharded_parameter((out_features, in_features), mesh.tensor, **place)
         self.bias = sharded_parameter((out_features,), mesh.tensor, **place) if bias else None
 
@@ -209,7 +209,7 @@ class RowParallelLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.mesh = mesh
-        place: Any = {"dtype": dtype, "device": mesh.device}
+        place: Any = {"dtype": dtype, "device": mesh.parameter_device}
         self.weight = sharded_parameter((out_features, in_features), mesh.tensor, dim=1, **place)
         self.bias = replicated_parameter((out_features,), mesh.tensor, **place) if bias else None
 

@@ -9,15 +9,14 @@ reduce-scatter sends (n - 1) / n of the full tensor, and an all-reduce, which is
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 from crosscut.config import RunConfig, default_loss_chunk, padded_vocab_size
 from crosscut.config.checks import require_at_least
 from crosscut.config.conventions import num_pieces
 from crosscut.config.precision import PRECISIONS
 from crosscut.planner.activations import num_recomputed_layers
+from crosscut.planner.collective import Axis, Collective, Operation, Phase
 from crosscut.planner.parameters import (
     known_vocab_size,
     num_replicated_tensors,
@@ -25,45 +24,7 @@ from crosscut.planner.parameters import (
     parameters_per_rank,
     replicated_parameters,
 )
-
-Operation = Literal["all_reduce", "all_gather", "reduce_scatter"]
-Axis = Literal["tensor", "data"]
-Phase = Literal["forward", "backward", "step", "comparison"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Collective:
-    """Equal collectives of one step, as one rank takes part in them."""
-
-    operation: Operation
-    """What the ranks do together."""
-
-    axis: Axis
-    """The axis of the layout along which they do it."""
-
-    phase: Phase
-    """`forward` and `backward` happen in every micro-batch, `step` once per step; `comparison` is of no step."""
-
-    purpose: str
-    """What is sent."""
-
-    count: int
-    """Collectives of this kind in one step."""
-
-    elements: int
-    """Elements of the full tensor of each: what is reduced, what was gathered, or what is scattered."""
-
-    element_bytes: int
-    """Bytes of one element."""
-
-    ranks: int
-    """Ranks that take part."""
-
-    @property
-    def wire_bytes(self) -> float:
-        """Bytes that one rank sends in one step for all `count` of them, by ring algorithms."""
-        rounds = 2 if self.operation == "all_reduce" else 1
-        return rounds * (self.ranks - 1) / self.ranks * self.count * self.elements * self.element_bytes
+from crosscut.planner.sharding import shard_axis, sharded_parameters
 
 
 def step_traffic(
@@ -95,16 +56,22 @@ def step_traffic(
 def comparison_traffic(run: RunConfig) -> list[Collective]:
     """The collectives of one comparison of replicas, which comes every `training.compare_replicas_every` steps.
 
-    Two hashes of every parameter tensor over the data axis; two of every replicated one, and the verdict of the first,
-    over the tensor axis.
+    Two hashes of every parameter tensor over the ranks that hold copies, which is the data axis; two of every
+    replicated one, and the verdict of the first, over the tensor axis. Where data ranks share one copy, only the same
+    shares of different copies are compared, and the verdict goes to the other shares.
     """
+    layout = run.layout
     all_reduce = partial(Collective, operation="all_reduce", phase="comparison", count=1, element_bytes=8)
     tensors, replicated = num_tensors(run.model), num_replicated_tensors(run.model)
+    sharded = layout.shard_size > 1
+    if layout.tensor == layout.num_replicas == 1:
+        return []
     collectives = [
-        all_reduce(axis="data", purpose="hashes", elements=2 * tensors, ranks=run.layout.data),
         all_reduce(
-            axis="tensor", purpose="hashes of what is whole", elements=2 * replicated + 1, ranks=run.layout.tensor
+            axis="replica" if sharded else "data", purpose="hashes", elements=2 * tensors, ranks=layout.num_replicas
         ),
+        all_reduce(axis="tensor", purpose="hashes of what is whole", elements=2 * replicated + 1, ranks=layout.tensor),
+        all_reduce(axis=shard_axis(layout), purpose="verdict", elements=1, ranks=layout.shard_size),
     ]
     return [collective for collective in collectives if collective.ranks > 1]
 
@@ -218,6 +185,8 @@ def _gradients(run: RunConfig) -> list[Collective]:
     which saw a part of the sequence; then every local gradient over the data ranks. That one goes in buckets beside
     the backward pass and is counted here as one all-reduce of their sum.
     """
+    if run.layout.shard_size > 1:
+        return sharded_parameters(run)
     all_reduce = partial(
         Collective,
         operation="all_reduce",
@@ -241,8 +210,9 @@ def _gradients(run: RunConfig) -> list[Collective]:
 
 
 def _totals(run: RunConfig) -> list[Collective]:
-    """Once per step: the squares of the cut gradients, summed, over the tensor ranks, in float64; the number of target
-    tokens and, when the step is done, the loss over the data ranks.
+    """Once per step: the squares of the cut gradients, summed, over the tensor ranks, and of all of them over data
+    ranks that share one copy, in float64; the number of target tokens and, when the step is done, the loss over the
+    data ranks.
     """
     all_reduce = partial(
         Collective,
@@ -253,6 +223,13 @@ def _totals(run: RunConfig) -> list[Collective]:
     )
     return [
         all_reduce(axis="tensor", purpose="gradient norm", elements=1, ranks=run.layout.tensor, element_bytes=8),
+        all_reduce(
+            axis=shard_axis(run.layout),
+            purpose="gradient norm of all shares",
+            elements=1,
+            ranks=run.layout.shard_size,
+            element_bytes=8,
+        ),
         all_reduce(axis="data", purpose="target tokens", elements=1, ranks=run.layout.data, element_bytes=8),
         all_reduce(axis="data", purpose="reported loss", elements=1, ranks=run.layout.data),
     ]

@@ -15,6 +15,11 @@ def parameter_dtype(precision: str) -> torch.dtype:
     return _dtype(PRECISIONS[precision].accumulation)
 
 
+def needs_loss_scale(precision: str) -> bool:
+    """Whether gradients pass through a type whose smallest number is too large for them."""
+    return compute_dtype(precision) == torch.float16
+
+
 def _dtype(name: str) -> torch.dtype:
     found = getattr(torch, name)
     assert isinstance(found, torch.dtype)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.linear import is_recomputing
-from crosscut.parallel.parameters import cut_dim
+from crosscut.parallel.parameters import cut_dim, gathered_over_data
+from crosscut.training.compilation import compiled_modules
 
 LOSS = "loss"
 """What is done with the model's last output stands in the table under this name."""
@@ -101,18 +102,21 @@ def _gradients(model: nn.Module) -> dict[str, Kept]:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """The local part, on the host."""
-    local: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]  # parameters are DTensors
-    return local.cpu().clone()
+    """The tensor rank's part, on the host."""
+    return gathered_over_data(tensor).cpu()
 
 
 @contextmanager
 def _watched(model: nn.Module, recording: Recording) -> Iterator[None]:
-    """While inside, outputs and returned gradients are written down."""
+    """While inside, outputs and returned gradients are written down. A compiled module is watched as a whole."""
     watch = _Watch(recording)
     handles = []
+    insides = tuple(f"{name}." for name in compiled_modules(model))
     for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(partial(watch.enter, name or display_name(model))))
+        if name.startswith(insides):
+            continue
+        enter = partial(watch.enter, name or display_name(model))
+        handles.append(module.register_forward_pre_hook(enter, prepend=True))  # before inputs are wrapped for sharding
         handles.append(module.register_forward_hook(watch.leave))
     try:
         yield
@@ -123,7 +127,7 @@ def _watched(model: nn.Module, recording: Recording) -> Iterator[None]:
 
 def display_name(model: nn.Module) -> str:
     """What the whole model is called."""
-    return type(model).__name__
+    return type(model).__name__.removeprefix("FSDP")  # which a sharded model's class gets
 
 
 class _Watch:

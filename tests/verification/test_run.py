@@ -19,13 +19,19 @@ LAYOUTS = [
     for split in (False, True)
     if tensor * data <= 4 and (tensor > 1 or not split)
 ]
+SHARDED = [
+    Layout(data=2, sharding="zero3"),
+    Layout(tensor=2, data=2, sharding="zero2"),
+    Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True),
+    Layout(data=4, sharding="zero3", shard_group=2),
+]
 
 
 def _verify(layout: Layout, precision: str, dropout: float) -> Report:
     return verify_on_mesh(for_verification(tiny_run(dropout=dropout), layout, precision), make_mesh(layout, CPU))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS + SHARDED, ids=str)
 def test_every_layout_is_the_uncut_model(ranks: RankPool, layout: Layout) -> None:
     reports = ranks.run(layout.world_size, _verify, layout, "float64", 0.1)
     assert reports.count(reports[0]) == len(reports), "every rank gets the same report"
