@@ -27,6 +27,7 @@ from crosscut.parallel.processes import launch, process_group
 from crosscut.parallel.products import FLOAT8, ORDINARY, Products
 from crosscut.parallel.random import Dropout, RandomStreams, disturb_, normal_, seed_of
 from crosscut.parallel.recorder import CollectiveRecorder, Sent
+from crosscut.parallel.sharding import Reducer, ShardedReducer, make_reducer, reshard, shard_model
 from crosscut.parallel.stopping import Stopped, StopRequest
 
 __all__ = [
@@ -45,8 +46,10 @@ __all__ = [
     "Products",
     "RandomStreams",
     "RankFailure",
+    "Reducer",
     "RowParallelLinear",
     "Sent",
+    "ShardedReducer",
     "StopRequest",
     "Stopped",
     "VocabParallelEmbedding",
@@ -64,13 +67,16 @@ __all__ = [
     "local_on_sequence",
     "make_lone_mesh",
     "make_mesh",
+    "make_reducer",
     "normal_",
     "process_group",
     "reduce_from_tensor_parallel",
     "reduce_scatter_to_sequence_parallel",
     "replicated_parameter",
+    "reshard",
     "scatter_to_sequence_parallel",
     "seed_of",
+    "shard_model",
     "sharded_parameter",
     "use_products",
     "vocab_parallel_cross_entropy",

@@ -38,7 +38,7 @@ class _Part(NamedTuple):
 class _Plan(NamedTuple):
     """How the loss is worked out."""
 
-    scale: float
+    scale: float | Tensor
     chunk: int
     """Tokens whose logits are there at once."""
     needs_grad: bool
@@ -51,15 +51,15 @@ def vocab_parallel_cross_entropy(
     *,
     vocab_size: int,
     axis: Axis,
-    scale: float = 1.0,
+    scale: float | Tensor = 1.0,
     chunk_tokens: int | None = None,
 ) -> Tensor:
     """`scale` times the sum over all tokens of -log softmax(hidden weight^T)[target], as a float32 scalar.
 
     `hidden` [N, H] is the same on all ranks of the axis and must come through f (or the gather of the sequence), since
     its gradient here is this rank's part. `weight` [V/T, H] is this rank's rows, also as a wider type than `hidden`;
-    rows from `vocab_size` on take no probability. `targets` [N], `IGNORED` ones add nothing. (float64 gives a float64
-    scalar.)
+    rows from `vocab_size` on take no probability. `targets` [N], `IGNORED` ones add nothing. `scale` is a number or a
+    scalar tensor on the same device. (float64 gives a float64 scalar.)
 
     Forward: per chunk an all-reduce (max) of C elements and one (sum) of 2 C. Backward: nothing is sent.
     Source: paper, section 3. Raises `LayoutError` when the shapes do not fit each other, `ConfigError` when
@@ -104,6 +104,7 @@ class _ProjectAndCompare(Function):
         grad_hidden = torch.empty_like(hidden) if plan.needs_grad else None
         grad_weight = torch.zeros_like(weight) if plan.needs_grad else None
         wide = torch.promote_types(hidden.dtype, torch.float32)
+        scale = plan.scale.to(wide) if isinstance(plan.scale, Tensor) else plan.scale
         total = torch.zeros((), dtype=wide, device=hidden.device)
         # One buffer for the logits of all chunks: fresh ones would cost more than the passes over them.
         size = (min(plan.chunk, hidden.shape[0]), rows.shape[0])
@@ -114,12 +115,12 @@ class _ProjectAndCompare(Function):
             exponentials, sums, losses, keep = _compare(logits, targets[piece], part)
             total += losses.sum()
             if grad_hidden is not None and grad_weight is not None:
-                error = _error(exponentials, sums, targets[piece], part, keep * plan.scale).to(hidden.dtype)
+                error = _error(exponentials, sums, targets[piece], part, keep * scale).to(hidden.dtype)
                 torch.mm(error, rows, out=grad_hidden[piece])
                 _add_product(grad_weight, error.t(), hidden[piece])
         if grad_hidden is not None and grad_weight is not None:
             ctx.gradients = (grad_hidden, grad_weight)
-        return total * plan.scale
+        return total * scale
 
     @staticmethod
     @once_differentiable

@@ -50,7 +50,7 @@ class _Ordinary(Products):
         return grad @ weight
 
     def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
-        return grad.flatten(0, -2).t() @ x.flatten(0, -2)
+        return grad.reshape(-1, grad.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
 
 
 @final
@@ -114,11 +114,11 @@ def _multiply(
 
 def _rows(x: Tensor) -> Tensor:
     """[..., K] as [N, K], N filled up with zeros to the hardware's multiple."""
-    rows = x.flatten(0, -2)
+    rows = x.reshape(-1, x.shape[-1])
     missing = -rows.shape[0] % FLOAT8_MULTIPLE
     return F.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
 def _like(y: Tensor, x: Tensor) -> Tensor:
     """[N, K] with the leading dimensions of `x`, without the rows that filled it up."""
-    return y[: x.numel() // x.shape[-1]].unflatten(0, x.shape[:-1])
+    return y[: x.shape[:-1].numel()].reshape(*x.shape[:-1], y.shape[-1])

@@ -1,7 +1,7 @@
 """Random numbers under tensor parallelism (paper, section 3.1), as functions of the seed alone.
 
-*Weights*: a parameter's initial values follow from (seed, name). They are drawn in blocks along the dimension that is
-cut, so that a rank draws only what it holds and every layout holds the same.
+*Weights*: a parameter's initial values follow from (seed, name). They are drawn in blocks along the dimension that the
+tensor axis cuts, so that a rank draws little more than it holds and every layout holds the same.
 
 *Dropout*: between the parallel regions every tensor rank must drop the same elements, inside them each its own. So
 there are two streams, one shared by the tensor ranks and one per rank, both restarted at every forward pass from (seed,
@@ -15,9 +15,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from crosscut.parallel.mesh import ParallelMesh
+from crosscut.parallel.parameters import cut_dim, local_offsets
 
 _BLOCK = 64
 """Indices along the cut dimension that are drawn together."""
@@ -36,31 +37,38 @@ def normal_(parameter: nn.Parameter, *, std: float, seed: int, name: str) -> Non
     Drawn as float32 on the CPU whatever the parameter's type and device, so that all of them start alike.
     """
     assert isinstance(parameter, DTensor)
-    target = parameter.to_local()
-    target = target if target.dim() else target.view(1)
-    placement = parameter.placements[0]
-    dim = placement.dim if isinstance(placement, Shard) else 0
-    first = parameter.device_mesh.get_local_rank() * target.shape[dim] if isinstance(placement, Shard) else 0
-    last = first + target.shape[dim]
-    block_shape = list(target.shape)
-    block_shape[dim] = _BLOCK
-    generator = torch.Generator()
-    for start in range(first // _BLOCK * _BLOCK, last, _BLOCK):
-        generator.manual_seed(seed_of("weights", seed, name, start))
-        block = torch.empty(block_shape).normal_(0.0, std, generator=generator)
-        begin, end = max(start, first), min(start + _BLOCK, last)
-        target.narrow(dim, begin - first, end - begin).copy_(block.narrow(dim, begin - start, end - begin))
+    _fill(parameter.to_local(), parameter, std=std, words=("weights", seed, name))
 
 
 @torch.no_grad()
 def disturb_(parameter: nn.Parameter, *, std: float, seed: int, name: str) -> None:
     """Add N(0, std) values that depend on `seed` and `name` only to a distributed parameter."""
     assert isinstance(parameter, DTensor)
-    target = parameter.to_local()
-    zeros = DTensor.from_local(torch.zeros_like(target), parameter.device_mesh, parameter.placements, run_check=False)
-    noise = nn.Parameter(zeros)
-    normal_(noise, std=std, seed=seed, name=f"{name} disturbed")
-    target.add_(zeros.to_local())
+    noise = torch.zeros_like(parameter.to_local())
+    _fill(noise, parameter, std=std, words=("weights", seed, f"{name} disturbed"))
+    parameter.to_local().add_(noise)
+
+
+def _fill(target: Tensor, parameter: DTensor, *, std: float, words: tuple[object, ...]) -> None:
+    """Draw this rank's part of a parameter into `target`."""
+    if not target.numel():
+        return
+    target = target if target.dim() else target.view(1)
+    dim = cut_dim(parameter) or 0
+    offsets = local_offsets(parameter) or [0]
+    first, last = offsets[dim], offsets[dim] + target.shape[dim]
+    block_shape = list(parameter.shape) or [1]
+    block_shape[dim] = _BLOCK
+    generator = torch.Generator()
+    for start in range(first // _BLOCK * _BLOCK, last, _BLOCK):
+        generator.manual_seed(seed_of(*words, start))
+        block = torch.empty(block_shape).normal_(0.0, std, generator=generator)
+        begin, end = max(start, first), min(start + _BLOCK, last)
+        block = block.narrow(dim, begin - start, end - begin)
+        for other, offset in enumerate(offsets):
+            if other != dim:
+                block = block.narrow(other, offset, target.shape[other])
+        target.narrow(dim, begin - first, end - begin).copy_(block)
 
 
 class RandomStreams:
@@ -102,6 +110,24 @@ class RandomStreams:
             yield
         finally:
             self._per_rank_state = self._get_state()
+            self._set_state(shared)
+
+    def place(self) -> tuple[Tensor, Tensor | None]:
+        """Where both streams are, to be handed to `repeated_from`."""
+        return self._get_state(), self._per_rank_state
+
+    @contextmanager
+    def repeated_from(self, place: tuple[Tensor, Tensor | None]) -> Iterator[None]:
+        """Inside, both streams give again what they gave from `place` on; after it they go on as if nothing had been
+        drawn.
+        """
+        before = self.place()
+        shared, self._per_rank_state = place
+        self._set_state(shared)
+        try:
+            yield
+        finally:
+            shared, self._per_rank_state = before
             self._set_state(shared)
 
     def _require_start(self) -> None:

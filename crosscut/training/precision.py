@@ -39,6 +39,11 @@ def require_precision(precision: str, device: torch.device) -> None:
     )
 
 
+def needs_loss_scale(precision: str) -> bool:
+    """Whether gradients pass through a type whose smallest number is too large for them."""
+    return compute_dtype(precision) == torch.float16
+
+
 def _dtype(name: str) -> torch.dtype:
     found = getattr(torch, name)
     assert isinstance(found, torch.dtype)

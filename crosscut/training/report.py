@@ -79,7 +79,7 @@ def plot_losses(folder: Path) -> None:
     from matplotlib import pyplot
 
     rows = read_metrics(folder)
-    trained = [(row["step"], row["loss"]) for row in rows if "loss" in row]
+    trained = [(row["step"], row["loss"]) for row in rows if row.get("loss") is not None]
     validated = [(row["step"], row["validation_loss"]) for row in rows if row.get("validation_loss") is not None]
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     if trained:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from crosscut.parallel import ParallelMesh
-from crosscut.parallel.parameters import cut_dim
+from crosscut.parallel.linear import is_recomputing
+from crosscut.parallel.parameters import cut_dim, gathered_over_data
 from crosscut.training.compilation import compiled_modules
 
 LOSS = "loss"
@@ -101,9 +102,8 @@ def _gradients(model: nn.Module) -> dict[str, Kept]:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """The local part, on the host."""
-    local: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]  # parameters are DTensors
-    return local.cpu().clone()
+    """The tensor rank's part, on the host."""
+    return gathered_over_data(tensor).cpu()
 
 
 @contextmanager
@@ -115,7 +115,8 @@ def _watched(model: nn.Module, recording: Recording) -> Iterator[None]:
     for name, module in model.named_modules():
         if name.startswith(insides):
             continue
-        handles.append(module.register_forward_pre_hook(partial(watch.enter, name or display_name(model))))
+        enter = partial(watch.enter, name or display_name(model))
+        handles.append(module.register_forward_pre_hook(enter, prepend=True))  # before inputs are wrapped for sharding
         handles.append(module.register_forward_hook(watch.leave))
     try:
         yield
@@ -126,11 +127,11 @@ def _watched(model: nn.Module, recording: Recording) -> Iterator[None]:
 
 def display_name(model: nn.Module) -> str:
     """What the whole model is called."""
-    return type(model).__name__
+    return type(model).__name__.removeprefix("FSDP")  # which a sharded model's class gets
 
 
 class _Watch:
-    """Names the calls of modules and follows the tensors between them."""
+    """Names the calls of modules and follows the tensors between them. What a backward pass recomputes is no call."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
@@ -139,6 +140,8 @@ class _Watch:
         self._followed: dict[int, _Followed] = {}
 
     def enter(self, name: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if is_recomputing():
+            return
         self._num_calls[name] = count = self._num_calls.get(name, 0) + 1
         call = name if count == 1 else f"{name}, call {count}"
         parent = self._running[-1] if self._running else LOSS
@@ -149,6 +152,8 @@ class _Watch:
             self._follow(inputs[0], f"{parent}{INSIDE}input of {call}").consumers.append(call)
 
     def leave(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+        if is_recomputing():
+            return
         call = self._running.pop()
         if not isinstance(output, Tensor):
             return

@@ -24,9 +24,10 @@ from crosscut.parallel.processes import (
     was_started,
 )
 from crosscut.planner import count_parameters, step_traffic
+from crosscut.training.batches import Batch
 from crosscut.training.compilation import compiled_modules, require_compilation
 from crosscut.training.precision import compute_dtype
-from crosscut.training.step import Batch, Trainer
+from crosscut.training.step import Trainer
 from crosscut.verification.module import CLIP_NORM, LEARNING_RATE
 from crosscut.verification.proof import prove
 from crosscut.verification.recording import Step
@@ -76,8 +77,8 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
 def verify_runs(runs: Sequence[RunConfig]) -> list[Report]:
     """Verify runs prepared by `for_verification` one after the other, with a sign of life on a terminal.
 
-    It happens in the ranks that each layout asks for, or in those that torchrun started.
-    Gives the reports; under torchrun on every rank. Raises `LayoutError` or `ConfigError` before a rank starts, and
+    The ranks are started that each layout asks for, or those joined that torchrun started. Gives a report for each run,
+    under torchrun on every rank. Raises `LayoutError` or `ConfigError` before a rank starts, and
     `RankFailure` when one fails.
     """
     for run in runs:

@@ -2,7 +2,9 @@ import pytest
 import torch
 
 from crosscut.config import OptimizerConfig
+from crosscut.training.diagnosis import explain_non_finite
 from crosscut.training.optimizer import make_optimizer
+from crosscut.training.result import NonFiniteError
 from tests.training.jobs import losses_of, masked_loss_and_gradient, parts, poisoned_step
 
 
@@ -102,11 +104,11 @@ def test_non_finite_gradient_of_a_finite_loss_names_the_parameter(ranks, run_wit
 
 
 def overflowing_gradient(run) -> str:
-    from crosscut.training.diagnosis import explain_non_finite
-
     trainer, batches = parts(run)
-    trainer.accumulate(0, batches.micro_batches(0))
-    dict(trainer.model.named_parameters())["blocks.1.mlp.contract.bias"].grad.to_local()[0] = float("inf")
+    bias = dict(trainer.model.named_parameters())["blocks.1.mlp.contract.bias"]
+    bias.register_hook(lambda gradient: gradient * float("inf"))
+    with pytest.raises(NonFiniteError):
+        trainer.step(0, batches.micro_batches(0)).wait()
     return str(explain_non_finite(0, trainer, batches))
 
 
