@@ -11,7 +11,7 @@ gathered from the forward pass to the end of the backward pass, and in float32: 
 many gradients.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
@@ -25,7 +25,7 @@ from crosscut.parallel.parameters import initial_value_of, local_part
 
 
 def shard_model(
-    model: nn.Module, mesh: ParallelMesh, *, units: Sequence[nn.Module], compute_dtype: torch.dtype | None = None
+    model: nn.Module, mesh: ParallelMesh, *, units: Iterable[nn.Module], compute_dtype: torch.dtype | None = None
 ) -> None:
     """Cut a model over the shard groups of the mesh, in place; leaves it alone where the layout shards nothing.
 
