@@ -17,7 +17,7 @@ from crosscut.config.conventions import CHECKPOINTS_FOLDER
 from crosscut.config.errors import ConfigError, LayoutError
 from crosscut.config.layout import Layout
 from crosscut.config.model import ModelConfig
-from crosscut.config.precision import PRECISIONS
+from crosscut.config.precision import FLOAT8_MULTIPLE, PRECISIONS
 
 RECOMPUTATIONS = ("none", "selective", "operators", "full")
 """The values of `training.recompute`."""
@@ -252,6 +252,7 @@ class RunConfig:
         self._check_batch()
         self._check_sequence()
         self._check_warm_up()
+        self._check_float8()
         self._check_compile()
 
     @property
@@ -312,6 +313,14 @@ class RunConfig:
             raise ConfigError(
                 f"`optimizer.warmup_steps` must be below `training.steps` ({steps}), but is {warm_up}: the highest "
                 f"rate would never be reached. Try {steps // 10}."
+            )
+
+    def _check_float8(self) -> None:
+        part, multiple = self.model.hidden_size // self.layout.tensor, FLOAT8_MULTIPLE
+        if self.training.precision == "float8" and part % multiple:
+            raise ConfigError(
+                f"`model.hidden_size` / `layout.tensor` must be a multiple of {multiple} for float8 products, but is "
+                f'{part}. Choose other sizes, or set training.precision="bfloat16".'
             )
 
     def _check_compile(self) -> None:

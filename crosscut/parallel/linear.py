@@ -11,7 +11,6 @@ tensor ranks. PyTorch keeps weights as [O, I], so the paper's columns are dimens
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -20,16 +19,19 @@ from crosscut.config.conventions import num_pieces
 from crosscut.parallel.collectives import wait
 from crosscut.parallel.mesh import ParallelMesh
 from crosscut.parallel.operators import (
+    finish_enter_again,
     finish_enter_forward,
     finish_leave_backward,
     left_shape,
     require_sequence,
+    start_enter_again,
     start_enter_backward,
     start_enter_forward,
     start_leave_backward,
     start_leave_forward,
 )
 from crosscut.parallel.parameters import local, local_on_sequence, replicated_parameter, sharded_parameter
+from crosscut.parallel.products import ORDINARY, Products
 
 
 class _EnterAndMultiply(Function):
@@ -40,12 +42,15 @@ class _EnterAndMultiply(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mesh: ParallelMesh) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mesh: ParallelMesh, products: Products
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.mesh, ctx.has_bias = mesh, bias is not None
-        entering = [start_enter_forward(piece, mesh) for piece in _pieces(x, mesh, x.numel() * mesh.tensor.size)]
+        ctx.mesh, ctx.products, ctx.has_bias = mesh, products, bias is not None
+        pieces = _pieces(x, mesh, products, x.numel() * mesh.tensor.size)
+        entering = [start_enter_forward(piece, mesh) for piece in pieces]
         if len(entering) == 1:
-            return F.linear(finish_enter_forward(entering[0], mesh), weight, bias)
+            return products.output(finish_enter_forward(entering[0], mesh), weight, bias)
         y = x.new_empty(x.shape[0], x.shape[1] * mesh.tensor.size, *x.shape[2:-1], weight.shape[0])
         for piece, out in zip(entering, y.chunk(len(entering)), strict=True):
             _multiply_into(out, finish_enter_forward(piece, mesh), weight, bias)
@@ -53,15 +58,18 @@ class _EnterAndMultiply(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         x, weight = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        entering = start_enter_forward(x, ctx.mesh) if needs_weight else None
-        pending = start_enter_backward(grad @ weight, ctx.mesh) if needs_x else None
+        mesh, products = ctx.mesh, ctx.products
+        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        entering = start_enter_again(x, mesh) if needs_weight else None
+        pending = start_enter_backward(products.input_gradient(grad, weight), mesh) if needs_x else None
         grad_bias = _over_tokens(grad) if ctx.has_bias and needs_bias else None
-        grad_weight = None if entering is None else _outer(grad, finish_enter_forward(entering, ctx.mesh))
-        grad_x = None if pending is None else wait(pending, ctx.mesh.tensor)
-        return grad_x, grad_weight, grad_bias, None
+        grad_weight = None
+        if entering is not None:
+            grad_weight = products.weight_gradient(grad, finish_enter_again(entering, x, mesh))
+        grad_x = None if pending is None else wait(pending, mesh.tensor)
+        return grad_x, grad_weight, grad_bias, None, None
 
 
 class _MultiplyAndLeave(Function):
@@ -72,30 +80,38 @@ class _MultiplyAndLeave(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mesh: ParallelMesh, is_needed: bool
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        mesh: ParallelMesh,
+        products: Products,
+        is_needed: bool,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.mesh, ctx.has_bias = mesh, bias is not None
+        ctx.mesh, ctx.products, ctx.has_bias = mesh, products, bias is not None
         if not is_needed:
             return x.new_zeros(*left_shape(x, mesh), weight.shape[0])
-        pieces = _pieces(x, mesh, x.shape[:-1].numel() * weight.shape[0])
-        leaving = [start_leave_forward(F.linear(piece, weight), mesh) for piece in pieces]
+        pieces = _pieces(x, mesh, products, x.shape[:-1].numel() * weight.shape[0])
+        leaving = [start_leave_forward(products.output(piece, weight), mesh) for piece in pieces]
         done = [wait(piece, mesh.tensor) for piece in leaving]
         y = done[0] if len(done) == 1 else torch.cat(done)
         return y if bias is None else y.add_(bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
+        products = ctx.products
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         grad_bias = _over_tokens(grad) if ctx.has_bias and needs_bias else None
-        pieces = _pieces(grad, ctx.mesh, grad.numel() * ctx.mesh.tensor.size)
+        pieces = _pieces(grad, ctx.mesh, products, grad.numel() * ctx.mesh.tensor.size)
         leaving = [start_leave_backward(piece, ctx.mesh) for piece in pieces]
         if len(leaving) == 1:
             whole = finish_leave_backward(leaving[0], ctx.mesh)
-            grad_x = whole @ weight if needs_x else None
-            return grad_x, _outer(whole, x) if needs_weight else None, grad_bias, None, None
+            grad_x = products.input_gradient(whole, weight) if needs_x else None
+            grad_weight = products.weight_gradient(whole, x) if needs_weight else None
+            return grad_x, grad_weight, grad_bias, None, None, None
         grad_x = torch.empty_like(x) if needs_x else None
         grad_weight = torch.zeros_like(weight) if needs_weight else None
         for i, piece in enumerate(leaving):
@@ -104,15 +120,16 @@ class _MultiplyAndLeave(Function):
                 _multiply_into(grad_x.chunk(len(leaving))[i], whole, weight.t(), None)
             if grad_weight is not None:
                 grad_weight.addmm_(_rows(whole).t(), _rows(x.chunk(len(leaving))[i]))
-        return grad_x, grad_weight, grad_bias, None, None
+        return grad_x, grad_weight, grad_bias, None, None, None
 
 
-def _pieces(x: Tensor, mesh: ParallelMesh, elements: int) -> list[Tensor]:
+def _pieces(x: Tensor, mesh: ParallelMesh, products: Products, elements: int) -> list[Tensor]:
     """`x` in the pieces in which its product runs, so that one is sent while another is multiplied.
 
-    Only where the sequence is split: f and g stay one all-reduce. A compiler orders what is sent by itself.
+    Only where the sequence is split: f and g stay one all-reduce. A compiler orders what is sent by itself, and pieces
+    in 8 bits would be cast one by one.
     """
-    if not mesh.sequence_parallel or torch.compiler.is_compiling():
+    if not mesh.sequence_parallel or products is not ORDINARY or torch.compiler.is_compiling():
         return [x]
     return list(x.chunk(num_pieces(x.shape[0], elements)))
 
@@ -130,11 +147,6 @@ def _multiply_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) 
         torch.addmm(bias, _rows(x), weight.t(), out=out.view(-1, out.shape[-1]))
 
 
-def _outer(grad: Tensor, x: Tensor) -> Tensor:
-    """The weight's gradient [O, I] from [..., O] and [..., I]."""
-    return _rows(grad).t() @ _rows(x)
-
-
 def _over_tokens(grad: Tensor) -> Tensor:
     """The bias's gradient [O] from [..., O]."""
     return _rows(grad).sum(0)
@@ -144,6 +156,13 @@ def _product_dtype(x: Tensor) -> torch.dtype:
     """The type to multiply in: under `torch.autocast` the one that it asks for, as for any product of PyTorch's."""
     is_cast = x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type)
     return torch.get_autocast_dtype(x.device.type) if is_cast else x.dtype
+
+
+def use_products(model: nn.Module, products: Products) -> None:
+    """From now on let the linear layers of a model multiply with `products`; at first they use `ORDINARY`."""
+    for module in model.modules():
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear):
+            module.products = products
 
 
 class ColumnParallelLinear(nn.Module):
@@ -169,7 +188,7 @@ class ColumnParallelLinear(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self.mesh = mesh
+        self.mesh, self.products = mesh, ORDINARY
         place: Any = {"dim": 0, "dtype": dtype, "device": mesh.parameter_device}
         self.weight = sharded_parameter((out_features, in_features), mesh.tensor, **place)
         self.bias = sharded_parameter((out_features,), mesh.tensor, **place) if bias else None
@@ -179,7 +198,7 @@ class ColumnParallelLinear(nn.Module):
         require_sequence(x, self.mesh)
         x = x.to(_product_dtype(x))
         bias = None if self.bias is None else local(self.bias, x.dtype)
-        y: Tensor = _EnterAndMultiply.apply(x, local(self.weight, x.dtype), bias, self.mesh)
+        y: Tensor = _EnterAndMultiply.apply(x, local(self.weight, x.dtype), bias, self.mesh, self.products)
         return y
 
 
@@ -208,7 +227,7 @@ class RowParallelLinear(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self.mesh = mesh
+        self.mesh, self.products = mesh, ORDINARY
         place: Any = {"dtype": dtype, "device": mesh.parameter_device}
         self.weight = sharded_parameter((out_features, in_features), mesh.tensor, dim=1, **place)
         self.bias = replicated_parameter((out_features,), mesh.tensor, **place) if bias else None
@@ -219,7 +238,7 @@ class RowParallelLinear(nn.Module):
         x = x.to(_product_dtype(x))
         bias = None if self.bias is None else local_on_sequence(self.bias, self.mesh, x.dtype)
         is_needed = not (self.ends_recomputation and is_recomputing())
-        y: Tensor = _MultiplyAndLeave.apply(x, local(self.weight, x.dtype), bias, self.mesh, is_needed)
+        y: Tensor = _MultiplyAndLeave.apply(x, local(self.weight, x.dtype), bias, self.mesh, self.products, is_needed)
         return y
 
 

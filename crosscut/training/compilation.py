@@ -64,9 +64,7 @@ def _reason_against(run: RunConfig, device: torch.device) -> str:
         return "compilation is turned off by TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE in the environment"
     if device.type == "cuda":
         return "" if importlib.util.find_spec("triton") else "Triton, which writes the GPU's kernels, is not installed"
-    return (
-        "" if _has_cpp_compiler() else "there is no C++ compiler for the CPU's kernels (g++, or the one that CXX names)"
-    )
+    return "" if _has_cpp_compiler() else "there is no C++ compiler for the CPU's kernels (g++ or what CXX names)"
 
 
 def _has_cpp_compiler() -> bool:
@@ -96,8 +94,9 @@ class Compiler:
         """From now on run `block.forward` compiled."""
         plain = types.MethodType(self._own_copy(type(block).forward), block)
         compiled = torch.compile(plain, fullgraph=True, dynamic=False, backend=self._make_graph)
-        block.forward = CompiledForward(self, plain, compiled)
-        block.compiled_forward = block.forward  # what wraps it later hides it
+        forward: Any = CompiledForward(self, plain, compiled)
+        block.forward = forward
+        block.compiled_forward = forward  # what wraps `forward` later hides it
 
     def _own_copy(self, function: Any) -> types.FunctionType:
         """The function with a code object of its own for this model: PyTorch limits the graphs of a code object, and

@@ -15,6 +15,7 @@ from crosscut.parallel import (
     global_gradient_norm,
     make_reducer,
     shard_model,
+    use_products,
 )
 from crosscut.parallel.collectives import all_reduce
 from crosscut.training.batches import Batch
@@ -22,7 +23,7 @@ from crosscut.training.compilation import apply_compilation
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.offload import InHostMemory
 from crosscut.training.optimizer import make_optimizer, set_learning_rate
-from crosscut.training.precision import compute_dtype, needs_loss_scale, parameter_dtype
+from crosscut.training.precision import compute_dtype, needs_loss_scale, parameter_dtype, products
 from crosscut.training.recomputation import apply_recomputation
 from crosscut.training.result import StepResult
 from crosscut.training.schedule import learning_rate
@@ -118,10 +119,12 @@ class Trainer:
 
 def make_model(config: ModelConfig, *, precision: str, mesh: ParallelMesh, streams: RandomStreams) -> GPT:
     """The model of a config in a run's precision: weights in float32 (or float64), arithmetic in the precision."""
-    return GPT(
+    model = GPT(
         config,
         mesh=mesh,
         streams=streams,
         dtype=parameter_dtype(precision),
         compute_dtype=compute_dtype(precision),
     )
+    use_products(model, products(precision))
+    return model

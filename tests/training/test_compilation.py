@@ -79,6 +79,14 @@ def test_all_layers_share_one_graph_that_computes_and_sends_what_the_plain_code_
             torch.testing.assert_close(result["gradients"][name], gradient, rtol=1e-10, atol=margin)
 
 
+def test_float8_products_are_part_of_the_one_graph(ranks: RankPool, run_with: Any) -> None:
+    options = ("layout.tensor=2", "model.dropout=0.0", "training.precision=float8")
+    plain = ranks.run(2, trained, run_with(*options), 2, "aot_eager", False)[0]
+    for result in ranks.run(2, trained, run_with(*options, ON), 2, "aot_eager", False):
+        assert result["counts"] == [1, 2 * 3]
+        assert result["losses"] == pytest.approx(plain["losses"], rel=1e-4)
+
+
 @needs_cpp_compiler
 def test_twenty_steps_of_real_compiled_code_stay_within_a_millionth(ranks: RankPool, run_with: Any) -> None:
     options = ("model.num_layers=1", "model.dropout=0.0", "training.steps=20")
