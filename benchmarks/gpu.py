@@ -133,9 +133,24 @@ def run_plan(plan: list[Measurement], budget: Budget, device: str, told: Callabl
     return rows
 
 
+def start_server(device: str, budget: Budget) -> Any:
+    """Choose how processes start, and describe the device from the first one: or a `Failed`.
+
+    They are forked from a server that has imported torch once for all and never touches a device. Where what it imports
+    has touched one after all, each process starts anew.
+    """
+    mp.set_forkserver_preload(["torch", "torch._dynamo", "crosscut.training.step", "crosscut.parallel"])
+    mp.set_start_method("forkserver")
+    about = in_process(describe, (device,), limit=budget.left())
+    if isinstance(about, Failed) and ("fork" in about.reason or "initialization error" in about.reason):
+        mp.set_start_method("spawn", force=True)
+        about = in_process(describe, (device,), limit=budget.left())
+    return about
+
+
 def in_process(function: Callable[..., Any], arguments: tuple[Any, ...], *, limit: float) -> Any:
     """What the function gives in a process of its own, or a `Failed`."""
-    context = mp.get_context("forkserver")
+    context = mp.get_context()
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=answer, args=(function, arguments, there), daemon=False)
     process.start()
@@ -249,9 +264,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("`--device` must be cuda for the models of billions, but is cpu. Add --tiny.")
     budget = Budget(options.seconds)
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # to ask for a GPU without taking one
-    # The server that processes are forked from imports torch once for all; it never touches a device.
-    mp.set_forkserver_preload(["torch", "crosscut.training.step", "crosscut.parallel"])
-    device = in_process(describe, (options.device,), limit=budget.left())
+    device = start_server(options.device, budget)
     if isinstance(device, Failed):
         parser.error(f"`--device` must be a device that is there, but {device.reason} Try --device cpu --tiny.")
     about, peak = machine(device), device["dense_peak"]

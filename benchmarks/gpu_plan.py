@@ -40,7 +40,7 @@ class Goal:
     of: str
     """The measurement it is about."""
     over: str = ""
-    """What its tokens/s are divided by: a measurement, or `peers`, the fastest of the same model. Empty: the dense peak."""
+    """What its tokens/s are divided by: a measurement, or `peers`, the fastest of its model. Empty: the dense peak."""
 
 
 LARGE = {

@@ -83,7 +83,7 @@ def measure(measurement: Measurement, device_type: str) -> dict[str, Any]:
         rate = measure_matrix_rate(device, torch.bfloat16)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        windows = _time_windows(step, batches, device, max(1, min(10, round(WINDOW_SECONDS / one_step))))
+        windows = _time_windows(step, batches, device, _steps_of_window(one_step, device))
     cuda = device.type == "cuda"
     return {
         "seconds_per_step": statistics.median(windows),
@@ -164,6 +164,11 @@ def _time_windows(step: Step, batches: list[list[tuple[Any, Any]]], device: torc
         synchronize(device)
         windows.append((time.perf_counter() - start) / steps)
     return windows
+
+
+def _steps_of_window(seconds: float, device: torch.device) -> int:
+    """Enough for the window to be long beside what ends it; on the CPU, where only the path is tried, one."""
+    return max(1, min(10, round(WINDOW_SECONDS / seconds))) if device.type == "cuda" else 1
 
 
 def _first_line(error: BaseException) -> str:

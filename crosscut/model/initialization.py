@@ -1,11 +1,10 @@
 """Initial weights as in the paper's section 4.1.1, a function of the seed and each parameter's name."""
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from crosscut.model.gpt import GPT
 from crosscut.parallel import normal_
-from crosscut.parallel.parameters import local_offsets
+from crosscut.parallel.parameters import local_offsets, local_part
 
 STANDARD_DEVIATION = 0.02
 
@@ -36,6 +35,5 @@ def _is_before_residual(name: str) -> bool:
 @torch.no_grad()
 def _zero_padding(model: GPT) -> None:
     weight = model.tokens.weight
-    assert isinstance(weight, DTensor)
-    local = weight.to_local()
+    local = local_part(weight)
     local[max(0, model.config.vocab_size - local_offsets(weight)[0]) :] = 0.0

@@ -117,8 +117,9 @@ def cut_dim(parameter: Tensor) -> int | None:
     return dim_cut_by(parameter.placements[-1])
 
 
-def local_offsets(tensor: DTensor) -> list[int]:
-    """Where this rank's part begins in the whole, by dimension."""
+def local_offsets(tensor: Tensor) -> list[int]:
+    """Where this rank's part of a distributed tensor begins in the whole, by dimension."""
+    assert isinstance(tensor, DTensor)
     offsets, sizes = [0] * tensor.dim(), list(tensor.shape)
     mesh = tensor.device_mesh
     for i in reversed(range(mesh.ndim)):  # the tensor axis cuts first, and the data axis what is left
@@ -142,7 +143,7 @@ def gathered_over_data(tensor: Tensor) -> Tensor:
     For looking at parameters and gradients, not for training. Communication: an all-gather where it is shared.
     """
     assert isinstance(tensor, DTensor)
-    local, mesh = tensor.detach().to_local(), tensor.device_mesh
+    local, mesh = local_part(tensor).detach(), tensor.device_mesh
     for i in reversed(range(mesh.ndim - 1)):
         if dim_cut_by(tensor.placements[i]) is not None:
             assert mesh.mesh_dim_names is not None

@@ -128,15 +128,19 @@ def _statistic_bytes(size: int, device: Device) -> int:
 def _core(run: RunConfig, size: int, device: Device) -> int:
     """What attention keeps besides its inputs and its output."""
     heads = run.model.num_heads // run.layout.tensor
-    queries = run.micro_batch_size * heads * run.training.sequence_length
-    if device == "cpu" and run.model.dropout:  # softmax's result, the mask and what is left of the result
-        return 3 * queries * run.training.sequence_length * size
-    return queries * max(size, 4)
+    length, wide = run.training.sequence_length, max(size, 4)
+    queries = run.micro_batch_size * heads * length
+    if device == "cpu" and run.model.dropout:  # no fused kernel: float32 at least, for queries, keys and values too
+        result_mask_and_rest = 3 * queries * length * wide
+        return result_mask_and_rest + 3 * queries * run.model.head_size * (wide - size)
+    return queries * wide
 
 
 def _cast_weights(run: RunConfig, size: int) -> int:
+    """Sharded weights are gathered in the products' type, and let go or not by the sharding, not by the layer."""
     precision = PRECISIONS[run.training.precision]
-    return 0 if precision.compute == precision.accumulation else _layer_weights(run.model, run.layout.tensor) * size
+    is_same = precision.compute == precision.accumulation
+    return 0 if is_same or run.layout.shard_size > 1 else _layer_weights(run.model, run.layout.tensor) * size
 
 
 def _layer_weights(model: ModelConfig, tensor: int) -> int:

@@ -107,7 +107,8 @@ class LocalAdamW(AdamW):
         if self.found_inf is None:
             torch._foreach_add_(steps, 1)
         else:
-            torch._foreach_add_(steps, 1 - self.found_inf)
+            # A list, since a single scalar tensor would be read by the host.
+            torch._foreach_add_(steps, [1 - self.found_inf] * len(steps))
         for piece in self.home.pieces(whole):
             torch._fused_adamw_(
                 piece.parameters,

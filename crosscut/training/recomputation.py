@@ -28,7 +28,7 @@ from crosscut.config import RunConfig
 from crosscut.model import GPT
 from crosscut.model.block import Block
 from crosscut.parallel import RandomStreams
-from crosscut.training.offloading import HostMemory
+from crosscut.training.host_activations import HostActivations
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -40,7 +40,7 @@ def apply_recomputation(model: GPT, run: RunConfig) -> None:
     outside.
     """
     training = run.training
-    host = HostMemory(model.mesh.device) if "activations" in training.offload else None
+    host = HostActivations(model.mesh.device) if "activations" in training.offload else None
     for block in list(model.blocks)[:: training.recompute_every]:
         assert isinstance(block, Block)
         if training.recompute == "full":
@@ -51,7 +51,7 @@ def apply_recomputation(model: GPT, run: RunConfig) -> None:
             _recompute_operators(block)  # a compiler recomputes them unasked
 
 
-def _recompute_layer(block: Block, streams: RandomStreams, host: HostMemory | None) -> None:
+def _recompute_layer(block: Block, streams: RandomStreams, host: HostActivations | None) -> None:
     forward = block.forward
 
     def recomputed(x: Tensor) -> Tensor:

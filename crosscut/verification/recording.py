@@ -123,6 +123,7 @@ def _watched(model: nn.Module, recording: Recording) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+        watch.let_go()
 
 
 def display_name(model: nn.Module) -> str:
@@ -138,6 +139,8 @@ class _Watch:
         self._num_calls: dict[str, int] = {}
         self._running: list[str] = []
         self._followed: dict[int, _Followed] = {}
+        self._held: list[Tensor] = []
+        """What is followed, so that its id is not given to another."""
 
     def enter(self, name: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:
         if is_recomputing():
@@ -166,10 +169,16 @@ class _Watch:
         """Have the tensor's gradient noted when the backward pass comes to it."""
         found = self._followed.get(id(tensor))
         if found is None:
-            found = self._followed[id(tensor)] = _Followed(tensor, unless_consumed)
+            found = self._followed[id(tensor)] = _Followed(unless_consumed)
+            self._held.append(tensor)
             if tensor.requires_grad:
                 tensor.register_hook(partial(self._receive, found))
         return found
+
+    def let_go(self) -> None:
+        """Hold no tensor any more: one that its own hook holds would stay for good, and its whole graph with it."""
+        self._held.clear()
+        self._followed.clear()
 
     def _receive(self, followed: "_Followed", gradient: Tensor) -> None:
         kept = gradient.detach().cpu().clone()
@@ -179,8 +188,6 @@ class _Watch:
 
 @dataclass
 class _Followed:
-    tensor: Tensor
-    """Held, so that its id is not given to another."""
     unless_consumed: str
     """The name of its gradient where no module took it in."""
     consumers: list[str] = field(default_factory=list)

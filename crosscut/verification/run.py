@@ -185,7 +185,7 @@ def _compare_collectives(step: Step) -> list[Check]:
     """Whether every rank sent what the planner's account of the step says."""
     assert isinstance(step, _RunStep)
     planned: Counter[tuple[str, str, int]] = Counter()
-    for collective in step_traffic(step.run):
+    for collective in step_traffic(step.run, compiled=bool(compiled_modules(step.model))):
         planned[(collective.operation, collective.axis, collective.elements)] += collective.count
     every = gather_to_first(step.sent)
     for rank, sent in enumerate(every or []):

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from crosscut.training.offloading import HostMemory
+from crosscut.training.host_activations import HostActivations
 from tests.training.jobs import CPU, parts
 
 MODES = [
@@ -18,7 +18,12 @@ MODES = [
     ('training.recompute="full"', "training.recompute_every=2"),
     ('training.recompute="full"', 'training.offload=["activations"]'),
 ]
-LAYOUTS = [(), ("layout.tensor=2",), ("layout.tensor=2", "layout.sequence_parallel=true")]
+LAYOUTS = [
+    (),
+    ("layout.tensor=2",),
+    ("layout.tensor=2", "layout.sequence_parallel=true"),
+    ("layout.data=2", 'layout.sharding="zero3"'),
+]
 
 
 def gradients_of(runs) -> list[tuple[float, list[Tensor], Tensor]]:
@@ -177,7 +182,7 @@ def test_offloaded_inputs_are_freed(ranks, run_with):
 
 
 def test_host_memory_gives_back_what_it_was_given_in_any_order_and_often():
-    memory = HostMemory(CPU)
+    memory = HostActivations(CPU)
     tensors = [torch.randn(3, 4).t() for _ in range(4)]
     put = [memory._put(tensor) for tensor in tensors]
     for i in (3, 2, 2, 0, 1, 3):
@@ -187,7 +192,7 @@ def test_host_memory_gives_back_what_it_was_given_in_any_order_and_often():
 
 
 def test_host_memory_fetches_one_tensor_ahead():
-    memory = HostMemory(CPU)
+    memory = HostActivations(CPU)
     put = [memory._put(torch.randn(3)) for _ in range(3)]
     memory._get(put[2])
     assert [waiting.device is None for waiting in put] == [True, False, True]

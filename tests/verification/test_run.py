@@ -1,9 +1,11 @@
 """A run's model verified, without a fault: every layout, every precision, and what is refused."""
 
+import gc
 from dataclasses import replace
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from crosscut.config import IGNORED, ConfigError, Layout, LayoutError
 from crosscut.parallel import make_mesh
@@ -105,6 +107,17 @@ def test_the_batch_holds_both_edges_of_every_part_of_the_vocabulary(tensor: int)
     first, second = counts.chunk(2)
     assert first.sum() != second.sum(), "data ranks must have unequally many targets"
     assert torch.equal(tokens[:, 1:][targets[:, :-1] != IGNORED], targets[:, :-1][targets[:, :-1] != IGNORED])
+
+
+def _parameters_left() -> int:
+    """On a rank: how many parameters there are when a proof is over."""
+    assert _verify(Layout(), "float64", 0.1).same
+    gc.collect()
+    return sum(issubclass(type(one), DTensor) for one in gc.get_objects())
+
+
+def test_both_models_are_gone_when_the_proof_is_over(ranks: RankPool) -> None:
+    assert ranks.run(1, _parameters_left) == [0]
 
 
 def test_layout_that_the_model_does_not_allow_is_refused_before_a_rank_starts():

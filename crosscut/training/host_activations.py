@@ -28,7 +28,7 @@ class _Waiting:
     """When that one is done."""
 
 
-class HostMemory:
+class HostActivations:
     """Keeps tensors of one device in host memory, in the order of a forward pass."""
 
     def __init__(self, device: torch.device) -> None:
