@@ -26,6 +26,7 @@ from crosscut.checkpoint.manifest import Progress, read_manifest
 from crosscut.checkpoint.reader import CheckpointReader, PaddingLoadPlanner
 from crosscut.checkpoint.storage import Folder, folder_at, reason
 from crosscut.config import CheckpointError
+from crosscut.parallel import reshard
 
 More = Mapping[str, Mapping[str, Tensor]]
 """Further tensors of a run's state that every rank holds whole, by name and by a name of their own."""
@@ -33,6 +34,7 @@ More = Mapping[str, Mapping[str, Tensor]]
 
 def state_of(model: nn.Module, optimizer: Optimizer, more: More | None = None) -> dict[str, Any]:
     """The state of a run as it is saved: tensors that the run goes on to change, and copies of all else."""
+    reshard(model)
     model_state, optimizer_state = get_state_dict(model, optimizer)
     further = {name: dict(tensors) for name, tensors in (more or {}).items()}
     return {"model": model_state, "optimizer": optimizer_state, **further}
@@ -62,6 +64,7 @@ def load_checkpoint(
     """
     folder = folder_at(checkpoint)
     manifest = read_manifest(folder)
+    reshard(model)
     _make_state(optimizer)
     held = {name: t for name, t in (more or {}).items() if all(f"{name}.{key}" in manifest.tensors for key in t)}
     state = state_of(model, optimizer, held)
@@ -95,6 +98,7 @@ def load_model(
     """Fill the model alone from a checkpoint of any layout. Every rank calls it. Raises as `load_checkpoint`."""
     folder = folder_at(checkpoint)
     progress = read_manifest(folder).progress
+    reshard(model)
     state = get_model_state_dict(model)
     _load({"model": state}, folder, padded or {})
     set_model_state_dict(model, state)

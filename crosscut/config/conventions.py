@@ -25,3 +25,16 @@ def padded_vocab_size(vocab_size: int, tensor: int) -> int:
 def default_loss_chunk(local_vocab_size: int) -> int:
     """Tokens whose logits the loss computes together, with `local_vocab_size` vocabulary entries on a rank."""
     return max(1, LOGITS_AT_ONCE // local_vocab_size)
+
+
+OVERLAPPED_ELEMENTS = 1 << 22
+"""Elements of a piece that is worth a collective of its own, 8 MiB in bfloat16: smaller ones are over before a product
+beside them is."""
+
+
+def num_pieces(sequences: int, elements: int) -> int:
+    """In how many pieces a product under sequence parallelism runs, so that one is sent while another is multiplied.
+
+    Two halves of the micro-batch's `sequences`, where each has enough of the `elements` that are sent; else one.
+    """
+    return 2 if sequences % 2 == 0 and elements >= 2 * OVERLAPPED_ELEMENTS else 1

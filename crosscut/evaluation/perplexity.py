@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from crosscut.model import GPT
-from crosscut.parallel import IGNORED
+from crosscut.parallel import IGNORED, reshard
 from crosscut.parallel.collectives import all_reduce
 
 
@@ -38,9 +38,12 @@ def evaluate_loss(model: GPT, batches: Iterable[tuple[Tensor, Tensor]]) -> Score
     was_training = model.training
     model.eval()
     sums = torch.zeros(2, dtype=torch.float64, device=model.mesh.device)
-    for tokens, targets in batches:
-        sums[0] += model.loss(tokens, targets)
-        sums[1] += (targets != IGNORED).sum()
+    try:
+        for tokens, targets in batches:
+            sums[0] += model.loss(tokens, targets)
+            sums[1] += (targets != IGNORED).sum()
+    finally:
+        reshard(model)
     model.train(was_training)
     loss, count = all_reduce(sums, model.mesh.data).tolist()
     return Score(loss=loss / max(count, 1), num_tokens=int(count))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from crosscut.config import ConfigError
 from crosscut.model import GPT
-from crosscut.parallel import seed_of
+from crosscut.parallel import reshard, seed_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,7 @@ def sample(model: GPT, prompt: Sequence[int], sampling: Sampling, *, stop: int |
         if choice == stop:
             break
         tokens.append(choice)
+    reshard(model)
     model.train(was_training)
     return tokens[len(prompt) :]
 

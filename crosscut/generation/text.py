@@ -31,6 +31,7 @@ def generate_text(folder: Path, prompt: str, sampling: Sampling, *, tensor: int,
     if not (folder / CONFIG_FILE).is_file():
         raise ConfigError(f"`{folder}` must be the folder of a run, but has no `{CONFIG_FILE}`. Train one first.")
     layout = [f"layout.tensor={tensor}", "layout.data=1", "layout.sequence_parallel=false"]
+    layout += ["layout.sharding=none", "layout.shard_group=0", "layout.symmetric_memory=false"]
     run = load_run(folder / CONFIG_FILE, [*layout, f"training.device={device}"])
     require_devices(device, tensor)
     checkpoint = latest_good_checkpoint(_checkpoints(run, folder)).folder

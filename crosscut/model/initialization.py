@@ -1,9 +1,10 @@
 """Initial weights as in the paper's section 4.1.1, a function of the seed and each parameter's name."""
 
-from torch import nn
+import torch
 
 from crosscut.model.gpt import GPT
 from crosscut.parallel import normal_
+from crosscut.parallel.parameters import local_offsets, local_part
 
 STANDARD_DEVIATION = 0.02
 
@@ -11,7 +12,8 @@ STANDARD_DEVIATION = 0.02
 def initialize(model: GPT, seed: int) -> None:
     """Fill the weights: N(0, 0.02), those right before a residual further scaled by 1 / sqrt(2 layers).
 
-    Biases stay zero and layer norms the identity. The vocabulary's padding is zeroed, so that no layout's padding
+    Biases stay zero and layer norms the identity. To be called when the parameters are where they stay: after
+    `parallel.shard_model`. The vocabulary's padding is zeroed, so that no layout's padding
     differs from another's in what the model computes.
     """
     residual_std = STANDARD_DEVIATION / (2 * model.config.num_layers) ** 0.5
@@ -30,7 +32,8 @@ def _is_before_residual(name: str) -> bool:
     return name.endswith(("attention.output.weight", "mlp.contract.weight"))
 
 
+@torch.no_grad()
 def _zero_padding(model: GPT) -> None:
-    embedding = model.tokens
-    real = max(0, min(embedding.local_size, embedding.vocab_size - embedding.first))
-    nn.init.zeros_(embedding.weight.data.to_local()[real:])  # type: ignore[attr-defined]  # a DTensor
+    weight = model.tokens.weight
+    local = local_part(weight)
+    local[max(0, model.config.vocab_size - local_offsets(weight)[0]) :] = 0.0

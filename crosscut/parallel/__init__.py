@@ -9,7 +9,7 @@ from crosscut.parallel.agreement import Drift, find_drift
 from crosscut.parallel.cross_entropy import vocab_parallel_cross_entropy
 from crosscut.parallel.embedding import PositionEmbedding, VocabParallelEmbedding
 from crosscut.parallel.gradients import GradientReducer, clip_gradients_, global_gradient_norm
-from crosscut.parallel.linear import ColumnParallelLinear, RowParallelLinear
+from crosscut.parallel.linear import ColumnParallelLinear, RowParallelLinear, use_products
 from crosscut.parallel.mesh import Axis, ParallelMesh, make_lone_mesh, make_mesh
 from crosscut.parallel.norm import LayerNorm
 from crosscut.parallel.operators import (
@@ -24,12 +24,16 @@ from crosscut.parallel.operators import (
 )
 from crosscut.parallel.parameters import local, local_on_sequence, replicated_parameter, sharded_parameter
 from crosscut.parallel.processes import launch, process_group
+from crosscut.parallel.products import FLOAT8, ORDINARY, Products
 from crosscut.parallel.random import Dropout, RandomStreams, disturb_, normal_, seed_of
 from crosscut.parallel.recorder import CollectiveRecorder, Sent
+from crosscut.parallel.sharding import Reducer, ShardedReducer, make_reducer, reshard, shard_model
 from crosscut.parallel.stopping import Stopped, StopRequest
 
 __all__ = [
+    "FLOAT8",
     "IGNORED",
+    "ORDINARY",
     "Axis",
     "CollectiveRecorder",
     "ColumnParallelLinear",
@@ -39,10 +43,13 @@ __all__ = [
     "LayerNorm",
     "ParallelMesh",
     "PositionEmbedding",
+    "Products",
     "RandomStreams",
     "RankFailure",
+    "Reducer",
     "RowParallelLinear",
     "Sent",
+    "ShardedReducer",
     "StopRequest",
     "Stopped",
     "VocabParallelEmbedding",
@@ -60,13 +67,17 @@ __all__ = [
     "local_on_sequence",
     "make_lone_mesh",
     "make_mesh",
+    "make_reducer",
     "normal_",
     "process_group",
     "reduce_from_tensor_parallel",
     "reduce_scatter_to_sequence_parallel",
     "replicated_parameter",
+    "reshard",
     "scatter_to_sequence_parallel",
     "seed_of",
+    "shard_model",
     "sharded_parameter",
+    "use_products",
     "vocab_parallel_cross_entropy",
 ]

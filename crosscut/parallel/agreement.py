@@ -2,7 +2,8 @@
 
 Replicas start alike and take the same steps, so they never differ, unless memory or a device fails, or a program error
 gives ranks different gradients; then every rank trains a model of its own, and no loss tells. Data ranks hold the same
-part of every parameter; tensor ranks hold the same of those that are not cut.
+part of every parameter, unless they share one copy; then only the same shares of different copies are the same. Tensor
+ranks hold the same of those parameters that the tensor axis does not cut, or the same share of it.
 
 Each rank hashes its parameters where they are, into one int64 each, and the ranks compare the hashes: one all-reduce of
 16 bytes a parameter along each axis, the maximum of h and of ~h, which agree exactly when all h are equal. With the
@@ -22,10 +23,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 
 from crosscut.parallel.collectives import all_gather_objects, all_reduce
 from crosscut.parallel.mesh import Axis, ParallelMesh
+from crosscut.parallel.parameters import cut_dim
 
 _POSITION = 0x9E3779B97F4A7C15 - (1 << 64)
 _SPREAD = 0xD6E8FEB86659FD93 - (1 << 64)
@@ -54,19 +56,25 @@ def find_drift(parameters: Mapping[str, Tensor], mesh: ParallelMesh) -> Drift | 
     """The first of the parameters that replicas do not agree on, the same on every rank; None where they all agree.
 
     `parameters` are distributed tensors by name, the same names in the same order on every rank, which all call it.
-    Communication: an all-reduce of two int64 a parameter over the data axis, and one of two for each replicated
-    parameter, and one more, over the tensor axis; the hashes themselves only after a drift. An axis of one rank sends
-    nothing. Waits for the device once.
+    Where data ranks share one copy, give the shares (`sharding.reshard`). Communication: an all-reduce of two int64 a
+    parameter over the ranks that hold copies, which is the data axis, and one of two for each parameter that is whole
+    on the tensor ranks, and one more, over the tensor axis; where shards are compared one element more over the shard
+    group; the hashes themselves only after a drift. An axis of one rank sends nothing. Waits for the device once.
     """
-    if mesh.tensor.size == mesh.data.size == 1 or not parameters:
+    copies, shard = mesh.copies, None if mesh.sharding is None else mesh.sharding.shard
+    if (mesh.tensor.size == 1 and (copies is None or copies.size == 1)) or not parameters:
         return None
     names = list(parameters)
     hashes = torch.stack([hash_of(parameter) for parameter in parameters.values()])
-    replicated = [i for i, parameter in enumerate(parameters.values()) if _is_replicated(parameter)]
-    drifted = _differs(hashes, mesh.data).any()
-    # The ranks of one data group know of a drift that the others do not: all take the same way from here on.
+    replicated = [i for i, parameter in enumerate(parameters.values()) if cut_dim(parameter) is None]
+    drifted = torch.zeros((), dtype=torch.bool, device=hashes.device)
+    if copies is not None:
+        drifted = _differs(hashes, copies).any()
+    # The ranks of one group know of a drift that the others do not: all take the same way from here on.
     chosen = hashes[torch.tensor(replicated, dtype=torch.int64, device=hashes.device)]
     drifted = _differs(chosen, mesh.tensor, also=drifted).any()
+    if shard is not None:
+        drifted = all_reduce(drifted.to(torch.int64).view(1), shard, "max") > 0
     if not bool(drifted):
         return None
     return _describe(names, set(replicated), hashes.tolist(), mesh)
@@ -93,11 +101,6 @@ def _wrapped(number: int) -> int:
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def _is_replicated(parameter: Tensor) -> bool:
-    assert isinstance(parameter, DTensor)
-    return isinstance(parameter.placements[0], Replicate)
-
-
 def _differs(hashes: Tensor, axis: Axis, *, also: Tensor | None = None) -> Tensor:
     """Which hashes are not the same along the axis, and, last, whether `also` is true on any of its ranks."""
     flag = [] if also is None else [also.to(torch.int64).view(1)]
@@ -111,13 +114,16 @@ def _describe(names: list[str], replicated: set[int], mine: list[int], mesh: Par
     """Gather all hashes and find the first parameter that differs, and where."""
     rows = all_gather_objects(all_gather_objects(mine, mesh.tensor), mesh.data)  # by data rank, by tensor rank
     num_tensor = mesh.tensor.size
-    ranks = range(mesh.data.size * num_tensor)  # tensor ranks of one data rank are adjacent
+    num_shards = 1 if mesh.sharding is None else mesh.sharding.shard.size
     found: list[Drift] = []
     for i, name in enumerate(names):
-        held = [rows[rank // num_tensor][rank % num_tensor][i] for rank in ranks]
-        groups = [ranks] if i in replicated else [ranks[t::num_tensor] for t in range(num_tensor)]
-        for group in groups:
-            counts = Counter(held[rank] for rank in group).most_common(2)
+        groups: dict[tuple[int, int], list[int]] = {}  # ranks that should hold the same, by share and tensor rank
+        for rank in range(mesh.data.size * num_tensor):  # tensor ranks of one data rank are adjacent
+            data_rank, tensor_rank = divmod(rank, num_tensor)
+            groups.setdefault((data_rank % num_shards, 0 if i in replicated else tensor_rank), []).append(rank)
+        for group in groups.values():
+            held = {rank: rows[rank // num_tensor][rank % num_tensor][i] for rank in group}
+            counts = Counter(held.values()).most_common(2)
             if len(counts) > 1:
                 most = counts[0][0] if counts[0][1] > counts[1][1] else None
                 others = tuple(rank for rank in group if held[rank] == most)

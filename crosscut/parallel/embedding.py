@@ -3,6 +3,8 @@
 Shapes: B batch, S sequence, H hidden, V vocabulary padded to a multiple of 128 x T, T tensor ranks.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -37,7 +39,8 @@ class VocabParallelEmbedding(nn.Module):
         self.mesh, self.output_dtype = mesh, output_dtype or dtype
         self.vocab_size = vocab_size
         padded = padded_vocab_size(vocab_size, mesh.tensor.size)
-        self.weight = sharded_parameter((padded, hidden_size), mesh.tensor, dim=0, dtype=dtype, device=mesh.device)
+        place: Any = {"dtype": dtype, "device": mesh.parameter_device}
+        self.weight = sharded_parameter((padded, hidden_size), mesh.tensor, dim=0, **place)
         self.local_size = padded // mesh.tensor.size
         self.first = mesh.tensor.rank * self.local_size
 
@@ -74,7 +77,8 @@ class PositionEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         self.mesh, self.output_dtype = mesh, output_dtype or dtype
-        self.weight = replicated_parameter((max_length, hidden_size), mesh.tensor, dtype=dtype, device=mesh.device)
+        place: Any = {"dtype": dtype, "device": mesh.parameter_device}
+        self.weight = replicated_parameter((max_length, hidden_size), mesh.tensor, **place)
 
     def forward(self, length: int, *, num_filled: int = 0) -> Tensor:
         """The embeddings of positions 0 to `length` - 1: [S, H] (or [S/T, H]).

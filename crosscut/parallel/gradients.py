@@ -3,19 +3,20 @@
 Over the data axis they are summed, in buckets that are sent while the backward pass goes on (paper, section 3.2). Over
 the tensor axis nothing is needed, except under sequence parallelism for parameters that every rank holds whole: each
 rank has seen a part of the tokens, their gradients are `Partial`, and are summed together in one message. Gradients are
-sums, never averages: the loss is divided by the number of target tokens over all ranks before the backward pass.
+sums, never averages: the loss is divided by the number of target tokens over all ranks before the backward pass. Where
+data ranks share one copy, `sharding.ShardedReducer` stands in the place of `GradientReducer`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.distributed.tensor.placement_types import Placement
+from torch.distributed.tensor import DTensor, Partial
 
 from crosscut.config import LayoutError
 from crosscut.parallel.collectives import all_reduce, start_all_reduce, wait
 from crosscut.parallel.mesh import Axis, ParallelMesh
+from crosscut.parallel.parameters import cut_dim, dim_cut_by
 
 BUCKET_BYTES = 32 << 20
 """A bucket is sent when its gradients together reach this size."""
@@ -54,7 +55,7 @@ class GradientReducer:
     ) -> None:
         self.mesh = mesh
         self.parameters = [p for p in parameters if p.requires_grad]
-        _require_distributed(self.parameters)
+        require_distributed(self.parameters)
         self._armed = False
         self._buckets: list[_Bucket] = []
         self._num_sent = 0
@@ -127,32 +128,34 @@ class GradientReducer:
 
 
 def global_gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """The 2-norm of all gradients as if on one device: a scalar, the same on every rank of the tensor axis.
+    """The 2-norm of all gradients as if on one device: a scalar, the same on every rank.
 
     A replicated parameter counts once, a sharded one in all its parts: the gradients' placements say which is which.
     In float64, and on the CPU from short pieces: PyTorch's own norm of 20 million float32 elements is off by a
-    thousandth there, which would clip each layout otherwise. Communication: one all-reduce over the tensor axis of one
-    element. Needs summed gradients (`GradientReducer.finish`).
+    thousandth there, which would clip each layout otherwise. Communication: an all-reduce of one element over each axis
+    that cuts gradients, the tensor axis and, where they are sharded over data ranks, these. Needs summed gradients
+    (`finish` of the reducer).
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     assert not any(map(_is_partial, gradients)), "gradients must be summed before their norm is taken"
-    device = _local(gradients[0]).device if gradients else torch.device("cpu")
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    kinds = {_sum_placements(gradient): gradient for gradient in gradients}
-    for kind, like in sorted(kinds.items(), key=lambda item: sum(isinstance(p, Partial) for p in item[0])):
-        assert isinstance(like, DTensor)
-        squares = _sum_of_squares([_local(g) for g in gradients if _sum_placements(g) == kind])
-        if any(isinstance(p, Partial) and like.device_mesh.size(i) > 1 for i, p in enumerate(kind)):
-            squares = squares + 0.0 * total  # what is no number on one rank, of those that hold copies, is so on all
-            squares = DTensor.from_local(squares, like.device_mesh, kind, run_check=False).full_tensor()
-        total = total + squares
-    return total.sqrt()
+    sums = {cuts: _sum_of_squares([_local(g) for g in alike]) for cuts, alike in _by_cuts(gradients).items()}
+    spread = sum(sums.values()) * 0.0  # what is no number on one rank, of those that hold copies, is so on all
+    while cuts := max(sums, key=len, default=()):  # the sums over the last axis join those that it does not cut
+        mesh = gradients[0].device_mesh  # type: ignore[attr-defined]  # a DTensor
+        squares = all_reduce(sums.pop(cuts) + spread, Axis.of(mesh, mesh.mesh_dim_names[cuts[-1]]))
+        sums[cuts[:-1]] = squares + sums.get(cuts[:-1], 0.0)
+    return sums[()].sqrt() if sums else torch.zeros((), dtype=torch.float64)
 
 
-def _sum_placements(gradient: Tensor) -> tuple[Placement, ...]:
-    """How the sum over a gradient's elements is placed: partial along the axes that cut it."""
-    assert isinstance(gradient, DTensor)
-    return tuple(Partial() if isinstance(p, Shard) else Replicate() for p in gradient.placements)
+def _by_cuts(gradients: Iterable[Tensor]) -> dict[tuple[int, ...], list[Tensor]]:
+    """Gradients by the axes that cut them, over which the sum over all their elements goes on."""
+    found: dict[tuple[int, ...], list[Tensor]] = {}
+    for gradient in gradients:
+        assert isinstance(gradient, DTensor)
+        mesh = gradient.device_mesh
+        cuts = (i for i, p in enumerate(gradient.placements) if dim_cut_by(p) is not None and mesh.size(i) > 1)
+        found.setdefault(tuple(cuts), []).append(gradient)
+    return found
 
 
 def _sum_of_squares(tensors: list[Tensor]) -> Tensor:
@@ -207,7 +210,8 @@ def _pieces(parameters: list[nn.Parameter], flat: Tensor) -> Iterator[tuple[nn.P
     return zip(parameters, flat.split([_local(p).numel() for p in parameters]), strict=True)
 
 
-def _require_distributed(parameters: list[nn.Parameter]) -> None:
+def require_distributed(parameters: Iterable[Tensor]) -> None:
+    """Raise `LayoutError` for a parameter that is not on the tensor axis."""
     for parameter in parameters:
         if not isinstance(parameter, DTensor):
             raise LayoutError(
@@ -217,13 +221,17 @@ def _require_distributed(parameters: list[nn.Parameter]) -> None:
 
 
 def _require_use_alike(parameters: list[nn.Parameter], summed: Tensor) -> None:
-    """Raise where another data rank has a gradient, perhaps a partial one, for what was not used on this one."""
+    """Raise where another data rank has a gradient, perhaps a partial one, for what was not used on this one.
+
+    On CUDA when the device gets there: a step does not wait for it.
+    """
     for parameter, piece in _pieces(parameters, summed):
-        if parameter.grad is None and not _is_sharded(parameter) and bool(piece.any()):
-            raise RuntimeError(
+        if parameter.grad is None and cut_dim(parameter) is None:
+            torch._assert_async(
+                ~piece.any(),
                 "Under sequence parallelism a parameter that every rank holds whole must be used on all data ranks or "
                 f"on none, but one of shape {tuple(parameter.shape)} was used on some. Let every rank use it, if with "
-                "weight zero."
+                "weight zero.",
             )
 
 
@@ -236,10 +244,6 @@ def _local(tensor: Tensor | None) -> Tensor:
     """The local part of a distributed tensor, outside autograd."""
     assert isinstance(tensor, DTensor)
     return tensor._local_tensor
-
-
-def _is_sharded(tensor: Tensor) -> bool:
-    return isinstance(tensor, DTensor) and any(isinstance(p, Shard) for p in tensor.placements)
 
 
 def _is_partial(tensor: Tensor | None) -> bool:

@@ -1,8 +1,9 @@
 """The arrangement of ranks as each rank sees it.
 
 A layout becomes one `DeviceMesh` with the axes ("data", "tensor"): tensor groups are adjacent ranks, data groups stride
-across them (paper, Figure 5). Everything else in Crosscut is handed an `Axis` or the whole `ParallelMesh`; there is no
-global group.
+across them (paper, Figure 5). Where groups of data ranks each share one copy of the model, the data axis is two,
+("replica", "shard"), and both together are still the axis over which batches are split. Everything else in Crosscut is
+handed an `Axis` or the whole `ParallelMesh`; there is no global group.
 """
 
 from dataclasses import dataclass
@@ -30,9 +31,27 @@ class Axis:
     @classmethod
     def of(cls, device_mesh: DeviceMesh, name: str) -> "Axis":
         """The axis `name` of a mesh."""
-        line = device_mesh[name]
+        return cls.along(device_mesh[name], name)
+
+    @classmethod
+    def along(cls, line: DeviceMesh, name: str) -> "Axis":
+        """The axis that a one-dimensional mesh is."""
         group = line.get_group()
         return cls(name, line, line.get_local_rank(), line.size(), group.group_name)
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How data ranks share one copy of the model (`sharding.shard_model`)."""
+
+    shard: Axis
+    """The ranks that share a copy."""
+    replica: Axis | None
+    """The ranks of different copies that hold the same part; None where there is one copy."""
+    device_mesh: DeviceMesh
+    """Both together: ("replica", "shard"), or the one axis that there is."""
+    keeps_weights: bool
+    """Whether gathered weights stay until the backward pass has used them (ZeRO-2), or go with each layer's use."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +60,28 @@ class ParallelMesh:
 
     tensor: Axis
     data: Axis
+    """All data ranks, over which batches are split."""
     device: torch.device
     sequence_parallel: bool = False
+    sharding: Sharding | None = None
+    """None where every data rank holds a whole copy."""
 
     @property
     def is_first_rank(self) -> bool:
         """Whether this rank is the one that prints and writes what is written once."""
         return self.tensor.rank == 0 and self.data.rank == 0
+
+    @property
+    def copies(self) -> Axis | None:
+        """The axis along which ranks hold the same part of every parameter; None where no data ranks do."""
+        return self.data if self.sharding is None else self.sharding.replica
+
+    @property
+    def parameter_device(self) -> torch.device:
+        """Where layers make their parameters: where they are to hold only shares of them, on `meta`, which takes no
+        memory; `sharding.shard_model` then makes the shares.
+        """
+        return self.device if self.sharding is None else torch.device("meta")
 
 
 def make_mesh(layout: Layout, device: torch.device) -> ParallelMesh:
@@ -58,12 +92,42 @@ def make_mesh(layout: Layout, device: torch.device) -> ParallelMesh:
     """
     if dist.get_world_size() != layout.world_size:
         raise LayoutError(world_size_message(layout, dist.get_world_size()))
+    sequence_parallel = layout.sequence_parallel and layout.tensor > 1
+    if layout.shard_size > 1 and layout.num_replicas > 1:
+        return _make_hybrid_mesh(layout, device, sequence_parallel)
     device_mesh = init_device_mesh(device.type, (layout.data, layout.tensor), mesh_dim_names=("data", "tensor"))
-    return ParallelMesh(
-        tensor=Axis.of(device_mesh, "tensor"),
-        data=Axis.of(device_mesh, "data"),
-        device=device,
-        sequence_parallel=layout.sequence_parallel and layout.tensor > 1,
+    data = Axis.of(device_mesh, "data")
+    sharding = Sharding(data, None, data.device_mesh, layout.sharding == "zero2") if layout.shard_size > 1 else None
+    return ParallelMesh(Axis.of(device_mesh, "tensor"), data, device, sequence_parallel, sharding)
+
+
+def _make_hybrid_mesh(layout: Layout, device: torch.device, sequence_parallel: bool) -> ParallelMesh:
+    """The ranks of a shard group are adjacent data ranks, such as those of a node."""
+    device_mesh = init_device_mesh(
+        device.type,
+        (layout.num_replicas, layout.shard_size, layout.tensor),
+        mesh_dim_names=("replica", "shard", "tensor"),
+    )
+    both = device_mesh["replica", "shard"]
+    sharding = Sharding(
+        shard=Axis.of(device_mesh, "shard"),
+        replica=Axis.of(device_mesh, "replica"),
+        device_mesh=both,
+        keeps_weights=layout.sharding == "zero2",
+    )
+    data = Axis.along(both._flatten("data"), "data")
+    return ParallelMesh(Axis.of(device_mesh, "tensor"), data, device, sequence_parallel, sharding)
+
+
+def layout_of(mesh: ParallelMesh) -> Layout:
+    """The layout that the mesh was made from."""
+    sharding = mesh.sharding
+    return Layout(
+        tensor=mesh.tensor.size,
+        data=mesh.data.size,
+        sequence_parallel=mesh.sequence_parallel,
+        sharding="none" if sharding is None else "zero2" if sharding.keeps_weights else "zero3",
+        shard_group=0 if sharding is None else sharding.shard.size,
     )
 
 

@@ -1,5 +1,7 @@
 """Layer normalisation between the parallel regions: every rank holds the whole of it."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,8 +23,9 @@ class LayerNorm(nn.Module):
     ) -> None:
         super().__init__()
         self.mesh, self.epsilon = mesh, epsilon
-        self.weight = replicated_parameter((size,), mesh.tensor, value=1.0, dtype=dtype, device=mesh.device)
-        self.bias = replicated_parameter((size,), mesh.tensor, dtype=dtype, device=mesh.device)
+        place: Any = {"dtype": dtype, "device": mesh.parameter_device}
+        self.weight = replicated_parameter((size,), mesh.tensor, value=1.0, **place)
+        self.bias = replicated_parameter((size,), mesh.tensor, **place)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""

@@ -6,6 +6,10 @@ checkpoints and resharding are PyTorch's. The forward pass calls `local` and see
 
 A replicated parameter that is used on a split sequence gets only a part of its gradient on each rank.
 `local_on_sequence` says so in the gradient's own placement, `Partial`; `gradients.GradientReducer` sums exactly these.
+
+Where data ranks share one copy (`sharding`), a parameter at rest is cut once more, the tensor rank's part in rows over
+the shard group. Its mesh then has the data axes before the tensor axis, which stays the last. While a layer runs, its
+parameters are gathered and have the tensor axis alone.
 """
 
 import torch
@@ -13,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from crosscut.config import LayoutError
+from crosscut.parallel.collectives import all_gather
 from crosscut.parallel.mesh import Axis, ParallelMesh
 
 
@@ -39,7 +44,15 @@ def replicated_parameter(
 ) -> nn.Parameter:
     """A parameter that every rank of the axis holds whole, filled with `value`."""
     local_tensor = torch.full(shape, value, dtype=dtype, device=device)
-    return nn.Parameter(DTensor.from_local(local_tensor, axis.device_mesh, [Replicate()], run_check=False))
+    parameter = nn.Parameter(DTensor.from_local(local_tensor, axis.device_mesh, [Replicate()], run_check=False))
+    parameter.initial_value = value  # type: ignore[attr-defined]  # what `meta` forgets, see `initial_value_of`
+    return parameter
+
+
+def initial_value_of(parameter: Tensor) -> float:
+    """What a new parameter is filled with."""
+    value: float = getattr(parameter, "initial_value", 0.0)
+    return value
 
 
 def local(parameter: Tensor, dtype: torch.dtype) -> Tensor:
@@ -75,7 +88,17 @@ def placement_of(tensor: Tensor) -> str:
 
 
 def _word(placement: Placement) -> str:
-    return f"Shard({placement.dim})" if isinstance(placement, Shard) else type(placement).__name__
+    dim = dim_cut_by(placement)
+    return type(placement).__name__ if dim is None else f"Shard({dim})"
+
+
+def dim_cut_by(placement: Placement) -> int | None:
+    """The dimension that a placement cuts, None if it cuts none.
+
+    PyTorch has a second kind of `Shard` for a dimension that two axes cut, the later axis first.
+    """
+    dim: int | None = getattr(placement, "dim", None)
+    return dim
 
 
 def local_on_sequence(parameter: Tensor, mesh: ParallelMesh, dtype: torch.dtype) -> Tensor:
@@ -91,5 +114,41 @@ def local_on_sequence(parameter: Tensor, mesh: ParallelMesh, dtype: torch.dtype)
 def cut_dim(parameter: Tensor) -> int | None:
     """The dimension along which a parameter is cut over the tensor axis; None where every rank holds it whole."""
     assert isinstance(parameter, DTensor)
-    placement = parameter.placements[0]
-    return placement.dim if isinstance(placement, Shard) else None
+    return dim_cut_by(parameter.placements[-1])
+
+
+def local_offsets(tensor: Tensor) -> list[int]:
+    """Where this rank's part of a distributed tensor begins in the whole, by dimension."""
+    assert isinstance(tensor, DTensor)
+    offsets, sizes = [0] * tensor.dim(), list(tensor.shape)
+    mesh = tensor.device_mesh
+    for i in reversed(range(mesh.ndim)):  # the tensor axis cuts first, and the data axis what is left
+        dim = dim_cut_by(tensor.placements[i])
+        if dim is not None:
+            first, sizes[dim] = _chunk(sizes[dim], mesh.size(i), mesh.get_local_rank(i))
+            offsets[dim] += first
+    return offsets
+
+
+def _chunk(size: int, num_parts: int, index: int) -> tuple[int, int]:
+    """Start and length of a part, as `torch.chunk` cuts: the last ones may be short or empty."""
+    length = -(-size // num_parts)
+    first = min(size, index * length)
+    return first, min(length, size - first)
+
+
+def gathered_over_data(tensor: Tensor) -> Tensor:
+    """This rank's part on the tensor axis: the shares that data ranks hold of it, put together; a copy.
+
+    For looking at parameters and gradients, not for training. Communication: an all-gather where it is shared.
+    """
+    assert isinstance(tensor, DTensor)
+    local, mesh = local_part(tensor).detach(), tensor.device_mesh
+    for i in reversed(range(mesh.ndim - 1)):
+        if dim_cut_by(tensor.placements[i]) is not None:
+            assert mesh.mesh_dim_names is not None
+            rows = tensor.shape[0] // (mesh.size(mesh.ndim - 1) if cut_dim(tensor) == 0 else 1)
+            padded = local.new_zeros(-(-rows // mesh.size(i)), *local.shape[1:])
+            padded[: local.shape[0]] = local
+            local = all_gather(padded, Axis.of(mesh, mesh.mesh_dim_names[i]), 0)[:rows]
+    return local.clone()

@@ -1,7 +1,7 @@
 """Random numbers under tensor parallelism (paper, section 3.1), as functions of the seed alone.
 
-*Weights*: a parameter's initial values follow from (seed, name). They are drawn in blocks along the dimension that is
-cut, so that a rank draws only what it holds and every layout holds the same.
+*Weights*: a parameter's initial values follow from (seed, name). They are drawn in blocks along the dimension that the
+tensor axis cuts, so that a rank draws little more than it holds and every layout holds the same.
 
 *Dropout*: between the parallel regions every tensor rank must drop the same elements, inside them each its own. So
 there are two streams, one shared by the tensor ranks and one per rank, both restarted at every forward pass from (seed,
@@ -10,14 +10,15 @@ step, micro-batch, rank along the data axis). A run that resumes needs no saved 
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from crosscut.parallel.mesh import ParallelMesh
+from crosscut.parallel.parameters import cut_dim, local_offsets
 
 _BLOCK = 64
 """Indices along the cut dimension that are drawn together."""
@@ -36,51 +37,72 @@ def normal_(parameter: nn.Parameter, *, std: float, seed: int, name: str) -> Non
     Drawn as float32 on the CPU whatever the parameter's type and device, so that all of them start alike.
     """
     assert isinstance(parameter, DTensor)
-    target = parameter.to_local()
-    target = target if target.dim() else target.view(1)
-    placement = parameter.placements[0]
-    dim = placement.dim if isinstance(placement, Shard) else 0
-    first = parameter.device_mesh.get_local_rank() * target.shape[dim] if isinstance(placement, Shard) else 0
-    last = first + target.shape[dim]
-    block_shape = list(target.shape)
-    block_shape[dim] = _BLOCK
-    generator = torch.Generator()
-    for start in range(first // _BLOCK * _BLOCK, last, _BLOCK):
-        generator.manual_seed(seed_of("weights", seed, name, start))
-        block = torch.empty(block_shape).normal_(0.0, std, generator=generator)
-        begin, end = max(start, first), min(start + _BLOCK, last)
-        target.narrow(dim, begin - first, end - begin).copy_(block.narrow(dim, begin - start, end - begin))
+    _fill(parameter.to_local(), parameter, std=std, words=("weights", seed, name))
 
 
 @torch.no_grad()
 def disturb_(parameter: nn.Parameter, *, std: float, seed: int, name: str) -> None:
     """Add N(0, std) values that depend on `seed` and `name` only to a distributed parameter."""
     assert isinstance(parameter, DTensor)
-    target = parameter.to_local()
-    zeros = DTensor.from_local(torch.zeros_like(target), parameter.device_mesh, parameter.placements, run_check=False)
-    noise = nn.Parameter(zeros)
-    normal_(noise, std=std, seed=seed, name=f"{name} disturbed")
-    target.add_(zeros.to_local())
+    noise = torch.zeros_like(parameter.to_local())
+    _fill(noise, parameter, std=std, words=("weights", seed, f"{name} disturbed"))
+    parameter.to_local().add_(noise)
+
+
+def _fill(target: Tensor, parameter: DTensor, *, std: float, words: tuple[object, ...]) -> None:
+    """Draw this rank's part of a parameter into `target`."""
+    if not target.numel():
+        return
+    target = target if target.dim() else target.view(1)
+    dim = cut_dim(parameter) or 0
+    offsets = local_offsets(parameter) or [0]
+    first, last = offsets[dim], offsets[dim] + target.shape[dim]
+    block_shape = list(parameter.shape) or [1]
+    block_shape[dim] = _BLOCK
+    generator = torch.Generator()
+    for start in range(first // _BLOCK * _BLOCK, last, _BLOCK):
+        generator.manual_seed(seed_of(*words, start))
+        block = torch.empty(block_shape).normal_(0.0, std, generator=generator)
+        begin, end = max(start, first), min(start + _BLOCK, last)
+        block = block.narrow(dim, begin - start, end - begin)
+        for other, offset in enumerate(offsets):
+            if other != dim:
+                block = block.narrow(other, offset, target.shape[other])
+        target.narrow(dim, begin - first, end - begin).copy_(block)
 
 
 class RandomStreams:
-    """The two streams of dropout: the default generator is the shared one, and `per_rank` lends it the other."""
+    """The two streams of dropout: the default generator is the shared one, and `per_rank` lends it the other.
+
+    On a tensor axis of one rank they are one stream, so that nothing is switched there and a compiler can trace it.
+    """
 
     def __init__(self, mesh: ParallelMesh, seed: int) -> None:
         self.mesh, self.seed = mesh, seed
+        self._started = False
         self._per_rank_state: Tensor | None = None
 
     def restart(self, *, step: int, micro_batch: int = 0) -> None:
         """Begin both streams anew for a forward pass; every rank of the mesh calls it alike."""
         place = (self.seed, step, micro_batch, self.mesh.data.rank)
-        torch.manual_seed(seed_of("per rank", *place, self.mesh.tensor.rank))
-        self._per_rank_state = self._get_state()
+        if self.mesh.tensor.size > 1:
+            torch.manual_seed(seed_of("per rank", *place, self.mesh.tensor.rank))
+            self._per_rank_state = self._get_state()
         torch.manual_seed(seed_of("shared", *place))
+        self._started = True
 
-    @contextmanager
-    def per_rank(self) -> Iterator[None]:
+    def per_rank(self) -> AbstractContextManager[None]:
         """Inside, the default generator is this rank's own stream: for dropout within a parallel region."""
         self._require_start()
+        return nullcontext() if self.mesh.tensor.size == 1 else self._lent()
+
+    def between_regions(self) -> AbstractContextManager[None]:
+        """Inside, the stream for dropout between parallel regions: shared, or per rank where the sequence is split."""
+        self._require_start()
+        return self.per_rank() if self.mesh.sequence_parallel else nullcontext()
+
+    @contextmanager
+    def _lent(self) -> Iterator[None]:
         assert self._per_rank_state is not None
         shared = self._get_state()
         self._set_state(self._per_rank_state)
@@ -90,18 +112,26 @@ class RandomStreams:
             self._per_rank_state = self._get_state()
             self._set_state(shared)
 
+    def place(self) -> tuple[Tensor, Tensor | None]:
+        """Where both streams are, to be handed to `repeated_from`."""
+        return self._get_state(), self._per_rank_state
+
     @contextmanager
-    def between_regions(self) -> Iterator[None]:
-        """Inside, the stream for dropout between parallel regions: shared, or per rank where the sequence is split."""
-        if self.mesh.sequence_parallel:
-            with self.per_rank():
-                yield
-        else:
-            self._require_start()
+    def repeated_from(self, place: tuple[Tensor, Tensor | None]) -> Iterator[None]:
+        """Inside, both streams give again what they gave from `place` on; after it they go on as if nothing had been
+        drawn.
+        """
+        before = self.place()
+        shared, self._per_rank_state = place
+        self._set_state(shared)
+        try:
             yield
+        finally:
+            shared, self._per_rank_state = before
+            self._set_state(shared)
 
     def _require_start(self) -> None:
-        if self._per_rank_state is None:  # the ranks' default generators need not agree
+        if not self._started:  # the ranks' default generators need not agree
             raise RuntimeError("`RandomStreams.restart` must be called before a forward pass with dropout.")
 
     def _get_state(self) -> Tensor:

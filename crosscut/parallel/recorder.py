@@ -6,6 +6,7 @@ The same account as the planner's (`planner.traffic`), taken from the program in
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,7 +19,7 @@ class Sent(NamedTuple):
     operation: str
     """`all_reduce`, `all_gather` or `reduce_scatter`."""
     axis: str
-    """`tensor` or `data`."""
+    """`tensor` or `data`; `replica` or `shard` where the data axis is these two."""
     elements: int
     """Elements of the whole tensor on one rank: the reduced one, the gathered output, the input to be scattered."""
 
@@ -27,8 +28,18 @@ _OPERATIONS = {
     "_c10d_functional::all_reduce": "all_reduce",
     "_c10d_functional::all_reduce_": "all_reduce",
     "_c10d_functional::all_gather_into_tensor": "all_gather",
+    "_c10d_functional::all_gather_into_tensor_out": "all_gather",
     "_c10d_functional::reduce_scatter_tensor": "reduce_scatter",
+    "_c10d_functional::reduce_scatter_tensor_out": "reduce_scatter",
 }
+
+
+_DIRECT_OPERATIONS = {
+    "c10d::allreduce_": "all_reduce",
+    "c10d::_allgather_base_": "all_gather",
+    "c10d::_reduce_scatter_base_": "reduce_scatter",
+}
+"""What `fully_shard` calls: the group comes as an object, the output before the input."""
 
 
 def comes_again(types: Sequence[type]) -> bool:
@@ -45,7 +56,15 @@ class CollectiveRecorder(TorchDispatchMode):
     def __init__(self, mesh: ParallelMesh) -> None:
         super().__init__()
         self.sent: list[Sent] = []
-        self._axis_of = {axis.group_name: axis.name for axis in (mesh.data, mesh.tensor)}
+        axes = [mesh.data, mesh.tensor]
+        if mesh.sharding is not None and mesh.sharding.replica is not None:
+            axes += [mesh.sharding.shard, mesh.sharding.replica]
+        self._axis_of = {axis.group_name: axis.name for axis in axes}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code stays compiled inside: the collectives in it pass here like any others."""
+        return True
 
     def __torch_dispatch__(
         self,
@@ -62,4 +81,16 @@ class CollectiveRecorder(TorchDispatchMode):
             operation = _OPERATIONS[name]
             elements = args[0].numel() * (args[1] if operation == "all_gather" else 1)  # args[1]: ranks of the group
             self.sent.append(Sent(operation, self._axis_of.get(args[-1], args[-1]), elements))
+        elif name in _DIRECT_OPERATIONS:
+            self._note_direct(_DIRECT_OPERATIONS[name], args)
         return func(*args, **(kwargs or {}))
+
+    def _note_direct(self, operation: str, args: tuple[Any, ...]) -> None:
+        if operation == "all_reduce":
+            tensors, group = args[:2]
+            elements = sum(tensor.numel() for tensor in tensors)
+        else:
+            output, scattered, group = args[:3]
+            elements = (output if operation == "all_gather" else scattered).numel()
+        name = ProcessGroup.unbox(group).group_name
+        self.sent.append(Sent(operation, self._axis_of.get(name, name), elements))

@@ -9,6 +9,8 @@ whole are the positions, the layer norms and the biases of the two row-parallel 
 `V` vocabulary, `P` positions, `H` hidden size, `L` layers.
 """
 
+from typing import NamedTuple
+
 from crosscut.config import ConfigError, Layout, ModelConfig, padded_vocab_size
 
 
@@ -35,6 +37,29 @@ def replicated_parameters(model: ModelConfig) -> int:
     H = model.hidden_size
     layer_norms, row_biases = 2 * 2 * H, 2 * H
     return model.max_sequence_length * H + model.num_layers * (layer_norms + row_biases) + 2 * H
+
+
+class LocalTensor(NamedTuple):
+    """A parameter tensor as a tensor rank holds it."""
+
+    shape: tuple[int, ...]
+    is_whole: bool
+    """Whether every tensor rank holds the same."""
+
+
+def layer_tensors(model: ModelConfig, layout: Layout) -> list[LocalTensor]:
+    """The twelve tensors of a layer."""
+    H, mlp, T = model.hidden_size, model.mlp_size, layout.tensor
+    cut = [(3 * H // T, H), (3 * H // T,), (H, H // T), (mlp // T, H), (mlp // T,), (H, mlp // T)]
+    norms, row_biases = [(H,)] * 4, [(H,)] * 2
+    return [*(LocalTensor(s, False) for s in cut), *(LocalTensor(s, True) for s in norms + row_biases)]
+
+
+def root_tensors(model: ModelConfig, layout: Layout) -> list[LocalTensor]:
+    """The tensors of no layer: the embeddings of tokens and positions, and the final layer norm's two."""
+    H, padded = model.hidden_size, padded_vocab_size(known_vocab_size(model), layout.tensor)
+    whole = [(model.max_sequence_length, H), (H,), (H,)]
+    return [LocalTensor((padded // layout.tensor, H), False), *(LocalTensor(shape, True) for shape in whole)]
 
 
 def num_tensors(model: ModelConfig) -> int:

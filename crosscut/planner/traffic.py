@@ -9,13 +9,14 @@ reduce-scatter sends (n - 1) / n of the full tensor, and an all-reduce, which is
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 from crosscut.config import RunConfig, default_loss_chunk, padded_vocab_size
 from crosscut.config.checks import require_at_least
+from crosscut.config.conventions import num_pieces
 from crosscut.config.precision import PRECISIONS
+from crosscut.planner.activations import num_recomputed_layers
+from crosscut.planner.collective import Axis, Collective, Operation, Phase
 from crosscut.planner.parameters import (
     known_vocab_size,
     num_replicated_tensors,
@@ -23,81 +24,54 @@ from crosscut.planner.parameters import (
     parameters_per_rank,
     replicated_parameters,
 )
-
-Operation = Literal["all_reduce", "all_gather", "reduce_scatter"]
-Axis = Literal["tensor", "data"]
-Phase = Literal["forward", "backward", "step", "comparison"]
+from crosscut.planner.sharding import shard_axis, sharded_parameters
 
 
-@dataclass(frozen=True, kw_only=True)
-class Collective:
-    """Equal collectives of one step, as one rank takes part in them."""
-
-    operation: Operation
-    """What the ranks do together."""
-
-    axis: Axis
-    """The axis of the layout along which they do it."""
-
-    phase: Phase
-    """`forward` and `backward` happen in every micro-batch, `step` once per step; `comparison` is of no step."""
-
-    purpose: str
-    """What is sent."""
-
-    count: int
-    """Collectives of this kind in one step."""
-
-    elements: int
-    """Elements of the full tensor of each: what is reduced, what was gathered, or what is scattered."""
-
-    element_bytes: int
-    """Bytes of one element."""
-
-    ranks: int
-    """Ranks that take part."""
-
-    @property
-    def wire_bytes(self) -> float:
-        """Bytes that one rank sends in one step for all `count` of them, by ring algorithms."""
-        rounds = 2 if self.operation == "all_reduce" else 1
-        return rounds * (self.ranks - 1) / self.ranks * self.count * self.elements * self.element_bytes
-
-
-def step_traffic(run: RunConfig, *, loss_chunk_tokens: int | None = None) -> list[Collective]:
+def step_traffic(
+    run: RunConfig, *, loss_chunk_tokens: int | None = None, compiled: bool | None = None
+) -> list[Collective]:
     """The collectives of one training step of `run`, grouped by purpose.
 
     `loss_chunk_tokens` is the number of tokens whose logits the loss holds at once, by default the one that training
-    takes; it sets how often the loss sends, not how much. Raises `ConfigError` where `model.vocab_size` is still 0 or
-    `loss_chunk_tokens` is below 1.
+    takes; it sets how often the loss sends, not how much. `compiled` layers repeat their last collective too when they
+    are recomputed; by default they are compiled where `training.compile` is `on`. Raises `ConfigError` where
+    `model.vocab_size` is still 0 or `loss_chunk_tokens` is below 1.
     """
     if loss_chunk_tokens is None:
         local_vocab_size = padded_vocab_size(known_vocab_size(run.model), run.layout.tensor) // run.layout.tensor
         loss_chunk_tokens = default_loss_chunk(local_vocab_size)
     require_at_least("loss_chunk_tokens", loss_chunk_tokens, 1)
+    if compiled is None:
+        compiled = run.training.compile == "on"
     split = run.layout.sequence_parallel
     collectives = [
-        *(_sequence_parallel(run) if split else _tensor_parallel(run)),
+        *(_sequence_parallel(run, compiled) if split else _tensor_parallel(run, compiled)),
         *_loss(run, loss_chunk_tokens),
         *_gradients(run),
         *_totals(run),
     ]
-    return [collective for collective in collectives if collective.ranks > 1]
+    return [collective for collective in collectives if collective.ranks > 1 and collective.count]
 
 
 def comparison_traffic(run: RunConfig) -> list[Collective]:
     """The collectives of one comparison of replicas, which comes every `training.compare_replicas_every` steps.
 
-    Two hashes of every parameter tensor over the data axis; two of every replicated one, and the verdict of the first,
-    over the tensor axis.
+    Two hashes of every parameter tensor over the ranks that hold copies, which is the data axis; two of every
+    replicated one, and the verdict of the first, over the tensor axis. Where data ranks share one copy, only the same
+    shares of different copies are compared, and the verdict goes to the other shares.
     """
+    layout = run.layout
     all_reduce = partial(Collective, operation="all_reduce", phase="comparison", count=1, element_bytes=8)
     tensors, replicated = num_tensors(run.model), num_replicated_tensors(run.model)
+    sharded = layout.shard_size > 1
+    if layout.tensor == layout.num_replicas == 1:
+        return []
     collectives = [
-        all_reduce(axis="data", purpose="hashes", elements=2 * tensors, ranks=run.layout.data),
         all_reduce(
-            axis="tensor", purpose="hashes of what is whole", elements=2 * replicated + 1, ranks=run.layout.tensor
+            axis="replica" if sharded else "data", purpose="hashes", elements=2 * tensors, ranks=layout.num_replicas
         ),
+        all_reduce(axis="tensor", purpose="hashes of what is whole", elements=2 * replicated + 1, ranks=layout.tensor),
+        all_reduce(axis=shard_axis(layout), purpose="verdict", elements=1, ranks=layout.shard_size),
     ]
     return [collective for collective in collectives if collective.ranks > 1]
 
@@ -107,11 +81,12 @@ def wire_bytes_per_step(collectives: Iterable[Collective], axis: Axis | None = N
     return sum(c.wire_bytes for c in collectives if axis is None or c.axis == axis)
 
 
-def _tensor_parallel(run: RunConfig) -> list[Collective]:
+def _tensor_parallel(run: RunConfig, compiled: bool) -> list[Collective]:
     """The paper's f and g (section 3): two all-reduces of b s h per layer forward, two backward, and one more each
-    way for the embedding and its tied projection.
+    way for the embedding and its tied projection. A layer that is recomputed whole needs its first g again.
     """
     M, L = run.num_micro_batches, run.model.num_layers
+    again = M * _layers_sent_again(run)
     all_reduce = partial(
         Collective,
         operation="all_reduce",
@@ -125,38 +100,60 @@ def _tensor_parallel(run: RunConfig) -> list[Collective]:
         all_reduce(phase="forward", purpose="attention output", count=M * L),
         all_reduce(phase="forward", purpose="mlp output", count=M * L),
         all_reduce(phase="backward", purpose="output projection input", count=M),
+        all_reduce(phase="backward", purpose="attention output again", count=again),
+        all_reduce(phase="backward", purpose="mlp output again", count=again * compiled),
         all_reduce(phase="backward", purpose="mlp input", count=M * L),
         all_reduce(phase="backward", purpose="attention input", count=M * L),
     ]
 
 
-def _sequence_parallel(run: RunConfig) -> list[Collective]:
+def _sequence_parallel(run: RunConfig, compiled: bool) -> list[Collective]:
     """Each all-reduce becomes a reduce-scatter at the end of one cut region and an all-gather at the start of the
-    next (Korthikanti et al. 2022, section 4.2.2); the backward pass mirrors both.
+    next (Korthikanti et al. 2022, section 4.2.2); the backward pass mirrors both, and gathers each region's input once
+    more, which is kept split. Products that run in pieces send pieces (`config.conventions.num_pieces`).
     """
     M, L = run.num_micro_batches, run.model.num_layers
-    collective = partial(
+    again = M * _layers_sent_again(run)
+    elements = _activation_elements(run)
+    whole = partial(
         Collective,
         axis="tensor",
-        elements=_activation_elements(run),
+        elements=elements,
         element_bytes=PRECISIONS[run.training.precision].compute_bytes,
         ranks=run.layout.tensor,
     )
-    gather, scatter = partial(collective, operation="all_gather"), partial(collective, operation="reduce_scatter")
+    pieces = 1 if compiled else num_pieces(run.micro_batch_size, elements)
+
+    def in_pieces(operation: Operation, *, phase: Phase, purpose: str, count: int) -> Collective:
+        return whole(
+            operation=operation, phase=phase, purpose=purpose, count=pieces * count, elements=elements // pieces
+        )
+
     return [
-        scatter(phase="forward", purpose="embedding", count=M),
-        gather(phase="forward", purpose="attention input", count=M * L),
-        scatter(phase="forward", purpose="attention output", count=M * L),
-        gather(phase="forward", purpose="mlp input", count=M * L),
-        scatter(phase="forward", purpose="mlp output", count=M * L),
-        gather(phase="forward", purpose="output projection input", count=M),
-        scatter(phase="backward", purpose="output projection input", count=M),
-        gather(phase="backward", purpose="mlp output", count=M * L),
-        scatter(phase="backward", purpose="mlp input", count=M * L),
-        gather(phase="backward", purpose="attention output", count=M * L),
-        scatter(phase="backward", purpose="attention input", count=M * L),
-        gather(phase="backward", purpose="embedding", count=M),
+        whole(operation="reduce_scatter", phase="forward", purpose="embedding", count=M),
+        in_pieces("all_gather", phase="forward", purpose="attention input", count=M * L),
+        in_pieces("reduce_scatter", phase="forward", purpose="attention output", count=M * L),
+        in_pieces("all_gather", phase="forward", purpose="mlp input", count=M * L),
+        in_pieces("reduce_scatter", phase="forward", purpose="mlp output", count=M * L),
+        whole(operation="all_gather", phase="forward", purpose="output projection input", count=M),
+        whole(operation="reduce_scatter", phase="backward", purpose="output projection input", count=M),
+        in_pieces("all_gather", phase="backward", purpose="attention input again", count=again),
+        in_pieces("reduce_scatter", phase="backward", purpose="attention output again", count=again),
+        in_pieces("all_gather", phase="backward", purpose="mlp input again", count=again),
+        in_pieces("reduce_scatter", phase="backward", purpose="mlp output again", count=again * compiled),
+        in_pieces("all_gather", phase="backward", purpose="mlp output", count=M * L),
+        whole(operation="all_gather", phase="backward", purpose="mlp input for its weights", count=M * L),
+        whole(operation="reduce_scatter", phase="backward", purpose="mlp input", count=M * L),
+        in_pieces("all_gather", phase="backward", purpose="attention output", count=M * L),
+        whole(operation="all_gather", phase="backward", purpose="attention input for its weights", count=M * L),
+        whole(operation="reduce_scatter", phase="backward", purpose="attention input", count=M * L),
+        whole(operation="all_gather", phase="backward", purpose="embedding", count=M),
     ]
+
+
+def _layers_sent_again(run: RunConfig) -> int:
+    """Layers whose forward collectives the backward pass repeats."""
+    return num_recomputed_layers(run) if run.training.recompute == "full" else 0
 
 
 def _loss(run: RunConfig, chunk_tokens: int) -> list[Collective]:
@@ -188,6 +185,8 @@ def _gradients(run: RunConfig) -> list[Collective]:
     which saw a part of the sequence; then every local gradient over the data ranks. That one goes in buckets beside
     the backward pass and is counted here as one all-reduce of their sum.
     """
+    if run.layout.shard_size > 1:
+        return sharded_parameters(run)
     all_reduce = partial(
         Collective,
         operation="all_reduce",
@@ -211,8 +210,9 @@ def _gradients(run: RunConfig) -> list[Collective]:
 
 
 def _totals(run: RunConfig) -> list[Collective]:
-    """Once per step: the squares of the cut gradients, summed, over the tensor ranks, in float64; the number of target
-    tokens and, when the step is done, the loss over the data ranks.
+    """Once per step: the squares of the cut gradients, summed, over the tensor ranks, and of all of them over data
+    ranks that share one copy, in float64; the number of target tokens and, when the step is done, the loss over the
+    data ranks.
     """
     all_reduce = partial(
         Collective,
@@ -223,6 +223,13 @@ def _totals(run: RunConfig) -> list[Collective]:
     )
     return [
         all_reduce(axis="tensor", purpose="gradient norm", elements=1, ranks=run.layout.tensor, element_bytes=8),
+        all_reduce(
+            axis=shard_axis(run.layout),
+            purpose="gradient norm of all shares",
+            elements=1,
+            ranks=run.layout.shard_size,
+            element_bytes=8,
+        ),
         all_reduce(axis="data", purpose="target tokens", elements=1, ranks=run.layout.data, element_bytes=8),
         all_reduce(axis="data", purpose="reported loss", elements=1, ranks=run.layout.data),
     ]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from crosscut.config import TrainingError
 from crosscut.parallel.collectives import all_gather_objects
 from crosscut.training.batches import Batches
+from crosscut.training.compilation import uncompiled
 from crosscut.training.step import Trainer
 
 _MAX_DOCUMENTS = 8
@@ -62,7 +63,7 @@ def _origin_in_forward(step: int, trainer: Trainer, batches: Batches) -> _Origin
     for index, (tokens, targets) in enumerate(batches.micro_batches(step)):
         seen: list[str] = []
         trainer.streams.restart(step=step, micro_batch=index)
-        with torch.no_grad(), _watched(trainer.model, seen) as order:
+        with torch.no_grad(), uncompiled(trainer.model), _watched(trainer.model, seen) as order:
             loss = trainer.model.loss(tokens, targets)
         if not seen and not loss.isfinite():
             seen.append("the loss itself")

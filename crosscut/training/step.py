@@ -9,18 +9,22 @@ from crosscut.config import ModelConfig, RunConfig
 from crosscut.model import GPT, initialize
 from crosscut.parallel import (
     IGNORED,
-    GradientReducer,
     ParallelMesh,
     RandomStreams,
     clip_gradients_,
     global_gradient_norm,
+    make_reducer,
+    shard_model,
+    use_products,
 )
 from crosscut.parallel.collectives import all_reduce
 from crosscut.training.batches import Batch
+from crosscut.training.compilation import apply_compilation
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.offload import InHostMemory
 from crosscut.training.optimizer import make_optimizer, set_learning_rate
-from crosscut.training.precision import compute_dtype, needs_loss_scale, parameter_dtype
+from crosscut.training.precision import compute_dtype, needs_loss_scale, parameter_dtype, products
+from crosscut.training.recomputation import apply_recomputation
 from crosscut.training.result import StepResult
 from crosscut.training.schedule import learning_rate
 
@@ -36,9 +40,12 @@ class Trainer:
         self.run, self.mesh = run, mesh
         self.streams = RandomStreams(mesh, run.training.seed)
         self.model = make_model(run.model, precision=run.training.precision, mesh=mesh, streams=self.streams)
+        shard_model(self.model, mesh, units=self.model.blocks, compute_dtype=compute_dtype(run.training.precision))
         initialize(self.model, run.training.seed)
+        self.compiler = apply_compilation(self.model, run, mesh)
+        apply_recomputation(self.model, run)
         self.parameters = list(self.model.parameters())
-        self.reducer = GradientReducer(self.parameters, mesh)
+        self.reducer = make_reducer(self.model, mesh)
         home = InHostMemory() if "optimizer" in run.training.offload else None
         self.optimizer = make_optimizer(self.model, run.optimizer, home=home)
         self.loss_scale = LossScale(mesh.device) if needs_loss_scale(run.training.precision) else None
@@ -112,10 +119,12 @@ class Trainer:
 
 def make_model(config: ModelConfig, *, precision: str, mesh: ParallelMesh, streams: RandomStreams) -> GPT:
     """The model of a config in a run's precision: weights in float32 (or float64), arithmetic in the precision."""
-    return GPT(
+    model = GPT(
         config,
         mesh=mesh,
         streams=streams,
         dtype=parameter_dtype(precision),
         compute_dtype=compute_dtype(precision),
     )
+    use_products(model, products(precision))
+    return model

@@ -5,9 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from crosscut.config import ConfigError, Layout
-from crosscut.parallel import GradientReducer, ParallelMesh, clip_gradients_, global_gradient_norm
+from crosscut.config import ConfigError
+from crosscut.parallel import ParallelMesh, clip_gradients_, global_gradient_norm, make_reducer
 from crosscut.parallel.collectives import all_reduce
+from crosscut.parallel.mesh import layout_of
 from crosscut.verification.proof import prove
 from crosscut.verification.report import Report
 
@@ -22,18 +23,17 @@ def verify_module(
     """Compare a model of your own on `mesh` with the same model on one rank. Every rank calls it; all get the report.
 
     `build(mesh)` makes the model, with weights that depend on seeds and names alone (`parallel.normal_`); give biases
-    values too, since a fault in what is zero cannot be seen. `loss(model, mesh)` is this data rank's part of the loss,
-    a scalar: the parts of all data ranks are summed, so divide by the count over all of them. Modules are watched
-    through their forward calls. Dropout is off while numbers are compared (`model.eval()`), then on to see who draws
-    what.
+    values too, since a fault in what is zero cannot be seen. On a mesh that shards, it calls `parallel.shard_model`
+    before it sets them. `loss(model, mesh)` is this data rank's part of the loss, a scalar: the parts of all data ranks
+    are summed, so divide by the count over all of them. Modules are watched through their forward calls. Dropout is off
+    while numbers are compared (`model.eval()`), then on to see who draws what.
 
         report = verify_module(build, loss, make_mesh(Layout(tensor=2), device))
         assert report.same, report.first
 
     Use float64 parameters to tell rounding from faults.
     """
-    layout = str(Layout(tensor=mesh.tensor.size, data=mesh.data.size, sequence_parallel=mesh.sequence_parallel))
-    return prove(lambda on: _OwnStep(build(on), loss, on), mesh, layout=layout, model=name)
+    return prove(lambda on: _OwnStep(build(on), loss, on), mesh, layout=str(layout_of(mesh)), model=name)
 
 
 class _OwnStep:
@@ -44,7 +44,7 @@ class _OwnStep:
         self.parameters = list(model.parameters())
         if not self.parameters:
             raise ConfigError("A model to verify must have parameters, but has none.")
-        self.reducer = GradientReducer(self.parameters, mesh)
+        self.reducer = make_reducer(model, mesh)
 
     def accumulate(self) -> Tensor:
         self.model.zero_grad()

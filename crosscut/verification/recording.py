@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from crosscut.parallel import ParallelMesh
-from crosscut.parallel.parameters import cut_dim
+from crosscut.parallel.linear import is_recomputing
+from crosscut.parallel.parameters import cut_dim, gathered_over_data
+from crosscut.training.compilation import compiled_modules
 
 LOSS = "loss"
 """What is done with the model's last output stands in the table under this name."""
@@ -100,41 +102,49 @@ def _gradients(model: nn.Module) -> dict[str, Kept]:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """The local part, on the host."""
-    local: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]  # parameters are DTensors
-    return local.cpu().clone()
+    """The tensor rank's part, on the host."""
+    return gathered_over_data(tensor).cpu()
 
 
 @contextmanager
 def _watched(model: nn.Module, recording: Recording) -> Iterator[None]:
-    """While inside, outputs and returned gradients are written down."""
+    """While inside, outputs and returned gradients are written down. A compiled module is watched as a whole."""
     watch = _Watch(recording)
     handles = []
+    insides = tuple(f"{name}." for name in compiled_modules(model))
     for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(partial(watch.enter, name or display_name(model))))
+        if name.startswith(insides):
+            continue
+        enter = partial(watch.enter, name or display_name(model))
+        handles.append(module.register_forward_pre_hook(enter, prepend=True))  # before inputs are wrapped for sharding
         handles.append(module.register_forward_hook(watch.leave))
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+        watch.let_go()
 
 
 def display_name(model: nn.Module) -> str:
     """What the whole model is called."""
-    return type(model).__name__
+    return type(model).__name__.removeprefix("FSDP")  # which a sharded model's class gets
 
 
 class _Watch:
-    """Names the calls of modules and follows the tensors between them."""
+    """Names the calls of modules and follows the tensors between them. What a backward pass recomputes is no call."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self._num_calls: dict[str, int] = {}
         self._running: list[str] = []
         self._followed: dict[int, _Followed] = {}
+        self._held: list[Tensor] = []
+        """What is followed, so that its id is not given to another."""
 
     def enter(self, name: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if is_recomputing():
+            return
         self._num_calls[name] = count = self._num_calls.get(name, 0) + 1
         call = name if count == 1 else f"{name}, call {count}"
         parent = self._running[-1] if self._running else LOSS
@@ -145,6 +155,8 @@ class _Watch:
             self._follow(inputs[0], f"{parent}{INSIDE}input of {call}").consumers.append(call)
 
     def leave(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+        if is_recomputing():
+            return
         call = self._running.pop()
         if not isinstance(output, Tensor):
             return
@@ -157,10 +169,16 @@ class _Watch:
         """Have the tensor's gradient noted when the backward pass comes to it."""
         found = self._followed.get(id(tensor))
         if found is None:
-            found = self._followed[id(tensor)] = _Followed(tensor, unless_consumed)
+            found = self._followed[id(tensor)] = _Followed(unless_consumed)
+            self._held.append(tensor)
             if tensor.requires_grad:
                 tensor.register_hook(partial(self._receive, found))
         return found
+
+    def let_go(self) -> None:
+        """Hold no tensor any more: one that its own hook holds would stay for good, and its whole graph with it."""
+        self._held.clear()
+        self._followed.clear()
 
     def _receive(self, followed: "_Followed", gradient: Tensor) -> None:
         kept = gradient.detach().cpu().clone()
@@ -170,8 +188,6 @@ class _Watch:
 
 @dataclass
 class _Followed:
-    tensor: Tensor
-    """Held, so that its id is not given to another."""
     unless_consumed: str
     """The name of its gradient where no module took it in."""
     consumers: list[str] = field(default_factory=list)

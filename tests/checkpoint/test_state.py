@@ -17,7 +17,7 @@ from crosscut.checkpoint import (
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import CheckpointError, Layout, ModelConfig, OptimizerConfig
 from crosscut.model import GPT, initialize
-from crosscut.parallel import GradientReducer, RandomStreams, make_mesh
+from crosscut.parallel import RandomStreams, make_mesh, make_reducer, shard_model
 from crosscut.training.optimizer import make_optimizer
 
 MODEL = ModelConfig(num_layers=1, hidden_size=16, num_heads=4, vocab_size=300, max_sequence_length=8, dropout=0.0)
@@ -32,6 +32,7 @@ def latest(root: Path) -> LocalFolder:
 def make(layout: Layout, seed: int, model: ModelConfig = MODEL):
     mesh = make_mesh(layout, torch.device("cpu"))
     gpt = GPT(model, mesh=mesh, streams=RandomStreams(mesh, 0), dtype=torch.float64)
+    shard_model(gpt, mesh, units=gpt.blocks)
     initialize(gpt, seed)
     return mesh, gpt, make_optimizer(gpt, OptimizerConfig(learning_rate=1e-2))
 
@@ -39,8 +40,7 @@ def make(layout: Layout, seed: int, model: ModelConfig = MODEL):
 def take_step(model: GPT, optimizer: torch.optim.Optimizer) -> None:
     """Every data rank takes the same batch, so that its gradient is already the mean."""
     tokens = torch.arange(9).unsqueeze(0)
-    parameters = list(model.parameters())
-    reducer = GradientReducer(parameters, model.mesh)
+    reducer = make_reducer(model, model.mesh)
     reducer.arm()
     model.loss(tokens[:, :-1], tokens[:, 1:], scale=1 / (8 * model.mesh.data.size)).backward()
     reducer.finish()
@@ -82,12 +82,24 @@ LAYOUTS = {
     "2 x 2": Layout(tensor=2, data=2),
     "2 x 2 split": Layout(tensor=2, data=2, sequence_parallel=True),
     "tensor 4 split": Layout(tensor=4, sequence_parallel=True),
+    "zero2": Layout(data=2, sharding="zero2"),
+    "zero3": Layout(tensor=2, data=2, sharding="zero3"),
+    "three shares": Layout(data=3, sharding="zero3"),
+    "hybrid": Layout(data=4, sharding="zero3", shard_group=2),
+}
+OVER_DATA = {
+    LAYOUTS["zero2"]: "Shard(0) over data=2, ",
+    LAYOUTS["zero3"]: "Shard(0) over data=2, ",
+    LAYOUTS["three shares"]: "Shard(0) over data=3, ",
+    LAYOUTS["hybrid"]: "Replicate over replica=2, Shard(0) over shard=2, ",
 }
 PAIRS = [
     ("1", "1"), ("tensor 2", "tensor 2"), ("1", "tensor 2"), ("tensor 2", "1"), ("tensor 4", "tensor 2"),
     ("1", "tensor 4"), ("2 x 2", "tensor 4"), ("2 x 2", "1"), ("2 x 2", "data 2"), ("tensor 4", "2 x 2"),
     ("1", "2 x 2"), ("data 2", "tensor 2"), ("2 x 2 split", "tensor 4"), ("tensor 4", "2 x 2 split"),
-    ("tensor 4 split", "data 2"),
+    ("tensor 4 split", "data 2"), ("1", "zero3"), ("zero3", "1"), ("zero3", "zero3"), ("2 x 2", "zero3"),
+    ("zero3", "tensor 4"), ("tensor 2", "hybrid"), ("hybrid", "zero3"), ("zero3", "zero2"), ("zero2", "three shares"),
+    ("three shares", "2 x 2 split"),
 ]  # fmt: skip
 
 
@@ -101,6 +113,44 @@ def test_any_layout_loads_what_any_other_saved(ranks, tmp_path, saved_by, loaded
         torch.testing.assert_close(actual[name], weight, rtol=1e-9, atol=1e-12, msg=name)
 
 
+def whole_state(model: GPT, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Weights and moments, put together."""
+    state = {}
+    for name, parameter in model.named_parameters():
+        kept = {"weight": parameter.detach(), **optimizer.state[parameter]}
+        del kept["step"]
+        for kind, tensor in kept.items():
+            rows = MODEL.vocab_size if name == "tokens.weight" else None
+            state[f"{name} {kind}"] = tensor.full_tensor()[:rows].clone()
+    return state
+
+
+def save_whole(root: Path, layout: Layout) -> dict[str, torch.Tensor]:
+    mesh, model, optimizer = make(layout, seed=1)
+    take_step(model, optimizer)
+    progress = Progress(step=1, samples=1, layout=str(layout))
+    save_checkpoint(root, progress, model=model, optimizer=optimizer, is_first_rank=mesh.is_first_rank, keep=2)
+    return whole_state(model, optimizer)
+
+
+def load_whole(root: Path, layout: Layout) -> dict[str, torch.Tensor]:
+    _, model, optimizer = make(layout, seed=2)
+    load_checkpoint(latest(root), model=model, optimizer=optimizer, padded=PADDED)
+    return whole_state(model, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("saved_by", "loaded_by"), [("zero3", "tensor 4"), ("tensor 2", "hybrid"), ("hybrid", "zero3")]
+)
+def test_what_is_loaded_is_what_was_saved_to_the_last_bit(ranks, tmp_path, saved_by, loaded_by):
+    ours, theirs = LAYOUTS[saved_by], LAYOUTS[loaded_by]
+    expected = ranks.run(ours.world_size, save_whole, tmp_path, ours)[0]
+    for actual in ranks.run(theirs.world_size, load_whole, tmp_path, theirs):
+        assert actual.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert torch.equal(actual[name], tensor), name
+
+
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_manifest_tells_what_was_saved(ranks, tmp_path, layout):
     ranks.run(layout.world_size, save, tmp_path, layout)
@@ -108,9 +158,10 @@ def test_manifest_tells_what_was_saved(ranks, tmp_path, layout):
     rows = -(-MODEL.vocab_size // (128 * layout.tensor)) * 128 * layout.tensor
     tokens = manifest.tensors["optimizer.state.tokens.weight.exp_avg"]
     assert (tokens.shape, tokens.dtype) == ((rows, 16), "float64")
-    assert tokens.placement == f"Shard(0) over tensor={layout.tensor}"
+    shared = OVER_DATA.get(layout, "")
+    assert tokens.placement == f"{shared}Shard(0) over tensor={layout.tensor}"
     norm = manifest.tensors["model.final_norm.weight"]
-    assert norm.placement == f"Replicate over tensor={layout.tensor}"
+    assert norm.placement == f"{shared}Replicate over tensor={layout.tensor}"
     assert manifest.tensors["optimizer.state.tokens.weight.step"].placement == "whole"
     assert sorted(manifest.files) == [".metadata", *(f"__{i}_0.distcp" for i in range(layout.world_size))]
     assert set(manifest.versions) == {"python", "torch", "crosscut"}

@@ -18,6 +18,7 @@ from crosscut.config import (
     RunConfig,
     TrainingConfig,
     dump_toml,
+    load_layout,
     load_run,
     write_toml,
 )
@@ -245,3 +246,9 @@ def test_a_preset_that_nothing_resembles_gives_the_list(name: object) -> None:
 )
 def test_a_run_without_a_model_gives_the_presets(source: dict[str, Any], name: str) -> None:
     assert message_of(source) == f"`{name}` must be given, but is missing. Name a `model.preset`: {KNOWN_PRESETS}."
+
+
+def test_a_layout_is_told_in_one_line():
+    told = "tensor=2,data=4,sharding=zero3,shard_group=2,sequence_parallel=true"
+    expected = Layout(tensor=2, data=4, sharding="zero3", shard_group=2, sequence_parallel=True)
+    assert load_layout(told) == expected

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from crosscut.config import Layout, ModelConfig
 from crosscut.evaluation import Score, evaluate_loss
 from crosscut.model import GPT, initialize
-from crosscut.parallel import RandomStreams, make_mesh
+from crosscut.parallel import RandomStreams, make_mesh, shard_model
 
 MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, vocab_size=100, max_sequence_length=8, dropout=0.5)
 
@@ -15,6 +15,7 @@ MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, vocab_size=100, m
 def make(layout: Layout) -> GPT:
     mesh = make_mesh(layout, torch.device("cpu"))
     model = GPT(MODEL, mesh=mesh, streams=RandomStreams(mesh, 0), dtype=torch.float64)
+    shard_model(model, mesh, units=model.blocks)
     initialize(model, 1)
     return model
 
@@ -31,7 +32,9 @@ def score(layout: Layout) -> tuple[float, int, bool]:
     model = make(layout)
     data = model.mesh.data
     mine = [(t.chunk(data.size)[data.rank], y.chunk(data.size)[data.rank]) for t, y in batches()]
+    shares = [p.to_local().shape for p in model.parameters()]
     result = evaluate_loss(model, mine)
+    assert [p.to_local().shape for p in model.parameters()] == shares, "what was gathered must be given back"
     return result.loss, result.num_tokens, model.training
 
 
@@ -50,7 +53,14 @@ def score_by_logits() -> float:
 
 @pytest.mark.parametrize(
     "layout",
-    [Layout(), Layout(tensor=2), Layout(data=2), Layout(tensor=2, data=2), Layout(tensor=2, sequence_parallel=True)],
+    [
+        Layout(),
+        Layout(tensor=2),
+        Layout(data=2),
+        Layout(tensor=2, data=2),
+        Layout(tensor=2, sequence_parallel=True),
+        Layout(data=2, sharding="zero2"),
+    ],
     ids=str,
 )
 def test_score_is_the_mean_cross_entropy_on_every_layout(ranks, layout):

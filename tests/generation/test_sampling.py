@@ -4,7 +4,7 @@ import torch
 from crosscut.config import ConfigError, Layout, ModelConfig
 from crosscut.generation import Sampling, sample
 from crosscut.model import GPT, initialize
-from crosscut.parallel import RandomStreams, make_mesh
+from crosscut.parallel import RandomStreams, make_mesh, shard_model
 
 MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, vocab_size=100, max_sequence_length=10, dropout=0.5)
 
@@ -12,6 +12,7 @@ MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, vocab_size=100, m
 def make(layout: Layout) -> GPT:
     mesh = make_mesh(layout, torch.device("cpu"))
     model = GPT(MODEL, mesh=mesh, streams=RandomStreams(mesh, 0), dtype=torch.float64)
+    shard_model(model, mesh, units=model.blocks)
     initialize(model, 1)
     for parameter in model.parameters():
         parameter.data.to_local().mul_(8)  # far from uniform, so that choices differ
@@ -23,6 +24,7 @@ def write(layout: Layout, sampling: Sampling, stop: int | None = None) -> list[i
 
 
 LAYOUTS = [Layout(), Layout(tensor=2), Layout(tensor=4), Layout(tensor=4, sequence_parallel=True)]
+LAYOUTS += [Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

@@ -37,7 +37,18 @@ def test_biases_are_zero_and_norms_the_identity(ranks: RankPool) -> None:
         assert torch.equal(vector, expected), name
 
 
-@pytest.mark.parametrize("layout", [Layout(tensor=2), Layout(tensor=4), Layout(tensor=2, data=2)], ids=str)
+LAYOUTS = [
+    Layout(tensor=2),
+    Layout(tensor=4),
+    Layout(tensor=2, data=2),
+    Layout(data=2, sharding="zero2"),
+    Layout(data=3, sharding="zero3"),
+    Layout(tensor=2, data=2, sharding="zero3"),
+    Layout(data=4, sharding="zero3", shard_group=2),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_no_layout_changes_them(ranks: RankPool, layout: Layout) -> None:
     expected = ranks.run(1, _weights, Layout(), CONFIG)[0]
     for weights in ranks.run(layout.world_size, _weights, layout, CONFIG):

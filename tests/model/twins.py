@@ -13,11 +13,15 @@ from crosscut.parallel import (
     IGNORED,
     GradientReducer,
     RandomStreams,
+    Reducer,
     clip_gradients_,
     global_gradient_norm,
     make_mesh,
+    make_reducer,
+    shard_model,
 )
 from crosscut.parallel.collectives import all_reduce
+from crosscut.parallel.parameters import local_offsets
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=300, max_sequence_length=16, dropout=0.0)
@@ -31,6 +35,16 @@ LAYOUTS = [
     Layout(data=2),
     Layout(tensor=2, data=2),
     Layout(tensor=2, data=2, sequence_parallel=True),
+]
+SHARDED = [
+    Layout(data=2, sharding="zero2"),
+    Layout(data=2, sharding="zero3"),
+    Layout(tensor=2, data=2, sharding="zero2"),
+    Layout(tensor=2, data=2, sharding="zero3"),
+    Layout(tensor=2, data=2, sharding="zero2", sequence_parallel=True),
+    Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True),
+    Layout(data=4, sharding="zero2", shard_group=2),
+    Layout(data=4, sharding="zero3", shard_group=2),
 ]
 
 
@@ -130,6 +144,7 @@ def build(
     streams = RandomStreams(mesh, seed=1)
     streams.restart(step=0)
     model = GPT(config, mesh=mesh, streams=streams, dtype=dtype, compute_dtype=compute_dtype)
+    shard_model(model, mesh, units=model.blocks, compute_dtype=compute_dtype)
     initialize(model, seed=3)
     return model
 
@@ -141,9 +156,7 @@ def randomised(layout: Layout, **options: Any) -> GPT:
         if parameter.dim() == 1:
             values = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i))
             local = parameter.detach().to_local()
-            mesh = model.mesh.tensor
-            whole = values.numel() == local.numel()
-            local += 0.1 * (values if whole else values.chunk(mesh.size)[mesh.rank])
+            local += 0.1 * values.narrow(0, local_offsets(parameter)[0], local.numel())
     return model
 
 
@@ -151,7 +164,10 @@ def train(layout: Layout, dtype: torch.dtype, num_steps: int, num_micro_batches:
     """On a rank: losses and norms of AdamW steps with clipping, and the gradients of the first."""
     model = randomised(layout, dtype=dtype)
     mesh, parameters = model.mesh, dict(model.named_parameters())
-    reducer = GradientReducer(parameters.values(), mesh, bucket_bytes=10_000)
+    if mesh.sharding is None:
+        reducer: Reducer = GradientReducer(parameters.values(), mesh, bucket_bytes=10_000)
+    else:
+        reducer = make_reducer(model, mesh)
     optimizer = torch.optim.AdamW(parameters.values(), lr=1e-2, weight_decay=0.01)
     losses, norms, gradients = [], [], {}
     for step in range(num_steps):

@@ -5,10 +5,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from crosscut.config import Layout
-from crosscut.parallel import CollectiveRecorder, agreement, make_mesh, replicated_parameter, sharded_parameter
+from crosscut.parallel import (
+    CollectiveRecorder,
+    agreement,
+    make_mesh,
+    replicated_parameter,
+    shard_model,
+    sharded_parameter,
+)
 from crosscut.parallel.agreement import find_drift, hash_of
 from tests.parallel.twins import CPU
 from tests.ranks import RankPool
@@ -16,15 +23,23 @@ from tests.ranks import RankPool
 TENSOR_2, DATA_2, SQUARE = Layout(tensor=2), Layout(data=2), Layout(tensor=2, data=2)
 
 
+HYBRID = Layout(data=4, sharding="zero3", shard_group=2)
+SHARED = Layout(tensor=2, data=2, sharding="zero3")
+
+
 def parameters_on(layout: Layout, dtype: torch.dtype) -> tuple[Any, dict[str, Tensor]]:
     """Two parameters of each kind, with values as if drawn."""
     mesh = make_mesh(layout, CPU)
-    made: dict[str, Tensor] = {}
-    for number, name in enumerate(("first", "second")):
-        made[f"{name}.weight"] = sharded_parameter((8, 8), mesh.tensor, dim=number, dtype=dtype, device=CPU)
-        made[f"{name}.bias"] = replicated_parameter((8,), mesh.tensor, dtype=dtype, device=CPU)
+    model = nn.Module()
+    model.first, model.second = nn.Module(), nn.Module()
+    for number, part in enumerate(model.children()):
+        part.weight = sharded_parameter((8, 8), mesh.tensor, dim=number, dtype=dtype, device=mesh.parameter_device)
+        part.bias = replicated_parameter((8,), mesh.tensor, dtype=dtype, device=mesh.parameter_device)
+    shard_model(model, mesh, units=[model.first])
+    made: dict[str, Tensor] = dict(model.named_parameters())
     for number, (name, parameter) in enumerate(made.items()):
-        seed = number * 10 + (mesh.tensor.rank if name.endswith("weight") else 0)
+        seed = number * 100 + 10 * (0 if mesh.sharding is None else mesh.sharding.shard.rank)
+        seed += mesh.tensor.rank if name.endswith("weight") else 0
         values = torch.randn(parameter.to_local().shape, generator=torch.Generator().manual_seed(seed))
         parameter.data.to_local().copy_(values)
     return mesh, made
@@ -52,6 +67,19 @@ def test_replicas_that_agree_pass_for_two_small_messages(ranks: RankPool, layout
     assert ranks.run(layout.world_size, drift_after, layout, {}) == [(None, sent)] * layout.world_size
 
 
+@pytest.mark.parametrize(
+    ("layout", "sent"),
+    [
+        (Layout(data=2, sharding="zero3"), []),  # nothing is held twice
+        (HYBRID, [("all_reduce", "replica", 2 * 4), ("all_reduce", "shard", 1)]),
+        (SHARED, [("all_reduce", "tensor", 2 * 2 + 1), ("all_reduce", "data", 1)]),
+    ],
+    ids=str,
+)
+def test_shares_are_compared_with_the_same_shares_of_other_copies(ranks: RankPool, layout: Layout, sent: Any) -> None:
+    assert ranks.run(layout.world_size, drift_after, layout, {}) == [(None, sent)] * layout.world_size
+
+
 CASES = {
     "sharded, data axis": (DATA_2, {1: [("first.weight", 3, 7.0)]}, ("first.weight", (0, 1), ())),
     "replicated, data axis": (DATA_2, {0: [("second.bias", 0, 7.0)]}, ("second.bias", (0, 1), ())),
@@ -65,6 +93,8 @@ CASES = {
         {1: [("first.bias", 7, 7.0)], 2: [("first.bias", 6, 7.0)]},
         ("first.bias", (1, 2), (0, 3)),
     ),
+    "a share of one copy": (HYBRID, {3: [("first.weight", 3, 7.0)]}, ("first.weight", (1, 3), ())),
+    "a share on one tensor rank": (SHARED, {2: [("second.bias", 3, 7.0)]}, ("second.bias", (2, 3), ())),
     "the first of several": (
         DATA_2,
         {1: [("second.bias", 0, 7.0), ("second.weight", 0, 7.0)]},

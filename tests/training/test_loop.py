@@ -77,6 +77,8 @@ LAYOUTS = {
     "tensor=4 sequence parallel": ("layout.tensor=4", "layout.sequence_parallel=true"),
     "data=2": ("layout.data=2",),
     "tensor=2 data=2": ("layout.tensor=2", "layout.data=2"),
+    "tensor=2 data=2 zero3": ("layout.tensor=2", "layout.data=2", "layout.sharding=zero3"),
+    "data=4 zero2 in groups of 2": ("layout.data=4", "layout.sharding=zero2", "layout.shard_group=2"),
 }
 
 

@@ -74,10 +74,12 @@ LAYOUTS = {
     "2x2 split": ("layout.tensor=2", "layout.data=2", "layout.sequence_parallel=true"),
     "4x1": ("layout.tensor=4",),
     "4x1 split": ("layout.tensor=4", "layout.sequence_parallel=true"),
+    "zero3": ("layout.data=2", "layout.sharding=zero3"),
+    "2x2 split zero2": ("layout.tensor=2", "layout.data=2", "layout.sequence_parallel=true", "layout.sharding=zero2"),
 }
 
 
-@pytest.mark.parametrize("layout", ["1x1", "data 2", "2x2", "4x1 split"])
+@pytest.mark.parametrize("layout", ["1x1", "data 2", "2x2", "4x1 split", "zero3"])
 def test_same_layout_goes_on_to_the_last_bit(ranks, run_with, layout):
     """With dropout on: the random streams are functions of the step, so nothing of them needs storing."""
     run = run_with(HERE, "model.dropout=0.1", *LAYOUTS[layout])
@@ -147,7 +149,9 @@ def compare_over_layouts(ranks, run_with, pair, base, *, at: int, tolerance: flo
     assert (ours - theirs).norm() / ours.norm() < tolerance
 
 
-@pytest.mark.parametrize("pair", [("2x2", "4x1"), ("4x1 split", "data 2"), ("1x1", "2x2 split")], ids=" to ".join)
+@pytest.mark.parametrize(
+    "pair", [("2x2", "4x1"), ("4x1 split", "data 2"), ("1x1", "2x2 split"), ("2x2 split zero2", "1x1")], ids=" to ".join
+)
 def test_other_layout_goes_on_up_to_rounding(ranks, run_with, pair):
     base = (HERE, "model.dropout=0.0", "training.precision=float64")
     compare_over_layouts(ranks, run_with, pair, base, at=3, tolerance=1e-10)

@@ -19,10 +19,31 @@ LAYOUTS = [
     ("layout.tensor=2", "layout.data=2", "layout.sequence_parallel=true"),
     ("layout.tensor=2", "training.micro_batch_size=1"),
     ("layout.tensor=2", "layout.data=2", "training.micro_batch_size=1"),
+    ("layout.tensor=2", 'training.recompute="full"'),
+    ("layout.tensor=2", "layout.sequence_parallel=true", 'training.recompute="full"', "training.recompute_every=2"),
+    ("layout.tensor=2", "layout.sequence_parallel=true", 'training.recompute="selective"'),
+    ("layout.tensor=2", "layout.sequence_parallel=true", 'training.recompute="operators"'),
+]
+SHARDED = [
+    ("layout.data=2", "layout.sharding=zero2", "training.micro_batch_size=1"),
+    ("layout.data=2", "layout.sharding=zero3", "training.micro_batch_size=1"),
+    ("layout.tensor=2", "layout.data=2", "layout.sharding=zero2"),
+    ("layout.tensor=2", "layout.data=2", "layout.sharding=zero3", "layout.sequence_parallel=true"),
+    ("layout.data=4", "layout.sharding=zero2", "layout.shard_group=2"),
+    (
+        "layout.data=4",
+        "layout.sharding=zero3",
+        "layout.shard_group=2",
+        "training.batch_size=8",
+        "training.micro_batch_size=1",
+    ),
 ]
 
 
-@pytest.mark.parametrize("options", LAYOUTS, ids=[" ".join(o) or "one rank" for o in LAYOUTS])
+COMPARED = [*LAYOUTS[:7], SHARDED[0], SHARDED[3], SHARDED[4]]
+
+
+@pytest.mark.parametrize("options", LAYOUTS + SHARDED, ids=[" ".join(o) or "one rank" for o in LAYOUTS + SHARDED])
 def test_recorded_collectives_are_the_planned_ones(ranks, run_with, options):
     run = run_with("model.dropout=0.0", *options)
     recorded = ranks.run(run.layout.world_size, record_step, run)[0]
@@ -39,7 +60,7 @@ def record_comparison(run) -> list[tuple[str, str, int]]:
     return [tuple(sent) for sent in recorder.sent]
 
 
-@pytest.mark.parametrize("options", LAYOUTS[:7], ids=[" ".join(o) or "one rank" for o in LAYOUTS[:7]])
+@pytest.mark.parametrize("options", COMPARED, ids=[" ".join(o) or "one rank" for o in COMPARED])
 def test_recorded_comparison_of_replicas_is_the_planned_one(ranks, run_with, options):
     run = run_with(*options)
     recorded = ranks.run(run.layout.world_size, record_comparison, run)[0]
