@@ -67,7 +67,9 @@ def vocab_parallel_cross_entropy(
     gets there).
     """
     local_size = weight.shape[0]
-    chunk = default_loss_chunk(local_size) if chunk_tokens is None else chunk_tokens
+    chunk = chunk_tokens
+    if chunk is None:
+        chunk = default_loss_chunk(local_size, hidden.shape[0], device=hidden.device.type)
     require_at_least("chunk_tokens", chunk, 1)
     _require_fit(hidden, weight, targets, vocab_size, axis)
     first = axis.rank * local_size
