@@ -111,7 +111,8 @@ def _watched(model: nn.Module, recording: Recording) -> Iterator[None]:
     handles = []
     for name, module in model.named_modules():
         enter = partial(watch.enter, name or display_name(model))
-        handles.append(module.register_forward_pre_hook(enter, prepend=True))  # before inputs are wrapped for sharding
+        handles.append(module.register_forward_pre_hook(enter, prepend=True))
+        handles.append(module.register_forward_pre_hook(watch.entered))
         handles.append(module.register_forward_hook(watch.leave))
     try:
         yield
@@ -133,6 +134,7 @@ class _Watch:
         self._num_calls: dict[str, int] = {}
         self._running: list[str] = []
         self._followed: dict[int, _Followed] = {}
+        self._entering: _Followed | None = None
 
     def enter(self, name: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:
         self._num_calls[name] = count = self._num_calls.get(name, 0) + 1
@@ -142,7 +144,15 @@ class _Watch:
         if inputs and isinstance(inputs[0], Tensor) and inputs[0].is_floating_point():
             if id(inputs[0]) not in self._followed:  # made by the parent's own code
                 self.recording.outputs[f"{parent}{INSIDE}input of {call}"] = inputs[0].detach().cpu().clone()
-            self._follow(inputs[0], f"{parent}{INSIDE}input of {call}").consumers.append(call)
+            self._entering = self._follow(inputs[0], f"{parent}{INSIDE}input of {call}")
+            self._entering.consumers.append(call)
+
+    def entered(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """After all that wraps a module's input, as sharding does: what the module sees counts as that input."""
+        if inputs and isinstance(inputs[0], Tensor) and inputs[0].is_floating_point():
+            if id(inputs[0]) not in self._followed and self._entering is not None:
+                self._followed[id(inputs[0])] = self._entering
+                self._entering.wrapped.append(inputs[0])
 
     def leave(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
         call = self._running.pop()
@@ -176,3 +186,5 @@ class _Followed:
     """The name of its gradient where no module took it in."""
     consumers: list[str] = field(default_factory=list)
     """The calls that took it in, the innermost last."""
+    wrapped: list[Tensor] = field(default_factory=list)
+    """What stands for it inside a call, held like it."""
