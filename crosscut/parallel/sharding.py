@@ -56,7 +56,7 @@ def shard_model(
         assert isinstance(unit, FSDPModule)
         unit.set_gradient_divide_factor(1.0)  # gradients are sums
         unit.set_force_sum_reduction_for_comms(True)  # a plain sum, which every backend has
-        if hasattr(unit, "set_reduce_scatter_unused_params"):  # from torch 2.12 on
+        if hasattr(unit, "set_reduce_scatter_unused_params"):  # not in every torch
             unit.set_reduce_scatter_unused_params(True, recurse=False)
     if on_meta:
         model.to_empty(device=mesh.device)

@@ -149,10 +149,11 @@ class _Watch:
 
     def entered(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
         """After all that wraps a module's input, as sharding does: what the module sees counts as that input."""
-        if inputs and isinstance(inputs[0], Tensor) and inputs[0].is_floating_point():
-            if id(inputs[0]) not in self._followed and self._entering is not None:
-                self._followed[id(inputs[0])] = self._entering
-                self._entering.wrapped.append(inputs[0])
+        if not inputs or not isinstance(inputs[0], Tensor) or not inputs[0].is_floating_point():
+            return
+        if id(inputs[0]) not in self._followed and self._entering is not None:
+            self._followed[id(inputs[0])] = self._entering
+            self._entering.wrapped.append(inputs[0])
 
     def leave(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
         call = self._running.pop()
