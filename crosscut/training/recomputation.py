@@ -68,11 +68,8 @@ def _recompute_attention(block: Block, streams: RandomStreams) -> None:
     attend = block.attention._attend
 
     def recomputed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if not torch.is_grad_enabled():
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():  # compiled: a kernel that keeps no scores
             return attend(q, k, v)
-        if torch.compiler.is_compiling():  # a compiler keeps random numbers by itself
-            y: Tensor = checkpoint(attend, q, k, v, use_reentrant=False)
-            return y
         return _checkpointed(attend, streams, q, k, v)
 
     block.attention._attend = recomputed  # type: ignore[method-assign]
