@@ -323,6 +323,12 @@ class RunConfig:
                 f'{part}. Choose other sizes, or set training.precision="bfloat16".'
             )
 
+        if self.training.precision == "float8" and self.layout.symmetric_memory:
+            raise ConfigError(
+                '`training.precision` must not be "float8" with layout.symmetric_memory, whose pieces are of 16 bits. '
+                'Set training.precision="bfloat16", or leave symmetric memory out.'
+            )
+
     def _check_compile(self) -> None:
         if self.training.compile == "on" and (reason := self.reason_against_compiling):
             raise ConfigError(not_compilable(reason))

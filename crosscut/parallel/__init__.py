@@ -29,6 +29,7 @@ from crosscut.parallel.random import Dropout, RandomStreams, disturb_, normal_, 
 from crosscut.parallel.recorder import CollectiveRecorder, Sent
 from crosscut.parallel.sharding import Reducer, ShardedReducer, make_reducer, reshard, shard_model
 from crosscut.parallel.stopping import Stopped, StopRequest
+from crosscut.parallel.symmetric_memory import enable_symmetric_memory, require_symmetric_memory
 
 __all__ = [
     "FLOAT8",
@@ -56,6 +57,7 @@ __all__ = [
     "clip_gradients_",
     "copy_to_tensor_parallel",
     "disturb_",
+    "enable_symmetric_memory",
     "enter_tensor_parallel",
     "find_drift",
     "gather_from_sequence_parallel",
@@ -73,6 +75,7 @@ __all__ = [
     "reduce_from_tensor_parallel",
     "reduce_scatter_to_sequence_parallel",
     "replicated_parameter",
+    "require_symmetric_memory",
     "reshard",
     "scatter_to_sequence_parallel",
     "seed_of",

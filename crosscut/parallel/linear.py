@@ -32,6 +32,7 @@ from crosscut.parallel.operators import (
 )
 from crosscut.parallel.parameters import local, local_on_sequence, replicated_parameter, sharded_parameter
 from crosscut.parallel.products import ORDINARY, Products
+from crosscut.parallel.symmetric_memory import gather_and_multiply, multiply_and_scatter
 
 
 class _EnterAndMultiply(Function):
@@ -237,7 +238,11 @@ class ColumnParallelLinear(nn.Module):
         require_sequence(x, self.mesh)
         x = x.to(_product_dtype(x))
         bias = None if self.bias is None else local(self.bias, x.dtype)
-        return _enter_and_multiply(x, local(self.weight, x.dtype), bias, self.mesh, self.products)
+        weight = local(self.weight, x.dtype)
+        if self.mesh.symmetric_memory:
+            product = gather_and_multiply(x, weight, self.mesh)
+            return product if bias is None else product + bias
+        return _enter_and_multiply(x, weight, bias, self.mesh, self.products)
 
 
 class RowParallelLinear(nn.Module):
@@ -276,7 +281,11 @@ class RowParallelLinear(nn.Module):
         x = x.to(_product_dtype(x))
         bias = None if self.bias is None else local_on_sequence(self.bias, self.mesh, x.dtype)
         is_needed = not (self.ends_recomputation and is_recomputing())
-        y: Tensor = _MultiplyAndLeave.apply(x, local(self.weight, x.dtype), bias, self.mesh, self.products, is_needed)
+        weight = local(self.weight, x.dtype)
+        if self.mesh.symmetric_memory and is_needed:
+            product = multiply_and_scatter(x, weight, self.mesh)
+            return product if bias is None else product + bias
+        y: Tensor = _MultiplyAndLeave.apply(x, weight, bias, self.mesh, self.products, is_needed)
         return y
 
 

@@ -41,6 +41,12 @@ _DIRECT_OPERATIONS = {
 }
 """What `fully_shard` calls: the group comes as an object, the output before the input."""
 
+_FUSED = {
+    "symm_mem::fused_all_gather_matmul": "all_gather",
+    "symm_mem::fused_matmul_reduce_scatter": "reduce_scatter",
+}
+"""Products that send in pieces what these collectives send at once."""
+
 
 def comes_again(types: Sequence[type]) -> bool:
     """Whether an operator is on distributed tensors, which turn it into operators on local ones that are seen later."""
@@ -62,6 +68,7 @@ class CollectiveRecorder(TorchDispatchMode):
         axes = [mesh.data, mesh.tensor]
         if mesh.sharding is not None and mesh.sharding.replica is not None:
             axes += [mesh.sharding.shard, mesh.sharding.replica]
+        self._sizes = {axis.group_name: axis.size for axis in (mesh.data, mesh.tensor)}
         self._axis_of = {axis.group_name: axis.name for axis in axes}
 
     @classmethod
@@ -80,6 +87,13 @@ class CollectiveRecorder(TorchDispatchMode):
         if comes_again(types):
             return NotImplemented
         name = getattr(func, "name", lambda: "")().split(".")[0]
+        if name in _FUSED:
+            operation, group = _FUSED[name], args[3 if name.endswith("matmul") else 4]
+            gathers = operation == "all_gather"
+            elements = (
+                args[0].numel() * self._sizes[group] if gathers else args[0].shape[:-1].numel() * args[1].shape[1]
+            )
+            self.sent.append(Sent(operation, self._axis_of.get(group, group), elements))
         if name in _OPERATIONS:
             operation = _OPERATIONS[name]
             elements = args[0].numel() * (args[1] if operation == "all_gather" else 1)  # args[1]: ranks of the group

@@ -21,7 +21,6 @@ from crosscut.config import ConfigError, RunConfig, TrainingError
 from crosscut.config.run import not_compilable
 from crosscut.model import GPT
 from crosscut.parallel import ParallelMesh
-from crosscut.parallel.processes import choose_device
 
 BACKEND = "inductor"
 """What compiles a graph, by the name that `torch.compile` knows it by."""
@@ -33,7 +32,7 @@ def apply_compilation(model: GPT, run: RunConfig, mesh: ParallelMesh) -> "Compil
     Comes before recomputation, which wraps what it finds. None where nothing is compiled: the first rank says why where
     `training.compile` is `auto` on a GPU. Raises `ConfigError` as `require_compilation`.
     """
-    require_compilation(run)
+    require_compilation(run, mesh.device)
     if not _is_wanted(run, mesh.device):
         return None
     if reason := _reason_against(run, mesh.device):
@@ -46,9 +45,9 @@ def apply_compilation(model: GPT, run: RunConfig, mesh: ParallelMesh) -> "Compil
     return compiler
 
 
-def require_compilation(run: RunConfig) -> None:
+def require_compilation(run: RunConfig, device: torch.device) -> None:
     """Raise `ConfigError` where `training.compile` is `on` and this machine does not allow it."""
-    if run.training.compile == "on" and (reason := _reason_against(run, choose_device(run.training.device))):
+    if run.training.compile == "on" and (reason := _reason_against(run, device)):
         raise ConfigError(not_compilable(reason))
 
 
@@ -62,6 +61,8 @@ def _reason_against(run: RunConfig, device: torch.device) -> str:
         return reason
     if torch._dynamo.config.disable:
         return "compilation is turned off by TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE in the environment"
+    if device.type == "cpu" and run.training.recompute == "selective" and run.model.dropout:
+        return 'attention with dropout keeps its scores on the CPU, which training.recompute="selective" forbids'
     if device.type == "cuda":
         return "" if importlib.util.find_spec("triton") else "Triton, which writes the GPU's kernels, is not installed"
     return "" if _has_cpp_compiler() else "there is no C++ compiler for the CPU's kernels (g++ or what CXX names)"

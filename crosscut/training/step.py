@@ -12,6 +12,7 @@ from crosscut.parallel import (
     ParallelMesh,
     RandomStreams,
     clip_gradients_,
+    enable_symmetric_memory,
     global_gradient_norm,
     make_reducer,
     shard_model,
@@ -42,6 +43,7 @@ class Trainer:
         self.model = make_model(run.model, precision=run.training.precision, mesh=mesh, streams=self.streams)
         shard_model(self.model, mesh, units=self.model.blocks, compute_dtype=compute_dtype(run.training.precision))
         initialize(self.model, run.training.seed)
+        enable_symmetric_memory(mesh)
         self.compiler = apply_compilation(self.model, run, mesh)
         apply_recomputation(self.model, run)
         self.parameters = list(self.model.parameters())

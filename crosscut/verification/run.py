@@ -25,8 +25,9 @@ from crosscut.parallel.processes import (
 )
 from crosscut.planner import count_parameters, step_traffic
 from crosscut.training.batches import Batch
-from crosscut.training.compilation import compiled_modules, require_compilation
+from crosscut.training.compilation import compiled_modules
 from crosscut.training.precision import compute_dtype
+from crosscut.training.requirements import require_capabilities
 from crosscut.training.step import Trainer
 from crosscut.verification.module import CLIP_NORM, LEARNING_RATE
 from crosscut.verification.proof import prove
@@ -85,7 +86,7 @@ def verify_runs(runs: Sequence[RunConfig]) -> list[Report]:
         if was_started() and started_world_size() != run.layout.world_size:
             raise LayoutError(world_size_message(run.layout, started_world_size()))
         require_devices(run.training.device, ranks_on_this_machine(run.layout.world_size))
-        require_compilation(run)
+        require_capabilities(run)
     if not was_started():
         return [launch(_verify_rank, (run,), num_ranks=run.layout.world_size) for run in _shown(runs)]
     with joined_rank():

@@ -28,6 +28,17 @@ def test_dropout_under_tensor_parallelism_is_not_compiled() -> None:
     assert not make_run(layout={"tensor": 2}, compile="on").reason_against_compiling
 
 
+def test_float8_products_do_not_run_in_pieces() -> None:
+    layout = {"tensor": 2, "sequence_parallel": True, "symmetric_memory": True}
+    make_run(layout=layout, precision="bfloat16")
+    with pytest.raises(ConfigError) as error:
+        make_run(layout=layout, precision="float8")
+    assert str(error.value) == (
+        '`training.precision` must not be "float8" with layout.symmetric_memory, whose pieces are of 16 bits. Set '
+        'training.precision="bfloat16", or leave symmetric memory out.'
+    )
+
+
 def test_float8_products_have_rows_of_sixteen() -> None:
     make_run(layout={"tensor": 4}, precision="float8")
     with pytest.raises(ConfigError) as error:

@@ -123,7 +123,22 @@ def test_default_loss_chunk_holds_the_logits_that_training_keeps() -> None:
     local_vocab_size = 2**22
     model = ModelConfig(num_layers=1, hidden_size=8, num_heads=2, vocab_size=2 * local_vocab_size)
     run = RunConfig(model=model, layout=Layout(tensor=2), training=TrainingConfig(batch_size=1, sequence_length=64))
-    assert the_only("loss maximum", step_traffic(run)).elements == default_loss_chunk(local_vocab_size) == 8
+    assert the_only("loss maximum", step_traffic(run)).elements == default_loss_chunk(local_vocab_size, 64) == 8
+
+
+@pytest.mark.parametrize(
+    ("local_vocab_size", "num_tokens", "chunk"),
+    [
+        (50_304, 2048, 512),  # 667 would fit: three such chunks would leave 47 tokens, at the price of a whole chunk
+        (50_304, 600, 640),
+        (50_304, 60, 128),
+        (2**26, 64, 1),
+    ],
+)
+def test_loss_chunks_are_even(local_vocab_size: int, num_tokens: int, chunk: int) -> None:
+    assert default_loss_chunk(local_vocab_size, num_tokens) == chunk
+    assert default_loss_chunk(local_vocab_size, num_tokens, device="auto") == chunk
+    assert default_loss_chunk(50_304, 8192, device="cuda") == 8192
 
 
 def test_loss_does_not_grow_with_the_vocabulary() -> None:

@@ -191,7 +191,7 @@ def test_without_being_asked_nothing_is_compiled_on_the_cpu(ranks: RankPool, run
 def test_a_machine_without_a_compiler_is_refused_before_the_start(run_with: Any) -> None:
     run = run_with(ON)
     with torch._dynamo.config.patch(disable=True), pytest.raises(ConfigError) as error:
-        require_compilation(run)
+        require_compilation(run, torch.device("cpu"))
     assert str(error.value) == (
         '`training.compile` must be "auto" or "off" here, but is "on": compilation is turned off by '
         "TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE in the environment. Change that, or set "
@@ -199,5 +199,5 @@ def test_a_machine_without_a_compiler_is_refused_before_the_start(run_with: Any)
     )
     with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
         with pytest.raises(ConfigError, match=r"there is no C\+\+ compiler for the CPU's kernels"):
-            require_compilation(run)
-        require_compilation(replace(run, training=replace(run.training, compile="auto")))
+            require_compilation(run, torch.device("cpu"))
+        require_compilation(replace(run, training=replace(run.training, compile="auto")), torch.device("cpu"))
