@@ -1,158 +1,295 @@
-"""The speed and memory of training on one device: tokens/s, utilisation and peak memory of the paper's presets.
+"""Crosscut and its peers on one GPU: tokens/s, model FLOP/s, utilisation and peak memory, within nine minutes.
 
-    python benchmarks/gpu.py                       # one CUDA device, bfloat16, megatron-355m and megatron-1.2b
+    python benchmarks/gpu.py                       # one NVIDIA GPU, no network; writes gpu.json
     python benchmarks/gpu.py --device cpu --tiny   # seconds on any machine, to see that it runs
 
-Every preset is trained for a few steps by the trainer that `crosscut train` uses, on random tokens with the preset's
-vocabulary. Utilisation is the planner's model FLOP/s (no recomputation counted) over two peaks: the dense peak that the
-maker states, and the matrix rate measured in this run.
+Every measurement (`gpu_plan.py`) has a process of its own, one after another, so that none has another's memory or
+compiled code. They come in the order of their worth, the contenders of a model next to each other and in a second turn
+where time is left; what no longer fits into the time is skipped and named. A measurement that fails says why and stops
+no other; one that runs out of memory is tried again in micro-batches of half the size.
+
+Model FLOP/s are the planner's: matrix products forward and backward, attention over the whole square, nothing that is
+recomputed. Utilisation is over two peaks: the dense bfloat16 peak that the maker states, and the matrix rate measured
+in the same process. Because users differ on it, the share of the dense peak with attention's causal half alone is
+beside. No dropout; weights, sums of gradients and AdamW in float32. The two layouts of the paper's 8.3B model run rank
+0 alone with collectives that do nothing: the computing of that rank and its memory are real, the sending is missing.
 """
 
 import argparse
+import hashlib
 import json
+import multiprocessing as mp
+import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
+from gpu_plan import GOALS, Goal, Measurement, full_plan, halved, tiny_plan
+from gpu_worker import Failed, answer, describe, measure
 
-from crosscut.config import RunConfig, load_run
-from crosscut.parallel import ParallelMesh, make_mesh, process_group
-from crosscut.planner import count_parameters, find_hardware, model_flops_per_token
-from crosscut.training.precision import compute_dtype
-from crosscut.training.step import Batch, Trainer
-from crosscut.training.throughput import measure_matrix_rate, synchronize
-
-
-def make_run(preset: str, options: argparse.Namespace) -> RunConfig:
-    """The run of a preset as the options have it."""
-    return load_run(
-        {
-            "model": {"preset": preset, "dropout": options.dropout},
-            "training": {
-                "batch_size": options.batch_size,
-                "micro_batch_size": options.micro_batch_size,
-                "sequence_length": options.sequence_length,
-                "precision": options.precision,
-            },
-        },
-        ["model.vocab_size=512"] if options.tiny else [],
-    )
+ROOT = Path(__file__).resolve().parents[1]
+GROUPS = ("models", "precision", "layouts", "recomputation", "compile")
+SECONDS_EAGER, SECONDS_COMPILED = 20.0, 40.0
+"""What a measurement is thought to take before one of its kind has been done."""
 
 
-def random_batch(run: RunConfig, device: torch.device, seed: int) -> list[Batch]:
-    """The micro-batches of a step, of random tokens."""
-    generator = torch.Generator().manual_seed(seed)
-    size = (run.training.batch_size, run.training.sequence_length + 1)
-    tokens = torch.randint(0, run.model.vocab_size, size, generator=generator).to(device)
-    parts = tokens.split(run.micro_batch_size)
-    return [(part[:, :-1], part[:, 1:]) for part in parts]
+@dataclass
+class Budget:
+    """The time of all measurements together."""
+
+    seconds: float
+    began: float = field(default_factory=time.monotonic)
+    longest: dict[bool, float] = field(default_factory=lambda: {False: SECONDS_EAGER, True: SECONDS_COMPILED})
+    """Of a measurement that was done, by whether it was compiled."""
+    done: set[bool] = field(default_factory=set)
+
+    def left(self) -> float:
+        """Seconds."""
+        return self.seconds - (time.monotonic() - self.began)
+
+    def fits(self, measurement: Measurement) -> bool:
+        """Whether it should end in time."""
+        return self.longest[measurement.compiled] < self.left()
+
+    def took(self, measurement: Measurement, seconds: float) -> None:
+        """Learn from one that was done."""
+        kind = measurement.compiled
+        self.longest[kind] = max(seconds, self.longest[kind] if kind in self.done else 0.0)
+        self.done.add(kind)
 
 
-def measure(run: RunConfig, mesh: ParallelMesh, *, steps: int, warmup: int) -> dict[str, Any]:
-    """Seconds per step and peak memory of a run."""
-    device = mesh.device
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-    start = time.perf_counter()
-    trainer = Trainer(run, mesh)
-    building = time.perf_counter() - start
-    seconds = []
-    for step in range(warmup + steps):
-        batch = random_batch(run, device, step)
-        synchronize(device)
-        start = time.perf_counter()
-        loss = trainer.step(step, batch).loss
-        synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    median = statistics.median(seconds[warmup:])
-    tokens = run.training.batch_size * run.training.sequence_length
+@dataclass
+class Row:
+    """What came of a measurement."""
+
+    measurement: Measurement
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    """The figures of each turn."""
+    remarks: list[str] = field(default_factory=list)
+    """Why it failed or was skipped, or ran otherwise than planned."""
+
+    def figures(self, dense_peak: float | None) -> dict[str, Any]:
+        """Its turns as one; nothing where there is none."""
+        from contenders import Way, crosscut_run
+
+        from crosscut.planner import model_flops_per_token
+
+        if not self.turns:
+            return {}
+        shape, ranks = self.measurement.shape, self.measurement.tensor
+        model = crosscut_run(shape, Way()).model
+        tokens = shape.batch_size * shape.sequence_length
+        seconds = statistics.median(turn["seconds_per_step"] for turn in self.turns)
+        flops = tokens * model_flops_per_token(model, shape.sequence_length) / ranks
+        square = tokens * 12 * shape.num_layers * shape.sequence_length * shape.hidden_size / ranks
+        rate = statistics.median(turn["measured_matrix_rate"] for turn in self.turns)
+        peaks = [turn["peak_bytes"] for turn in self.turns]
+        return {
+            "seconds_per_step": seconds,
+            "tokens_per_second": tokens / seconds,
+            "model_flops_per_second": flops / seconds,
+            "of_dense_peak": flops / seconds / dense_peak if dense_peak else None,
+            "of_dense_peak_causal": (flops - square / 2) / seconds / dense_peak if dense_peak else None,
+            "of_measured_rate": flops / seconds / rate,
+            "peak_bytes": max(peaks) if None not in peaks else None,
+        }
+
+
+def run_plan(plan: list[Measurement], budget: Budget, device: str, told: Callable[[Row], None]) -> dict[str, Row]:
+    """Do what fits into the budget; the rows by name, `told` as each is changed."""
+    rows: dict[str, Row] = {}
+    queue = list(plan)
+    while queue:
+        measurement = queue.pop(0)
+        row = rows.setdefault(measurement.name, Row(measurement))
+        if row.remarks and not row.turns:
+            continue  # what has failed would fail again
+        if not budget.fits(measurement):
+            turn = f"turn {len(row.turns) + 1} " if row.turns else ""
+            row.remarks.append(f"{turn}skipped: {max(0.0, budget.left()):.0f} s were left of {budget.seconds:.0f}")
+            told(row)
+            continue
+        start = time.monotonic()
+        result = in_process(measure, (row.measurement, device), limit=budget.left())
+        if not isinstance(result, Failed):
+            budget.took(measurement, time.monotonic() - start)
+            row.turns.append(result)
+        elif result.out_of_memory and row.measurement.micro_batch_size > 1:
+            row.measurement = halved(row.measurement)
+            queue.insert(0, row.measurement)
+            print(f"{row.measurement.name}: out of memory, again at {row.measurement.micro_batch_size}", flush=True)
+            continue
+        else:
+            row.remarks.append(f"failed: {result.reason}")
+        told(row)
+    return rows
+
+
+def start_server(device: str, budget: Budget) -> Any:
+    """Choose how processes start, and describe the device from the first one: or a `Failed`.
+
+    They are forked from a server that has imported torch once for all and never touches a device. Where what it imports
+    has touched one after all, each process starts anew.
+    """
+    mp.set_forkserver_preload(["torch", "torch._dynamo", "crosscut.training.step", "crosscut.parallel"])
+    mp.set_start_method("forkserver")
+    about = in_process(describe, (device,), limit=budget.left())
+    if isinstance(about, Failed) and ("fork" in about.reason or "initialization error" in about.reason):
+        mp.set_start_method("spawn", force=True)
+        about = in_process(describe, (device,), limit=budget.left())
+    return about
+
+
+def in_process(function: Callable[..., Any], arguments: tuple[Any, ...], *, limit: float) -> Any:
+    """What the function gives in a process of its own, or a `Failed`."""
+    context = mp.get_context()
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=answer, args=(function, arguments, there), daemon=False)
+    process.start()
+    there.close()
+    try:
+        result = here.recv() if here.poll(limit) else Failed(f"was not done after {limit:.0f} s")
+    except EOFError:
+        process.join(5)
+        result = Failed(f"its process ended with status {process.exitcode}")
+    process.join(5)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    return result
+
+
+def machine(device: dict[str, Any]) -> dict[str, Any]:
+    """What this ran on, and which source."""
+    packages = ("torch", "triton", "transformers", "litgpt", "torchtitan", "torchao")
     return {
-        "parameters": count_parameters(run.model),
-        "batch_size": run.training.batch_size,
-        "micro_batch_size": run.micro_batch_size,
-        "sequence_length": run.training.sequence_length,
-        "seconds_to_build": building,
-        "seconds_per_step": median,
-        "tokens_per_second": tokens / median,
-        "model_flops_per_second": tokens / median * model_flops_per_token(run.model, run.training.sequence_length),
-        "peak_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
-        "last_loss": loss,
-    }
-
-
-def machine(device: torch.device) -> dict[str, str]:
-    """What this ran on."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {
-        "date": datetime.now(tz=UTC).date().isoformat(),
-        "device": name,
+        "date": datetime.now(tz=UTC).isoformat(timespec="seconds"),
+        **device,
         "python": platform.python_version(),
-        "torch": version("torch"),
-        "cuda": torch.version.cuda or "none",
+        **{package: _version(package) for package in packages},
+        "commit": _commit(),
+        "source_sha256": _source_hash(),
     }
 
 
-def report(result: dict[str, Any]) -> None:
-    """Print the table."""
-    print(", ".join(f"{key} {value}" for key, value in result["machine"].items()))
-    published = result["published_peak"]
-    stated = f"{published / 1e12:,.0f} TFLOP/s stated" if published else "no stated peak known"
-    print(f"{result['precision']}: {stated}, {result['measured_peak'] / 1e12:,.2f} TFLOP/s measured\n")
-    print(f"{'preset':22}{'params':>9}{'batch':>7}{'s/step':>9}{'tokens/s':>11}{'TFLOP/s':>9}", end="")
-    print(f"{'of stated':>11}{'of measured':>13}{'peak GiB':>10}")
-    for name, row in result["presets"].items():
-        rate = row["model_flops_per_second"]
-        of_stated = f"{rate / published:.1%}" if published else "-"
-        memory = f"{row['peak_bytes'] / 2**30:,.1f}" if row["peak_bytes"] else "-"
-        print(
-            f"{name:22}{row['parameters'] / 1e6:>8,.1f}M{row['batch_size']:>7}{row['seconds_per_step']:>9.3f}"
-            f"{row['tokens_per_second']:>11,.0f}{rate / 1e12:>9,.2f}{of_stated:>11}"
-            f"{rate / result['measured_peak']:>13.1%}{memory:>10}"
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _commit() -> str:
+    """The checkout's commit, marked where files differ from it."""
+    try:
+        commit, changed = (
+            subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True).stdout.strip()
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
         )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{commit}{'-changed' if changed else ''}"
+
+
+def _source_hash() -> str:
+    """Of the package's and the benchmarks' Python files, for a copy that git knows nothing of."""
+    digest = hashlib.sha256()
+    for path in sorted([*(ROOT / "crosscut").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]):
+        digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+HEADER = (
+    f"{'':36}{'batch':>7}{'micro':>7}{'s/step':>9}{'tokens/s':>11}{'TFLOP/s':>9}"
+    f"{'of peak':>9}{'(causal)':>9}{'of rate':>9}{'peak GiB':>10}"
+)
+
+
+def line(row: Row, dense_peak: float | None) -> str:
+    """A row of the table."""
+    m, f = row.measurement, row.figures(dense_peak)
+    text = f"{m.name:36}"
+    if f:
+        shares = (f["of_dense_peak"], f["of_dense_peak_causal"], f["of_measured_rate"])
+        memory = "-" if f["peak_bytes"] is None else f"{f['peak_bytes'] / 2**30:,.1f}"
+        text += f"{m.shape.batch_size:>7}{m.micro_batch_size:>7}{f['seconds_per_step']:>9.3f}"
+        text += f"{f['tokens_per_second']:>11,.0f}{f['model_flops_per_second'] / 1e12:>9,.2f}"
+        text += "".join(f"{'-' if share is None else format(share, '.1%'):>9}" for share in shares) + f"{memory:>10}"
+    return "  ".join([text, *row.remarks])
+
+
+def judged(goals: tuple[Goal, ...], rows: dict[str, Row], dense_peak: float | None) -> Iterator[dict[str, Any]]:
+    """Each goal with its figure and whether it is met; None where it was not measured."""
+    figures = {name: row.figures(dense_peak) for name, row in rows.items()}
+    for goal in goals:
+        mine = figures.get(goal.of, {})
+        value: float | None = None
+        if not goal.over:
+            value = mine.get("of_dense_peak")
+        elif mine:
+            model = goal.of.partition(", ")[2]
+            rivals = [
+                f["tokens_per_second"]
+                for name, f in figures.items()
+                if f and (name == goal.over or (goal.over == "peers" and _is_peer(rows[name], model)))
+            ]
+            value = mine["tokens_per_second"] / max(rivals) if rivals else None
+        met = None if value is None else value >= goal.least
+        yield {"goal": f"{goal.of}: {goal.text}", "least": goal.least, "measured": value, "met": met}
+
+
+def _is_peer(row: Row, model: str) -> bool:
+    m = row.measurement
+    return m.group == "models" and m.program != "crosscut" and m.name.endswith(f", {model}")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure and print."""
+    """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--presets", nargs="+", default=["megatron-355m", "megatron-1.2b"])
-    parser.add_argument("--tiny", action="store_true", help="laptop-tiny with a small vocabulary, a few short steps")
-    parser.add_argument("--precision", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--micro-batch-size", type=int, default=8)
-    parser.add_argument("--sequence-length", type=int, default=1024)
-    parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--warmup", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--tiny", action="store_true", help="a model of seconds, one measurement of each kind")
+    parser.add_argument("--only", nargs="+", choices=GROUPS, default=GROUPS, help="kinds of measurements")
+    parser.add_argument("--seconds", type=float, default=525.0, help="for everything; what does not fit is skipped")
+    parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="the file for the figures")
     options = parser.parse_args(arguments)
-    if options.tiny:
-        options.presets, options.steps, options.warmup = ["laptop-tiny"], 2, 1
-        options.batch_size, options.micro_batch_size, options.sequence_length = 4, 2, 32
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("`--device` must be a device that is there, but there is no CUDA device. Try --device cpu --tiny.")
-    device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
-    with process_group(device):
-        runs = {preset: make_run(preset, options) for preset in options.presets}
-        mesh = make_mesh(next(iter(runs.values())).layout, device)
-        hardware = find_hardware(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-        result = {
-            "machine": machine(device),
-            "precision": options.precision,
-            "published_peak": hardware.flops.get(options.precision) if hardware else None,
-            "measured_peak": measure_matrix_rate(device, compute_dtype(options.precision)),
-            "presets": {n: measure(r, mesh, steps=options.steps, warmup=options.warmup) for n, r in runs.items()},
-        }
-    report(result)
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    if options.device == "cpu" and not options.tiny:
+        parser.error("`--device` must be cuda for the models of billions, but is cpu. Add --tiny.")
+    budget = Budget(options.seconds)
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # to ask for a GPU without taking one
+    device = start_server(options.device, budget)
+    if isinstance(device, Failed):
+        parser.error(f"`--device` must be a device that is there, but {device.reason} Try --device cpu --tiny.")
+    about, peak = machine(device), device["dense_peak"]
+    plan = tiny_plan() if options.tiny else full_plan(device["memory"])
+    print(", ".join(f"{name} {value}" for name, value in about.items()))
+    print(HEADER, flush=True)
+    chosen = [m for m in plan if m.group in options.only]
+    rows = run_plan(chosen, budget, options.device, lambda row: print(line(row, peak), flush=True))
+    goals = list(judged(GOALS, rows, peak))
+    print()
+    for goal in goals:
+        found = "not measured" if goal["measured"] is None else f"{goal['measured']:.3f}"
+        verdict = {None: "", True: ", met", False: ", not met"}[goal["met"]]
+        print(f"{goal['goal']}: {found} (goal {goal['least']:.2f}{verdict})")
+    print(f"{time.monotonic() - budget.began:.0f} s in all")
+    result = {
+        "machine": about,
+        "measurements": [
+            {**asdict(row.measurement), "figures": row.figures(peak), "turns": row.turns, "remarks": row.remarks}
+            for row in rows.values()
+        ],
+        "goals": goals,
+        "seconds": time.monotonic() - budget.began,
+    }
+    options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

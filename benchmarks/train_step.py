@@ -1,11 +1,12 @@
-"""One training step of the same GPT-2 by Crosscut, Hugging Face transformers and litgpt, in turns on this machine.
+"""One training step of the same GPT-2 by Crosscut, transformers, litgpt and a plain program, in turns on this machine.
 
     make benchmarks                                             # sets up .venv-benchmarks and runs this, too
     .venv-benchmarks/bin/python benchmarks/train_step.py
 
-Every contender lives in its own process, is built once, and steps when it is its turn: forward, backward, clipping at a
-norm of 1.0, AdamW (PyTorch's fused form for all), float32, no dropout, random tokens. A round is one step of each, so
-that a machine that slows down slows down all. Memory is the peak of the whole process, Python and PyTorch included.
+Every contender (`contenders.py`), eager and compiled, lives in its own process, is built once, and steps when it is its
+turn, in float32 on random tokens. A round is one step of each, so that a machine that slows down slows down all; the
+first rounds, in which the compiled ones compile, are not counted. Memory is the peak of the whole process, Python and
+PyTorch included.
 
 Layout parity is measured beside: Crosscut over two processes with one thread each against one process with two threads.
 """
@@ -20,164 +21,106 @@ import socket
 import statistics
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from contenders import PEERS, Shape, Way, is_installed, make_step, require_compiled
 
-@dataclass(frozen=True)
-class Shape:
-    """The model and the batch."""
 
-    num_layers: int = 6
-    hidden_size: int = 384
-    num_heads: int = 6
-    sequence_length: int = 256
-    batch_size: int = 8
-    vocab_size: int = 50_304
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A contender: a program and how it runs."""
 
+    program: str
+    compiled: bool = False
+    num_ranks: int = 1
+
+
+ENTRIES: dict[str, Entry] = {
+    "crosscut": Entry(program="crosscut"),
+    "crosscut compiled": Entry(program="crosscut", compiled=True),
+    "crosscut tensor=2": Entry(program="crosscut", num_ranks=2),
+    **{peer: Entry(program=peer) for peer in PEERS},
+    **{f"{peer} compiled": Entry(program=peer, compiled=True) for peer in PEERS},
+}
 
 TINY = Shape(num_layers=2, hidden_size=64, num_heads=2, sequence_length=32, batch_size=2, vocab_size=512)
 
-
-def make_crosscut(shape: Shape) -> Any:
-    """A function that does one step of Crosscut's training, over as many ranks as were started."""
-    import torch
-
-    from crosscut.config import load_run
-    from crosscut.parallel import make_mesh
-    from crosscut.parallel.processes import process_group, started_world_size
-    from crosscut.training.step import Trainer
-
-    run = load_run(
-        {
-            "model": {
-                "num_layers": shape.num_layers,
-                "hidden_size": shape.hidden_size,
-                "num_heads": shape.num_heads,
-                "vocab_size": shape.vocab_size,
-                "max_sequence_length": shape.sequence_length,
-                "dropout": 0.0,
-            },
-            "layout": {"tensor": started_world_size()},
-            "training": {"batch_size": shape.batch_size, "sequence_length": shape.sequence_length, "steps": 1000},
-            "optimizer": {"warmup_steps": 100},
-        }
-    )
-    device = torch.device("cpu")
-    group = process_group(device)
-    group.__enter__()
-    trainer = Trainer(run, make_mesh(run.layout, device))
-
-    def step(number: int, tokens: torch.Tensor, targets: torch.Tensor, _alive: Any = group) -> float:
-        return trainer.step(number, [(tokens, targets)]).loss
-
-    return step
-
-
-def _with_torch_optimizer(parameters: list[Any], compute_loss: Any) -> Any:
-    """The step that users of a plain PyTorch model write."""
-    import torch
-
-    optimizer = torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.01, fused=True)
-
-    def step(_number: int, tokens: torch.Tensor, targets: torch.Tensor) -> float:
-        loss = compute_loss(tokens, targets)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.item()
-
-    return step
-
-
-def make_transformers(shape: Shape) -> Any:
-    """Hugging Face's GPT-2 with its own attention and loss."""
-    import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        n_layer=shape.num_layers, n_embd=shape.hidden_size, n_head=shape.num_heads, vocab_size=shape.vocab_size,
-        n_positions=shape.sequence_length, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
-        attn_implementation="sdpa",
-    )  # fmt: skip
-    model = GPT2LMHeadModel(config).train()
-
-    def loss(tokens: torch.Tensor, _targets: torch.Tensor) -> torch.Tensor:
-        return model(tokens, labels=tokens).loss  # it shifts the labels itself
-
-    return _with_torch_optimizer(list(model.parameters()), loss)
-
-
-def make_litgpt(shape: Shape) -> Any:
-    """Litgpt's GPT in the same sizes, its embeddings tied like GPT-2's, with its chunked loss.
-
-    It has rotary positions instead of learned ones, a difference of 0.1% of the parameters.
-    """
-    import torch
-    from litgpt import GPT, Config
-    from litgpt.utils import chunked_cross_entropy
-
-    config = Config(
-        n_layer=shape.num_layers, n_embd=shape.hidden_size, n_head=shape.num_heads, block_size=shape.sequence_length,
-        vocab_size=shape.vocab_size, padded_vocab_size=shape.vocab_size, bias=True, parallel_residual=False,
-        norm_class_name="LayerNorm", mlp_class_name="GptNeoxMLP", gelu_approximate="tanh", rotary_percentage=0.25,
-    )  # fmt: skip
-    model = GPT(config).train()
-    model.lm_head.weight = model.transformer.wte.weight
-
-    def loss(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return chunked_cross_entropy(model(tokens), targets)
-
-    return _with_torch_optimizer(list(model.parameters()), loss)
-
-
-CONTENDERS: dict[str, tuple[Any, int]] = {
-    "crosscut": (make_crosscut, 1),
-    "crosscut tensor=2": (make_crosscut, 2),
-    "transformers": (make_transformers, 1),
-    "litgpt": (make_litgpt, 1),
-}
-"""Name to (maker of its step, processes)."""
-
 CORES = 2
+
+GOALS = {"eager": 0.88, "compiled": 1.0, "memory": 0.55, "tensor=2": 0.95}
 
 
 def work(name: str, rank: int, port: int, shape: Shape, orders: Connection) -> None:
-    """One process of a contender: steps when told to, tells the seconds, at last its peak memory."""
-    make, num_ranks = CONTENDERS[name]
-    if num_ranks > 1:
+    """One process of a contender: steps when told to, tells the seconds, at last its peak memory.
+
+    A contender that cannot run says why in place of an answer.
+    """
+    try:
+        take_part(ENTRIES[name], rank, port, shape, orders)
+    except Exception as error:  # of whatever kind: the others go on
+        orders.send(Failure(f"{type(error).__name__}: {error}".splitlines()[0]))
+
+
+def take_part(entry: Entry, rank: int, port: int, shape: Shape, orders: Connection) -> None:
+    """What `work` does where nothing fails."""
+    if entry.num_ranks > 1:
         os.environ.update(
-            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks), LOCAL_WORLD_SIZE=str(num_ranks),
-            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(entry.num_ranks),
+            LOCAL_WORLD_SIZE=str(entry.num_ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
         )  # fmt: skip
         if sys.platform == "linux":
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch
 
     torch.manual_seed(0)
-    step = make(shape)
-    torch.set_num_threads(CORES // num_ranks)
-    generator = torch.Generator().manual_seed(1)
-    size = (shape.batch_size, shape.sequence_length + 1)
-    orders.send("ready")
-    number = 0
-    while orders.recv() == "step":
-        batch = torch.randint(0, shape.vocab_size, size, generator=generator)
-        start = time.perf_counter()
-        loss = step(number, batch[:, :-1], batch[:, 1:])
-        orders.send((time.perf_counter() - start, loss))
-        number += 1
-    orders.send(peak_bytes())
+    way = Way(compiled=entry.compiled, overrides=(f"layout.tensor={entry.num_ranks}",))
+    with ranks_group(entry.program):
+        step = make_step(entry.program, shape, way)
+        torch.set_num_threads(CORES // entry.num_ranks)
+        generator = torch.Generator().manual_seed(1)
+        size = (shape.batch_size, shape.sequence_length + 1)
+        orders.send("ready")
+        number = 0
+        while orders.recv() == "step":
+            batch = torch.randint(0, shape.vocab_size, size, generator=generator)
+            start = time.perf_counter()
+            loss = float(step(number, [(batch[:, :-1], batch[:, 1:])]))
+            elapsed = time.perf_counter() - start
+            if entry.compiled and not number:
+                require_compiled()
+            orders.send((elapsed, loss))
+            number += 1
+        orders.send(peak_bytes())
+
+
+def ranks_group(program: str) -> AbstractContextManager[None]:
+    """What Crosscut's ranks meet in; the peers need none."""
+    if program != "crosscut":
+        return nullcontext()
+    import torch
+
+    from crosscut.parallel import process_group
+
+    return process_group(torch.device("cpu"))
 
 
 def peak_bytes() -> int:
     """The most memory that this process has had resident."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a contender does not take part."""
+
+    reason: str
 
 
 class Contender:
@@ -187,29 +130,46 @@ class Contender:
         self.name = name
         self.seconds: list[float] = []
         self.losses: list[float] = []
+        self.failure = ""
         context = mp.get_context("spawn")
         self.connections = []
-        for rank in range(CONTENDERS[name][1]):
+        for rank in range(ENTRIES[name].num_ranks):
             here, there = context.Pipe()
             context.Process(target=work, args=(name, rank, port, shape, there), daemon=True).start()
             there.close()  # so that a process that dies is noticed
             self.connections.append(here)
-        for connection in self.connections:
-            connection.recv()
+        self._answers()
 
     def step(self) -> None:
-        """Do one step and note how long its slowest process took."""
-        for connection in self.connections:
-            connection.send("step")
-        results = [connection.recv() for connection in self.connections]
-        self.seconds.append(max(seconds for seconds, _ in results))
-        self.losses.append(results[0][1])
+        """Do one step and note how long its slowest process took; nothing where it has failed."""
+        results = self._ask("step")
+        if results:
+            self.seconds.append(max(seconds for seconds, _ in results))
+            self.losses.append(results[0][1])
 
     def finish(self) -> int:
         """End the processes; their peak memory together, in bytes."""
+        return sum(self._ask("stop"))
+
+    def _ask(self, order: str) -> list[Any]:
+        if self.failure:
+            return []
         for connection in self.connections:
-            connection.send("stop")
-        return sum(connection.recv() for connection in self.connections)
+            connection.send(order)
+        return self._answers()
+
+    def _answers(self) -> list[Any]:
+        answers = []
+        for connection in self.connections:
+            try:
+                answer = connection.recv()
+            except EOFError:
+                answer = Failure("its process died")
+            if isinstance(answer, Failure):
+                self.failure = answer.reason
+                return []
+            answers.append(answer)
+        return answers
 
 
 def _free_port() -> int:
@@ -227,6 +187,9 @@ def run(shape: Shape, names: list[str], *, rounds: int, warmup: int) -> dict[str
             contender.step()
     figures = {}
     for contender in contenders:
+        if contender.failure:
+            figures[contender.name] = {"failure": contender.failure}
+            continue
         timed = contender.seconds[warmup:]
         figures[contender.name] = {
             "median_seconds": statistics.median(timed),
@@ -255,35 +218,54 @@ def machine() -> dict[str, str]:
 
 def report(figures: dict[str, Any]) -> None:
     """Print the table and the ratios that the targets are about."""
-    print(f"{'':20}{'median s':>10}{'min s':>9}{'max s':>9}{'tokens/s':>11}{'peak MiB':>10}")
+    print(f"{'':22}{'median s':>10}{'min s':>9}{'max s':>9}{'tokens/s':>11}{'peak MiB':>10}")
     for name, f in figures.items():
+        if "failure" in f:
+            print(f"{name:22}{f['failure']}")
+            continue
         print(
-            f"{name:20}{f['median_seconds']:>10.3f}{f['min_seconds']:>9.3f}{f['max_seconds']:>9.3f}"
+            f"{name:22}{f['median_seconds']:>10.3f}{f['min_seconds']:>9.3f}{f['max_seconds']:>9.3f}"
             f"{f['tokens_per_second']:>11,.0f}{f['peak_bytes'] / 2**20:>10,.0f}"
         )
-    peers = [f for name, f in figures.items() if not name.startswith("crosscut")]
-    ours = figures.get("crosscut")
-    if ours and peers:
-        time_ratio = ours["median_seconds"] / min(f["median_seconds"] for f in peers)
-        memory_ratio = ours["peak_bytes"] / min(f["peak_bytes"] for f in peers)
-        print(f"time of the fastest peer: {time_ratio:.2f} (target 0.90)")
-        print(f"memory of the leanest peer: {memory_ratio:.2f} (target 0.65)")
-    if ours and (cut := figures.get("crosscut tensor=2")):
+    for text in ratios(figures):
+        print(text)
+
+
+def ratios(figures: dict[str, Any]) -> Iterator[str]:
+    """Crosscut beside the best of the others, as far as they ran."""
+    figures = {name: f for name, f in figures.items() if "failure" not in f}
+    ours, cut = figures.get("crosscut"), figures.get("crosscut tensor=2")
+    if not ours:
+        return
+    eager = {peer: figures[peer] for peer in PEERS if peer in figures}
+    compiled = {f"{peer} compiled": f for peer in PEERS if (f := figures.get(f"{peer} compiled"))}
+    for kind, peers in (("eager", eager), ("compiled", compiled)):
+        for mine in ("crosscut", "crosscut compiled"):
+            if peers and mine in figures:
+                best = min(peers, key=lambda name: peers[name]["median_seconds"])
+                ratio = figures[mine]["median_seconds"] / peers[best]["median_seconds"]
+                yield f"{mine}: time of the fastest {kind} peer ({best}): {ratio:.2f} (goal {GOALS[kind]})"
+    if peers := eager | compiled:
+        leanest = min(peers, key=lambda name: peers[name]["peak_bytes"])
+        ratio = ours["peak_bytes"] / peers[leanest]["peak_bytes"]
+        yield f"crosscut: memory of the leanest peer ({leanest}): {ratio:.2f} (goal {GOALS['memory']})"
+    if cut:
         ratio = ours["median_seconds"] / cut["median_seconds"]
-        print(f"throughput of tensor=2 on two cores, of one process with two threads: {ratio:.2f} (target 0.95)")
+        yield f"tensor=2 on two cores: of one process with two threads: {ratio:.2f} (goal {GOALS['tensor=2']})"
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
+    parser.add_argument("--only", nargs="+", choices=list(ENTRIES), help="all that are installed by default")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--tiny", action="store_true", help="a model of seconds, to see that everything runs")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     shape = TINY if options.tiny else Shape()
-    figures = run(shape, options.only, rounds=options.rounds, warmup=options.warmup)
+    names = options.only or [name for name, entry in ENTRIES.items() if is_installed(entry.program)]
+    figures = run(shape, names, rounds=options.rounds, warmup=options.warmup)
     if options.json:
         print(json.dumps({"machine": machine(), "shape": asdict(shape), "figures": figures}, indent=2))
         return

@@ -225,7 +225,6 @@ def _answer(order: tuple[Any, ...], job: bytes, store: Any) -> bytes:
 def _run(order: tuple[Any, ...], job: bytes, store: Any) -> Any:
     import torch
     import torch.distributed as dist
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
     number, rank, num_ranks, time_limit, filters = order
     module_name, qualified_name, arguments = pickle.loads(job)
@@ -249,7 +248,19 @@ def _run(order: tuple[Any, ...], job: bytes, store: Any) -> Any:
             return function(*pickle.loads(arguments))
         finally:
             dist.destroy_process_group()
-            _clear_sharding_prop_cache()  # its results name this job's groups
+            _forget_groups()
+
+
+def _forget_groups() -> None:
+    """Empty PyTorch's caches of what it worked out for this job's groups, which would keep them and their threads."""
+    from torch.distributed.tensor import _collective_utils, _redistribute
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    _clear_sharding_prop_cache()
+    _collective_utils.MeshTopoInfo.build_from_mesh.cache_clear()
+    _redistribute._gen_transform_infos.cache_clear()
+    if hasattr(_redistribute, "clear_redistribute_planner_cache"):  # torch 2.11 has none
+        _redistribute.clear_redistribute_planner_cache()
 
 
 if __name__ == "__main__":

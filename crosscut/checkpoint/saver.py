@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from crosscut.checkpoint.folders import checkpoint_folder, drop_old
 from crosscut.checkpoint.manifest import Progress
 from crosscut.checkpoint.staging import CopyGuard, HostBuffers, computed
-from crosscut.checkpoint.state import first_cause, state_of, tensors_of
+from crosscut.checkpoint.state import More, first_cause, state_of, tensors_of
 from crosscut.checkpoint.storage import Folder, folder_at, reason
 from crosscut.checkpoint.writer import CheckpointWriter, StagedSavePlanner
 from crosscut.config import CheckpointConfig, CheckpointError
@@ -59,9 +59,11 @@ class Saver:
         optimizer: Optimizer,
         config: CheckpointConfig,
         is_first_rank: bool,
+        more: More | None = None,
     ) -> None:
+        """`more` is saved, too; between two steps of the optimizer it must not change."""
         self.root, self.config, self.is_first_rank = folder_at(root), config, is_first_rank
-        self.model, self.optimizer = model, optimizer
+        self.model, self.optimizer, self.more = model, optimizer, more
         self.failure: CheckpointError | None = None
         """Why the newest checkpoint could not be written; None when it could."""
         self.seconds_held = 0.0
@@ -97,7 +99,7 @@ class Saver:
             self._wait()
         else:
             self.finish()
-        state = state_of(self.model, self.optimizer)
+        state = state_of(self.model, self.optimizer, self.more)
         tensors = tensors_of(state)
         folder = checkpoint_folder(self.root, progress.step)
         device = next(iter(tensors.values())).device

@@ -28,6 +28,8 @@ class HostBuffers:
         """
         if ready is None:
             return {name: self._copy(name, local_part(tensor)) for name, tensor in tensors.items()}
+        if not all(local_part(tensor).is_cuda for tensor in tensors.values()):
+            ready.synchronize()  # a host that copies host memory does not wait for a device that writes to it
         with torch.cuda.device(ready.device):
             stream = torch.cuda.Stream()
             with torch.cuda.stream(stream):

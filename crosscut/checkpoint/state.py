@@ -28,12 +28,16 @@ from crosscut.checkpoint.storage import Folder, folder_at, reason
 from crosscut.config import CheckpointError
 from crosscut.parallel import reshard
 
+More = Mapping[str, Mapping[str, Tensor]]
+"""Further tensors of a run's state that every rank holds whole, by name and by a name of their own."""
 
-def state_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+
+def state_of(model: nn.Module, optimizer: Optimizer, more: More | None = None) -> dict[str, Any]:
     """The state of a run as it is saved: tensors that the run goes on to change, and copies of all else."""
     reshard(model)
     model_state, optimizer_state = get_state_dict(model, optimizer)
-    return {"model": model_state, "optimizer": optimizer_state}
+    further = {name: dict(tensors) for name, tensors in (more or {}).items()}
+    return {"model": model_state, "optimizer": optimizer_state, **further}
 
 
 def tensors_of(state: dict[str, Any]) -> dict[str, Tensor]:
@@ -48,22 +52,25 @@ def load_checkpoint(
     *,
     model: nn.Module,
     optimizer: Optimizer,
+    more: More | None = None,
     padded: Mapping[str, int] | None = None,
 ) -> Progress:
     """Fill the model and the optimizer from a checkpoint of any layout. Every rank calls it.
 
-    `padded` maps a parameter's name to its real rows. The hashes are not compared here, since each rank would read
+    `padded` maps a parameter's name to its real rows. Of `more`, what the checkpoint does not hold stays as it is: it
+    was written by a run that did not need it. The hashes are not compared here, since each rank would read
     all files for it: `latest_good_checkpoint` or `require_undamaged` has done so in one process. Raises
     `CheckpointError` when the checkpoint cannot be read or is of another model.
     """
     folder = folder_at(checkpoint)
-    progress = read_manifest(folder).progress
+    manifest = read_manifest(folder)
     reshard(model)
     _make_state(optimizer)
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    _load({"model": model_state, "optimizer": optimizer_state}, folder, padded or {})
-    set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state)
-    return progress
+    held = {name: t for name, t in (more or {}).items() if all(f"{name}.{key}" in manifest.tensors for key in t)}
+    state = state_of(model, optimizer, held)
+    _load(state, folder, padded or {})
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    return manifest.progress
 
 
 def _make_state(optimizer: Optimizer) -> None:

@@ -37,7 +37,7 @@ class Layout:
 
     symmetric_memory: bool = False
     """Let the tensor ranks' products run in pieces beside their gathers, through PyTorch's symmetric memory. Needs
-    sequence parallelism, `training.compile` and GPUs that reach each other's memory."""
+    sequence parallelism and GPUs that reach each other's memory."""
 
     def __post_init__(self) -> None:
         require_at_least("layout.tensor", self.tensor, 1)

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from crosscut.config.checks import listed
 from crosscut.config.errors import ConfigError
 from crosscut.config.files import write_whole
@@ -45,6 +43,8 @@ def load_layout(text: str) -> Layout:
 
 def dump_toml(run: RunConfig) -> str:
     """The whole resolved run as TOML; `load_run` of it gives the same run."""
+    import tomli_w  # only what writes a config needs it: a GPU node's own Python can train from a checkout without it
+
     return tomli_w.dumps(dataclasses.asdict(run))
 
 

@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
+FLOAT8_MULTIPLE = 16
+"""Of every dimension of a float8 product: the hardware takes rows of 16 bytes."""
+
 
 class Precision(NamedTuple):
     """The element types of a run, by torch's names."""

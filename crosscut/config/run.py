@@ -17,7 +17,7 @@ from crosscut.config.conventions import CHECKPOINTS_FOLDER
 from crosscut.config.errors import ConfigError, LayoutError
 from crosscut.config.layout import Layout
 from crosscut.config.model import ModelConfig
-from crosscut.config.precision import PRECISIONS
+from crosscut.config.precision import FLOAT8_MULTIPLE, PRECISIONS
 
 RECOMPUTATIONS = ("none", "selective", "operators", "full")
 """The values of `training.recompute`."""
@@ -252,6 +252,8 @@ class RunConfig:
         self._check_batch()
         self._check_sequence()
         self._check_warm_up()
+        self._check_float8()
+        self._check_compile()
 
     @property
     def micro_batch_size(self) -> int:
@@ -272,6 +274,16 @@ class RunConfig:
     def checkpoints_folder(self) -> str:
         """Where the run's checkpoints are or will be: a path or a URL."""
         return self.checkpoint.folder or f"{self.output.folder}/{CHECKPOINTS_FOLDER}"
+
+    @property
+    def reason_against_compiling(self) -> str:
+        """Why the layers of such a run cannot be compiled, in words that follow a colon; empty where they can be."""
+        if self.layout.tensor > 1 and self.model.dropout:
+            return (
+                f"dropout (`model.dropout` {self.model.dropout}) under tensor parallelism (`layout.tensor` "
+                f"{self.layout.tensor}) switches between two random streams, which a compiler cannot follow"
+            )
+        return ""
 
     def _check_tensor_axis(self) -> None:
         tensor, heads = self.layout.tensor, self.model.num_heads
@@ -303,6 +315,24 @@ class RunConfig:
                 f"rate would never be reached. Try {steps // 10}."
             )
 
+    def _check_float8(self) -> None:
+        part, multiple = self.model.hidden_size // self.layout.tensor, FLOAT8_MULTIPLE
+        if self.training.precision == "float8" and part % multiple:
+            raise ConfigError(
+                f"`model.hidden_size` / `layout.tensor` must be a multiple of {multiple} for float8 products, but is "
+                f'{part}. Choose other sizes, or set training.precision="bfloat16".'
+            )
+
+        if self.training.precision == "float8" and self.layout.symmetric_memory:
+            raise ConfigError(
+                '`training.precision` must not be "float8" with layout.symmetric_memory, whose pieces are of 16 bits. '
+                'Set training.precision="bfloat16", or leave symmetric memory out.'
+            )
+
+    def _check_compile(self) -> None:
+        if self.training.compile == "on" and (reason := self.reason_against_compiling):
+            raise ConfigError(not_compilable(reason))
+
     def _check_sequence(self) -> None:
         length, tensor = self.training.sequence_length, self.layout.tensor
         if length > self.model.max_sequence_length:
@@ -315,6 +345,14 @@ class RunConfig:
                 f"`training.sequence_length` must be a multiple of `layout.tensor` ({tensor}) under sequence "
                 f"parallelism, but is {length}. Try {listed(_multiples_around(length, tensor))}."
             )
+
+
+def not_compilable(reason: str) -> str:
+    """The message for a run that asks to be compiled and cannot be."""
+    return (
+        f'`training.compile` must be "auto" or "off" here, but is "on": {reason}. Change that, or set '
+        'training.compile="auto".'
+    )
 
 
 def _multiples_around(number: int, divisor: int) -> list[int]:

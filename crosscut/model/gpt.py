@@ -67,10 +67,11 @@ class GPT(nn.Module):
         y: Tensor = self.final_norm(x)
         return y
 
-    def loss(self, tokens: Tensor, targets: Tensor, *, scale: float = 1.0) -> Tensor:
+    def loss(self, tokens: Tensor, targets: Tensor, *, scale: float | Tensor = 1.0) -> Tensor:
         """`scale` times the sum of the cross entropies of `targets` [B, S] given `tokens` [B, S]; a scalar.
 
-        To train on a mean, divide by the number of targets over all data ranks: `scale = 1 / count`.
+        To train on a mean, divide by the number of targets over all data ranks: `scale = 1 / count`, a number or a
+        scalar tensor on the device.
         """
         hidden = enter_tensor_parallel(self(tokens), self.mesh).flatten(0, 1)
         return vocab_parallel_cross_entropy(

@@ -18,5 +18,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Expand, GeLU, contract."""
-        y: Tensor = self.contract(F.gelu(self.expand(x), approximate="tanh"))
+        y: Tensor = self.contract(self._activate(self.expand(x)))
         return y
+
+    def _activate(self, x: Tensor) -> Tensor:
+        return F.gelu(x, approximate="tanh")

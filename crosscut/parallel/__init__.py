@@ -9,7 +9,7 @@ from crosscut.parallel.agreement import Drift, find_drift
 from crosscut.parallel.cross_entropy import vocab_parallel_cross_entropy
 from crosscut.parallel.embedding import PositionEmbedding, VocabParallelEmbedding
 from crosscut.parallel.gradients import GradientReducer, clip_gradients_, global_gradient_norm
-from crosscut.parallel.linear import ColumnParallelLinear, RowParallelLinear
+from crosscut.parallel.linear import ColumnParallelLinear, RowParallelLinear, use_products
 from crosscut.parallel.mesh import Axis, ParallelMesh, make_lone_mesh, make_mesh
 from crosscut.parallel.norm import LayerNorm
 from crosscut.parallel.operators import (
@@ -24,13 +24,17 @@ from crosscut.parallel.operators import (
 )
 from crosscut.parallel.parameters import local, local_on_sequence, replicated_parameter, sharded_parameter
 from crosscut.parallel.processes import launch, process_group
+from crosscut.parallel.products import FLOAT8, ORDINARY, Products
 from crosscut.parallel.random import Dropout, RandomStreams, disturb_, normal_, seed_of
 from crosscut.parallel.recorder import CollectiveRecorder, Sent
 from crosscut.parallel.sharding import Reducer, ShardedReducer, make_reducer, reshard, shard_model
 from crosscut.parallel.stopping import Stopped, StopRequest
+from crosscut.parallel.symmetric_memory import enable_symmetric_memory, require_symmetric_memory
 
 __all__ = [
+    "FLOAT8",
     "IGNORED",
+    "ORDINARY",
     "Axis",
     "CollectiveRecorder",
     "ColumnParallelLinear",
@@ -40,6 +44,7 @@ __all__ = [
     "LayerNorm",
     "ParallelMesh",
     "PositionEmbedding",
+    "Products",
     "RandomStreams",
     "RankFailure",
     "Reducer",
@@ -52,6 +57,7 @@ __all__ = [
     "clip_gradients_",
     "copy_to_tensor_parallel",
     "disturb_",
+    "enable_symmetric_memory",
     "enter_tensor_parallel",
     "find_drift",
     "gather_from_sequence_parallel",
@@ -69,10 +75,12 @@ __all__ = [
     "reduce_from_tensor_parallel",
     "reduce_scatter_to_sequence_parallel",
     "replicated_parameter",
+    "require_symmetric_memory",
     "reshard",
     "scatter_to_sequence_parallel",
     "seed_of",
     "shard_model",
     "sharded_parameter",
+    "use_products",
     "vocab_parallel_cross_entropy",
 ]

@@ -48,10 +48,35 @@ def start_reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
     if axis.size == 1:
         return x
     _require_divisible(x, axis, dim)
-    if dim:  # the collective splits dimension 0
+    # The collective splits dimension 0. Behind a first dimension of one, parts follow each other in memory already.
+    if dim and x.shape[:dim].numel() == 1:
+        x = x.reshape(axis.size, *x.shape[1:dim], x.shape[dim] // axis.size, *x.shape[dim + 1 :])
+    elif dim:
         x = torch.cat(x.chunk(axis.size, dim))
     scattered: Tensor = _ops.reduce_scatter_tensor(x.contiguous(), "sum", axis.size, axis.group_name)
     return scattered
+
+
+def start_all_gather(x: Tensor, axis: Axis) -> Tensor:
+    """Begin to collect the parts `x` of all ranks; they are there, joined, after `wait_and_join`."""
+    if axis.size == 1:
+        return x
+    gathered: Tensor = _ops.all_gather_into_tensor(x.contiguous(), axis.size, axis.group_name)
+    return gathered
+
+
+def wait_and_join(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    """Wait for what `start_all_gather` returned and join the parts along `dim`, in the order of the ranks."""
+    return x if axis.size == 1 else join(wait(x, axis), axis, dim)
+
+
+def join(joined: Tensor, axis: Axis, dim: int) -> Tensor:
+    """The parts of all ranks, which lie one after the other along dimension 0, along dimension `dim`."""
+    if dim == 0:
+        return joined
+    if joined.shape[:dim].numel() == axis.size:  # the parts follow each other already
+        return joined.reshape(*[1] * dim, axis.size * joined.shape[dim], *joined.shape[dim + 1 :])
+    return torch.cat(joined.chunk(axis.size), dim)
 
 
 def wait(x: Tensor, axis: Axis) -> Tensor:
@@ -71,10 +96,7 @@ def reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
 
 def all_gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
     """Join the parts of all ranks along dimension `dim`, in the order of the ranks."""
-    if axis.size == 1:
-        return x
-    joined = wait(_ops.all_gather_into_tensor(x.contiguous(), axis.size, axis.group_name), axis)
-    return torch.cat(joined.chunk(axis.size), dim) if dim else joined
+    return wait_and_join(start_all_gather(x, axis), axis, dim)
 
 
 def split(x: Tensor, axis: Axis, dim: int) -> Tensor:

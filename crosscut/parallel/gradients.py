@@ -144,9 +144,10 @@ def global_gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
     gradients = [p.grad for p in parameters if p.grad is not None]
     assert not any(map(_is_partial, gradients)), "gradients must be summed before their norm is taken"
     sums = {cuts: _sum_of_squares([_local(g) for g in alike]) for cuts, alike in _by_cuts(gradients).items()}
+    spread = sum(sums.values()) * 0.0  # what is no number on one rank, of those that hold copies, is so on all
     while cuts := max(sums, key=len, default=()):  # the sums over the last axis join those that it does not cut
         mesh = gradients[0].device_mesh  # type: ignore[attr-defined]  # a DTensor
-        squares = all_reduce(sums.pop(cuts), Axis.of(mesh, mesh.mesh_dim_names[cuts[-1]]))
+        squares = all_reduce(sums.pop(cuts) + spread, Axis.of(mesh, mesh.mesh_dim_names[cuts[-1]]))
         sums[cuts[:-1]] = squares + sums.get(cuts[:-1], 0.0)
     return sums[()].sqrt() if sums else torch.zeros((), dtype=torch.float64)
 
@@ -173,18 +174,16 @@ def _sum_of_squares(tensors: list[Tensor]) -> Tensor:
 def clip_gradients_(parameters: Sequence[nn.Parameter], norm: Tensor | float, max_norm: float) -> None:
     """Scale all gradients down to a global norm of `max_norm` where `norm` is larger (paper, section 4.1.1).
 
-    The same arithmetic as PyTorch's `clip_grad_norm_`. Gradients that are small enough stay as they are; where `norm`
-    is a tensor they are multiplied by one, so that nothing has to wait for it.
+    The same arithmetic as PyTorch's `clip_grad_norm_`. Gradients that are small enough keep their bits: a norm that the
+    host knows leaves them alone, one that is still on the device multiplies them by 1, and no host waits for it.
     """
     gradients = [_local(p.grad) for p in parameters if p.grad is not None]
-    factor = max_norm / (norm + 1e-6)
-    if isinstance(factor, Tensor):
-        factor = factor.clamp(max=1.0)
+    if isinstance(norm, Tensor):
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
-            alike = [gradient for gradient in gradients if gradient.dtype == dtype]
-            torch._foreach_mul_(alike, factor.to(alike[0].device, dtype))
-    elif factor < 1.0:
-        torch._foreach_mul_(gradients, factor)
+            torch._foreach_mul_([g for g in gradients if g.dtype == dtype], factor.to(dtype))
+    elif max_norm / (norm + 1e-6) < 1.0:
+        torch._foreach_mul_(gradients, max_norm / (norm + 1e-6))
 
 
 def _sum_partial(parameters: list[nn.Parameter], axis: Axis) -> None:

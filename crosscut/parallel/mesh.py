@@ -6,7 +6,7 @@ across them (paper, Figure 5). Where groups of data ranks each share one copy of
 handed an `Axis` or the whole `ParallelMesh`; there is no global group.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -65,6 +65,8 @@ class ParallelMesh:
     sequence_parallel: bool = False
     sharding: Sharding | None = None
     """None where every data rank holds a whole copy."""
+    symmetric_memory: bool = False
+    """Whether products run in pieces beside what is gathered for them (`symmetric_memory`)."""
 
     @property
     def is_first_rank(self) -> bool:
@@ -92,6 +94,10 @@ def make_mesh(layout: Layout, device: torch.device) -> ParallelMesh:
     """
     if dist.get_world_size() != layout.world_size:
         raise LayoutError(world_size_message(layout, dist.get_world_size()))
+    return replace(_arranged(layout, device), symmetric_memory=layout.symmetric_memory)
+
+
+def _arranged(layout: Layout, device: torch.device) -> ParallelMesh:
     sequence_parallel = layout.sequence_parallel and layout.tensor > 1
     if layout.shard_size > 1 and layout.num_replicas > 1:
         return _make_hybrid_mesh(layout, device, sequence_parallel)
@@ -128,6 +134,7 @@ def layout_of(mesh: ParallelMesh) -> Layout:
         sequence_parallel=mesh.sequence_parallel,
         sharding="none" if sharding is None else "zero2" if sharding.keeps_weights else "zero3",
         shard_group=0 if sharding is None else sharding.shard.size,
+        symmetric_memory=mesh.symmetric_memory,
     )
 
 

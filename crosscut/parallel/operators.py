@@ -23,14 +23,18 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from crosscut.config import LayoutError
 from crosscut.parallel.collectives import (
     all_gather,
     all_reduce,
+    join,
     reduce_scatter,
     split,
+    start_all_gather,
     start_all_reduce_owned,
     start_reduce_scatter,
     wait,
+    wait_and_join,
 )
 from crosscut.parallel.mesh import Axis, ParallelMesh
 
@@ -152,24 +156,60 @@ def gather_from_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
 
 
 def enter_tensor_parallel(x: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Into a parallel region: f, or the gather of the sequence."""
+    """Into a parallel region: f, or the gather of the sequence.
+
+    Raises `LayoutError` under sequence parallelism for an `x` of fewer than three dimensions.
+    """
+    require_sequence(x, mesh)
     enter = gather_from_sequence_parallel if mesh.sequence_parallel else copy_to_tensor_parallel
     return enter(x, mesh.tensor)
 
 
 def leave_tensor_parallel(x: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Out of a parallel region: g, or the reduce-scatter along the sequence."""
+    """Out of a parallel region: g, or the reduce-scatter along the sequence. Raises as `enter_tensor_parallel`."""
+    require_sequence(x, mesh)
     leave = reduce_scatter_to_sequence_parallel if mesh.sequence_parallel else reduce_from_tensor_parallel
     return leave(x, mesh.tensor)
+
+
+def require_sequence(x: Tensor, mesh: ParallelMesh) -> None:
+    """Raise `LayoutError`, on all ranks alike, where the sequence is split and `x` has no dimension for it."""
+    if mesh.sequence_parallel and x.dim() <= SEQUENCE_DIM + 1:
+        raise LayoutError(
+            "Under sequence parallelism what enters or leaves a parallel region must have at least three dimensions, "
+            f"[batch, sequence, ...], but has the shape {list(x.shape)}. Give it those, or set "
+            "layout.sequence_parallel=false."
+        )
 
 
 # The halves of `enter` and `leave`, for the matrix products of `linear`, which fuse with them. What is summed there was
 # made there, so the sum may take its place.
 
 
-def enter_forward(x: Tensor, mesh: ParallelMesh) -> Tensor:
-    """The forward half of `enter_tensor_parallel`."""
-    return all_gather(x, mesh.tensor, SEQUENCE_DIM) if mesh.sequence_parallel else x
+def start_enter_forward(x: Tensor, mesh: ParallelMesh) -> Tensor:
+    """Begin the forward half of `enter_tensor_parallel`; `finish_enter_forward` gives the whole sequence."""
+    return start_all_gather(x, mesh.tensor) if mesh.sequence_parallel else x
+
+
+def finish_enter_forward(x: Tensor, mesh: ParallelMesh) -> Tensor:
+    """What `start_enter_forward` began."""
+    return wait_and_join(x, mesh.tensor, SEQUENCE_DIM) if mesh.sequence_parallel else x
+
+
+def start_enter_again(x: Tensor, mesh: ParallelMesh) -> Tensor:
+    """As `start_enter_forward`, for the backward pass of what has entered before; `finish_enter_again` gives the whole.
+
+    It gathers another view of `x`: a compiler that saw the same gather twice would do it once and keep the result,
+    which is what the second one is there to save.
+    """
+    return start_all_gather(x.flatten(0, SEQUENCE_DIM), mesh.tensor) if mesh.sequence_parallel else x
+
+
+def finish_enter_again(gathered: Tensor, x: Tensor, mesh: ParallelMesh) -> Tensor:
+    """What `start_enter_again` began for `x`."""
+    if not mesh.sequence_parallel:
+        return gathered
+    return join(wait(gathered, mesh.tensor).unflatten(0, (-1, x.shape[SEQUENCE_DIM])), mesh.tensor, SEQUENCE_DIM)
 
 
 def start_enter_backward(product: Tensor, mesh: ParallelMesh) -> Tensor:
@@ -179,16 +219,25 @@ def start_enter_backward(product: Tensor, mesh: ParallelMesh) -> Tensor:
     return start_all_reduce_owned(product, mesh.tensor)
 
 
-def leave_forward(product: Tensor, mesh: ParallelMesh) -> Tensor:
-    """The forward half of `leave_tensor_parallel`. Takes `product`."""
-    if mesh.sequence_parallel:
-        return reduce_scatter(product, mesh.tensor, SEQUENCE_DIM)
-    return wait(start_all_reduce_owned(product, mesh.tensor), mesh.tensor)
+def start_leave_forward(product: Tensor, mesh: ParallelMesh) -> Tensor:
+    """Begin the forward half of `leave_tensor_parallel`; `collectives.wait` gives the sum. Takes `product`."""
+    return start_enter_backward(product, mesh)
 
 
-def leave_backward(grad: Tensor, mesh: ParallelMesh) -> Tensor:
-    """The backward half of `leave_tensor_parallel`."""
-    return all_gather(grad, mesh.tensor, SEQUENCE_DIM) if mesh.sequence_parallel else grad
+def start_leave_backward(grad: Tensor, mesh: ParallelMesh) -> Tensor:
+    """Begin the backward half of `leave_tensor_parallel`; `finish_leave_backward` gives the whole gradient."""
+    return start_enter_forward(grad, mesh)
+
+
+def finish_leave_backward(grad: Tensor, mesh: ParallelMesh) -> Tensor:
+    """What `start_leave_backward` began."""
+    return finish_enter_forward(grad, mesh)
+
+
+def left_shape(x: Tensor, mesh: ParallelMesh) -> tuple[int, ...]:
+    """The shape, without its last dimension, of what `leave_tensor_parallel` gives for such an `x`."""
+    parts = mesh.tensor.size if mesh.sequence_parallel else 1
+    return tuple(size // parts if dim == SEQUENCE_DIM else size for dim, size in enumerate(x.shape[:-1]))
 
 
 def part_of_sequence(x: torch.Tensor, mesh: ParallelMesh, dim: int) -> Tensor:

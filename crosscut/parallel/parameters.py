@@ -69,6 +69,14 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def with_local_part(tensor: Tensor, part: Tensor) -> Tensor:
+    """A tensor placed as `tensor`, of which this rank holds `part`, also in other memory than that of its mesh."""
+    if not isinstance(tensor, DTensor):
+        return part
+    # `DTensor.from_local` would take the part to the mesh's device. PyTorch's own offload makes them like this, too.
+    return DTensor(part, tensor._spec, requires_grad=False)
+
+
 def placement_of(tensor: Tensor) -> str:
     """How a tensor is cut, in words such as `Shard(0) over tensor=2`; `whole` for one that every rank holds so."""
     if not isinstance(tensor, DTensor):

@@ -82,9 +82,10 @@ def require_devices(name: str, num_ranks: int) -> None:
 def process_group(device: torch.device) -> Iterator[None]:
     """Around all that a rank does with others: a process group of the started ranks, or of this process alone.
 
-    On the CPU it uses gloo; on CUDA nccl for tensors on devices, gloo for those on the host, and `device` becomes the
-    current one. After an error the group of several ranks is left as it is, so that no rank waits for one that failed
-    and the error is seen: the process must end then.
+    On the CPU it uses gloo, and all ranks compute with as many threads as the one that has the fewest; on CUDA nccl for
+    tensors on devices, gloo for those on the host, and `device` becomes the current one. After an error the group of
+    several ranks is left as it is, so that no rank waits for one that failed and the error is seen: the process must
+    end then.
     """
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
@@ -93,6 +94,8 @@ def process_group(device: torch.device) -> Iterator[None]:
         dist.init_process_group(backend)
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    if device.type == "cpu":
+        _take_as_many_threads()
     try:
         yield
     except BaseException:
@@ -111,6 +114,17 @@ def share_cores() -> None:
     """
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     torch.set_num_threads(max(1, available_cores() // ranks))
+
+
+def _take_as_many_threads() -> None:
+    """Let every rank compute with the fewest threads that any of them has.
+
+    A kernel's sums depend in their last bits on how many threads share them, so copies on machines with different
+    numbers of cores would drift apart.
+    """
+    threads = torch.tensor([torch.get_num_threads()])
+    dist.all_reduce(threads, dist.ReduceOp.MIN)
+    torch.set_num_threads(int(threads))
 
 
 def launch(function: Callable[..., _T], arguments: tuple[Any, ...], *, num_ranks: int) -> _T:

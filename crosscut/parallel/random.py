@@ -10,7 +10,7 @@ step, micro-batch, rank along the data axis). A run that resumes needs no saved 
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -72,23 +72,37 @@ def _fill(target: Tensor, parameter: DTensor, *, std: float, words: tuple[object
 
 
 class RandomStreams:
-    """The two streams of dropout: the default generator is the shared one, and `per_rank` lends it the other."""
+    """The two streams of dropout: the default generator is the shared one, and `per_rank` lends it the other.
+
+    On a tensor axis of one rank they are one stream, so that nothing is switched there and a compiler can trace it.
+    """
 
     def __init__(self, mesh: ParallelMesh, seed: int) -> None:
         self.mesh, self.seed = mesh, seed
+        self._started = False
         self._per_rank_state: Tensor | None = None
 
     def restart(self, *, step: int, micro_batch: int = 0) -> None:
         """Begin both streams anew for a forward pass; every rank of the mesh calls it alike."""
         place = (self.seed, step, micro_batch, self.mesh.data.rank)
-        torch.manual_seed(seed_of("per rank", *place, self.mesh.tensor.rank))
-        self._per_rank_state = self._get_state()
+        if self.mesh.tensor.size > 1:
+            torch.manual_seed(seed_of("per rank", *place, self.mesh.tensor.rank))
+            self._per_rank_state = self._get_state()
         torch.manual_seed(seed_of("shared", *place))
+        self._started = True
 
-    @contextmanager
-    def per_rank(self) -> Iterator[None]:
+    def per_rank(self) -> AbstractContextManager[None]:
         """Inside, the default generator is this rank's own stream: for dropout within a parallel region."""
         self._require_start()
+        return nullcontext() if self.mesh.tensor.size == 1 else self._lent()
+
+    def between_regions(self) -> AbstractContextManager[None]:
+        """Inside, the stream for dropout between parallel regions: shared, or per rank where the sequence is split."""
+        self._require_start()
+        return self.per_rank() if self.mesh.sequence_parallel else nullcontext()
+
+    @contextmanager
+    def _lent(self) -> Iterator[None]:
         assert self._per_rank_state is not None
         shared = self._get_state()
         self._set_state(self._per_rank_state)
@@ -98,18 +112,26 @@ class RandomStreams:
             self._per_rank_state = self._get_state()
             self._set_state(shared)
 
+    def place(self) -> tuple[Tensor, Tensor | None]:
+        """Where both streams are, to be handed to `repeated_from`."""
+        return self._get_state(), self._per_rank_state
+
     @contextmanager
-    def between_regions(self) -> Iterator[None]:
-        """Inside, the stream for dropout between parallel regions: shared, or per rank where the sequence is split."""
-        if self.mesh.sequence_parallel:
-            with self.per_rank():
-                yield
-        else:
-            self._require_start()
+    def repeated_from(self, place: tuple[Tensor, Tensor | None]) -> Iterator[None]:
+        """Inside, both streams give again what they gave from `place` on; after it they go on as if nothing had been
+        drawn.
+        """
+        before = self.place()
+        shared, self._per_rank_state = place
+        self._set_state(shared)
+        try:
             yield
+        finally:
+            shared, self._per_rank_state = before
+            self._set_state(shared)
 
     def _require_start(self) -> None:
-        if self._per_rank_state is None:  # the ranks' default generators need not agree
+        if not self._started:  # the ranks' default generators need not agree
             raise RuntimeError("`RandomStreams.restart` must be called before a forward pass with dropout.")
 
     def _get_state(self) -> Tensor:

@@ -28,7 +28,9 @@ _OPERATIONS = {
     "_c10d_functional::all_reduce": "all_reduce",
     "_c10d_functional::all_reduce_": "all_reduce",
     "_c10d_functional::all_gather_into_tensor": "all_gather",
+    "_c10d_functional::all_gather_into_tensor_out": "all_gather",
     "_c10d_functional::reduce_scatter_tensor": "reduce_scatter",
+    "_c10d_functional::reduce_scatter_tensor_out": "reduce_scatter",
 }
 
 
@@ -38,6 +40,12 @@ _DIRECT_OPERATIONS = {
     "c10d::_reduce_scatter_base_": "reduce_scatter",
 }
 """What `fully_shard` calls: the group comes as an object, the output before the input."""
+
+_FUSED = {
+    "symm_mem::fused_all_gather_matmul": "all_gather",
+    "symm_mem::fused_matmul_reduce_scatter": "reduce_scatter",
+}
+"""Products that send in pieces what these collectives send at once."""
 
 
 def comes_again(types: Sequence[type]) -> bool:
@@ -51,13 +59,22 @@ class CollectiveRecorder(TorchDispatchMode):
     Mesh axes are told apart by their groups.
     """
 
+    supports_higher_order_operators = True
+    """Such as those that compiled code keeps random states with; they pass."""
+
     def __init__(self, mesh: ParallelMesh) -> None:
         super().__init__()
         self.sent: list[Sent] = []
         axes = [mesh.data, mesh.tensor]
         if mesh.sharding is not None and mesh.sharding.replica is not None:
             axes += [mesh.sharding.shard, mesh.sharding.replica]
+        self._sizes = {axis.group_name: axis.size for axis in (mesh.data, mesh.tensor)}
         self._axis_of = {axis.group_name: axis.name for axis in axes}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code stays compiled inside: the collectives in it pass here like any others."""
+        return True
 
     def __torch_dispatch__(
         self,
@@ -70,6 +87,13 @@ class CollectiveRecorder(TorchDispatchMode):
         if comes_again(types):
             return NotImplemented
         name = getattr(func, "name", lambda: "")().split(".")[0]
+        if name in _FUSED:
+            operation, group = _FUSED[name], args[3 if name.endswith("matmul") else 4]
+            gathers = operation == "all_gather"
+            elements = (
+                args[0].numel() * self._sizes[group] if gathers else args[0].shape[:-1].numel() * args[1].shape[1]
+            )
+            self.sent.append(Sent(operation, self._axis_of.get(group, group), elements))
         if name in _OPERATIONS:
             operation = _OPERATIONS[name]
             elements = args[0].numel() * (args[1] if operation == "all_gather" else 1)  # args[1]: ranks of the group

@@ -5,8 +5,19 @@ Training reports its rates by these formulas and the tests hold them against wha
 forecast and a report cannot differ. The derivations are in `docs/planner.md`.
 """
 
+from crosscut.planner.activations import (
+    LayerActivations,
+    activations_held,
+    layer_activations,
+    published_layer_activations,
+)
 from crosscut.planner.collective import Collective
-from crosscut.planner.compute import flops_per_step, forward_flops_per_token, model_flops_per_token
+from crosscut.planner.compute import (
+    flops_per_step,
+    forward_flops_per_token,
+    model_flops_per_token,
+    recomputed_flops_per_step,
+)
 from crosscut.planner.hardware import HARDWARE, Hardware, find_hardware
 from crosscut.planner.parameters import count_parameters, parameters_per_rank, replicated_parameters
 from crosscut.planner.traffic import comparison_traffic, step_traffic, wire_bytes_per_step
@@ -15,13 +26,18 @@ __all__ = [
     "HARDWARE",
     "Collective",
     "Hardware",
+    "LayerActivations",
+    "activations_held",
     "comparison_traffic",
     "count_parameters",
     "find_hardware",
     "flops_per_step",
     "forward_flops_per_token",
+    "layer_activations",
     "model_flops_per_token",
     "parameters_per_rank",
+    "published_layer_activations",
+    "recomputed_flops_per_step",
     "replicated_parameters",
     "step_traffic",
     "wire_bytes_per_step",

@@ -14,6 +14,7 @@ the count depends on the model alone and not on a kernel or a layout.
 
 from crosscut.config import ModelConfig, RunConfig
 from crosscut.config.checks import require_at_least
+from crosscut.planner.activations import num_recomputed_layers
 from crosscut.planner.parameters import known_vocab_size
 
 
@@ -37,9 +38,31 @@ def model_flops_per_token(model: ModelConfig, sequence_length: int, *, recompute
 
 
 def flops_per_step(run: RunConfig, *, recompute: bool = False) -> int:
-    """FLOPs of one optimizer step over all ranks: `model_flops_per_token` for every token of the batch."""
+    """FLOPs of one optimizer step over all ranks: `model_flops_per_token` for every token of the batch.
+
+    With `recompute`, the published count of a run that recomputes every layer whole; what such a run of Crosscut's
+    repeats is `recomputed_flops_per_step`.
+    """
     tokens = run.training.batch_size * run.training.sequence_length
     return tokens * model_flops_per_token(run.model, run.training.sequence_length, recompute=recompute)
+
+
+def recomputed_flops_per_step(run: RunConfig, *, compiled: bool = False) -> int:
+    """FLOPs that the backward pass of one step repeats, over all ranks, as `training.recompute` says.
+
+    A wholly recomputed layer repeats all products but its last, whose result nobody needs; one that is compiled repeats
+    that one too. `selective` repeats scores and values, `operators` no product. Raises as `flops_per_step`.
+    """
+    length, H = run.training.sequence_length, run.model.hidden_size
+    scores_and_values = 4 * length * H
+    last_product = 0 if compiled else 2 * run.model.mlp_size * H
+    per_token = {
+        "none": 0,
+        "operators": 0,
+        "selective": scores_and_values,
+        "full": _layers(run.model, length) // run.model.num_layers - last_product,
+    }[run.training.recompute]
+    return run.training.batch_size * length * num_recomputed_layers(run) * per_token
 
 
 def _layers(model: ModelConfig, sequence_length: int) -> int:

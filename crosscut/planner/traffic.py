@@ -13,8 +13,10 @@ from functools import partial
 
 from crosscut.config import RunConfig, default_loss_chunk, padded_vocab_size
 from crosscut.config.checks import require_at_least
+from crosscut.config.conventions import num_pieces
 from crosscut.config.precision import PRECISIONS
-from crosscut.planner.collective import Axis, Collective
+from crosscut.planner.activations import num_recomputed_layers
+from crosscut.planner.collective import Axis, Collective, Operation, Phase
 from crosscut.planner.parameters import (
     known_vocab_size,
     num_replicated_tensors,
@@ -25,25 +27,31 @@ from crosscut.planner.parameters import (
 from crosscut.planner.sharding import shard_axis, sharded_parameters
 
 
-def step_traffic(run: RunConfig, *, loss_chunk_tokens: int | None = None) -> list[Collective]:
+def step_traffic(
+    run: RunConfig, *, loss_chunk_tokens: int | None = None, compiled: bool | None = None
+) -> list[Collective]:
     """The collectives of one training step of `run`, grouped by purpose.
 
     `loss_chunk_tokens` is the number of tokens whose logits the loss holds at once, by default the one that training
-    takes; it sets how often the loss sends, not how much. Raises `ConfigError` where `model.vocab_size` is still 0 or
-    `loss_chunk_tokens` is below 1.
+    takes; it sets how often the loss sends, not how much. `compiled` layers repeat their last collective too when they
+    are recomputed; by default they are compiled where `training.compile` is `on`. Raises `ConfigError` where
+    `model.vocab_size` is still 0 or `loss_chunk_tokens` is below 1.
     """
     if loss_chunk_tokens is None:
         local_vocab_size = padded_vocab_size(known_vocab_size(run.model), run.layout.tensor) // run.layout.tensor
-        loss_chunk_tokens = default_loss_chunk(local_vocab_size)
+        num_tokens = run.micro_batch_size * run.training.sequence_length
+        loss_chunk_tokens = default_loss_chunk(local_vocab_size, num_tokens, device=run.training.device)
     require_at_least("loss_chunk_tokens", loss_chunk_tokens, 1)
+    if compiled is None:
+        compiled = run.training.compile == "on"
     split = run.layout.sequence_parallel
     collectives = [
-        *(_sequence_parallel(run) if split else _tensor_parallel(run)),
+        *(_sequence_parallel(run, compiled) if split else _tensor_parallel(run, compiled)),
         *_loss(run, loss_chunk_tokens),
         *_gradients(run),
         *_totals(run),
     ]
-    return [collective for collective in collectives if collective.ranks > 1]
+    return [collective for collective in collectives if collective.ranks > 1 and collective.count]
 
 
 def comparison_traffic(run: RunConfig) -> list[Collective]:
@@ -74,11 +82,12 @@ def wire_bytes_per_step(collectives: Iterable[Collective], axis: Axis | None = N
     return sum(c.wire_bytes for c in collectives if axis is None or c.axis == axis)
 
 
-def _tensor_parallel(run: RunConfig) -> list[Collective]:
+def _tensor_parallel(run: RunConfig, compiled: bool) -> list[Collective]:
     """The paper's f and g (section 3): two all-reduces of b s h per layer forward, two backward, and one more each
-    way for the embedding and its tied projection.
+    way for the embedding and its tied projection. A layer that is recomputed whole needs its first g again.
     """
     M, L = run.num_micro_batches, run.model.num_layers
+    again = M * _layers_sent_again(run)
     all_reduce = partial(
         Collective,
         operation="all_reduce",
@@ -92,38 +101,60 @@ def _tensor_parallel(run: RunConfig) -> list[Collective]:
         all_reduce(phase="forward", purpose="attention output", count=M * L),
         all_reduce(phase="forward", purpose="mlp output", count=M * L),
         all_reduce(phase="backward", purpose="output projection input", count=M),
+        all_reduce(phase="backward", purpose="attention output again", count=again),
+        all_reduce(phase="backward", purpose="mlp output again", count=again * compiled),
         all_reduce(phase="backward", purpose="mlp input", count=M * L),
         all_reduce(phase="backward", purpose="attention input", count=M * L),
     ]
 
 
-def _sequence_parallel(run: RunConfig) -> list[Collective]:
+def _sequence_parallel(run: RunConfig, compiled: bool) -> list[Collective]:
     """Each all-reduce becomes a reduce-scatter at the end of one cut region and an all-gather at the start of the
-    next (Korthikanti et al. 2022, section 4.2.2); the backward pass mirrors both.
+    next (Korthikanti et al. 2022, section 4.2.2); the backward pass mirrors both, and gathers each region's input once
+    more, which is kept split. Products that run in pieces send pieces (`config.conventions.num_pieces`).
     """
     M, L = run.num_micro_batches, run.model.num_layers
-    collective = partial(
+    again = M * _layers_sent_again(run)
+    elements = _activation_elements(run)
+    whole = partial(
         Collective,
         axis="tensor",
-        elements=_activation_elements(run),
+        elements=elements,
         element_bytes=PRECISIONS[run.training.precision].compute_bytes,
         ranks=run.layout.tensor,
     )
-    gather, scatter = partial(collective, operation="all_gather"), partial(collective, operation="reduce_scatter")
+    pieces = 1 if compiled else num_pieces(run.micro_batch_size, elements)
+
+    def in_pieces(operation: Operation, *, phase: Phase, purpose: str, count: int) -> Collective:
+        return whole(
+            operation=operation, phase=phase, purpose=purpose, count=pieces * count, elements=elements // pieces
+        )
+
     return [
-        scatter(phase="forward", purpose="embedding", count=M),
-        gather(phase="forward", purpose="attention input", count=M * L),
-        scatter(phase="forward", purpose="attention output", count=M * L),
-        gather(phase="forward", purpose="mlp input", count=M * L),
-        scatter(phase="forward", purpose="mlp output", count=M * L),
-        gather(phase="forward", purpose="output projection input", count=M),
-        scatter(phase="backward", purpose="output projection input", count=M),
-        gather(phase="backward", purpose="mlp output", count=M * L),
-        scatter(phase="backward", purpose="mlp input", count=M * L),
-        gather(phase="backward", purpose="attention output", count=M * L),
-        scatter(phase="backward", purpose="attention input", count=M * L),
-        gather(phase="backward", purpose="embedding", count=M),
+        whole(operation="reduce_scatter", phase="forward", purpose="embedding", count=M),
+        in_pieces("all_gather", phase="forward", purpose="attention input", count=M * L),
+        in_pieces("reduce_scatter", phase="forward", purpose="attention output", count=M * L),
+        in_pieces("all_gather", phase="forward", purpose="mlp input", count=M * L),
+        in_pieces("reduce_scatter", phase="forward", purpose="mlp output", count=M * L),
+        whole(operation="all_gather", phase="forward", purpose="output projection input", count=M),
+        whole(operation="reduce_scatter", phase="backward", purpose="output projection input", count=M),
+        in_pieces("all_gather", phase="backward", purpose="attention input again", count=again),
+        in_pieces("reduce_scatter", phase="backward", purpose="attention output again", count=again),
+        in_pieces("all_gather", phase="backward", purpose="mlp input again", count=again),
+        in_pieces("reduce_scatter", phase="backward", purpose="mlp output again", count=again * compiled),
+        in_pieces("all_gather", phase="backward", purpose="mlp output", count=M * L),
+        whole(operation="all_gather", phase="backward", purpose="mlp input for its weights", count=M * L),
+        whole(operation="reduce_scatter", phase="backward", purpose="mlp input", count=M * L),
+        in_pieces("all_gather", phase="backward", purpose="attention output", count=M * L),
+        whole(operation="all_gather", phase="backward", purpose="attention input for its weights", count=M * L),
+        whole(operation="reduce_scatter", phase="backward", purpose="attention input", count=M * L),
+        whole(operation="all_gather", phase="backward", purpose="embedding", count=M),
     ]
+
+
+def _layers_sent_again(run: RunConfig) -> int:
+    """Layers whose forward collectives the backward pass repeats."""
+    return num_recomputed_layers(run) if run.training.recompute == "full" else 0
 
 
 def _loss(run: RunConfig, chunk_tokens: int) -> list[Collective]:

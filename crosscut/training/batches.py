@@ -1,15 +1,21 @@
-"""From the data's samplers to tensors on this rank's device."""
+"""From the data's samplers to tensors on this rank's device, also ahead of the step that needs them."""
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from crosscut.config import RunConfig
 from crosscut.data import Sampler, TokenFolder, ValidationSampler
 from crosscut.parallel import ParallelMesh
-from crosscut.training.step import Batch
+
+Batch = tuple[Tensor, Tensor]
+"""Token ids [B, S] and the ids that follow them [B, S]."""
 
 Ids = npt.NDArray[np.int64]
 
@@ -51,5 +57,65 @@ class Batches:
         return list(found)
 
     def _to_device(self, tokens: Ids, targets: Ids) -> Batch:
+        """From pinned memory to a GPU: the copy is made in its stream's turn, and nobody waits for it."""
         device = self.mesh.device
-        return torch.from_numpy(tokens).to(device), torch.from_numpy(targets).to(device)
+        on_host = torch.from_numpy(tokens), torch.from_numpy(targets)
+        if device.type != "cuda":
+            return on_host
+        there = [ids.pin_memory().to(device, non_blocking=True) for ids in on_host]
+        return there[0], there[1]
+
+
+class _Fetched(NamedTuple):
+    """The micro-batches of a step, and when a GPU has them."""
+
+    micro_batches: list[Batch]
+    ready: "torch.cuda.Event | None"
+
+
+class BatchesAhead:
+    """The training batches of a run, each fetched in a thread while the step before runs.
+
+    As a context it ends its thread. What goes wrong in the thread is raised where the batch is taken.
+    """
+
+    def __init__(self, batches: Batches, *, num_steps: int) -> None:
+        self.batches, self.num_steps = batches, num_steps
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self._next: tuple[int, Future[_Fetched]] | None = None
+        device = batches.mesh.device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._next = None
+        self._thread.shutdown(cancel_futures=True)
+
+    def take(self, step: int) -> list[Batch]:
+        """`Batches.micro_batches` of a step; that of the next one is begun. Raises what fetching it raised."""
+        expected, future = self._next or (step, self._thread.submit(self._fetch, step))
+        if expected != step:
+            future = self._thread.submit(self._fetch, step)
+        self._next = None
+        fetched = future.result()
+        if step + 1 < self.num_steps:
+            self._next = step + 1, self._thread.submit(self._fetch, step + 1)
+        if fetched.ready is not None:
+            stream = torch.cuda.current_stream(self.batches.mesh.device)
+            stream.wait_event(fetched.ready)
+            for tensor in (tensor for batch in fetched.micro_batches for tensor in batch):
+                tensor.record_stream(stream)  # it was made on the thread's, which may not use its memory before
+        return fetched.micro_batches
+
+    def _fetch(self, step: int) -> _Fetched:
+        if self._stream is None:
+            return _Fetched(self.batches.micro_batches(step), None)
+        with torch.cuda.device(self._stream.device), torch.cuda.stream(self._stream):
+            micro_batches = self.batches.micro_batches(step)
+            ready = torch.cuda.Event()
+            ready.record(self._stream)
+        return _Fetched(micro_batches, ready)

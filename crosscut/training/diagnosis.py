@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from crosscut.config import TrainingError
 from crosscut.parallel.collectives import all_gather_objects
 from crosscut.training.batches import Batches
+from crosscut.training.compilation import uncompiled
 from crosscut.training.step import Trainer
 
 _MAX_DOCUMENTS = 8
@@ -28,12 +29,11 @@ class _Origin(NamedTuple):
 def explain_non_finite(step: int, trainer: Trainer, batches: Batches) -> TrainingError:
     """The error that tells a user where the loss or gradient of `step` stopped being finite. Every rank calls it.
 
-    It repeats the step's forward passes with the same dropout and finds the first module whose input or output is not
-    finite on any rank; where all are finite, the parameter nearest the loss whose gradient is not. Needs the step's
-    gradients still in place.
+    It repeats the step, with the same dropout and weights, and finds the first module whose input or output is not
+    finite on any rank; where all are finite, the parameter nearest the loss whose gradient is not.
     """
-    backward = _first_over_ranks(_origin_in_backward(trainer), trainer)
     forward = _first_over_ranks(_origin_in_forward(step, trainer, batches), trainer)
+    backward = _first_over_ranks(_origin_in_backward(step, trainer, batches), trainer)
     origin = forward or backward or _Origin(0, 0, 0, "the sum of the gradients, each of them finite")
     mine = [batches.documents(step, index) for index in range(trainer.run.num_micro_batches)]
     parts = all_gather_objects(mine, trainer.mesh.data)  # by data rank, by micro-batch
@@ -63,7 +63,7 @@ def _origin_in_forward(step: int, trainer: Trainer, batches: Batches) -> _Origin
     for index, (tokens, targets) in enumerate(batches.micro_batches(step)):
         seen: list[str] = []
         trainer.streams.restart(step=step, micro_batch=index)
-        with torch.no_grad(), _watched(trainer.model, seen) as order:
+        with torch.no_grad(), uncompiled(trainer.model), _watched(trainer.model, seen) as order:
             loss = trainer.model.loss(tokens, targets)
         if not seen and not loss.isfinite():
             seen.append("the loss itself")
@@ -97,7 +97,9 @@ def _watched(model: nn.Module, seen: list[str]) -> Iterator[list[int]]:
             handle.remove()
 
 
-def _origin_in_backward(trainer: Trainer) -> _Origin | None:
+def _origin_in_backward(step: int, trainer: Trainer, batches: Batches) -> _Origin | None:
+    trainer.optimizer.zero_grad()  # a step that was launched since may have left some
+    trainer.accumulate(step, batches.micro_batches(step))
     backward_order = reversed(list(trainer.model.named_parameters()))
     for order, (name, parameter) in enumerate(backward_order):
         if parameter.grad is not None and not parameter.grad.to_local().isfinite().all():  # type: ignore[attr-defined]

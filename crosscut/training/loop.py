@@ -1,9 +1,13 @@
-"""The training loop on one rank: it reads as the algorithm."""
+"""The training loop on one rank: it reads as the algorithm.
+
+It is one step ahead of what it knows: it launches a step before it has seen how the one before went, so that a GPU goes
+on without a pause, and catches up before anything is made of the weights.
+"""
 
 import dataclasses
 import math
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +17,13 @@ from crosscut.config import RunConfig, TrainingError, write_toml
 from crosscut.config.conventions import CONFIG_FILE
 from crosscut.evaluation import Score, evaluate_loss
 from crosscut.parallel import Stopped, StopRequest, find_drift
-from crosscut.training.batches import Batches
+from crosscut.training.batches import Batches, BatchesAhead
 from crosscut.training.diagnosis import explain_non_finite
+from crosscut.training.following import Follower
 from crosscut.training.metrics import Metrics
 from crosscut.training.optimizer import apply_settings
-from crosscut.training.step import NonFiniteError, StepResult, Trainer
+from crosscut.training.result import NonFiniteError, StepResult
+from crosscut.training.step import Trainer
 from crosscut.training.throughput import Throughput
 
 
@@ -53,6 +59,7 @@ class Loop:
             run.checkpoints_folder,
             model=trainer.model,
             optimizer=trainer.optimizer,
+            more=trainer.more_state,
             config=run.checkpoint,
             is_first_rank=self.mesh.is_first_rank,
         )
@@ -60,30 +67,30 @@ class Loop:
     def train(self, resume_from: Path | Folder | None = None) -> Outcome:
         """Do all steps that are left, or those until a scheduler asks to stop (`parallel.stopping`).
 
-        Raises `TrainingError` when a loss is no longer finite or replicas of a parameter differ.
+        Raises `TrainingError` when a loss is no longer finite, a loss scale has fallen too low, or replicas of a
+        parameter differ.
         """
         training = self.run.training
         first = done = self.load(resume_from).step if resume_from else 0
-        seconds, stopped = 0.0, False
-        with self._metrics(first) as metrics:
+        stopped = False
+        with self._metrics(first) as metrics, BatchesAhead(self.batches, num_steps=training.steps) as batches:
             before = after = self.validate(first, metrics)
+            follower = Follower(lambda result, seconds: self._tell(result, seconds, metrics))
             with StopRequest() as request:
                 while done < training.steps and not stopped:
-                    start = time.perf_counter()
-                    result = self._step(done)
-                    elapsed = time.perf_counter() - start
-                    done, seconds = done + 1, seconds + elapsed
+                    self._step(done, batches, follower)
+                    done += 1
                     last = done == training.steps
-                    samples = self._samples(done)
-                    metrics.step(done, {**vars(result), **self.throughput.rates(elapsed), "samples": samples})
                     try:
                         request.check()
                         if last or _is_due(done, training.validate_every):
+                            self._catch_up(follower)
                             after = self.validate(done, metrics, request)
                     except Stopped:
                         stopped = True
                     saving = stopped or last or _is_due(done, self.run.checkpoint.every)
                     if saving or _is_due(done, training.compare_replicas_every):
+                        self._catch_up(follower)
                         self.compare_replicas(done)
                     if saving:
                         self.save(done, final=stopped or last)
@@ -96,7 +103,7 @@ class Loop:
             throughput=self.throughput,
             first_step=first,
             last_step=done,
-            seconds=seconds,
+            seconds=follower.seconds,
             stopped=stopped,
         )
 
@@ -155,15 +162,33 @@ class Loop:
     def load(self, folder: Path | Folder) -> Progress:
         """Go back to a checkpoint, of this or of another layout; the optimizer's settings stay the run's."""
         model, optimizer = self.trainer.model, self.trainer.optimizer
-        progress = load_checkpoint(folder, model=model, optimizer=optimizer, padded=model.padded_rows)
+        more = self.trainer.more_state
+        progress = load_checkpoint(folder, model=model, optimizer=optimizer, more=more, padded=model.padded_rows)
         apply_settings(optimizer, self.run.optimizer)
         return progress
 
-    def _step(self, step: int) -> StepResult:
+    def _step(self, step: int, batches: BatchesAhead, follower: Follower) -> None:
+        """Launch a step and tell of the one before. Raises `TrainingError` where that one failed."""
+        with self._failures_explained():
+            follower.launch(lambda: self.trainer.step(step, batches.take(step)))
+
+    def _catch_up(self, follower: Follower) -> None:
+        """Tell of the step that was launched last. Raises `TrainingError` where it failed."""
+        with self._failures_explained():
+            follower.catch_up()
+
+    @contextmanager
+    def _failures_explained(self) -> Iterator[None]:
+        """A step that failed is repeated to find out where; the trainer has held its weights since."""
         try:
-            return self.trainer.step(step, self.batches.micro_batches(step))
-        except NonFiniteError:
-            raise explain_non_finite(step, self.trainer, self.batches) from None
+            yield
+        except NonFiniteError as error:
+            raise explain_non_finite(error.step, self.trainer, self.batches) from None
+
+    def _tell(self, result: StepResult, seconds: float, metrics: Metrics) -> None:
+        done = result.step + 1
+        rates, samples = self.throughput.rates(seconds), self._samples(done)
+        metrics.step(done, {**result.values(), **rates, "samples": samples})
 
     def _metrics(self, first: int) -> Metrics:
         return Metrics(self.folder, num_steps=self.run.training.steps, start=first, active=self.mesh.is_first_rank)

@@ -110,6 +110,13 @@ def _drop_after(path: Path, start: int) -> list[dict[str, Any]]:
     return kept
 
 
+def _scale(value: Mapping[str, float]) -> str:
+    """A loss scale, where one is in use, and whether its step was skipped."""
+    if "loss_scale" not in value:
+        return ""
+    return f"scale {value['loss_scale']:g}{' (skipped)' if value['skipped'] else ''}  "
+
+
 class _Display:
     """A progress bar on a terminal; elsewhere, such as in a log file, a line every ten seconds."""
 
@@ -135,7 +142,7 @@ class _Display:
         left = timedelta(seconds=round((self.num_steps - step) * seconds_a_step))
         told = (
             f"step {step}/{self.num_steps}  {left} left  loss {value['loss']:.4f}  norm {value['gradient_norm']:.2f}  "
-            f"rate {value['learning_rate']:.1e}  {value['tokens_per_second']:,.0f} tokens/s  "
+            f"rate {value['learning_rate']:.1e}  {_scale(value)}{value['tokens_per_second']:,.0f} tokens/s  "
             f"{value['model_flops_per_second'] / 1e12:.2f} TFLOP/s ({value['utilisation']:.0%})"
         )
         self._bar.update(self._task, completed=step, told=told)

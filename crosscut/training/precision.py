@@ -1,8 +1,13 @@
-"""The element types of a run's precision as torch's."""
+"""The element types of a run's precision as torch's, and whether a device has them."""
 
 import torch
 
+from crosscut.config import ConfigError
 from crosscut.config.precision import PRECISIONS
+from crosscut.parallel import FLOAT8, ORDINARY, Products
+
+FLOAT8_CAPABILITY = (8, 9)
+"""NVIDIA's first with float8 products: Ada; then Hopper and Blackwell."""
 
 
 def compute_dtype(precision: str) -> torch.dtype:
@@ -13,6 +18,30 @@ def compute_dtype(precision: str) -> torch.dtype:
 def parameter_dtype(precision: str) -> torch.dtype:
     """Of parameters, gradients and optimizer state."""
     return _dtype(PRECISIONS[precision].accumulation)
+
+
+def products(precision: str) -> Products:
+    """What the layers multiply with."""
+    return FLOAT8 if PRECISIONS[precision].products.startswith("float8") else ORDINARY
+
+
+def require_precision(precision: str, device: torch.device) -> None:
+    """Raise `ConfigError` where the device does not have the run's precision in its hardware."""
+    if products(precision) is not FLOAT8:
+        return
+    is_cuda = device.type == "cuda"
+    if is_cuda and torch.cuda.get_device_capability(device) >= FLOAT8_CAPABILITY:
+        return
+    found = f"{torch.cuda.get_device_name(device)} does not" if is_cuda else "the CPU does not"
+    raise ConfigError(
+        '`training.precision` must be one that the device multiplies in, but is "float8": GPUs from Ada and Hopper on '
+        f'(compute capability 8.9) do, {found}. Set training.precision="bfloat16".'
+    )
+
+
+def needs_loss_scale(precision: str) -> bool:
+    """Whether gradients pass through a type whose smallest number is too large for them."""
+    return compute_dtype(precision) == torch.float16
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -20,6 +20,7 @@ from crosscut.data import TokenFolder
 from crosscut.generation import Sampling, continue_text
 from crosscut.model import GPT
 from crosscut.planner import count_parameters
+from crosscut.training.compilation import uncompiled
 from crosscut.training.loop import Outcome
 from crosscut.training.metrics import METRICS_FILE, read_metrics
 
@@ -34,7 +35,8 @@ def write_report(run: RunConfig, model: GPT, tokens: TokenFolder, outcome: Outco
     text = ""
     if run.output.sample_tokens:
         sampling = Sampling(num_tokens=run.output.sample_tokens, seed=run.training.seed)
-        text = continue_text(model, tokens, run.output.sample_prompt, sampling)
+        with uncompiled(model):  # every token makes the text longer, which would need a graph of its own
+            text = continue_text(model, tokens, run.output.sample_prompt, sampling)
     if not model.mesh.is_first_rank:
         return
     if text:
@@ -77,7 +79,7 @@ def plot_losses(folder: Path) -> None:
     from matplotlib import pyplot
 
     rows = read_metrics(folder)
-    trained = [(row["step"], row["loss"]) for row in rows if "loss" in row]
+    trained = [(row["step"], row["loss"]) for row in rows if row.get("loss") is not None]
     validated = [(row["step"], row["validation_loss"]) for row in rows if row.get("validation_loss") is not None]
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     if trained:

@@ -37,6 +37,7 @@ from crosscut.parallel.stopping import ignore_requests
 from crosscut.training.batches import Batches
 from crosscut.training.loop import Loop
 from crosscut.training.report import SUMMARY_FILE, typed_command, write_report
+from crosscut.training.requirements import require_capabilities
 from crosscut.training.step import Trainer
 
 
@@ -69,6 +70,7 @@ def run_training(run: RunConfig, *, resume: Resume = False) -> None:
     if was_started() and started_world_size() != run.layout.world_size:
         raise LayoutError(world_size_message(run.layout, started_world_size()))
     require_devices(run.training.device, ranks_on_this_machine(run.layout.world_size))
+    require_capabilities(run)
     if was_started():
         with joined_rank():
             stopped_after = _join(run, resume)

@@ -1,7 +1,6 @@
 """One optimizer step on one layout: batch, forward, backward, reduce, clip, step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,36 +12,30 @@ from crosscut.parallel import (
     ParallelMesh,
     RandomStreams,
     clip_gradients_,
+    enable_symmetric_memory,
     global_gradient_norm,
     make_reducer,
     shard_model,
+    use_products,
 )
 from crosscut.parallel.collectives import all_reduce
+from crosscut.training.batches import Batch
+from crosscut.training.compilation import apply_compilation
+from crosscut.training.loss_scale import LossScale
+from crosscut.training.offload import InHostMemory
 from crosscut.training.optimizer import make_optimizer, set_learning_rate
-from crosscut.training.precision import compute_dtype, parameter_dtype
+from crosscut.training.precision import compute_dtype, needs_loss_scale, parameter_dtype, products
+from crosscut.training.recomputation import apply_recomputation
+from crosscut.training.result import StepResult
 from crosscut.training.schedule import learning_rate
-
-Batch = tuple[Tensor, Tensor]
-"""Token ids [B, S] and the ids that follow them [B, S]."""
-
-
-class NonFiniteError(Exception):
-    """The loss or the gradient norm of a step is not a finite number; the weights are still those before the step."""
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What a step tells of itself."""
-
-    loss: float
-    """Mean cross entropy per target token over the whole batch, in nats."""
-    gradient_norm: float
-    """Global norm before clipping."""
-    learning_rate: float
 
 
 class Trainer:
-    """A model, its optimizer and what a step needs, as one rank holds them."""
+    """A model, its optimizer and what a step needs, as one rank holds them.
+
+    A step is given to the device as a whole: no host waits for a number of it. What decides whether the weights may
+    change is a number on the device, too.
+    """
 
     def __init__(self, run: RunConfig, mesh: ParallelMesh) -> None:
         self.run, self.mesh = run, mesh
@@ -50,31 +43,46 @@ class Trainer:
         self.model = make_model(run.model, precision=run.training.precision, mesh=mesh, streams=self.streams)
         shard_model(self.model, mesh, units=self.model.blocks, compute_dtype=compute_dtype(run.training.precision))
         initialize(self.model, run.training.seed)
+        enable_symmetric_memory(mesh)
+        self.compiler = apply_compilation(self.model, run, mesh)
+        apply_recomputation(self.model, run)
         self.parameters = list(self.model.parameters())
         self.reducer = make_reducer(self.model, mesh)
-        self.optimizer = make_optimizer(self.model, run.optimizer)
+        home = InHostMemory() if "optimizer" in run.training.offload else None
+        self.optimizer = make_optimizer(self.model, run.optimizer, home=home)
+        self.loss_scale = LossScale(mesh.device) if needs_loss_scale(run.training.precision) else None
+        self._held = torch.zeros((), dtype=torch.float32, device=mesh.device)
+        """1 from the first step on after which nothing may change any more."""
+
+    @property
+    def more_state(self) -> dict[str, dict[str, Tensor]]:
+        """What a run's checkpoints hold beside the model and the optimizer, by name: the tensors themselves."""
+        return {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state()}
 
     def step(self, step: int, micro_batches: Sequence[Batch]) -> StepResult:
-        """Do step `step`, counted from 0, on this data rank's micro-batches.
+        """Do step `step`, counted from 0, on this data rank's micro-batches; on a GPU it may be done after the return.
 
-        Raises `NonFiniteError`, on every rank alike and before the weights change, when the loss or the gradient norm
-        is not finite.
+        When the loss or the gradient norm is not finite, on whichever rank, the weights stay as they were on all of
+        them. With a loss scale the next step goes on from there; without one nothing changes any more, whatever steps
+        follow, and the result raises `NonFiniteError`.
         """
         result = self.update(step, self.accumulate(step, micro_batches))
         self.optimizer.zero_grad()
         return result
 
     def update(self, step: int, loss: Tensor) -> StepResult:
-        """Clip the summed gradients and change the weights by them. `loss` is reported. Raises as `step`."""
+        """Clip the summed gradients and change the weights by them. `loss` is reported, and must be finite, too."""
         norm = global_gradient_norm(self.parameters)
-        loss_value, norm_value = torch.stack([loss.double(), norm.double()]).tolist()
-        if not (abs(loss_value) < torch.inf and norm_value < torch.inf):
-            raise NonFiniteError(f"loss {loss_value}, gradient norm {norm_value}")
-        clip_gradients_(self.parameters, norm_value, self.run.optimizer.clip_norm)
+        held = self._hold(loss, norm)
+        clip_gradients_(self.parameters, norm, self.run.optimizer.clip_norm)
         rate = learning_rate(step, config=self.run.optimizer, num_steps=self.run.training.steps)
         set_learning_rate(self.optimizer, rate)
+        self.optimizer.found_inf = held
         self.optimizer.step()
-        return StepResult(loss_value, norm_value, rate)
+        result = StepResult(step, rate, loss=loss, norm=norm, held=held, loss_scale=self.loss_scale)
+        if self.loss_scale is not None:
+            self.loss_scale.update(held)
+        return result
 
     def accumulate(self, step: int, micro_batches: Sequence[Batch]) -> Tensor:
         """Forward and backward over the micro-batches: leaves the summed gradients, gives the mean loss of all ranks.
@@ -82,7 +90,9 @@ class Trainer:
         The mean is over the target tokens of all data ranks, so no split of the batch changes it.
         """
         num_targets = sum((targets != IGNORED).sum() for _, targets in micro_batches)
-        scale = 1.0 / max(1, int(all_reduce(torch.as_tensor(num_targets), self.mesh.data)))
+        scale = 1.0 / all_reduce(torch.as_tensor(num_targets), self.mesh.data).double().clamp(min=1.0)
+        if self.loss_scale is not None:
+            scale = self.loss_scale.scaled(scale)
         total = torch.zeros((), dtype=torch.float32, device=self.mesh.device)
         for index, (tokens, targets) in enumerate(micro_batches):
             self.streams.restart(step=step, micro_batch=index)
@@ -92,15 +102,31 @@ class Trainer:
             loss.backward()
             total = total + loss.detach()
         self.reducer.finish()
+        if self.loss_scale is not None:
+            self.loss_scale.unscale_(self.parameters)
+            total = self.loss_scale.unscaled(total)
         return all_reduce(total, self.mesh.data)
+
+    def _hold(self, loss: Tensor, norm: Tensor) -> Tensor:
+        """1 where this step must change nothing, else 0: a scalar on the device, the same on all ranks.
+
+        All see it alike, since the norm is of all gradients and the loss of all ranks.
+        """
+        finite = loss.isfinite() & norm.isfinite()
+        if self.loss_scale is not None:
+            return (~finite | self.loss_scale.exhausted).float()
+        self._held = torch.maximum(self._held, (~finite).float())
+        return self._held
 
 
 def make_model(config: ModelConfig, *, precision: str, mesh: ParallelMesh, streams: RandomStreams) -> GPT:
     """The model of a config in a run's precision: weights in float32 (or float64), arithmetic in the precision."""
-    return GPT(
+    model = GPT(
         config,
         mesh=mesh,
         streams=streams,
         dtype=parameter_dtype(precision),
         compute_dtype=compute_dtype(precision),
     )
+    use_products(model, products(precision))
+    return model

@@ -157,7 +157,7 @@ class Comparison:
         return parameter.rpartition(".")[0] or self.uncut.root
 
     def _excuse_arrangements(self) -> None:
-        """Between f and g a rank rightly holds parts of sums, or heads in an order of its own. Where the loss, the norm
+        """Between f and g a rank rightly holds parts of sums, or heads in an order of its own. Where the loss
         and every parameter's gradient agree, what is only arranged in another way is no difference.
         """
         assert self.uncut is not None

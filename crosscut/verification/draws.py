@@ -2,7 +2,7 @@
 
 An operator that moves the random generator has drawn. With what it drops known, the paper's rule (section 3.1) needs no
 list of places: ranks that drop from the same tensor must draw the same numbers, ranks that hold different tensors must
-draw different ones.
+draw different ones, and so must ranks that see different data.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.collectives import gather_to_first
+from crosscut.parallel.linear import is_recomputing
 from crosscut.parallel.recorder import comes_again
 from crosscut.verification.recording import display_name
 
@@ -46,7 +47,7 @@ def draws_of(model: nn.Module, mesh: ParallelMesh, forward: Callable[[], object]
     """What this rank draws while `forward` runs, with the model in training mode."""
     with _Draws(model, mesh) as drawn:
         forward()
-    return drawn.in_order()
+    return drawn.draws
 
 
 def compare_draws(mine: list[Draw], mesh: ParallelMesh) -> Disagreement | None:
@@ -87,7 +88,8 @@ class _Draws(TorchDispatchMode):
 
     def __init__(self, model: nn.Module, mesh: ParallelMesh) -> None:
         super().__init__()
-        self._draws: list[Draw] = []
+        self.draws: list[Draw] = []
+        """All draws, in order."""
         self._device = mesh.device
         self._model = model
         self._running: list[str] = []
@@ -115,6 +117,8 @@ class _Draws(TorchDispatchMode):
         """Let the operator run, and note it if it drew."""
         if comes_again(types):
             return NotImplemented
+        if is_recomputing():  # what is drawn again there was noted before
+            return func(*args, **(kwargs or {}))
         if torch.Tag.nondeterministic_seeded not in func.tags:
             unmet = self._meet(args) if self._noise else frozenset()
             result = func(*args, **(kwargs or {}))
@@ -129,14 +133,10 @@ class _Draws(TorchDispatchMode):
         if self._running and self._state(generator) != before:  # such as attention without dropout does not draw
             state = hashlib.blake2b(before, digest_size=8).hexdigest()
             probabilities = [a for a in args if isinstance(a, float)]
-            self._draws.append(Draw(self._running[-1], state, digest, f"{func.name()} {probabilities}"))
+            self.draws.append(Draw(self._running[-1], state, digest, f"{func.name()} {probabilities}"))
             if not digest:  # what the numbers meet tells from what they drop
-                self._hold(result, frozenset([len(self._draws) - 1]))
+                self._hold(result, frozenset([len(self.draws) - 1]))
         return result
-
-    def in_order(self) -> list[Draw]:
-        """All draws, in order."""
-        return self._draws
 
     def _hold(self, made: Any, draws: frozenset[int]) -> None:
         for tensor in made if isinstance(made, tuple | list) else [made]:
@@ -154,8 +154,8 @@ class _Draws(TorchDispatchMode):
         if not draws or not others:
             return draws
         for index in draws:
-            if not self._draws[index].dropped:
-                self._draws[index] = self._draws[index]._replace(dropped=_digest(others[0]))
+            if not self.draws[index].dropped:
+                self.draws[index] = self.draws[index]._replace(dropped=_digest(others[0]))
         return frozenset()
 
     def _state(self, generator: torch.Generator | None) -> bytes:
@@ -168,12 +168,16 @@ class _Draws(TorchDispatchMode):
     @contextmanager
     def _module_names(self) -> Iterator[None]:
         def enter(name: str) -> Callable[..., None]:
-            return lambda *_: self._running.append(name)
+            return lambda *_: None if is_recomputing() else self._running.append(name)
+
+        def leave(*_: object) -> None:
+            if not is_recomputing():
+                self._running.pop()
 
         handles = []
         for name, module in self._model.named_modules():
             handles.append(module.register_forward_pre_hook(enter(name or display_name(self._model))))
-            handles.append(module.register_forward_hook(lambda *_: self._running.pop() and None))
+            handles.append(module.register_forward_hook(leave))
         try:
             yield
         finally:

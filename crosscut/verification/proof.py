@@ -8,6 +8,7 @@ import torch
 
 from crosscut.parallel import ParallelMesh, make_lone_mesh
 from crosscut.parallel.collectives import share_from_first
+from crosscut.training.compilation import uncompiled
 from crosscut.verification.comparison import Comparison
 from crosscut.verification.draws import Disagreement, Draw, compare_draws, draws_of
 from crosscut.verification.recording import Recording, Step, record
@@ -80,7 +81,8 @@ def _uncut(make_step: MakeStep, mesh: ParallelMesh) -> tuple[list[Draw], Recordi
 def _take(step: Step) -> tuple[list[Draw], Recording]:
     """What the step draws with dropout, and its recording without."""
     step.model.train()
-    draws = draws_of(step.model, step.mesh, step.accumulate)
+    with uncompiled(step.model):  # what draws inside a compiled layer would not be seen
+        draws = draws_of(step.model, step.mesh, step.accumulate)
     step.model.eval()
     return draws, record(step)
 

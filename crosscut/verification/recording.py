@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from crosscut.parallel import ParallelMesh
+from crosscut.parallel.linear import is_recomputing
 from crosscut.parallel.parameters import cut_dim, gathered_over_data
+from crosscut.training.compilation import compiled_modules
 
 LOSS = "loss"
 """What is done with the model's last output stands in the table under this name."""
@@ -106,10 +108,13 @@ def _copy(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def _watched(model: nn.Module, recording: Recording) -> Iterator[None]:
-    """While inside, outputs and returned gradients are written down."""
+    """While inside, outputs and returned gradients are written down. A compiled module is watched as a whole."""
     watch = _Watch(recording)
     handles = []
+    insides = tuple(f"{name}." for name in compiled_modules(model))
     for name, module in model.named_modules():
+        if name.startswith(insides):
+            continue
         enter = partial(watch.enter, name or display_name(model))
         handles.append(module.register_forward_pre_hook(enter, prepend=True))
         handles.append(module.register_forward_pre_hook(watch.entered))
@@ -119,6 +124,7 @@ def _watched(model: nn.Module, recording: Recording) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+        watch.let_go()
 
 
 def display_name(model: nn.Module) -> str:
@@ -127,7 +133,7 @@ def display_name(model: nn.Module) -> str:
 
 
 class _Watch:
-    """Names the calls of modules and follows the tensors between them."""
+    """Names the calls of modules and follows the tensors between them. What a backward pass recomputes is no call."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
@@ -135,8 +141,12 @@ class _Watch:
         self._running: list[str] = []
         self._followed: dict[int, _Followed] = {}
         self._entering: _Followed | None = None
+        self._held: list[Tensor] = []
+        """What is followed, so that its id is not given to another."""
 
     def enter(self, name: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if is_recomputing():
+            return
         self._num_calls[name] = count = self._num_calls.get(name, 0) + 1
         call = name if count == 1 else f"{name}, call {count}"
         parent = self._running[-1] if self._running else LOSS
@@ -149,13 +159,15 @@ class _Watch:
 
     def entered(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
         """After all that wraps a module's input, as sharding does: what the module sees counts as that input."""
-        if not inputs or not isinstance(inputs[0], Tensor) or not inputs[0].is_floating_point():
+        if is_recomputing() or not inputs or not isinstance(inputs[0], Tensor) or not inputs[0].is_floating_point():
             return
         if id(inputs[0]) not in self._followed and self._entering is not None:
             self._followed[id(inputs[0])] = self._entering
-            self._entering.wrapped.append(inputs[0])
+            self._held.append(inputs[0])
 
     def leave(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+        if is_recomputing():
+            return
         call = self._running.pop()
         if not isinstance(output, Tensor):
             return
@@ -168,10 +180,16 @@ class _Watch:
         """Have the tensor's gradient noted when the backward pass comes to it."""
         found = self._followed.get(id(tensor))
         if found is None:
-            found = self._followed[id(tensor)] = _Followed(tensor, unless_consumed)
+            found = self._followed[id(tensor)] = _Followed(unless_consumed)
+            self._held.append(tensor)
             if tensor.requires_grad:
                 tensor.register_hook(partial(self._receive, found))
         return found
+
+    def let_go(self) -> None:
+        """Hold no tensor any more: one that its own hook holds would stay for good, and its whole graph with it."""
+        self._held.clear()
+        self._followed.clear()
 
     def _receive(self, followed: "_Followed", gradient: Tensor) -> None:
         kept = gradient.detach().cpu().clone()
@@ -181,11 +199,7 @@ class _Watch:
 
 @dataclass
 class _Followed:
-    tensor: Tensor
-    """Held, so that its id is not given to another."""
     unless_consumed: str
     """The name of its gradient where no module took it in."""
     consumers: list[str] = field(default_factory=list)
     """The calls that took it in, the innermost last."""
-    wrapped: list[Tensor] = field(default_factory=list)
-    """What stands for it inside a call, held like it."""

@@ -24,8 +24,11 @@ from crosscut.parallel.processes import (
     was_started,
 )
 from crosscut.planner import count_parameters, step_traffic
+from crosscut.training.batches import Batch
+from crosscut.training.compilation import compiled_modules
 from crosscut.training.precision import compute_dtype
-from crosscut.training.step import Batch, Trainer
+from crosscut.training.requirements import require_capabilities
+from crosscut.training.step import Trainer
 from crosscut.verification.module import CLIP_NORM, LEARNING_RATE
 from crosscut.verification.proof import prove
 from crosscut.verification.recording import Step
@@ -75,14 +78,15 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
 def verify_runs(runs: Sequence[RunConfig]) -> list[Report]:
     """Verify runs prepared by `for_verification` one after the other, with a sign of life on a terminal.
 
-    It happens in the ranks that each layout asks for, or in those that torchrun started.
-    Gives the reports; under torchrun on every rank. Raises `LayoutError` or `ConfigError` before a rank starts, and
+    The ranks are started that each layout asks for, or those joined that torchrun started. Gives a report for each run,
+    under torchrun on every rank. Raises `LayoutError` or `ConfigError` before a rank starts, and
     `RankFailure` when one fails.
     """
     for run in runs:
         if was_started() and started_world_size() != run.layout.world_size:
             raise LayoutError(world_size_message(run.layout, started_world_size()))
         require_devices(run.training.device, ranks_on_this_machine(run.layout.world_size))
+        require_capabilities(run)
     if not was_started():
         return [launch(_verify_rank, (run,), num_ranks=run.layout.world_size) for run in _shown(runs)]
     with joined_rank():
@@ -120,7 +124,7 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
         layout=str(run.layout),
         model=f"GPT-2, {count_parameters(model):,} parameters ({shape})",
         compute_dtype=compute_dtype(run.training.precision),
-        extra_checks=_compare_collectives,
+        extra_checks=lambda step: [*_compare_collectives(step), *_tell_compiled(step)],
     )
 
 
@@ -181,7 +185,7 @@ def _compare_collectives(step: Step) -> list[Check]:
     """Whether every rank sent what the planner's account of the step says."""
     assert isinstance(step, _RunStep)
     planned: Counter[tuple[str, str, int]] = Counter()
-    for collective in step_traffic(step.run):
+    for collective in step_traffic(step.run, compiled=bool(compiled_modules(step.model))):
         planned[(collective.operation, collective.axis, collective.elements)] += collective.count
     every = gather_to_first(step.sent)
     for rank, sent in enumerate(every or []):
@@ -191,6 +195,12 @@ def _compare_collectives(step: Step) -> list[Check]:
                 Check("collectives", None, False, f"rank {rank} sent {' and '.join(filter(None, wrong))} than planned")
             ]
     return [Check("collectives", None, True, f"{planned.total()} on each rank, as planned")]
+
+
+def _tell_compiled(step: Step) -> list[Check]:
+    """How far compiled layers were looked into."""
+    num_compiled = len(compiled_modules(step.model))
+    return [Check("compiled layers", None, True, f"{num_compiled}, each compared as a whole")] if num_compiled else []
 
 
 def _told(collectives: Counter[tuple[str, str, int]], word: str) -> str:

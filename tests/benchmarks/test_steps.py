@@ -1,9 +1,12 @@
 """The benchmarks run, on models of seconds."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -18,22 +21,75 @@ def run(name: str, *arguments: str) -> str:
 
 def test_gpu_benchmark_runs_on_the_cpu(tmp_path):
     file = tmp_path / "figures.json"
-    printed = run("gpu.py", "--device", "cpu", "--tiny", "--precision", "float32", "--json", str(file))
-    assert "laptop-tiny" in printed
-    figures = json.loads(file.read_text())
-    row = figures["presets"]["laptop-tiny"]
-    assert row["tokens_per_second"] > 0
-    assert 0 < row["model_flops_per_second"] < figures["measured_peak"]
-    assert set(figures["machine"]) == {"date", "device", "python", "torch", "cuda"}
+    printed = run("gpu.py", "--device", "cpu", "--tiny", "--json", str(file))
+    told = json.loads(file.read_text())
+    rows = {row["name"]: row for row in told["measurements"]}
+    assert {row["group"] for row in rows.values()} == {"models", "precision", "layouts", "recomputation"}
+    for name, row in rows.items():
+        assert name in printed
+        if name.startswith("float8") and not row["turns"]:
+            assert row["remarks"][0].startswith("failed: "), "this processor has no such products, and says so"
+            continue
+        assert row["remarks"] == []
+        figures = row["figures"]
+        assert figures["tokens_per_second"] == pytest.approx(4 * 32 / figures["seconds_per_step"])
+        assert 0 < figures["of_measured_rate"] < 1
+    assert len(rows["crosscut, tiny"]["turns"]) == 2
+    # What a rank of eight computes is an eighth of the model.
+    assert rows["rank 0 of 8 ranks, 2 layers of 64"]["tensor"] == 8
+    assert rows["crosscut, tiny"]["turns"][0]["first_loss"] == pytest.approx(math.log(512), abs=0.1)
+    assert rows["plain, tiny"]["turns"][0]["first_loss"] == pytest.approx(math.log(512), abs=0.1)
+    assert {goal["met"] for goal in told["goals"]} == {None}, "the goals are about models that a CPU does not measure"
+    assert set(told["machine"]) >= {"date", "device", "driver", "torch", "transformers", "commit", "source_sha256"}
 
 
-def test_gpu_benchmark_without_a_gpu_says_what_to_do(monkeypatch):
+def test_gpu_benchmark_skips_what_no_longer_fits_and_says_so(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from gpu import Budget, run_plan
+    from gpu_plan import tiny_plan
+
+    told = []
+    rows = run_plan(tiny_plan(), Budget(1.0), "cpu", told.append)
+    assert set(rows) == {row.measurement.name for row in told}
+    for row in rows.values():
+        assert row.turns == []
+        assert row.remarks == ["skipped: 1 s were left of 1"]
+
+
+def test_gpu_benchmark_without_a_gpu_says_what_to_do():
     done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "gpu.py"), "--presets", "laptop-tiny"],
-        capture_output=True, text=True, timeout=120, check=False, env={"CUDA_VISIBLE_DEVICES": ""},
+        [sys.executable, str(BENCHMARKS / "gpu.py"), "--only", "models"],
+        capture_output=True, text=True, timeout=120, check=False,
+        env={"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(BENCHMARKS.parent)},
     )  # fmt: skip
     assert done.returncode == 2
     assert "Try --device cpu --tiny" in done.stderr
+
+
+def test_gpu_goals_are_held_against_the_figures(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from gpu import Row, judged
+    from gpu_plan import GOALS, full_plan
+
+    plan = {m.name: m for m in full_plan(141 * 10**9)}
+    assert {goal.of for goal in GOALS} <= set(plan)
+    assert plan["plain, 1.2B at 1024"].shape == plan["crosscut, 1.2B at 1024"].shape
+
+    def turned(name: str, seconds: float) -> Row:
+        turn = {"seconds_per_step": seconds, "measured_matrix_rate": 7e14, "peak_bytes": 1}
+        return Row(plan[name], [turn])
+
+    # 4 x 4096 tokens of 11.27 GFLOP in 0.3 s are 616 TFLOP/s.
+    seconds = {"crosscut, 1.7B at 4096": 0.30, "plain, 1.7B at 4096": 0.32, "plain eager, 1.7B at 4096": 0.60,
+               "float8, 1.7B at 4096": 0.20}  # fmt: skip
+    rows = {name: turned(name, value) for name, value in seconds.items()}
+    found = {goal["goal"]: goal for goal in judged(GOALS, rows, 989e12)}
+    assert found["crosscut, 1.7B at 4096: utilisation of the dense peak"]["measured"] == pytest.approx(0.622, abs=2e-3)
+    assert found["crosscut, 1.7B at 4096: utilisation of the dense peak"]["met"] is True
+    assert found["crosscut, 1.7B at 4096: tokens/s over the fastest peer's"]["measured"] == pytest.approx(0.32 / 0.30)
+    assert found["crosscut, 1.7B at 4096: tokens/s over the fastest peer's"]["met"] is False
+    assert found["float8, 1.7B at 4096: tokens/s over bfloat16's"]["met"] is True
+    assert found["crosscut, 1.2B at 1024: utilisation of the dense peak"]["met"] is None
 
 
 def test_training_step_benchmark_compares_layouts_of_the_same_loss():

@@ -129,8 +129,10 @@ def test_a_divisor_is_above_zero(name: str, value: float) -> None:
         (
             "training.recompute_every",
             2,
-            "`training.recompute_every` must be 1 where nothing is recomputed, but is 2. Set "
-            'training.recompute="full" or leave it out.',
+            (
+                "`training.recompute_every` must be 1 where nothing is recomputed, but is 2. Set "
+                'training.recompute="full" or leave it out.'
+            ),
         ),
         (
             "training.offload",
@@ -140,22 +142,28 @@ def test_a_divisor_is_above_zero(name: str, value: float) -> None:
         (
             "training.offload",
             ("activations",),
-            '`training.offload` may hold "activations" only with training.recompute="full", whose layer inputs they '
-            "are, but that is 'none'. Set it or leave activations out.",
+            (
+                '`training.offload` may hold "activations" only with training.recompute="full", whose layer inputs '
+                "they are, but that is 'none'. Set it or leave activations out."
+            ),
         ),
         ("training.compile", "yes", "`training.compile` must be 'auto', 'on' or 'off', but is 'yes'."),
         ("layout.sharding", "zero1", "`layout.sharding` must be 'none', 'zero2' or 'zero3', but is 'zero1'."),
         (
             "layout.shard_group",
             2,
-            '`layout.shard_group` must be 0 where nothing is sharded, but is 2. Set layout.sharding="zero3" or leave '
-            "it out.",
+            (
+                '`layout.shard_group` must be 0 where nothing is sharded, but is 2. Set layout.sharding="zero3" or '
+                "leave it out."
+            ),
         ),
         (
             "layout.symmetric_memory",
             True,
-            "`layout.symmetric_memory` must go with sequence parallelism over several tensor ranks, but is set for "
-            "tensor 1 x data 1. Set layout.sequence_parallel=true and layout.tensor above 1, or leave it out.",
+            (
+                "`layout.symmetric_memory` must go with sequence parallelism over several tensor ranks, but is set for "
+                "tensor 1 x data 1. Set layout.sequence_parallel=true and layout.tensor above 1, or leave it out."
+            ),
         ),
         ("training.device", "gpu", "`training.device` must be 'auto', 'cpu' or 'cuda', but is 'gpu'."),
         (

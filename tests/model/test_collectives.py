@@ -43,7 +43,7 @@ def test_a_split_sequence_sends_a_gather_and_a_scatter_for_each(ranks: RankPool,
     replicated = CONFIG.max_sequence_length * H + L * 6 * H + 2 * H
     for forward, backward, finish in ranks.run(tensor, _sent, layout, torch.float32):
         assert forward == scatter + 2 * L * (gather + scatter) + gather + LOSS
-        assert backward == scatter + 2 * L * (gather + scatter) + gather
+        assert backward == scatter + 2 * L * (2 * gather + scatter) + gather  # the inputs were kept split
         assert finish == [("all_reduce", "tensor", replicated)]
 
 

@@ -9,11 +9,20 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from crosscut.config import Layout, LayoutError
-from crosscut.parallel import CollectiveRecorder, ColumnParallelLinear, ParallelMesh, RowParallelLinear, make_mesh
-from tests.parallel.twins import CPU, LAYOUTS, assert_twins, fill, part, split_sequence
+from crosscut.config.conventions import OVERLAPPED_ELEMENTS, num_pieces
+from crosscut.parallel import (
+    CollectiveRecorder,
+    ColumnParallelLinear,
+    ParallelMesh,
+    RowParallelLinear,
+    linear,
+    make_mesh,
+)
+from tests.parallel.twins import CLOSE, CPU, LAYOUTS, assert_twins, fill, part, split_sequence
 from tests.ranks import RankPool
 
 B, S, I, O = 2, 8, 12, 20  # noqa: E741 - the shapes' names
+SENT = ("all_gather_into_tensor", "reduce_scatter_tensor", "wait_tensor")
 
 
 class ParallelMLP(nn.Module):
@@ -106,7 +115,7 @@ def test_a_sequence_parallel_mlp_sends_a_gather_and_a_reduce_scatter_each_way(ra
     gather, scatter = ("all_gather", "tensor", B * S * I), ("reduce_scatter", "tensor", B * S * I)
     forward, backward = ranks.run(2, _sent_by_mlp, Layout(tensor=2, sequence_parallel=True))[0]
     assert forward == [gather, scatter]
-    assert backward == [gather, scatter]
+    assert backward == [gather, gather, scatter]  # the second gather is of the input, which was kept split
 
 
 class _Operators(TorchDispatchMode):
@@ -139,9 +148,131 @@ def test_the_input_gradient_travels_while_the_weight_gradient_is_computed(
     ranks: RankPool, layout: Layout, collective: str
 ) -> None:
     names = ranks.run(2, _backward_operators, layout)[0]
-    started, waited = names.index(collective), names.index("wait_tensor")
+    started, waited = names.index(collective), _last(names, "wait_tensor")
     assert "mm" in names[:started]
     assert "mm" in names[started:waited]
+
+
+def _last(names: list[str], name: str) -> int:
+    return len(names) - 1 - names[::-1].index(name)
+
+
+def test_the_split_input_travels_while_the_input_gradient_is_computed(ranks: RankPool) -> None:
+    names = ranks.run(2, _backward_operators, Layout(tensor=2, sequence_parallel=True))[0]
+    assert "mm" in names[names.index("all_gather_into_tensor") : names.index("wait_tensor")]
+
+
+def _kept_by_column(layout: Layout) -> list[tuple[int, ...]]:
+    """The shapes of what is kept for the backward pass."""
+    mesh = make_mesh(layout, CPU)
+    layer, kept = make_column(mesh), []
+    x = part(torch.randn(B, S, I).double(), mesh, split_sequence(layout)).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tuple(tensor.shape)) or tensor, _same):
+        layer(x)
+    return kept
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def test_the_input_is_kept_split(ranks: RankPool) -> None:
+    assert ranks.run(2, _kept_by_column, Layout(tensor=2, sequence_parallel=True))[0] == [(B, S // 2, I), (O // 2, I)]
+
+
+def _in_pieces(layout: Layout) -> list[tuple[list[Tensor], list[str], list[str]]]:
+    """Results and operators, forward and backward, of an MLP at once and in two pieces of the batch."""
+    found = []
+    for count in (1, 2):
+        linear.num_pieces = lambda sequences, elements, count=count: count
+        try:
+            mesh = make_mesh(layout, CPU)
+            mlp = ParallelMLP(mesh)
+            for i, parameter in enumerate(mlp.parameters()):
+                fill(parameter, torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i)).double())
+            whole = torch.randn(B, S, I, generator=torch.Generator().manual_seed(9)).double()
+            x = part(whole, mesh, split_sequence(layout)).requires_grad_()
+            with _Operators() as forward:
+                y = mlp(x)
+            with _Operators() as backward:
+                y.square().sum().backward()
+            results = [y.detach(), x.grad, *(p.grad.to_local() for p in mlp.parameters())]
+            found.append((results, forward.names, backward.names))
+        finally:
+            linear.num_pieces = num_pieces
+    return found
+
+
+def test_pieces_give_the_same_and_travel_beside_products(ranks: RankPool) -> None:
+    whole, pieces = ranks.run(2, _in_pieces, Layout(tensor=2, sequence_parallel=True))[0]
+    for one, other in zip(whole[0], pieces[0], strict=True):
+        torch.testing.assert_close(one, other, **CLOSE)
+    forward = [name for name in pieces[1] if name in SENT or "mm" in name]
+    gathers, products = ["all_gather_into_tensor"] * 2, ["wait_tensor", "addmm"] * 2
+    assert forward == [*gathers, *products, *["mm", "reduce_scatter_tensor"] * 2, *["wait_tensor"] * 2]
+    backward = [name for name in pieces[2] if name in SENT or "mm" in name]
+    assert backward[:5] == [*gathers, "wait_tensor", "mm", "addmm_"], "the first piece is used while the second travels"
+
+
+def test_pieces_are_halves_that_are_worth_a_collective() -> None:
+    assert num_pieces(2, 2 * OVERLAPPED_ELEMENTS) == 2
+    assert num_pieces(3, 2 * OVERLAPPED_ELEMENTS) == num_pieces(2, 2 * OVERLAPPED_ELEMENTS - 1) == 1
+
+
+def test_layers_take_a_single_row(ranks: RankPool) -> None:
+    single, batched = ranks.run(2, _single_row, Layout(tensor=2))[0]
+    for one, other in zip(single, batched, strict=True):
+        torch.testing.assert_close(one, other, **CLOSE)
+
+
+def _single_row(layout: Layout) -> list[list[Tensor]]:
+    """Output and gradients for an input [I], and for the same as [1, 1, I]."""
+    found = []
+    for shape in ((I,), (1, 1, I)):
+        mlp = ParallelMLP(make_mesh(layout, CPU))
+        for i, parameter in enumerate(mlp.parameters()):
+            fill(parameter, torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i)).double())
+        x = torch.arange(I).double().reshape(shape).requires_grad_()
+        y = mlp(x)
+        y.square().sum().backward()
+        found.append([y.detach().flatten(), x.grad.flatten(), *(p.grad.to_local() for p in mlp.parameters())])
+    return found
+
+
+def _too_flat(layout: Layout) -> list[str]:
+    mesh, messages = make_mesh(layout, CPU), []
+    for layer, size in ((make_column(mesh), I), (make_row(mesh), I // 2)):
+        with pytest.raises(LayoutError) as error:
+            layer(torch.randn(4, size).double())
+        messages.append(str(error.value))
+    return messages
+
+
+def test_a_split_sequence_needs_a_dimension(ranks: RankPool) -> None:
+    assert ranks.run(2, _too_flat, Layout(tensor=2, sequence_parallel=True))[0] == [
+        "Under sequence parallelism what enters or leaves a parallel region must have at least three dimensions, "
+        f"[batch, sequence, ...], but has the shape [4, {size}]. Give it those, or set layout.sequence_parallel=false."
+        for size in (I, I // 2)
+    ]
+
+
+def _autocast(layout: Layout) -> tuple[torch.dtype, list[torch.dtype], float]:
+    mlp = ParallelMLP(make_mesh(layout, CPU)).float()
+    for parameter in mlp.parameters():
+        fill(parameter, torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    x = torch.randn(B, S, I, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    exact = mlp(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = mlp(x)
+    y.float().sum().backward()
+    return y.dtype, [t.grad.dtype for t in (x, *mlp.parameters())], ((y - exact).norm() / exact.norm()).item()
+
+
+def test_autocast_multiplies_in_its_type_and_gives_gradients_in_the_parameters(ranks: RankPool) -> None:
+    dtype, gradients, error = ranks.run(2, _autocast, Layout(tensor=2))[0]
+    assert dtype == torch.bfloat16
+    assert gradients == [torch.float32] * 5
+    assert 0 < error < 0.02
 
 
 def _frozen_and_first(layout: Layout) -> tuple[bool, bool, list[Any]]:

@@ -46,6 +46,13 @@ def work(folder: str, what: str) -> None:
     (Path(folder) / f"rank {rank}").write_text(f"{os.environ['LOCAL_WORLD_SIZE']} {threads}")
 
 
+def threads_of_first(_: str) -> int:
+    """On a rank: three threads on the first, two on the second; how many there are in a process group."""
+    torch.set_num_threads(3 - int(os.environ["RANK"]))
+    with process_group(CPU):
+        return torch.get_num_threads()
+
+
 @pytest.fixture
 def nothing_left(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
@@ -77,6 +84,10 @@ def test_ranks_share_the_cores_and_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
+def test_all_ranks_compute_with_the_fewest_threads_of_any() -> None:
+    assert launch(threads_of_first, ("",), num_ranks=2) == 2
+
+
 def test_the_traceback_is_that_of_the_rank_at_fault(tmp_path: Path) -> None:
     with pytest.raises(RankFailure) as caught:
         launch(work, (str(tmp_path), "raise"), num_ranks=2)

@@ -3,7 +3,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crosscut.config import PRESETS, ConfigError, ModelConfig, RunConfig, TrainingConfig
-from crosscut.planner import flops_per_step, forward_flops_per_token, model_flops_per_token
+from crosscut.planner import (
+    flops_per_step,
+    forward_flops_per_token,
+    model_flops_per_token,
+    recomputed_flops_per_step,
+)
 
 GPT2 = ModelConfig(**PRESETS["gpt2-small"])
 
@@ -53,6 +58,34 @@ def test_a_step_computes_every_token_of_the_batch() -> None:
     run = RunConfig(model=GPT2, training=TrainingConfig(batch_size=8, sequence_length=256))
     assert flops_per_step(run) == 8 * 256 * model_flops_per_token(GPT2, 256)
     assert flops_per_step(run, recompute=True) == 8 * 256 * model_flops_per_token(GPT2, 256, recompute=True)
+
+
+def recomputed(mode: str, *, every: int = 1, compiled: bool = False) -> int:
+    """Repeated FLOPs of a step of one sequence of S = 5 tokens, H = 6, three layers."""
+    model = ModelConfig(num_layers=3, hidden_size=6, num_heads=2, vocab_size=11)
+    training = TrainingConfig(batch_size=1, sequence_length=5, recompute=mode, recompute_every=every)
+    return recomputed_flops_per_step(RunConfig(model=model, training=training), compiled=compiled)
+
+
+def test_recomputation_repeats_the_products_whose_results_are_needed() -> None:
+    S, H = 5, 6
+    attention = [(S, H // 2, S), (S, S, H // 2)] * 2
+    matrices = [(S, H, 3 * H), (S, H, H), (S, H, 4 * H)]
+    last = (S, 4 * H, H)
+
+    def flops(products: list[tuple[int, int, int]]) -> int:
+        return sum(2 * m * k * n for m, k, n in products)
+
+    assert recomputed("none") == recomputed("operators") == 0
+    assert recomputed("selective") == 3 * flops(attention)
+    assert recomputed("full") == 3 * flops(attention + matrices)
+    assert recomputed("full", compiled=True) == 3 * flops([*attention, *matrices, last])
+    assert recomputed("full", every=2) == 2 * flops(attention + matrices)
+
+
+def test_a_compiled_run_that_recomputes_all_is_the_published_one() -> None:
+    run = RunConfig(model=GPT2, training=TrainingConfig(batch_size=8, sequence_length=256, recompute="full"))
+    assert flops_per_step(run) + recomputed_flops_per_step(run, compiled=True) == flops_per_step(run, recompute=True)
 
 
 def test_padding_of_the_vocabulary_is_not_counted() -> None:

@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,18 +46,56 @@ def test_tensor_parallelism_meets_twice_per_layer_each_way() -> None:
 def test_sequence_parallelism_gathers_and_scatters_twice_per_layer_each_way() -> None:
     micro_batches, meetings = 4, 2 * L + 1
     assert counts(step_traffic(make_run(tensor=2, sequence_parallel=True)), 2 * S * H) == {
-        (phase, operation): micro_batches * meetings
-        for phase in ("forward", "backward")
-        for operation in ("all_gather", "reduce_scatter")
+        ("forward", "all_gather"): micro_batches * meetings,
+        ("forward", "reduce_scatter"): micro_batches * meetings,
+        ("backward", "all_gather"): micro_batches * (meetings + 2 * L),  # inputs are kept split and gathered again
+        ("backward", "reduce_scatter"): micro_batches * meetings,
     }
 
 
-def test_sequence_parallelism_sends_the_bytes_of_tensor_parallelism_between_layers() -> None:
+def test_sequence_parallelism_sends_the_bytes_of_tensor_parallelism_and_the_inputs_once_more() -> None:
     def activations(*, sequence_parallel: bool) -> float:
         collectives = step_traffic(make_run(tensor=4, sequence_parallel=sequence_parallel))
         return wire_bytes_per_step(c for c in collectives if c.elements == 2 * S * H)
 
-    assert activations(sequence_parallel=True) == activations(sequence_parallel=False)
+    inputs = 4 * 2 * L * 3 / 4 * 2 * S * H * 4  # micro-batches, regions, a ring's part, elements, bytes
+    assert activations(sequence_parallel=True) == activations(sequence_parallel=False) + inputs
+
+
+@pytest.mark.parametrize(("every", "layers"), [(1, L), (2, 2), (3, 1)])
+def test_layers_that_are_recomputed_send_again_what_their_backward_pass_needs(every: int, layers: int) -> None:
+    def again(sequence_parallel: bool, **options: bool) -> Counter[str]:
+        run = make_run(tensor=2, sequence_parallel=sequence_parallel)
+        recomputing = replace(run, training=replace(run.training, recompute="full", recompute_every=every))
+        counter: Counter[str] = Counter()
+        for c in step_traffic(recomputing, **options):
+            counter[c.operation] += c.count
+        for c in step_traffic(run):
+            counter[c.operation] -= c.count
+        return +counter
+
+    micro_batches = 4
+    assert again(False) == {"all_reduce": micro_batches * layers}
+    assert again(True) == {"all_gather": micro_batches * 2 * layers, "reduce_scatter": micro_batches * layers}
+    assert again(False, compiled=True) == {"all_reduce": micro_batches * 2 * layers}
+    assert again(True, compiled=True)["reduce_scatter"] == micro_batches * 2 * layers
+
+
+@pytest.mark.parametrize("recompute", ["selective", "operators"])
+def test_recomputing_inside_a_layer_sends_nothing_again(recompute: str) -> None:
+    run = make_run(tensor=2, sequence_parallel=True)
+    assert step_traffic(replace(run, training=replace(run.training, recompute=recompute))) == step_traffic(run)
+
+
+def test_large_products_send_in_two_pieces() -> None:
+    model = ModelConfig(num_layers=1, hidden_size=4096, num_heads=4, vocab_size=500, max_sequence_length=1024)
+    layout = Layout(tensor=2, sequence_parallel=True)
+    training = TrainingConfig(batch_size=2, sequence_length=1024)
+    large = step_traffic(RunConfig(model=model, layout=layout, training=training))
+    forward = [c for c in large if c.phase == "forward" and c.purpose == "attention input"]
+    assert [(c.count, c.elements) for c in forward] == [(2, 1024 * 4096)]
+    loss = the_only("output projection input", [c for c in large if c.phase == "forward"])
+    assert (loss.count, loss.elements) == (1, 2 * 1024 * 4096)
 
 
 def test_sequence_parallelism_sums_the_replicated_parameters_gradients_once() -> None:
@@ -84,7 +123,22 @@ def test_default_loss_chunk_holds_the_logits_that_training_keeps() -> None:
     local_vocab_size = 2**22
     model = ModelConfig(num_layers=1, hidden_size=8, num_heads=2, vocab_size=2 * local_vocab_size)
     run = RunConfig(model=model, layout=Layout(tensor=2), training=TrainingConfig(batch_size=1, sequence_length=64))
-    assert the_only("loss maximum", step_traffic(run)).elements == default_loss_chunk(local_vocab_size) == 8
+    assert the_only("loss maximum", step_traffic(run)).elements == default_loss_chunk(local_vocab_size, 64) == 8
+
+
+@pytest.mark.parametrize(
+    ("local_vocab_size", "num_tokens", "chunk"),
+    [
+        (50_304, 2048, 512),  # 667 would fit: three such chunks would leave 47 tokens, at the price of a whole chunk
+        (50_304, 600, 640),
+        (50_304, 60, 128),
+        (2**26, 64, 1),
+    ],
+)
+def test_loss_chunks_are_even(local_vocab_size: int, num_tokens: int, chunk: int) -> None:
+    assert default_loss_chunk(local_vocab_size, num_tokens) == chunk
+    assert default_loss_chunk(local_vocab_size, num_tokens, device="auto") == chunk
+    assert default_loss_chunk(50_304, 8192, device="cuda") == 8192
 
 
 def test_loss_does_not_grow_with_the_vocabulary() -> None:

@@ -12,7 +12,8 @@ from crosscut.parallel import CollectiveRecorder, make_mesh
 from crosscut.training.batches import Batches
 from crosscut.training.diagnosis import explain_non_finite
 from crosscut.training.loop import Loop
-from crosscut.training.step import NonFiniteError, Trainer
+from crosscut.training.result import NonFiniteError
+from crosscut.training.step import Trainer
 
 CPU = torch.device("cpu")
 
@@ -58,7 +59,7 @@ def poisoned_step(run: RunConfig, name: str, value: float) -> dict[str, Any]:
             parameter.data.to_local().view(-1)[0] = value
     before = [p.detach().to_local().clone() for p in trainer.parameters]
     try:
-        trainer.step(0, batches.micro_batches(0))
+        trainer.step(0, batches.micro_batches(0)).wait()
     except NonFiniteError:
         error = explain_non_finite(0, trainer, batches)
         assert isinstance(error, TrainingError)

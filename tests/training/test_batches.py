@@ -1,5 +1,6 @@
 """What each data rank trains on: the parts of the batch, and the documents they are made of."""
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 
 from crosscut.config import IGNORED
 from crosscut.data import Sampler, TokenFolder, ValidationSampler
+from crosscut.training.batches import BatchesAhead
 from tests.training.jobs import parts
 
 
@@ -77,3 +79,68 @@ def test_every_data_rank_gets_as_many_validation_batches_and_each_sequence_once(
     whole = [tokens[0].tolist() for tokens, _ in sampler.batches(batch_size=1, limit=7)]
     assert sorted(rows) == sorted(map(tuple, whole))
     assert len(rows) == 7
+
+
+def ahead_of(run, steps: list[int]) -> dict:
+    """What is taken for these steps, which steps were fetched, and the threads before, meanwhile and after."""
+    _, batches = parts(run)
+    plain = {step: batches.micro_batches(step) for step in steps}
+    fetched, fetch = [], batches.micro_batches
+    batches.micro_batches = lambda step: (fetched.append((step, threading.current_thread().name)), fetch(step))[1]
+    with BatchesAhead(batches, num_steps=6) as ahead:
+        taken = {step: ahead.take(step) for step in steps}
+        meanwhile = [thread.name for thread in threading.enumerate()]
+    return {
+        "same": all(
+            torch.equal(a, b)
+            for step in steps
+            for one, other in zip(plain[step], taken[step], strict=True)
+            for a, b in zip(one, other, strict=True)
+        ),
+        "fetched": fetched,
+        "meanwhile": meanwhile,
+        "after": [thread.name for thread in threading.enumerate()],
+    }
+
+
+def test_batches_ahead_are_the_batches(ranks, run_with):
+    run = run_with("layout.data=2", "training.micro_batch_size=1")
+    for told in ranks.run(2, ahead_of, run, [2, 3, 4, 5]):
+        assert told["same"]
+        assert told["fetched"] == [(step, "batches_0") for step in (2, 3, 4, 5)], "each once, none after the last"
+        assert "batches_0" in told["meanwhile"]
+        assert "batches_0" not in told["after"], "the thread ends with the loop"
+
+
+def test_batches_may_be_taken_in_any_order(ranks, run_with):
+    told = ranks.run(1, ahead_of, run_with(), [4, 0, 5, 5])[0]
+    assert told["same"]
+
+
+class BrokenError(Exception):
+    pass
+
+
+def taken_until_broken(run) -> tuple[list[int], str]:
+    _, batches = parts(run)
+    fetch = batches.micro_batches
+
+    def broken(step: int) -> list:
+        if step == 2:
+            raise BrokenError("the disk is gone")
+        return fetch(step)
+
+    batches.micro_batches = broken
+    taken: list[int] = []
+    try:
+        with BatchesAhead(batches, num_steps=6) as ahead:
+            for step in range(6):
+                ahead.take(step)
+                taken.append(step)
+    except BrokenError as error:
+        return taken, str(error)
+    return taken, ""
+
+
+def test_error_of_the_thread_is_raised_where_its_batch_is_taken(ranks, run_with):
+    assert ranks.run(1, taken_until_broken, run_with())[0] == ([0, 1], "the disk is gone")

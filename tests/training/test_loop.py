@@ -136,6 +136,75 @@ def test_resuming_notes_no_validation_twice(ranks, run_with):
     assert [row["step"] for row in rows_of(run) if "validation_loss" in row] == [0, 3, 6]
 
 
+def failing_at(run, at: int) -> dict:
+    """Train while the gradient of one step is no number on the last rank; what is said and what is left."""
+    trainer, batches = parts(run)
+    step, mesh = trainer.step, trainer.mesh
+    launched: list[int] = []
+    states: dict[int, list] = {}
+
+    def state() -> list:
+        moments = [trainer.optimizer.state[p] for p in trainer.parameters]
+        values = [*trainer.parameters, *(v for state in moments for v in state.values())]
+        return [(v.to_local() if hasattr(v, "to_local") else v).detach().clone() for v in values]
+
+    def poison(gradient):
+        is_last = (mesh.data.rank, mesh.tensor.rank) == (mesh.data.size - 1, mesh.tensor.size - 1)
+        return gradient * float("inf") if is_last and launched[-1] == at else gradient
+
+    dict(trainer.model.named_parameters())["blocks.1.mlp.expand.weight"].register_hook(poison)
+
+    def noted_step(number: int, micro_batches):
+        launched.append(number)
+        states[number] = state()
+        return step(number, micro_batches)
+
+    trainer.step = noted_step
+    Path(run.output.folder).mkdir(parents=True, exist_ok=True)
+    told = ""
+    loop = Loop(run, trainer, batches)
+    try:
+        with loop.saver:
+            loop.train()
+    except TrainingError as error:
+        told = str(error)
+    same = all(torch.equal(a, b) for a, b in zip(states[at], state(), strict=True))
+    return {"told": told, "launched": launched, "unchanged": same}
+
+
+@pytest.mark.parametrize("layout", ["layout.tensor=1", "layout.tensor=2", "layout.data=2"])
+def test_nothing_is_made_of_a_step_that_failed_nor_of_later_ones(ranks, run_with, layout):
+    """A step is launched before the one before is known to have failed: it must leave everything as it was."""
+    run = run_with(layout, "training.steps=9", "checkpoint.every=2", "checkpoint.keep=9", "training.validate_every=2")
+    results = ranks.run(run.layout.world_size, failing_at, run, 4)
+    for result in results:
+        assert result["launched"] == [0, 1, 2, 3, 4, 5], "one step further, as a GPU would need it"
+        assert result["unchanged"]
+        assert "finite, but at step 4 they are not. " in result["told"]
+    assert len({result["told"] for result in results}) == 1
+    assert [path.name for path in list_checkpoints(checkpoint_of(run, 1).parent)] == ["step-00000002", "step-00000004"]
+    rows = rows_of(run)
+    assert [row["step"] for row in rows if "loss" in row] == [1, 2, 3, 4]
+    assert [row["step"] for row in rows if "validation_loss" in row] == [0, 2, 4]
+
+
+def test_checkpoint_waits_for_the_step_to_be_known_good(ranks, run_with):
+    run = run_with("training.steps=9", "checkpoint.every=5", "training.validate_every=0")
+    result = ranks.run(1, failing_at, run, 4)[0]
+    assert result["launched"] == [0, 1, 2, 3, 4]
+    assert result["unchanged"]
+    assert list_checkpoints(checkpoint_of(run, 1).parent) == []
+
+
+def test_metrics_tell_of_the_loss_scale_only_where_there_is_one(ranks, run_with):
+    ranks.run(1, loop, run_with("training.steps=3"))
+    assert not any("loss_scale" in row or "skipped" in row for row in rows_of(run_with()))
+    half = run_with("training.steps=3", "training.precision=float16", f"output.folder={run_with().output.folder}-half")
+    ranks.run(1, loop, half)
+    told = [(row["loss_scale"], row["skipped"]) for row in rows_of(half) if "loss" in row]
+    assert told == [(65536.0, 0)] * 3
+
+
 def flipped_bit(run, name: str, after_step: int, bit: int = 0) -> str:
     """Train while one bit of a parameter flips on rank 1 after a step; what the run says."""
     trainer, batches = parts(run)

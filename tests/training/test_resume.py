@@ -15,11 +15,17 @@ HERE = "checkpoint.keep=100"
 
 
 def record(run: RunConfig, resume_from: Path | None = None) -> dict:
-    """Train; every step's loss, the tokens of every batch, and the whole weights at the end."""
+    """Train; every step's loss, the tokens of every batch, and the whole weights at the end.
+
+    A loss scale begins so high that the first steps overflow.
+    """
     trainer, batches = parts(run)
+    if trainer.loss_scale is not None:
+        trainer.loss_scale.scale.fill_(2.0**20)
     Path(run.output.folder).mkdir(parents=True, exist_ok=True)
     seen: dict[int, list] = {}
     losses: dict[int, float] = {}
+    scales: dict[int, float | None] = {}
     take, step = batches.micro_batches, trainer.step
 
     def noted_batches(number: int) -> list:
@@ -29,7 +35,7 @@ def record(run: RunConfig, resume_from: Path | None = None) -> dict:
 
     def noted_step(number: int, micro_batches: list) -> object:
         result = step(number, micro_batches)
-        losses[number] = result.loss
+        losses[number], scales[number] = result.loss, result.loss_scale
         return result
 
     batches.micro_batches, trainer.step = noted_batches, noted_step
@@ -41,7 +47,9 @@ def record(run: RunConfig, resume_from: Path | None = None) -> dict:
         name: p.detach().full_tensor()[: vocab_size if name == "tokens.weight" else None].clone()
         for name, p in trainer.model.named_parameters()
     }
-    return {"losses": losses, "seen": seen, "weights": weights, "rank": trainer.mesh.data.rank}
+    scale = trainer.loss_scale and [value.item() for value in trainer.loss_scale.state().values()]
+    rank = trainer.mesh.data.rank
+    return {"losses": losses, "seen": seen, "weights": weights, "rank": rank, "scales": scales, "scale": scale}
 
 
 def checkpoint_of(run: RunConfig, step: int) -> Path:
@@ -83,6 +91,43 @@ def test_same_layout_goes_on_to_the_last_bit(ranks, run_with, layout):
             assert ours["seen"][step] == theirs["seen"][step]
         for name, weight in ours["weights"].items():
             assert torch.equal(weight, theirs["weights"][name]), name
+
+
+@pytest.mark.parametrize("layout", ["2x2"])
+def test_float16_goes_on_to_the_last_bit(ranks, run_with, layout):
+    run = run_with(HERE, "training.precision=float16", "checkpoint.every=1", *LAYOUTS[layout])
+    whole = train(ranks, run)
+    scales = whole[0]["scales"]
+    num_skipped = sum(scales[step + 1] < scales[step] for step in range(5))
+    assert 1 <= num_skipped <= 3
+    for at in (1, num_skipped + 1):  # among the overflows, and after a good step
+        resumed = train(ranks, run, checkpoint_of(run, at))
+        for ours, theirs in zip(whole, resumed, strict=True):
+            assert theirs["scale"] == ours["scale"] == [scales[5], 6 - num_skipped]
+            for step in range(at, 6):
+                assert theirs["scales"][step] == ours["scales"][step]
+                assert theirs["losses"][step] == ours["losses"][step]
+            for name, weight in ours["weights"].items():
+                assert torch.equal(weight, theirs["weights"][name]), name
+
+
+@pytest.mark.parametrize("pair", [("2x2", "1x1"), ("1x1", "4x1 split")], ids=" to ".join)
+def test_loss_scale_is_the_same_on_any_layout(ranks, run_with, pair):
+    saved_by, resumed_by = pair
+    base = (HERE, "training.precision=float16", "model.dropout=0.0", "training.steps=8", "checkpoint.every=7")
+    whole = train(ranks, run_with(*base, *LAYOUTS[saved_by]))
+    other = run_with(*base, *LAYOUTS[resumed_by])
+    for told in train(ranks, other, checkpoint_of(other, 7)):
+        assert told["scales"] == {7: whole[0]["scales"][7]}
+        assert told["scale"] == whole[0]["scale"]
+
+
+def test_run_takes_up_a_loss_scale_where_the_checkpoint_has_none(ranks, run_with):
+    run = run_with(HERE)
+    train(ranks, run)
+    half = train(ranks, run_with(HERE, "training.precision=float16"), checkpoint_of(run, 3))
+    assert half[0]["scales"][3] == 2.0**20
+    assert train(ranks, run, checkpoint_of(run, 6 - 3))[0]["scale"] is None
 
 
 def compare_over_layouts(ranks, run_with, pair, base, *, at: int, tolerance: float) -> None:

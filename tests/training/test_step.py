@@ -2,7 +2,9 @@ import pytest
 import torch
 
 from crosscut.config import OptimizerConfig
+from crosscut.training.diagnosis import explain_non_finite
 from crosscut.training.optimizer import make_optimizer
+from crosscut.training.result import NonFiniteError
 from tests.training.jobs import losses_of, masked_loss_and_gradient, parts, poisoned_step
 
 
@@ -61,6 +63,17 @@ def test_bfloat16_arithmetic_stays_near_float32(ranks, run_with):
     assert rough != exact
 
 
+@pytest.mark.parametrize("options", [("layout.tensor=1",), ("layout.tensor=2", "layout.sequence_parallel=true")])
+def test_float8_products_train_near_bfloat16(ranks, run_with, options):
+    base = ("model.dropout=0.0", "training.steps=12")
+    wide = ranks.run(1, losses_of, run_with(*base, "training.precision=bfloat16"), 12)[0]
+    run = run_with(*base, *options, "training.precision=float8")
+    for narrow in ranks.run(run.layout.world_size, losses_of, run, 12):
+        assert narrow == pytest.approx(wide, rel=5e-3)
+        assert narrow != wide
+        assert narrow[-1] < 0.97 * narrow[0], "nothing was learned"
+
+
 @pytest.mark.parametrize("options", [("layout.tensor=2",), ("layout.tensor=2", "layout.sequence_parallel=true")])
 def test_bfloat16_arithmetic_on_two_tensor_ranks_stays_near_one(ranks, run_with, options):
     base = ("model.dropout=0.0", "training.precision=bfloat16")
@@ -91,11 +104,11 @@ def test_non_finite_gradient_of_a_finite_loss_names_the_parameter(ranks, run_wit
 
 
 def overflowing_gradient(run) -> str:
-    from crosscut.training.diagnosis import explain_non_finite
-
     trainer, batches = parts(run)
-    trainer.accumulate(0, batches.micro_batches(0))
-    dict(trainer.model.named_parameters())["blocks.1.mlp.contract.bias"].grad.to_local()[0] = float("inf")
+    bias = dict(trainer.model.named_parameters())["blocks.1.mlp.contract.bias"]
+    bias.register_hook(lambda gradient: gradient * float("inf"))
+    with pytest.raises(NonFiniteError):
+        trainer.step(0, batches.micro_batches(0)).wait()
     return str(explain_non_finite(0, trainer, batches))
 
 

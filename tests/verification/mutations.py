@@ -135,7 +135,7 @@ def f_in_place(patch: Patch) -> None:
 
 @fault("g missing", "blocks.0.attention.output")
 def g_missing(patch: Patch) -> None:
-    patch.setattr(linear, "leave_forward", lambda product, mesh: product)
+    patch.setattr(linear, "start_leave_forward", lambda product, mesh: product)
 
 
 @fault("g missing after the embedding", "tokens")
@@ -145,8 +145,12 @@ def g_missing_after_the_embedding(patch: Patch) -> None:
 
 @fault("g twice", "blocks.0.attention.output")
 def g_twice(patch: Patch) -> None:
-    g = linear.leave_forward
-    patch.setattr(linear, "leave_forward", lambda product, mesh: all_reduce(g(product, mesh), mesh.tensor))
+    g = linear.start_leave_forward
+
+    def again(product: Tensor, mesh: ParallelMesh) -> Tensor:
+        return start_all_reduce_owned(wait(g(product, mesh), mesh.tensor), mesh.tensor)
+
+    patch.setattr(linear, "start_leave_forward", again)
 
 
 @fault("the gathered sequence's gradient is split, not reduce-scattered", "blocks.1.mlp.expand", SPLIT)
@@ -156,13 +160,13 @@ def gather_without_sum(patch: Patch) -> None:
 
 @fault("an all-reduce more than planned, that changes nothing", "collectives")
 def an_all_reduce_more(patch: Patch) -> None:
-    f = linear.enter_forward
+    f = linear.start_enter_forward
 
     def send(x: Tensor, mesh: ParallelMesh) -> Tensor:
         all_reduce(x, mesh.tensor)
         return f(x, mesh)
 
-    patch.setattr(linear, "enter_forward", send)
+    patch.setattr(linear, "start_enter_forward", send)
 
 
 # --- weights and biases ----------------------------------------------------------------------------------------------
@@ -170,14 +174,14 @@ def an_all_reduce_more(patch: Patch) -> None:
 
 @fault("row bias added once per rank", "blocks.0.attention.output")
 def row_bias_per_rank(patch: Patch) -> None:
-    g = linear.leave_forward
+    g = linear.start_leave_forward
 
     class BiasFirst(linear._MultiplyAndLeave):
         @staticmethod
-        def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mesh: ParallelMesh) -> Tensor:
+        def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mesh: ParallelMesh, is_needed: bool) -> Tensor:
             ctx.save_for_backward(x, weight)
             ctx.mesh, ctx.has_bias = mesh, True
-            return g(F.linear(x, weight, bias), mesh)
+            return wait(g(F.linear(x, weight, bias), mesh), mesh.tensor)
 
     patch.setattr(linear, "_MultiplyAndLeave", BiasFirst)
 

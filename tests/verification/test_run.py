@@ -1,9 +1,11 @@
 """A run's model verified, without a fault: every layout, every precision, and what is refused."""
 
+import gc
 from dataclasses import replace
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from crosscut.config import IGNORED, ConfigError, Layout, LayoutError
 from crosscut.parallel import make_mesh
@@ -56,6 +58,43 @@ def test_every_layout_is_the_uncut_model(ranks: RankPool, layout: Layout) -> Non
     assert "7 draws on each rank" in report.checks[5].told
 
 
+RECOMPUTING = [
+    {"recompute": "none"},
+    {"recompute": "full"},
+    {"recompute": "full", "recompute_every": 2, "offload": ("activations",)},
+    {"recompute": "selective"},
+    {"recompute": "operators"},
+]
+
+
+def _verify_all(layout: Layout) -> list[Report]:
+    """Of every way to recompute, with dropout in the model."""
+    reports = []
+    for options in RECOMPUTING:
+        run = for_verification(tiny_run(), layout, "float64")
+        run = replace(run, training=replace(run.training, **options))
+        reports.append(verify_on_mesh(run, make_mesh(layout, CPU)))
+    return reports
+
+
+@pytest.mark.parametrize("layout", [Layout(tensor=2), Layout(tensor=2, sequence_parallel=True)], ids=str)
+def test_recomputing_is_verified_and_what_it_sends_again_is_planned(ranks: RankPool, layout: Layout) -> None:
+    reports = ranks.run(layout.world_size, _verify_all, layout)[0]
+    calls = [row.module for row in reports[0].rows]
+    for options, report in zip(RECOMPUTING, reports, strict=True):
+        assert report.same, (options, report.first)
+        assert [row.module for row in report.rows] == calls, "a repetition is no call"
+        assert "7 draws on each rank" in report.checks[5].told
+        assert report.checks[6].name == "collectives"
+
+
+def test_verification_keeps_how_a_run_recomputes() -> None:
+    training = {"recompute": "full", "recompute_every": 2, "offload": ("activations",)}
+    run = replace(tiny_run(), training=replace(tiny_run().training, **training))
+    kept = for_verification(run, Layout(tensor=2), "float64").training
+    assert {name: getattr(kept, name) for name in training} == training
+
+
 @pytest.mark.parametrize(("precision", "largest"), [("float32", 1e-3), ("bfloat16", 0.3)])
 def test_lower_precisions_pass_within_their_tolerance(ranks: RankPool, precision: str, largest: float) -> None:
     layout = Layout(tensor=2, data=2)
@@ -77,6 +116,17 @@ def test_the_batch_holds_both_edges_of_every_part_of_the_vocabulary(tensor: int)
     first, second = counts.chunk(2)
     assert first.sum() != second.sum(), "data ranks must have unequally many targets"
     assert torch.equal(tokens[:, 1:][targets[:, :-1] != IGNORED], targets[:, :-1][targets[:, :-1] != IGNORED])
+
+
+def _parameters_left() -> int:
+    """On a rank: how many parameters there are when a proof is over."""
+    assert _verify(Layout(), "float64", 0.1).same
+    gc.collect()
+    return sum(issubclass(type(one), DTensor) for one in gc.get_objects())
+
+
+def test_both_models_are_gone_when_the_proof_is_over(ranks: RankPool) -> None:
+    assert ranks.run(1, _parameters_left) == [0]
 
 
 def test_layout_that_the_model_does_not_allow_is_refused_before_a_rank_starts():

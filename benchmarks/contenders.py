@@ -1,0 +1,212 @@
+"""The programs that the benchmarks compare: Crosscut, and its peers as their own users run them.
+
+`make_step` builds one of them and gives the function that does a training step: forward and backward over the
+micro-batches, clipping at a norm of 1.0, AdamW in PyTorch's fused form. All have the same sizes, learned or rotary
+positions, tied embeddings and no dropout. In bfloat16 the peers run under autocast with weights in float32, which is
+what Crosscut's `bfloat16` is.
+"""
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The model and the batch."""
+
+    num_layers: int = 6
+    hidden_size: int = 384
+    num_heads: int = 6
+    sequence_length: int = 256
+    batch_size: int = 8
+    vocab_size: int = 50_304
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How a contender is to run."""
+
+    compiled: bool = False
+    device: str = "cpu"
+    precision: str = "float32"
+    overrides: tuple[str, ...] = ()
+    """More settings of a Crosscut run, such as `training.recompute=full`."""
+
+
+Step = Callable[[int, Sequence[tuple[Any, Any]]], Any]
+"""Step number and micro-batches of (tokens, targets), each [B, S], to the mean loss. Does not wait for the device."""
+
+
+class NotActiveError(Exception):
+    """What was asked for would not really run."""
+
+
+def make_crosscut(shape: Shape, way: Way) -> Step:
+    """Crosscut's trainer on a process group that is there already, whatever its size; see `crosscut_run`."""
+    import torch
+
+    from crosscut.parallel import make_mesh
+    from crosscut.training.step import Trainer
+
+    run = crosscut_run(shape, way)
+    device = torch.device(way.device, 0) if way.device == "cuda" else torch.device(way.device)
+    trainer = Trainer(run, make_mesh(run.layout, device))
+
+    def step(number: int, micro_batches: Sequence[tuple[Any, Any]]) -> Any:
+        return trainer.step(number, micro_batches).loss
+
+    return step
+
+
+def crosscut_run(shape: Shape, way: Way) -> Any:
+    """The `RunConfig`: the shape's batch is that of one data rank."""
+    from crosscut.config import load_run
+
+    table = {
+        "model": {
+            "num_layers": shape.num_layers,
+            "hidden_size": shape.hidden_size,
+            "num_heads": shape.num_heads,
+            "vocab_size": shape.vocab_size,
+            "max_sequence_length": shape.sequence_length,
+            "dropout": 0.0,
+        },
+        "training": {
+            "batch_size": shape.batch_size,
+            "sequence_length": shape.sequence_length,
+            "precision": way.precision,
+            "compile": "on" if way.compiled else "off",
+            "steps": 1000,
+        },
+        "optimizer": {"warmup_steps": 100},
+    }
+    return load_run(table, way.overrides)
+
+
+def make_transformers(shape: Shape, way: Way) -> Step:
+    """Hugging Face's GPT-2 with its own attention and loss."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        n_layer=shape.num_layers, n_embd=shape.hidden_size, n_head=shape.num_heads, vocab_size=shape.vocab_size,
+        n_positions=shape.sequence_length, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
+        attn_implementation="sdpa",
+    )  # fmt: skip
+    with _on(way):
+        model = GPT2LMHeadModel(config).train()
+    called = _compiled(model, way)
+
+    def loss(tokens: Any, _targets: Any) -> Any:
+        return called(input_ids=tokens, labels=tokens).loss  # it shifts the labels itself
+
+    return _step_of(model, loss, way)
+
+
+def make_litgpt(shape: Shape, way: Way) -> Step:
+    """Litgpt's GPT in the same sizes, its embeddings tied like GPT-2's, with its chunked loss.
+
+    It has rotary positions instead of learned ones, a difference of 0.1% of the parameters.
+    """
+    from litgpt import GPT, Config
+    from litgpt.utils import chunked_cross_entropy
+
+    config = Config(
+        n_layer=shape.num_layers, n_embd=shape.hidden_size, n_head=shape.num_heads, block_size=shape.sequence_length,
+        vocab_size=shape.vocab_size, padded_vocab_size=shape.vocab_size, bias=True, parallel_residual=False,
+        norm_class_name="LayerNorm", mlp_class_name="GptNeoxMLP", gelu_approximate="tanh", rotary_percentage=0.25,
+    )  # fmt: skip
+    with _on(way):
+        model = GPT(config).train()
+    model.lm_head.weight = model.transformer.wte.weight
+    called = _compiled(model, way)
+
+    def loss(tokens: Any, targets: Any) -> Any:
+        return chunked_cross_entropy(called(tokens), targets)
+
+    return _step_of(model, loss, way)
+
+
+def make_plain(shape: Shape, way: Way) -> Step:
+    """The plain program of `plain_gpt`."""
+    from plain_gpt import PlainGPT
+
+    with _on(way):
+        model = PlainGPT(
+            num_layers=shape.num_layers,
+            hidden_size=shape.hidden_size,
+            num_heads=shape.num_heads,
+            vocab_size=shape.vocab_size,
+            sequence_length=shape.sequence_length,
+        )
+    return _step_of(model, _compiled(model, way), way)
+
+
+PROGRAMS: dict[str, Callable[[Shape, Way], Step]] = {
+    "crosscut": make_crosscut,
+    "transformers": make_transformers,
+    "litgpt": make_litgpt,
+    "plain": make_plain,
+}
+
+PEERS = tuple(name for name in PROGRAMS if name != "crosscut")
+
+
+def is_installed(program: str) -> bool:
+    """Whether a contender's package is there."""
+    return program in ("crosscut", "plain") or importlib.util.find_spec(program) is not None
+
+
+def make_step(program: str, shape: Shape, way: Way) -> Step:
+    """The step of a contender. Imports what it needs, so that a process pays for one program only."""
+    return PROGRAMS[program](shape, way)
+
+
+def require_compiled() -> None:
+    """Raise `NotActiveError` unless something in this process has been compiled. For after a first step."""
+    from torch._dynamo.utils import counters
+
+    if not counters["stats"]["unique_graphs"]:
+        raise NotActiveError("was to be compiled, but nothing was")
+
+
+def _on(way: Way) -> AbstractContextManager[Any]:
+    """Inside, modules are built on the contender's device."""
+    import torch
+
+    return torch.device(way.device)
+
+
+def _compiled(model: Any, way: Way) -> Any:
+    import torch
+
+    return torch.compile(model) if way.compiled else model
+
+
+def _step_of(model: Any, compute_loss: Callable[[Any, Any], Any], way: Way) -> Step:
+    """The step that users of a plain PyTorch model write."""
+    import torch
+
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.01, fused=True)
+
+    def precision() -> AbstractContextManager[Any]:
+        return (
+            torch.autocast(way.device, getattr(torch, way.precision)) if way.precision != "float32" else nullcontext()
+        )
+
+    def step(_number: int, micro_batches: Sequence[tuple[Any, Any]]) -> Any:
+        total = 0.0
+        for tokens, targets in micro_batches:
+            with precision():
+                loss = compute_loss(tokens, targets) / len(micro_batches)
+            loss.backward()
+            total = total + loss.detach()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return total
+
+    return step

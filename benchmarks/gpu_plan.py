@@ -1,0 +1,163 @@
+"""What `gpu.py` measures, in the order of its worth, and the goals that the figures are held against.
+
+The models are the paper's 1.2B (Table 1), with its vocabulary padded to 51,200, and the 1.7B that Megatron-LM publishes
+a figure for (41% of an H100's dense peak, four sequences of 4,096 tokens on each GPU). The layouts are the paper's for
+the 8.3B model: 8-way tensor parallel at a batch of 8, and that over 64 data ranks at a batch of 512 (section 5.1).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from contenders import PEERS, Shape, is_installed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One contender on one model in one way, for one process."""
+
+    name: str
+    group: str
+    """`models`, `recomputation`, `precision`, `compile` or `layouts`."""
+    program: str
+    shape: Shape
+    """Its batch is what this GPU trains in a step."""
+    micro_batch_size: int
+    compiled: bool = True
+    precision: str = "bfloat16"
+    overrides: tuple[str, ...] = ()
+    """More settings of a Crosscut run."""
+    tensor: int = 1
+    data: int = 1
+    """Ranks of the layout; those beside rank 0 are not there, and collectives do nothing."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A figure that is to be reached."""
+
+    text: str
+    least: float
+    of: str
+    """The measurement it is about."""
+    over: str = ""
+    """What its tokens/s are divided by: a measurement, or `peers`, the fastest of its model. Empty: the dense peak."""
+
+
+LARGE = {
+    "1.2B at 1024": Shape(
+        num_layers=40, hidden_size=1536, num_heads=16, sequence_length=1024, batch_size=32, vocab_size=51_200
+    ),
+    "1.7B at 4096": Shape(
+        num_layers=24, hidden_size=2048, num_heads=16, sequence_length=4096, batch_size=4, vocab_size=131_072
+    ),
+    "1.2B at 4096": Shape(
+        num_layers=40, hidden_size=1536, num_heads=16, sequence_length=4096, batch_size=8, vocab_size=51_200
+    ),
+}
+PAPERS_LARGEST = Shape(
+    num_layers=72, hidden_size=3072, num_heads=32, sequence_length=1024, batch_size=8, vocab_size=51_200
+)
+TINY = Shape(num_layers=2, hidden_size=64, num_heads=8, sequence_length=32, batch_size=4, vocab_size=512)
+
+GOALS = (
+    Goal("utilisation of the dense peak", 0.50, "crosscut, 1.2B at 1024"),
+    Goal("utilisation of the dense peak", 0.50, "crosscut, 1.2B at 4096"),
+    Goal("utilisation of the dense peak", 0.55, "crosscut, 1.7B at 4096"),
+    Goal("tokens/s over the fastest peer's", 1.10, "crosscut, 1.2B at 1024", "peers"),
+    Goal("tokens/s over the fastest peer's", 1.10, "crosscut, 1.2B at 4096", "peers"),
+    Goal("tokens/s over the fastest peer's", 1.10, "crosscut, 1.7B at 4096", "peers"),
+    Goal("tokens/s over bfloat16's", 1.25, "float8, 1.7B at 4096", "crosscut, 1.7B at 4096"),
+)
+
+_HALF = 2
+
+
+def full_plan(memory: int) -> list[Measurement]:
+    """All measurements for a GPU of `memory` bytes, the most valuable ones first; those that come twice, in turns."""
+    peers = [peer for peer in PEERS if is_installed(peer)]
+    ours = {model: _measurement("crosscut", model, shape) for model, shape in LARGE.items()}
+    compiled = {model: [_measurement(peer, model, shape) for peer in peers] for model, shape in LARGE.items()}
+    eager = [replace(m, name=f"{m.program} eager, {model}", compiled=False) for model in LARGE for m in compiled[model]]
+    headline = [m for model in LARGE for m in (ours[model], *compiled[model])]
+    plan = [
+        *headline,
+        _variant(ours["1.7B at 4096"], "precision", "float8, 1.7B at 4096", precision="float8"),
+        *_layouts(PAPERS_LARGEST, tensor=8, data=64),
+        *_recomputation(ours["1.2B at 4096"], "1.2B at 4096"),
+        _variant(ours["1.7B at 4096"], "compile", "eager, 1.7B at 4096", compiled=False),
+        *eager,
+        *headline,
+    ]
+    return [_fitted(m, memory) for m in plan]
+
+
+def tiny_plan() -> list[Measurement]:
+    """A measurement of every kind that takes no compiler, on a model of seconds."""
+    peers = [peer for peer in PEERS if is_installed(peer)]
+    ours = replace(_measurement("crosscut", "tiny", TINY), compiled=False, micro_batch_size=2)
+    return [
+        ours,
+        *(replace(ours, name=f"{peer}, tiny", program=peer) for peer in peers),
+        _variant(ours, "precision", "float8, tiny", precision="float8"),
+        *(replace(m, compiled=False) for m in _layouts(TINY, tensor=8, data=64)),
+        *list(_recomputation(ours, "tiny"))[-1:],
+        ours,
+    ]
+
+
+def _measurement(program: str, model: str, shape: Shape) -> Measurement:
+    return Measurement(
+        name=f"{program}, {model}", group="models", program=program, shape=shape, micro_batch_size=shape.batch_size
+    )
+
+
+def _variant(measurement: Measurement, group: str, name: str, **changes: object) -> Measurement:
+    return replace(measurement, group=group, name=name, **changes)  # type: ignore[arg-type]
+
+
+def _recomputation(ours: Measurement, model: str) -> Iterator[Measurement]:
+    for kind in ("selective", "operators", "full"):
+        overrides = (f"training.recompute={kind}",)
+        yield _variant(ours, "recomputation", f"recompute {kind}, {model}", overrides=overrides)
+
+
+def _layouts(shape: Shape, *, tensor: int, data: int) -> Iterator[Measurement]:
+    for copies in (1, data):
+        yield Measurement(
+            name=f"rank 0 of {tensor * copies} ranks, {shape.num_layers} layers of {shape.hidden_size}",
+            group="layouts",
+            program="crosscut",
+            shape=shape,
+            micro_batch_size=shape.batch_size,
+            overrides=(
+                f"layout.tensor={tensor}",
+                f"layout.data={copies}",
+                f"training.batch_size={shape.batch_size * copies}",
+            ),
+            tensor=tensor,
+            data=copies,
+        )
+
+
+def halved(measurement: Measurement) -> Measurement:
+    """The same in micro-batches of half the size."""
+    return replace(measurement, micro_batch_size=measurement.micro_batch_size // _HALF)
+
+
+def _fitted(measurement: Measurement, memory: int) -> Measurement:
+    """In the largest micro-batches that should fit; a measurement that runs out of memory all the same is halved."""
+    while measurement.micro_batch_size > 1 and _estimated_bytes(measurement) > 0.9 * memory:
+        measurement = halved(measurement)
+    return measurement
+
+
+def _estimated_bytes(measurement: Measurement) -> float:
+    """Weights, gradients and AdamW's moments at 16 bytes a parameter, activations by Korthikanti et al. 2022 with a
+    fused attention core, and for the peers three copies of the logits in float32.
+    """
+    shape, tensor = measurement.shape, measurement.tensor
+    tokens = measurement.micro_batch_size * shape.sequence_length
+    parameters = (12 * shape.num_layers * shape.hidden_size**2 + shape.vocab_size * shape.hidden_size) / tensor
+    activations = tokens * shape.num_layers * shape.hidden_size * (10 + 24 / tensor)
+    logits = 0 if measurement.program == "crosscut" else 3 * 4 * tokens * shape.vocab_size
+    return 16 * parameters + activations + logits

@@ -1,0 +1,281 @@
+"""What a layer keeps for its backward pass, and what a parameter takes, as measured, beside formulas.
+
+    python benchmarks/memory.py                                # two ranks of this machine's CPU
+    python benchmarks/memory.py --device cuda                  # one GPU
+    python benchmarks/memory.py --device cuda --tensor 8       # eight
+
+*Activations.* A model of some layers and one of more go through a forward pass; the difference of what is then held,
+over the difference of the layers, is what a layer keeps. On CUDA that is `torch.cuda.memory_allocated`, and beside it
+the same of the peak of forward and backward pass; on the CPU, which counts no memory, every storage that an operator
+made and that is still alive. Beside it stand the planner's account (`crosscut.planner.layer_activations`) and the
+published formulas (Korthikanti et al. 2022, Table 2).
+
+*Bytes per parameter.* Weights, gradients and optimizer state are counted after a step. What a forward pass holds that
+does not grow with the batch, found from two batch sizes, is the weights' second copy in the type of the products.
+"""
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from crosscut.config import ConfigError, Layout, ModelConfig, RunConfig, TrainingConfig
+from crosscut.config.machine import available_cores
+from crosscut.config.precision import PRECISIONS
+from crosscut.parallel import ParallelMesh, launch, make_mesh, process_group
+from crosscut.parallel.parameters import local_part
+from crosscut.parallel.recorder import comes_again
+from crosscut.planner import layer_activations, parameters_per_rank, published_layer_activations
+from crosscut.training.step import Trainer
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "selective": {"recompute": "selective"},
+    "operators": {"recompute": "operators"},
+    "full": {"recompute": "full"},
+    "full, offloaded": {"recompute": "full", "offload": ("activations",)},
+}
+LAYERS = (1, 3)
+NOTES = """
+Published: elements of two bytes, dropout masks of one, attention that keeps its scores. So:
+- Without dropout there are no masks: 32 in place of 34 (tensor: 8 of 10 in what is not cut).
+- A fused attention kernel keeps no scores: `none` lacks the term 5 a s / h and is what is published for `selective`.
+- On the CPU, PyTorch has no fused kernel that drops, and no masks of one byte: with dropout 0.1, `none` and `operators`
+  keep three times the scores in float32 (12 a s / h in place of 5), queries, keys and values in float32, and masks of
+  two bytes (36 in place of 34). On CUDA they do not.
+- `operators` is not published; it stands beside `none`.
+- `full, offloaded`: nothing is left on a GPU; the CPU's memory is the host's, so it is counted here.
+"""
+
+
+class Alive(TorchDispatchMode):
+    """Bytes of what operators made inside and that is still there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if comes_again(types):
+            return NotImplemented
+        given = {id_of(x) for x in args if isinstance(x, Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, Tensor) and id_of(tensor) not in given:
+                storage = tensor.untyped_storage()
+                self._made[id_of(tensor)] = (StorageWeakRef(storage), storage.nbytes())
+        return result
+
+    def bytes(self) -> int:
+        """Now."""
+        return sum(size for storage, size in self._made.values() if not storage.expired())
+
+
+def id_of(tensor: Tensor) -> int:
+    """The same for all views of a storage."""
+    number: int = tensor.untyped_storage()._cdata
+    return number
+
+
+def batch_of(run: RunConfig, mesh: ParallelMesh) -> Tensor:
+    size = (run.micro_batch_size, run.training.sequence_length + 1)
+    return torch.randint(0, run.model.vocab_size, size, generator=torch.Generator().manual_seed(1)).to(mesh.device)
+
+
+def held_after_forward(run: RunConfig, mesh: ParallelMesh) -> dict[str, int]:
+    """Bytes that the layers hold between forward and backward pass, and the most that both take."""
+    trainer = Trainer(run, mesh)
+    tokens = batch_of(run, mesh)
+    trainer.accumulate(0, [(tokens[:, :-1], tokens[:, 1:])])  # what is made once, such as gradients, is there
+    trainer.streams.restart(step=0)
+    if mesh.device.type != "cuda":
+        with Alive() as alive:
+            y = trainer.model(tokens[:, :-1])
+            held = alive.bytes()
+        gathered = gathered_bytes(trainer)
+        y.sum().backward()
+        return {"held": held, "gathered": gathered}
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    y = trainer.model(tokens[:, :-1])
+    torch.cuda.synchronize()
+    held, gathered = torch.cuda.memory_allocated() - before, gathered_bytes(trainer)
+    y.sum().backward()
+    torch.cuda.synchronize()
+    # What sharding gathered was allocated meanwhile and is told apart.
+    return {"held": held - gathered, "gathered": gathered, "peak": torch.cuda.max_memory_allocated() - before}
+
+
+def gathered_bytes(trainer: Trainer) -> int:
+    """Bytes of weights that are there whole, beside the shares that the optimizer has."""
+    own = {id_of(local_part(p)) for p in trainer.parameters}
+    now = {id_of(local_part(p)): local_part(p).untyped_storage().nbytes() for p in trainer.model.parameters()}
+    return sum(size for storage, size in now.items() if storage not in own)
+
+
+def measure_layers(runs: list[RunConfig], device: str) -> list[dict[str, float]]:
+    """What a layer of each run keeps on the first rank; of all with one layout, so that ranks start once."""
+    with process_group(torch.device(device)):
+        mesh = make_mesh(runs[0].layout, torch.device(device))
+        found = []
+        for run in runs:
+            few, many = (held_after_forward(replace(run, model=replace(run.model, num_layers=n)), mesh) for n in LAYERS)
+            found.append({name: (many[name] - few[name]) / (LAYERS[1] - LAYERS[0]) for name in few})
+        return found
+
+
+def measure_parameters(runs: list[RunConfig], device: str) -> list[dict[str, float]]:
+    """Bytes per parameter of a tensor rank, by what they are, on the first rank."""
+    with process_group(torch.device(device)):
+        mesh = make_mesh(runs[0].layout, torch.device(device))
+        return [bytes_per_parameter(run, mesh) for run in runs]
+
+
+def bytes_per_parameter(run: RunConfig, mesh: ParallelMesh) -> dict[str, float]:
+    size = run.micro_batch_size
+    one, two = (
+        held_after_forward(replace(run, training=replace(run.training, batch_size=n * run.layout.data)), mesh)
+        for n in (size, 2 * size)
+    )
+    trainer = Trainer(run, mesh)
+    tokens = batch_of(run, mesh)
+    loss = trainer.accumulate(0, [(tokens[:, :-1], tokens[:, 1:])])
+    gradients = sum(own_bytes(p.grad) for p in trainer.parameters if p.grad is not None)
+    trainer.update(0, loss)
+    states = [value for state in trainer.optimizer.state.values() for value in state.values()]
+    held = {
+        "weights": sum(own_bytes(p) for p in trainer.parameters),
+        "for products": 2 * one["held"] - two["held"] + one["gathered"],  # of no sequence at all
+        "gradients": gradients,
+        "optimizer": sum(own_bytes(value) for value in states if isinstance(value, Tensor) and value.numel() > 1),
+    }
+    held["all"] = sum(held.values())
+    parameters = parameters_per_rank(run.model, run.layout)
+    return {name: count / parameters for name, count in held.items()}
+
+
+def own_bytes(tensor: Tensor) -> int:
+    own = local_part(tensor)
+    return own.numel() * own.element_size()
+
+
+def make_run(shape: Mapping[str, int], layout: Layout, *, dropout: float = 0.0, **training: Any) -> RunConfig:
+    """A run of the benchmark's model and batch."""
+    model = ModelConfig(
+        num_layers=2, hidden_size=shape["hidden"], num_heads=shape["heads"], vocab_size=512,
+        max_sequence_length=shape["sequence"], dropout=dropout,
+    )  # fmt: skip
+    options = {"sequence_length": shape["sequence"], "compile": "off", "precision": "bfloat16", **training}
+    batch = shape["sequences"] * layout.data
+    return RunConfig(model=model, layout=layout, training=TrainingConfig(batch_size=batch, **options))
+
+
+def activations(shape: Mapping[str, int], layouts: Sequence[Layout], device: str) -> list[dict[str, Any]]:
+    """The rows of the first table."""
+    rows = []
+    for layout in layouts:
+        cases = [(dropout, name) for dropout in (0.0, 0.1) for name in SETTINGS]
+        runs = [make_run(shape, layout, dropout=dropout, **SETTINGS[name]) for dropout, name in cases]
+        measured = launch(measure_layers, (runs, device), num_ranks=layout.world_size)
+        for (dropout, name), run, figures in zip(cases, runs, measured, strict=True):
+            on_device = run if device == "cuda" else replace(run, training=replace(run.training, offload=()))
+            account = layer_activations(on_device, device=device)  # the CPU's memory is the host's
+            rows.append(
+                {
+                    "layout": str(layout), "dropout": dropout, "recompute": name, **figures,
+                    "weights": account.weights, "planned": account.total + account.weights,
+                    "published": published_layer_activations(run),
+                }
+            )  # fmt: skip
+    return rows
+
+
+def parameters(
+    shape: Mapping[str, int], layouts: Sequence[Layout], precisions: Sequence[str], device: str
+) -> list[dict[str, Any]]:
+    """The rows of the second table."""
+    rows = []
+    for layout in layouts:
+        runs = []
+        for precision in precisions:
+            try:
+                runs.append(make_run(shape, layout, precision=precision))
+            except ConfigError:  # such as float8 where the layout or the machine does not allow it
+                continue
+        runs = [run for run in runs if run.training.precision != "float8" or device == "cuda"]
+        measured = launch(measure_parameters, (runs, device), num_ranks=layout.world_size)
+        for run, figures in zip(runs, measured, strict=True):
+            rows.append({"layout": str(layout), "precision": run.training.precision, **figures})
+    return rows
+
+
+def report(activation_rows: list[dict[str, Any]], parameter_rows: list[dict[str, Any]]) -> None:
+    """Both tables."""
+    print("\nActivations of a layer, KiB; `rest` is without the weights' copies in the type of the products")
+    print(f"{'layout':<44}{'dropout':>8}  {'recompute':<16}{'held':>9}{'planned':>9}{'ratio':>7}", end="")
+    print(f"{'rest':>9}{'published':>10}{'ratio':>7}" + (f"{'peak':>9}" if "peak" in activation_rows[0] else ""))
+    for row in activation_rows:
+        held, planned, published = row["held"], row["planned"], row["published"]
+        rest = held - row["weights"]
+        print(f"{row['layout']:<44}{row['dropout']:>8}  {row['recompute']:<16}{held / 1024:>9,.1f}", end="")
+        print(f"{planned / 1024:>9,.1f}{held / planned if planned else 1.0:>7.2f}{rest / 1024:>9,.1f}", end="")
+        print(f"{published / 1024:>10,.1f}{rest / published:>7.2f}", end="")
+        print(f"{row['peak'] / 1024:>9,.1f}" if "peak" in row else "")
+    print(NOTES)
+    print("Bytes per parameter of a tensor rank; mixed precision by the usual account: 2 + 2 + 4 + 8 = 16")
+    names = ("weights", "for products", "gradients", "optimizer", "all")
+    print(f"{'layout':<44}{'precision':<11}" + "".join(f"{name:>14}" for name in names))
+    for row in parameter_rows:
+        print(f"{row['layout']:<44}{row['precision']:<11}" + "".join(f"{row[name]:>14.2f}" for name in names))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--tensor", type=int, help="ranks of the layouts that are cut; by default 2 on the CPU")
+    parser.add_argument("--tiny", action="store_true", help="a model of seconds, to see that everything runs")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("`--device` must be a device that is there, but there is no CUDA device. Try --device cpu.")
+    tensor = options.tensor or (2 if options.device == "cpu" else 1)
+    large = options.device == "cuda"
+    shape = {"hidden": 512, "heads": 8, "sequence": 256, "sequences": 4}
+    if large:
+        shape = {"hidden": 2048, "heads": 16, "sequence": 4096, "sequences": 2}
+    if options.tiny:
+        shape = {"hidden": 64, "heads": 4, "sequence": 32, "sequences": 2}
+    gpu = torch.cuda.get_device_name() if large else ""
+    machine = gpu or f"{platform.processor() or platform.machine()}, {available_cores()} cores"
+    print(f"{machine}, Python {platform.python_version()}, torch {version('torch')}, {datetime.now(tz=UTC).date()}")
+    print(", ".join(f"{name} {value}" for name, value in shape.items()))
+    cut = [Layout(tensor=tensor), Layout(tensor=tensor, sequence_parallel=True)] if tensor > 1 else []
+    shared = [Layout(data=tensor, sharding=sharding) for sharding in ("none", "zero2", "zero3")] if tensor > 1 else []
+    precisions = tuple(PRECISIONS)
+    if options.tiny:
+        cut, shared, precisions = cut[-1:], shared[-1:], ("float32", "bfloat16")
+    activation_rows = activations(shape, [Layout(), *cut], options.device)
+    parameter_rows = parameters(shape, [Layout(), *shared], precisions, options.device)
+    report(activation_rows, parameter_rows)
+    if options.json:
+        tables = {"machine": machine, "shape": shape, "activations": activation_rows, "parameters": parameter_rows}
+        options.json.write_text(json.dumps(tables, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

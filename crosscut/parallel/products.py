@@ -1,0 +1,124 @@
+r"""The three matrix products of a linear layer, in the precision of the run.
+
+        y = x W^T        grad_x = grad W        grad_W = grad^T x
+
+`ORDINARY` multiplies in the type of its arguments. `FLOAT8` casts both factors to 8 bits, each with one scale that
+follows the tensor's largest element, and sums in float32: activations and weights as e4m3 (4 bits of exponent, 3 of
+mantissa), gradients, which need range rather than digits, as e5m2 (Micikevicius et al. 2022, section 3).
+
+Scales are powers of two. So casting rounds mantissas only, and a rank that holds a part of a matrix, whose largest
+element is another one, rounds that part as a rank with all of it does: no layout changes the model.
+
+Shapes: N tokens (any leading dimensions), I in, O out.
+"""
+
+from abc import ABC, abstractmethod
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from crosscut.config.precision import FLOAT8_MULTIPLE
+
+_SMALLEST = 1e-12
+"""The largest element of a tensor counts as at least this, so that zeros have a scale."""
+
+
+class Products(ABC):
+    """What a linear layer multiplies with."""
+
+    @abstractmethod
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """[..., I] and [O, I] and [O] to [..., O]."""
+
+    @abstractmethod
+    def input_gradient(self, grad: Tensor, weight: Tensor) -> Tensor:
+        """[..., O] and [O, I] to [..., I]."""
+
+    @abstractmethod
+    def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
+        """[..., O] and [..., I] to [O, I]."""
+
+
+@final
+class _Ordinary(Products):
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    def input_gradient(self, grad: Tensor, weight: Tensor) -> Tensor:
+        return grad @ weight
+
+    def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
+        return grad.reshape(-1, grad.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
+
+
+@final
+class _Float8(Products):
+    """Rows of tokens are filled up to the hardware's multiple; I and O must be multiples of it (`config` asks for it).
+
+    The forward product sums with the tensor cores' own width, which is fast, the backward ones more exactly, as
+    torchao's recipe for training does.
+    """
+
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        x8, of_x = _cast(_rows(x), torch.float8_e4m3fn)
+        weight8, of_weight = _cast(weight, torch.float8_e4m3fn)
+        y = _multiply(x8, weight8, of_x, of_weight, dtype=x.dtype, bias=bias, fast=True)
+        return _like(y, x)
+
+    def input_gradient(self, grad: Tensor, weight: Tensor) -> Tensor:
+        grad8, of_grad = _cast(_rows(grad), torch.float8_e5m2)
+        weight8, of_weight = _cast(weight, torch.float8_e4m3fn)
+        return _like(_multiply(grad8, weight8.t(), of_grad, of_weight, dtype=grad.dtype), grad)
+
+    def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
+        grad8, of_grad = _cast(_rows(grad), torch.float8_e5m2)
+        x8, of_x = _cast(_rows(x), torch.float8_e4m3fn)
+        return _multiply(grad8.t(), x8.t(), of_grad, of_x, dtype=grad.dtype)
+
+
+ORDINARY: Products = _Ordinary()
+"""In the type of the arguments."""
+
+FLOAT8: Products = _Float8()
+"""In 8 bits, from and to wider types."""
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The tensor in 8 bits, and what to multiply it by to have its values back, a float32 scalar.
+
+    A tensor that is not finite stays so: its scale is then no number, or 0.
+    """
+    largest = x.abs().amax().float().clamp(min=_SMALLEST)
+    scale = torch.exp2(torch.floor(torch.log2(torch.finfo(dtype).max / largest)))
+    return (x * scale).to(dtype), scale.reciprocal()  # times a power of two is exact in any type
+
+
+def _multiply(
+    a: Tensor,
+    b: Tensor,
+    of_a: Tensor,
+    of_b: Tensor,
+    *,
+    dtype: torch.dtype,
+    bias: Tensor | None = None,
+    fast: bool = False,
+) -> Tensor:
+    """A b^T of [M, K] and [N, K], whose rows the hardware wants to lie together."""
+    y: Tensor = torch._scaled_mm(
+        a.contiguous(), b.contiguous().t(), of_a, of_b, bias=bias, out_dtype=dtype, use_fast_accum=fast
+    )
+    return y
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[..., K] as [N, K], N filled up with zeros to the hardware's multiple."""
+    rows = x.reshape(-1, x.shape[-1])
+    missing = -rows.shape[0] % FLOAT8_MULTIPLE
+    return F.pad(rows, (0, 0, 0, missing)) if missing else rows
+
+
+def _like(y: Tensor, x: Tensor) -> Tensor:
+    """[N, K] with the leading dimensions of `x`, without the rows that filled it up."""
+    return y[: x.shape[:-1].numel()].reshape(*x.shape[:-1], y.shape[-1])

@@ -1,0 +1,128 @@
+r"""Products that run in pieces beside their own gathers and scatters, through PyTorch's symmetric memory.
+
+Where the tensor ranks can read each other's memory, a rank needs not wait for a whole gathered sequence: it multiplies
+the piece that it has while it copies the next one from its neighbour, and sends each piece of a product as soon as it
+is done (Wang et al. 2023; PyTorch calls it asynchronous tensor parallelism). Two conjugate operators say it all:
+
+    gather and multiply:   X = gather(x),  y = X W^T        backward: multiply and scatter
+    multiply and scatter:  y = scatter(x W^T)               backward: gather and multiply
+
+Shapes: B batch, S sequence, I in, O out, T tensor ranks. Needs sequence parallelism. The weight's gradient needs the
+whole sequence: it is gathered again as ever, beside the input's gradient, or falls off on the way.
+"""
+
+import os
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.distributed import _symmetric_memory  # registers the operators, and names a group that may use them
+
+from crosscut.config import Layout, LayoutError
+from crosscut.parallel.mesh import Axis, ParallelMesh
+from crosscut.parallel.operators import SEQUENCE_DIM, finish_enter_again, start_enter_again
+from crosscut.parallel.products import ORDINARY
+
+_ops = torch.ops.symm_mem
+
+
+class _GatherAndMultiply(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, mesh: ParallelMesh) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.mesh = mesh
+        product: Tensor
+        _, (product,) = _gathered_product(x, weight.t(), mesh.tensor, keep=False)
+        return product
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, _ = ctx.needs_input_grad
+        entering = start_enter_again(x, ctx.mesh) if needs_weight else None
+        grad_x = _scattered_product(grad, weight, ctx.mesh.tensor) if needs_x else None
+        if entering is None:
+            return grad_x, None, None
+        return grad_x, ORDINARY.weight_gradient(grad, finish_enter_again(entering, x, ctx.mesh)), None
+
+
+class _MultiplyAndScatter(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, mesh: ParallelMesh) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.mesh = mesh
+        return _scattered_product(x, weight.t(), mesh.tensor)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, _ = ctx.needs_input_grad
+        whole, (grad_x,) = _gathered_product(grad, weight, ctx.mesh.tensor, keep=needs_weight)
+        return grad_x if needs_x else None, ORDINARY.weight_gradient(whole, x) if needs_weight else None, None
+
+
+def gather_and_multiply(x: Tensor, weight: Tensor, mesh: ParallelMesh) -> Tensor:
+    """[B, S/T, I] and [O, I] to [B, S, O]: the product of the gathered sequence.
+
+    Forward: an all-gather, in pieces. Backward: a reduce-scatter, in pieces, and an all-gather beside it.
+    """
+    y: Tensor = _GatherAndMultiply.apply(x, weight, mesh)
+    return y
+
+
+def multiply_and_scatter(x: Tensor, weight: Tensor, mesh: ParallelMesh) -> Tensor:
+    """[B, S, I] and [O, I] to [B, S/T, O]: this rank's part of the product's sum over the ranks.
+
+    Forward: a reduce-scatter, in pieces. Backward: an all-gather, in pieces.
+    """
+    y: Tensor = _MultiplyAndScatter.apply(x, weight, mesh)
+    return y
+
+
+def _gathered_product(x: Tensor, matrix: Tensor, axis: Axis, *, keep: bool) -> Any:
+    """The gathered sequence, where it is to be kept, and a list of its product with a matrix [K, N]."""
+    return _ops.fused_all_gather_matmul(x.contiguous(), [matrix], SEQUENCE_DIM, axis.group_name, return_A=keep)
+
+
+def _scattered_product(x: Tensor, matrix: Tensor, axis: Axis) -> Tensor:
+    scattered: Tensor = _ops.fused_matmul_reduce_scatter(x.contiguous(), matrix, "sum", SEQUENCE_DIM, axis.group_name)
+    return scattered
+
+
+def enable_symmetric_memory(mesh: ParallelMesh) -> None:
+    """Let the tensor ranks reach each other's memory where the layout asks for it. Every rank calls it."""
+    if not mesh.symmetric_memory or mesh.device.type != "cuda":
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # from some version on a group needs no telling
+        enable: Any = _symmetric_memory.enable_symm_mem_for_group
+        enable(mesh.tensor.group_name)
+
+
+def require_symmetric_memory(layout: Layout, device: torch.device) -> None:
+    """Raise `LayoutError` where the layout asks for symmetric memory and the tensor ranks have none in common."""
+    if layout.symmetric_memory and (reason := _reason_against(layout.tensor, device)):
+        raise LayoutError(
+            f"`layout.symmetric_memory` must be false here, but is true: {reason}. Leave it out; the sequence's "
+            "gathers then overlap with the neighbouring products as far as they can."
+        )
+
+
+def _reason_against(num_ranks: int, device: torch.device) -> str:
+    if device.type != "cuda":
+        return "it is of GPUs, and the run is on the CPU"
+    on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
+    if on_this_machine % num_ranks:
+        return f"the {num_ranks} tensor ranks are not all on one machine, which runs {on_this_machine} ranks"
+    first = int(os.environ.get("LOCAL_RANK", "0")) // num_ranks * num_ranks
+    ranks = range(first, first + num_ranks)
+    for one in ranks:
+        for other in ranks:
+            if one != other and not torch.cuda.can_device_access_peer(one, other):
+                return f"GPU {one} cannot reach the memory of GPU {other}, for which NVLink is made"
+    return ""

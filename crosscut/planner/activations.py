@@ -1,0 +1,149 @@
+"""What one layer keeps of a forward pass until its backward pass, in bytes on one rank, beside the published formulas.
+
+Korthikanti et al. 2022 (arXiv 2205.05198, section 4 and Table 2) count, for elements of two bytes and dropout masks of
+one, on `t` tensor ranks:
+
+    no parallelism                         s b h (34 + 5 a s / h)
+    tensor                                 s b h (10 + 24 / t + 5 a s / (h t))
+    tensor and sequence                    s b h / t (34 + 5 a s / h)
+    ... with the attention core recomputed the same without the term 5 a s / h
+    whole layers recomputed                2 s b h, split by t where the sequence is
+
+What Crosscut keeps differs in three ways. Attention runs in a fused kernel that keeps one number per query and head in
+place of the scores (5 a s / h), so that recomputing it saves little. Dropout of probability zero keeps no mask. And
+weights that are multiplied in a narrower type than they are held in are kept in it for the backward pass (counted
+apart: it does not grow with the batch).
+
+Legend: `s` tokens of a sequence, `b` sequences of a micro-batch, `h` hidden size, `a` heads, `t` tensor ranks.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from crosscut.config import ModelConfig, RunConfig
+from crosscut.config.precision import PRECISIONS
+
+Device = Literal["cuda", "cpu"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerActivations:
+    """Bytes that one layer keeps on one rank for the backward pass of one micro-batch, by what they are."""
+
+    inputs: int = 0
+    """Of the layer and of its second half: the residual stream, as the layer norms take it."""
+
+    norms: int = 0
+    """What the layer norms gave, as the products for attention and MLP take it, and their means and deviations."""
+
+    attention: int = 0
+    """Queries, keys and values, and what attention gave."""
+
+    core: int = 0
+    """What the attention core keeps besides: a number per query and head, or the scores."""
+
+    mlp: int = 0
+    """Between the two matrices of the MLP, before and after GeLU."""
+
+    masks: int = 0
+    """Of dropout on the residual stream."""
+
+    weights: int = 0
+    """The layer's weights in the type of its products, where they are held in another one."""
+
+    @property
+    def total(self) -> int:
+        """All but the weights: what grows with the batch."""
+        held: int = sum(getattr(self, field.name) for field in fields(self))
+        return held - self.weights
+
+
+def layer_activations(run: RunConfig, *, device: Device = "cuda") -> LayerActivations:
+    """What a layer that recomputes as `training.recompute` says keeps on `device`; offloaded inputs are not there.
+
+    On CUDA one byte per element of a dropout mask and a fused attention kernel; on the CPU PyTorch keeps masks in the
+    activations' type and, where attention drops, the scores.
+    """
+    mode = run.training.recompute
+    size = PRECISIONS[run.training.precision].compute_bytes
+    tensor, h = run.layout.tensor, run.model.hidden_size
+    tokens = run.micro_batch_size * run.training.sequence_length
+    own_tokens = tokens // tensor if run.layout.sequence_parallel else tokens  # between the parallel regions
+    if mode == "full":
+        offloaded = "activations" in run.training.offload
+        return LayerActivations(inputs=0 if offloaded else own_tokens * h * size)
+    keeps_cheap = mode != "operators"
+    mask_bytes = 1 if device == "cuda" else size
+    return LayerActivations(
+        inputs=2 * own_tokens * h * size,
+        norms=2 * (own_tokens * h * size * keeps_cheap + 2 * own_tokens * _statistic_bytes(size, device)),
+        attention=4 * tokens * h // tensor * size,
+        core=0 if mode == "selective" else _core(run, size, device),
+        mlp=(1 + keeps_cheap) * tokens * run.model.mlp_size // tensor * size,
+        masks=2 * own_tokens * h * mask_bytes if run.model.dropout else 0,
+        weights=_cast_weights(run, size),
+    )
+
+
+def published_layer_activations(run: RunConfig) -> float:
+    """The same by Korthikanti et al. 2022, Table 2, for a layer without or with recomputation.
+
+    The formulas are for elements of two bytes and with dropout; `operators` is not in the table and counts as `none`.
+    """
+    s, b = run.training.sequence_length, run.micro_batch_size
+    h, a, t = run.model.hidden_size, run.model.num_heads, run.layout.tensor
+    split = t if run.layout.sequence_parallel else 1
+    if run.training.recompute == "full":
+        return 2 * s * b * h / split
+    core = 0.0 if run.training.recompute == "selective" else 5 * a * s / (h * t)
+    return s * b * h * (10 / split + 24 / t + core)
+
+
+def activations_held(run: RunConfig, *, device: Device = "cuda") -> int:
+    """Bytes of activations that all layers keep on one rank between a forward and a backward pass, weights included.
+
+    Every `training.recompute_every`-th layer recomputes; the others keep all. The backward pass of a recomputed layer
+    adds what that one would keep without, for as long as it runs.
+    """
+    recomputed = num_recomputed_layers(run)
+    mine, plain = layer_activations(run, device=device), layer_activations(_without_recomputation(run), device=device)
+    kept, kept_plain = mine.total + mine.weights, plain.total + plain.weights
+    return recomputed * kept + (run.model.num_layers - recomputed) * kept_plain
+
+
+def num_recomputed_layers(run: RunConfig) -> int:
+    """Layers that do as `training.recompute` says: every `training.recompute_every`-th, from the first."""
+    return 0 if run.training.recompute == "none" else -(-run.model.num_layers // run.training.recompute_every)
+
+
+def _without_recomputation(run: RunConfig) -> RunConfig:
+    return replace(run, training=replace(run.training, recompute="none", recompute_every=1, offload=()))
+
+
+def _statistic_bytes(size: int, device: Device) -> int:
+    """Of a mean or a deviation: on the CPU in the activations' type, on CUDA in float32 at least."""
+    return max(size, 4) if device == "cuda" else size
+
+
+def _core(run: RunConfig, size: int, device: Device) -> int:
+    """What attention keeps besides its inputs and its output."""
+    heads = run.model.num_heads // run.layout.tensor
+    length, wide = run.training.sequence_length, max(size, 4)
+    queries = run.micro_batch_size * heads * length
+    if device == "cpu" and run.model.dropout:  # no fused kernel: float32 at least, for queries, keys and values too
+        result_mask_and_rest = 3 * queries * length * wide
+        return result_mask_and_rest + 3 * queries * run.model.head_size * (wide - size)
+    return queries * wide
+
+
+def _cast_weights(run: RunConfig, size: int) -> int:
+    """Sharded weights are gathered in the products' type, and let go or not by the sharding, not by the layer."""
+    precision = PRECISIONS[run.training.precision]
+    is_same = precision.compute == precision.accumulation
+    return 0 if is_same or run.layout.shard_size > 1 else _layer_weights(run.model, run.layout.tensor) * size
+
+
+def _layer_weights(model: ModelConfig, tensor: int) -> int:
+    """Elements of the four matrices on a rank, and of the layer norms: what the backward pass looks at."""
+    h = model.hidden_size
+    return (4 * h * h + 2 * h * model.mlp_size) // tensor + 2 * 2 * h

@@ -1,0 +1,173 @@
+"""Each layer's forward and backward pass as one compiled graph, its collectives inside.
+
+All layers share one graph, since their weights are its inputs; validation, which keeps nothing for a backward pass, is
+a second one. It is the layer's `forward` that is compiled, not the call of the module, so names and hooks of modules
+stay as they are, and whatever wraps `forward` afterwards (recomputation) or hooks on the call (sharding) stays
+outside. Code that was asked for and did not run is an error.
+"""
+
+import importlib.util
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch._dynamo.exc import FailOnRecompileLimitHit, Unsupported
+
+from crosscut.config import ConfigError, RunConfig, TrainingError
+from crosscut.config.run import not_compilable
+from crosscut.model import GPT
+from crosscut.parallel import ParallelMesh
+
+BACKEND = "inductor"
+"""What compiles a graph, by the name that `torch.compile` knows it by."""
+
+
+def apply_compilation(model: GPT, run: RunConfig, mesh: ParallelMesh) -> "Compiler | None":
+    """Put compiled code in the place of every layer's `forward`, where the run asks for it; it is made when first used.
+
+    Comes before recomputation, which wraps what it finds. None where nothing is compiled: the first rank says why where
+    `training.compile` is `auto` on a GPU. Raises `ConfigError` as `require_compilation`.
+    """
+    require_compilation(run, mesh.device)
+    if not _is_wanted(run, mesh.device):
+        return None
+    if reason := _reason_against(run, mesh.device):
+        if mesh.is_first_rank:
+            Console(stderr=True).print(f"Layers are not compiled: {reason}.", markup=False, highlight=False)
+        return None
+    compiler = Compiler(BACKEND)
+    for block in model.blocks:
+        compiler.take(block)
+    return compiler
+
+
+def require_compilation(run: RunConfig, device: torch.device) -> None:
+    """Raise `ConfigError` where `training.compile` is `on` and this machine does not allow it."""
+    if run.training.compile == "on" and (reason := _reason_against(run, device)):
+        raise ConfigError(not_compilable(reason))
+
+
+def _is_wanted(run: RunConfig, device: torch.device) -> bool:
+    return run.training.compile == "on" or (run.training.compile == "auto" and device.type == "cuda")
+
+
+def _reason_against(run: RunConfig, device: torch.device) -> str:
+    """Why layers cannot be compiled, in words that follow a colon; empty where they can be."""
+    if reason := run.reason_against_compiling:
+        return reason
+    if torch._dynamo.config.disable:
+        return "compilation is turned off by TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE in the environment"
+    if device.type == "cpu" and run.training.recompute == "selective" and run.model.dropout:
+        return 'attention with dropout keeps its scores on the CPU, which training.recompute="selective" forbids'
+    if device.type == "cuda":
+        return "" if importlib.util.find_spec("triton") else "Triton, which writes the GPU's kernels, is not installed"
+    return "" if _has_cpp_compiler() else "there is no C++ compiler for the CPU's kernels (g++ or what CXX names)"
+
+
+def _has_cpp_compiler() -> bool:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return False
+    return True
+
+
+class Compiler:
+    """Compiles the layers of one model, and counts its graphs and how often they ran."""
+
+    def __init__(self, backend: str) -> None:
+        self.num_graphs = 0
+        """Graphs that were made: one for all layers in training, one more for validation."""
+        self.num_runs = 0
+        """Forward passes of a layer that were compiled code."""
+        self.is_paused = False
+        self._compile = torch._dynamo.lookup_backend(backend)
+        self._copies: dict[types.FunctionType, types.FunctionType] = {}
+
+    def take(self, block: nn.Module) -> None:
+        """From now on run `block.forward` compiled."""
+        plain = types.MethodType(self._own_copy(type(block).forward), block)
+        compiled = torch.compile(plain, fullgraph=True, dynamic=False, backend=self._make_graph)
+        forward: Any = CompiledForward(self, plain, compiled)
+        block.forward = forward
+        block.compiled_forward = forward  # what wraps `forward` later hides it
+
+    def _own_copy(self, function: Any) -> types.FunctionType:
+        """The function with a code object of its own for this model: PyTorch limits the graphs of a code object, and
+        several models of a process would share the limit.
+        """
+        if function not in self._copies:
+            self._copies[function] = types.FunctionType(
+                function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__
+            )
+        return self._copies[function]
+
+    def _make_graph(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        self.num_graphs += 1
+        compiled = self._compile(graph, inputs)
+
+        def run(*arguments: Any) -> Any:
+            self.num_runs += 1
+            return compiled(*arguments)
+
+        return run
+
+
+class CompiledForward:
+    """A layer's forward pass as compiled code; raises `TrainingError` where other code would run in its place."""
+
+    def __init__(self, compiler: Compiler, plain: Callable[..., Tensor], compiled: Callable[..., Tensor]) -> None:
+        self.compiler, self.plain, self.compiled = compiler, plain, compiled
+
+    def __call__(self, *arguments: Any) -> Tensor:
+        """What the layer gives."""
+        if self.compiler.is_paused:
+            return self.plain(*arguments)
+        before = self.compiler.num_runs
+        try:
+            result = self.compiled(*arguments)
+        except FailOnRecompileLimitHit as error:
+            raise _not_compiled("it met too many different shapes or settings") from error
+        except Unsupported as error:
+            first_line = str(error).strip().partition("\n")[0]
+            raise _not_compiled(f"PyTorch cannot trace it ({first_line})") from error
+        except RuntimeError as error:
+            if "no compiled frames" in str(error):
+                raise _not_compiled("PyTorch has run it uncompiled") from error
+            raise
+        if self.compiler.num_runs == before:  # PyTorch before 2.13 says nothing then
+            raise _not_compiled("PyTorch has run it uncompiled")
+        return result
+
+
+def _not_compiled(reason: str) -> TrainingError:
+    return TrainingError(
+        f"A layer must run as compiled code (`training.compile`), but does not: {reason}. Set "
+        'training.compile="off", or look at what TORCH_LOGS=graph_breaks,recompiles prints.'
+    )
+
+
+def compiled_modules(model: nn.Module) -> tuple[str, ...]:
+    """The names of the modules whose insides are compiled: what happens within them is not seen from outside."""
+    return tuple(name for name, module in model.named_modules() if "compiled_forward" in module.__dict__)
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Inside, run the plain code: to look into layers, or for shapes that come once. Not for training."""
+    forwards = [module.__dict__.get("compiled_forward") for module in model.modules()]
+    compilers = {forward.compiler for forward in forwards if forward is not None}
+    for compiler in compilers:
+        compiler.is_paused = True
+    try:
+        yield
+    finally:
+        for compiler in compilers:
+            compiler.is_paused = False

@@ -1,0 +1,88 @@
+"""What autograd keeps for the backward pass, waiting in host memory.
+
+On a GPU the copies run on streams of their own, beside the layers: out while the forward pass goes on, and back one
+tensor ahead of the backward pass, which needs them in the opposite order. On the CPU both are plain copies.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A tensor in host memory."""
+
+    host: Tensor
+    before: "ReferenceType[_Waiting] | None"
+    """The one that was put away before it, which the backward pass needs after it."""
+    is_out: torch.cuda.Event | None = None
+    """When the copy to the host is done."""
+    device: Tensor | None = None
+    """The copy back, once it has begun."""
+    is_back: torch.cuda.Event | None = None
+    """When that one is done."""
+
+
+class HostActivations:
+    """Keeps tensors of one device in host memory, in the order of a forward pass."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._is_cuda = device.type == "cuda"
+        self._out = torch.cuda.Stream(device) if self._is_cuda else None
+        self._back = torch.cuda.Stream(device) if self._is_cuda else None
+        self._last: ReferenceType[_Waiting] | None = None
+
+    def instead_of_device(self) -> AbstractContextManager[None]:
+        """Inside, what autograd saves is kept in host memory."""
+        return saved_tensors_hooks(self._put, self._get)
+
+    def _put(self, tensor: Tensor) -> _Waiting | Tensor:
+        if tensor.device.type != self.device.type or not tensor.numel():  # such as PyTorch's own marks
+            return tensor
+        host = torch.empty_like(tensor, device="cpu", pin_memory=self._is_cuda)
+        waiting = _Waiting(host, self._last)
+        if self._out is not None:
+            self._out.wait_stream(torch.cuda.current_stream(self.device))  # until it is computed
+            tensor.record_stream(self._out)  # its memory is not given away before it is copied
+        with self._on(self._out):
+            host.copy_(tensor, non_blocking=self._is_cuda)
+            waiting.is_out = None if self._out is None else self._out.record_event()
+        self._last = ref(waiting)
+        return waiting
+
+    def _get(self, waiting: _Waiting | Tensor) -> Tensor:
+        if isinstance(waiting, Tensor):
+            return waiting
+        self._fetch(waiting)
+        tensor = waiting.device
+        assert tensor is not None
+        if waiting.is_back is not None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(waiting.is_back)
+            tensor.record_stream(current)  # it was made on the other stream and is used on this one
+        waiting.device = waiting.is_back = None
+        before = waiting.before() if waiting.before is not None else None
+        if before is not None:
+            self._fetch(before)
+        return tensor
+
+    def _fetch(self, waiting: _Waiting) -> None:
+        """Begin the copy back, unless it has begun."""
+        if waiting.device is not None:
+            return
+        with self._on(self._back):
+            if self._back is not None and waiting.is_out is not None:
+                self._back.wait_event(waiting.is_out)
+            waiting.device = torch.empty_like(waiting.host, device=self.device, pin_memory=False)
+            waiting.device.copy_(waiting.host, non_blocking=self._is_cuda)
+            waiting.is_back = None if self._back is None else self._back.record_event()
+
+    @staticmethod
+    def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
+        return nullcontext() if stream is None else torch.cuda.stream(stream)

@@ -1,0 +1,15 @@
+"""What a run asks of the machine it is started on, checked before its ranks begin."""
+
+from crosscut.config import RunConfig
+from crosscut.parallel import require_symmetric_memory
+from crosscut.parallel.processes import choose_device
+from crosscut.training.compilation import require_compilation
+from crosscut.training.precision import require_precision
+
+
+def require_capabilities(run: RunConfig) -> None:
+    """Raise `ConfigError` or `LayoutError` where a fusion, an overlap or a precision of the run cannot be had here."""
+    device = choose_device(run.training.device)
+    require_precision(run.training.precision, device)
+    require_compilation(run, device)
+    require_symmetric_memory(run.layout, device)

@@ -1,0 +1,124 @@
+"""What a step tells of itself, without making anybody wait before they ask.
+
+A GPU is given its work long before it does it. So a step's figures are sent on their way to host memory behind the
+step's own work, and only who looks at one waits for them: the loop does so when it has launched the next step.
+"""
+
+import time
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from crosscut.config import TrainingError
+from crosscut.training.loss_scale import SMALLEST, LossScale
+
+
+class NonFiniteError(Exception):
+    """The loss or the gradient norm of a step is not a finite number; the weights are still those before the step."""
+
+    def __init__(self, step: int, loss: float, norm: float) -> None:
+        super().__init__(f"step {step}: loss {loss}, gradient norm {norm}")
+        self.step = step
+
+
+class _Figures(NamedTuple):
+    loss: float
+    norm: float
+    held: float
+    scale: float
+
+
+class StepResult:
+    """The figures of one step; the first look at one waits until the device has done the step.
+
+    It raises `NonFiniteError` then, on every rank alike, where the loss or the gradient norm is not finite, and
+    `TrainingError` where a loss scale has fallen too low to be of use. The weights are those before the step in both
+    cases, and stay so through every later step.
+    """
+
+    def __init__(
+        self, step: int, rate: float, *, loss: Tensor, norm: Tensor, held: Tensor, loss_scale: LossScale | None
+    ) -> None:
+        """`held` is 1 where the step changed nothing. `loss_scale` as it was in the step."""
+        self.step = step
+        """Counted from 0."""
+        self.learning_rate = rate
+        self.done_at = 0.0
+        """When the step was done, by `time.perf_counter`; known after `wait`."""
+        self._scaled = loss_scale is not None
+        scale = loss_scale.scale if loss_scale is not None else torch.ones_like(held)
+        self._arriving = _Arriving(torch.stack([figure.double() for figure in (loss, norm, held, scale)]))
+        self._figures: _Figures | None = None
+
+    def wait(self) -> "StepResult":
+        """Return once the step is done; raises as the class says."""
+        self._look()
+        return self
+
+    @property
+    def loss(self) -> float:
+        """Mean cross entropy per target token over the whole batch, in nats; of a skipped step it may be no number."""
+        return self._look().loss
+
+    @property
+    def gradient_norm(self) -> float:
+        """Global norm before clipping; of a skipped step it is no number."""
+        return self._look().norm
+
+    @property
+    def loss_scale(self) -> float | None:
+        """What the loss was multiplied by before the backward pass; None where the precision needs none."""
+        scale = self._look().scale
+        return scale if self._scaled else None
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the step changed nothing, since its gradients had overflowed at its loss scale."""
+        return bool(self._look().held)
+
+    def values(self) -> dict[str, float | int]:
+        """The figures by name, as the run's metrics hold them; those of a loss scale only where there is one."""
+        told: dict[str, float | int] = {
+            "loss": self.loss, "gradient_norm": self.gradient_norm, "learning_rate": self.learning_rate
+        }  # fmt: skip
+        if self.loss_scale is not None:
+            told.update(loss_scale=self.loss_scale, skipped=int(self.skipped))
+        return told
+
+    def _look(self) -> _Figures:
+        if self._figures is None:
+            self._figures = _Figures(*self._arriving.read())
+            self.done_at = self._arriving.arrived_at
+        figures = self._figures
+        if figures.held and not self._scaled:
+            raise NonFiniteError(self.step, figures.loss, figures.norm)
+        if figures.held and figures.scale / 2 < SMALLEST:
+            raise TrainingError(
+                f"The loss scale must stay at or above {SMALLEST:g}, but the gradients of step {self.step} overflowed "
+                f"at {figures.scale:g}, so that it would fall to {figures.scale / 2:g}. The weights are those from "
+                'before it overflowed. Lower `optimizer.learning_rate`, or set training.precision="bfloat16" or '
+                '"float32", and run again with --resume.'
+            )
+        return figures
+
+
+class _Arriving:
+    """A few numbers on their way from the device."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._numbers = numbers
+        self.arrived_at = time.perf_counter()  # on the CPU the work is done
+        if numbers.is_cuda:
+            with torch.cuda.device(numbers.device):
+                self._numbers = numbers.to("cpu", non_blocking=True)  # into pinned memory
+                self._event = torch.cuda.Event()
+                self._event.record()
+
+    def read(self) -> list[float]:
+        if self._event is not None:
+            self._event.synchronize()
+            self.arrived_at = time.perf_counter()
+        numbers: list[float] = self._numbers.tolist()
+        return numbers

@@ -1,0 +1,53 @@
+"""What layers keep and what parameters take, measured on a tiny model, is what the formulas say."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "memory.py"
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    file = tmp_path_factory.mktemp("memory") / "figures.json"
+    command = [sys.executable, str(BENCHMARK), "--tiny", "--json", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Published:" in done.stdout
+    return json.loads(file.read_text())
+
+
+def test_the_planner_knows_what_a_layer_keeps(tables):
+    rows = tables["activations"]
+    assert len(rows) == 2 * 2 * 5  # layouts, dropout, recomputation
+    for row in rows:
+        assert row["held"] == pytest.approx(row["planned"], rel=0.001), row
+
+
+def test_recomputing_the_core_leaves_what_is_published_for_it(tables):
+    for row in tables["activations"]:
+        if row["recompute"] == "selective":
+            assert row["held"] - row["weights"] == pytest.approx(row["published"], rel=0.1), row
+        if row["recompute"].startswith("full"):
+            assert row["held"] == row["published"]
+
+
+def test_each_setting_keeps_less_than_the_one_before(tables):
+    without_dropout = [row["held"] for row in tables["activations"] if not row["dropout"]]
+    for none, selective, operators, full, offloaded in (without_dropout[:5], without_dropout[5:]):
+        assert none > selective > operators > full
+        assert offloaded == full  # on the CPU
+
+
+def test_bytes_per_parameter(tables):
+    alone, narrow, shared, shared_narrow = tables["parameters"]
+    assert (alone["weights"], alone["gradients"], alone["optimizer"]) == (4, 4, 8)
+    assert alone["for products"] == 0
+    assert alone["all"] == pytest.approx(16)
+    assert 0 < narrow["for products"] < 2  # not of the embeddings
+    assert narrow["all"] == pytest.approx(16 + narrow["for products"])
+    for row in (shared, shared_narrow):
+        assert (row["weights"], row["gradients"], row["optimizer"]) == pytest.approx((2, 2, 4), rel=0.01)

@@ -1,0 +1,49 @@
+"""What excludes what among the options for speed, as far as the config alone knows it."""
+
+from typing import Any
+
+import pytest
+
+from crosscut.config import ConfigError, Layout, ModelConfig, RunConfig, TrainingConfig
+
+
+def make_run(*, dropout: float = 0.0, hidden_size: int = 64, layout: dict[str, Any], **training: Any) -> RunConfig:
+    return RunConfig(
+        model=ModelConfig(num_layers=1, hidden_size=hidden_size, num_heads=4, dropout=dropout),
+        layout=Layout(**layout),
+        training=TrainingConfig(**training),
+    )
+
+
+def test_dropout_under_tensor_parallelism_is_not_compiled() -> None:
+    with pytest.raises(ConfigError) as error:
+        make_run(dropout=0.1, layout={"tensor": 2}, compile="on")
+    assert str(error.value) == (
+        '`training.compile` must be "auto" or "off" here, but is "on": dropout (`model.dropout` 0.1) under tensor '
+        "parallelism (`layout.tensor` 2) switches between two random streams, which a compiler cannot follow. Change "
+        'that, or set training.compile="auto".'
+    )
+    assert make_run(dropout=0.1, layout={"tensor": 2}).reason_against_compiling
+    assert not make_run(dropout=0.1, layout={"data": 2}, compile="on").reason_against_compiling
+    assert not make_run(layout={"tensor": 2}, compile="on").reason_against_compiling
+
+
+def test_float8_products_do_not_run_in_pieces() -> None:
+    layout = {"tensor": 2, "sequence_parallel": True, "symmetric_memory": True}
+    make_run(layout=layout, precision="bfloat16")
+    with pytest.raises(ConfigError) as error:
+        make_run(layout=layout, precision="float8")
+    assert str(error.value) == (
+        '`training.precision` must not be "float8" with layout.symmetric_memory, whose pieces are of 16 bits. Set '
+        'training.precision="bfloat16", or leave symmetric memory out.'
+    )
+
+
+def test_float8_products_have_rows_of_sixteen() -> None:
+    make_run(layout={"tensor": 4}, precision="float8")
+    with pytest.raises(ConfigError) as error:
+        make_run(hidden_size=96, layout={"tensor": 4}, precision="float8")
+    assert str(error.value) == (
+        "`model.hidden_size` / `layout.tensor` must be a multiple of 16 for float8 products, but is 24. Choose other "
+        'sizes, or set training.precision="bfloat16".'
+    )

@@ -1,0 +1,66 @@
+"""Products in pieces: wired as their plain kin, through PyTorch's own stand-ins where there is no GPU."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed import _symmetric_memory
+
+from crosscut.config import Layout, LayoutError
+from crosscut.parallel import (
+    CollectiveRecorder,
+    ColumnParallelLinear,
+    RowParallelLinear,
+    Sent,
+    make_mesh,
+    normal_,
+    require_symmetric_memory,
+)
+from tests.ranks import RankPool
+
+CPU = torch.device("cpu")
+B, S, H, INNER = 2, 8, 12, 20
+
+
+def _mlp(layout: Layout, compiled: bool) -> tuple[list[Tensor], list[Sent]]:
+    """Output and gradients of a column- and a row-parallel layer, and what they sent."""
+    library = torch.library.Library("symm_mem", "IMPL", "CPU")  # on GPUs the operators are PyTorch's kernels
+    library.impl("fused_all_gather_matmul", _symmetric_memory._fused_all_gather_matmul_fallback)
+    library.impl("fused_matmul_reduce_scatter", _symmetric_memory._fused_matmul_reduce_scatter_fallback)
+    mesh = make_mesh(layout, CPU)
+    first = ColumnParallelLinear(H, INNER, mesh=mesh, dtype=torch.float64)
+    second = RowParallelLinear(INNER, H, mesh=mesh, dtype=torch.float64)
+    model = torch.nn.Sequential(first, torch.nn.GELU(), second)
+    for name, parameter in model.named_parameters():
+        normal_(parameter, std=0.5, seed=1, name=name)
+    whole = torch.randn(B, S, H, generator=torch.Generator().manual_seed(0)).double()
+    x = whole.chunk(mesh.tensor.size, 1)[mesh.tensor.rank].clone().requires_grad_()
+    run = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
+    with CollectiveRecorder(mesh) as recorder:
+        y = run(x)
+        y.square().sum().backward()
+    gradients = [p.grad.to_local() for p in model.parameters()]
+    library._destroy()
+    return [y.detach(), x.grad, *gradients], recorder.sent
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_products_in_pieces_give_and_send_what_plain_ones_do(ranks: RankPool, compiled: bool) -> None:
+    plain = ranks.run(2, _mlp, Layout(tensor=2, sequence_parallel=True), False)
+    pieces = ranks.run(2, _mlp, Layout(tensor=2, sequence_parallel=True, symmetric_memory=True), compiled)
+    for (expected, sent), (actual, sent_in_pieces) in zip(plain, pieces, strict=True):
+        assert sorted(sent_in_pieces) == sorted(sent)
+        assert len(sent) == 5
+        for one, other in zip(actual, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_symmetric_memory_is_refused_on_the_cpu() -> None:
+    with pytest.raises(LayoutError) as error:
+        require_symmetric_memory(Layout(tensor=2, sequence_parallel=True, symmetric_memory=True), CPU)
+    assert str(error.value) == (
+        "`layout.symmetric_memory` must be false here, but is true: it is of GPUs, and the run is on the CPU. Leave it "
+        "out; the sequence's gathers then overlap with the neighbouring products as far as they can."
+    )
+    require_symmetric_memory(Layout(tensor=2, sequence_parallel=True), CPU)

@@ -1,0 +1,203 @@
+"""Layers as compiled code: one graph for all of them, the eager numbers, and an error where it would not run."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from crosscut.config import ConfigError, RunConfig, TrainingError
+from crosscut.evaluation import evaluate_loss
+from crosscut.parallel import CollectiveRecorder
+from crosscut.training import compilation
+from crosscut.training.compilation import compiled_modules, require_compilation, uncompiled
+from crosscut.training.step import Trainer
+from tests.ranks import RankPool
+from tests.training.jobs import parts
+
+pytestmark = [  # what the compiler does inside is not ours to mend
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+]
+LAYOUTS = [
+    ("layout.tensor=1",),
+    ("layout.tensor=2",),
+    ("layout.tensor=2", "layout.sequence_parallel=true"),
+]
+ON = "training.compile=on"
+needs_cpp_compiler = pytest.mark.skipif(
+    not compilation._has_cpp_compiler(), reason="inductor needs a C++ compiler on the CPU"
+)
+
+
+def trained(run: RunConfig, num_steps: int, backend: str, with_validation: bool = True) -> dict[str, Any]:
+    """Losses and gradients of some steps, what they sent, and how many graphs were made for them."""
+    with mock.patch.object(compilation, "BACKEND", backend):
+        trainer, batches = parts(run)
+    losses, sent, validation = [], Counter(), 0.0
+    for step in range(num_steps):
+        with CollectiveRecorder(trainer.mesh) as recorder:
+            losses.append(trainer.step(step, batches.micro_batches(step)).loss)
+        sent.update(recorder.sent)
+    trainer.accumulate(num_steps, batches.micro_batches(num_steps))
+    counts = [trainer.compiler.num_graphs, trainer.compiler.num_runs] if trainer.compiler else []
+    if with_validation:
+        validation = evaluate_loss(trainer.model, batches.validation_batches()).loss
+    return {
+        "losses": losses,
+        "gradients": {n: p.grad.full_tensor().clone() for n, p in trainer.model.named_parameters()},
+        "sent": sent,
+        "counts": counts,
+        "validation": validation,
+        "graphs after validation": trainer.compiler.num_graphs if trainer.compiler else 0,
+        "compiled": compiled_modules(trainer.model),
+    }
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=" ".join)
+def test_all_layers_share_one_graph_that_computes_and_sends_what_the_plain_code_does(
+    ranks: RankPool, run_with: Any, layout: tuple[str, ...]
+) -> None:
+    options = (*layout, "model.num_layers=3", "model.dropout=0.0", "training.precision=float64")
+    run = run_with(*options, ON)
+    num_ranks = run.layout.world_size
+    plain = ranks.run(num_ranks, trained, run_with(*options), 2, "aot_eager")
+    for expected, result in zip(plain, ranks.run(num_ranks, trained, run, 2, "aot_eager"), strict=True):
+        assert result["compiled"] == ("blocks.0", "blocks.1", "blocks.2")
+        assert result["counts"] == [1, 3 * 3]  # graphs; layers of three forward passes
+        assert result["graphs after validation"] == 2
+        assert result["losses"] == pytest.approx(expected["losses"], rel=1e-10)
+        assert result["validation"] == pytest.approx(expected["validation"], rel=1e-10)
+        assert result["sent"] == expected["sent"]
+        for name, gradient in expected["gradients"].items():
+            margin = 1e-10 * gradient.abs().max().item()
+            torch.testing.assert_close(result["gradients"][name], gradient, rtol=1e-10, atol=margin)
+
+
+def test_float8_products_are_part_of_the_one_graph(ranks: RankPool, run_with: Any) -> None:
+    options = ("layout.tensor=2", "model.dropout=0.0", "training.precision=float8")
+    plain = ranks.run(2, trained, run_with(*options), 2, "aot_eager", False)[0]
+    for result in ranks.run(2, trained, run_with(*options, ON), 2, "aot_eager", False):
+        assert result["counts"] == [1, 2 * 3]
+        assert result["losses"] == pytest.approx(plain["losses"], rel=1e-4)
+
+
+@needs_cpp_compiler
+def test_twenty_steps_of_real_compiled_code_stay_within_a_millionth(ranks: RankPool, run_with: Any) -> None:
+    options = ("model.num_layers=1", "model.dropout=0.0", "training.steps=20")
+    plain = ranks.run(1, trained, run_with(*options), 20, "inductor", False)[0]
+    result = ranks.run(1, trained, run_with(*options, ON), 20, "inductor", False, time_limit=200.0)[0]
+    assert result["counts"] == [1, 21]
+    assert result["losses"] == pytest.approx(plain["losses"], rel=1e-6)
+    assert plain["losses"][-1] < 0.95 * plain["losses"][0], "nothing was learned"
+
+
+def drawn_again(run: RunConfig) -> dict[str, Any]:
+    """Losses of two trainers alike, and a layer's input gradient kept and computed again in the backward pass."""
+    one, batches = parts(run)
+    losses = [one.step(step, batches.micro_batches(step)).loss for step in range(3)]
+    other = Trainer(run, one.mesh)
+    again = [other.step(step, batches.micro_batches(step)).loss for step in range(2)]
+    other.streams.restart(step=2)  # as a run that goes on from a checkpoint does
+    again.append(other.step(2, batches.micro_batches(2)).loss)
+    block = one.model.blocks[0]
+    x = torch.randn(4, 32, 64, generator=torch.Generator().manual_seed(0))
+
+    def gradient(recompute: bool) -> Tensor:
+        one.streams.restart(step=5)
+        leaf = x.clone().requires_grad_()
+        y = checkpoint(block, leaf, use_reentrant=False) if recompute else block(leaf)
+        torch.rand(100)  # others draw before the backward pass
+        y.square().sum().backward()
+        return leaf.grad
+
+    return {"losses": losses, "again": again, "kept": gradient(False), "recomputed": gradient(True)}
+
+
+@pytest.mark.slow
+@needs_cpp_compiler
+def test_compiled_dropout_draws_the_same_in_a_restarted_run_and_in_recomputation(
+    ranks: RankPool, run_with: Any
+) -> None:
+    told = ranks.run(1, drawn_again, run_with("model.dropout=0.2", ON), time_limit=200.0)[0]
+    assert told["losses"] == told["again"]
+    assert len(set(told["losses"])) == 3
+    assert torch.equal(told["kept"], told["recomputed"])
+
+
+def watched_by_a_mode(run: RunConfig) -> str:
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    with mock.patch.object(compilation, "BACKEND", "aot_eager"):
+        trainer, batches = parts(run)
+    with Mode(), pytest.raises(TrainingError) as error:
+        trainer.step(0, batches.micro_batches(0))
+    return str(error.value)
+
+
+def test_a_layer_that_would_run_uncompiled_is_an_error(ranks: RankPool, run_with: Any) -> None:
+    assert ranks.run(1, watched_by_a_mode, run_with(ON, "model.dropout=0.0"))[0] == (
+        "A layer must run as compiled code (`training.compile`), but does not: PyTorch has run it uncompiled. Set "
+        'training.compile="off", or look at what TORCH_LOGS=graph_breaks,recompiles prints.'
+    )
+
+
+def many_shapes(run: RunConfig) -> tuple[int, str]:
+    with mock.patch.object(compilation, "BACKEND", "eager"):
+        trainer, _ = parts(run)
+    block = trainer.model.blocks[0]
+    with torch._dynamo.config.patch(recompile_limit=2), pytest.raises(TrainingError) as error:
+        for length in range(4, 8):
+            block(torch.zeros(2, length, 64))
+    made = trainer.compiler.num_graphs
+    with uncompiled(trainer.model):
+        assert block(torch.zeros(2, 9, 64)).shape == (2, 9, 64)
+    assert trainer.compiler.num_graphs == made
+    return made, str(error.value)
+
+
+def test_more_shapes_than_graphs_are_an_error_and_plain_code_takes_any(ranks: RankPool, run_with: Any) -> None:
+    made, message = ranks.run(1, many_shapes, run_with(ON, "model.dropout=0.0"))[0]
+    assert made == 2
+    assert "but does not: it met too many different shapes or settings. Set" in message
+
+
+def untraceable(run: RunConfig) -> str:
+    with mock.patch.object(compilation, "BACKEND", "eager"):
+        trainer, batches = parts(run)
+    trainer.model.blocks[0].mlp.forward = torch._dynamo.disable(trainer.model.blocks[0].mlp.forward)
+    with pytest.raises(TrainingError) as error:
+        trainer.step(0, batches.micro_batches(0))
+    return str(error.value)
+
+
+def test_a_graph_break_is_an_error(ranks: RankPool, run_with: Any) -> None:
+    message = ranks.run(1, untraceable, run_with(ON, "model.dropout=0.0"))[0]
+    assert message.startswith("A layer must run as compiled code (`training.compile`), but does not: PyTorch cannot")
+
+
+def test_without_being_asked_nothing_is_compiled_on_the_cpu(ranks: RankPool, run_with: Any) -> None:
+    for option in ("training.compile=auto", "training.compile=off"):
+        assert ranks.run(1, trained, run_with(option), 1, "inductor")[0]["compiled"] == ()
+
+
+def test_a_machine_without_a_compiler_is_refused_before_the_start(run_with: Any) -> None:
+    run = run_with(ON)
+    with torch._dynamo.config.patch(disable=True), pytest.raises(ConfigError) as error:
+        require_compilation(run, torch.device("cpu"))
+    assert str(error.value) == (
+        '`training.compile` must be "auto" or "off" here, but is "on": compilation is turned off by '
+        "TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE in the environment. Change that, or set "
+        'training.compile="auto".'
+    )
+    with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
+        with pytest.raises(ConfigError, match=r"there is no C\+\+ compiler for the CPU's kernels"):
+            require_compilation(run, torch.device("cpu"))
+        require_compilation(replace(run, training=replace(run.training, compile="auto")), torch.device("cpu"))

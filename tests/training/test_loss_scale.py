@@ -1,0 +1,174 @@
+"""float16: steps that overflow are skipped by all ranks alike, the scale follows, and the losses are float32's."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from crosscut.checkpoint import list_checkpoints
+from crosscut.config import TrainingError
+from crosscut.training.loop import Loop
+from crosscut.training.loss_scale import FIRST, GROWTH_INTERVAL, LossScale
+from tests.training.jobs import losses_of, parts
+
+CPU = torch.device("cpu")
+FP16 = ("training.precision=float16", "model.dropout=0.0")
+LAYOUTS = {
+    "one rank": (),
+    "tensor 2": ("layout.tensor=2",),
+    "data 2": ("layout.data=2",),
+    "split": ("layout.tensor=2", "layout.sequence_parallel=true"),
+}
+
+
+def weights_of(trainer: Any) -> list[torch.Tensor]:
+    return [p.detach().to_local().clone() for p in trainer.parameters]
+
+
+def overflow_once(trainer: Any, name: str, rank: int) -> None:
+    """One gradient is no number any more, on one rank of all; the returned handle undoes it."""
+    mesh = trainer.mesh
+    if mesh.data.rank * mesh.tensor.size + mesh.tensor.rank == rank:
+        handle = dict(trainer.model.named_parameters())[name].register_hook(
+            lambda gradient: (handle.remove(), gradient * float("inf"))[1]
+        )
+
+
+def steps_of(run: Any, num_steps: int, first: float, overflows: dict[int, str]) -> list[tuple[float, bool, bool]]:
+    """Of each step the scale, whether it was skipped, and whether any weight changed."""
+    trainer, batches = parts(run)
+    trainer.loss_scale.scale.fill_(first)
+    told = []
+    for step in range(num_steps):
+        if step in overflows:
+            overflow_once(trainer, overflows[step], rank=run.layout.world_size - 1)
+        before = weights_of(trainer)
+        result = trainer.step(step, batches.micro_batches(step)).wait()
+        same = all(torch.equal(a, b) for a, b in zip(before, weights_of(trainer), strict=True))
+        told.append((result.loss_scale, result.skipped, not same))
+    return told
+
+
+@pytest.mark.parametrize("options", LAYOUTS.values(), ids=LAYOUTS)
+def test_scale_that_is_far_too_high_comes_down_and_then_weights_change(ranks, run_with, options):
+    run = run_with(*FP16, *options)
+    told = ranks.run(run.layout.world_size, steps_of, run, 10, 2.0**24, {})
+    assert all(steps == told[0] for steps in told)
+    assert [skipped for _, skipped, _ in told[0]][:4] == [True] * 4
+    assert not told[0][-1][1]
+    expected = 2.0**24
+    for scale, skipped, changed in told[0]:
+        assert scale == expected
+        assert changed != skipped
+        expected = scale / 2 if skipped else scale
+
+
+@pytest.mark.parametrize("name", ["blocks.0.mlp.expand.weight", "final_norm.bias", "blocks.1.mlp.contract.bias"])
+@pytest.mark.parametrize("options", [LAYOUTS["tensor 2"], LAYOUTS["data 2"], LAYOUTS["split"]], ids=str)
+def test_overflow_on_one_rank_skips_the_step_on_all(ranks, run_with, options, name):
+    """Also of a gradient that all ranks hold whole and nobody sums."""
+    told = ranks.run(2, steps_of, run_with(*FP16, *options), 4, FIRST, {1: name})
+    assert told[0] == told[1]
+    assert [skipped for _, skipped, _ in told[0]] == [False, True, False, False]
+    assert [changed for _, _, changed in told[0]] == [True, False, True, True]
+    assert [scale for scale, _, _ in told[0]] == [FIRST, FIRST, FIRST / 2, FIRST / 2]
+
+
+def forced_losses(run: Any, num_steps: int) -> list[float]:
+    """The losses of the steps that were not skipped; two overflows are planted, and the first scale is too high."""
+    trainer, batches = parts(run)
+    trainer.loss_scale.scale.fill_(2.0**24)
+    losses: list[float] = []
+    planted = {10, 30}
+    while len(losses) < num_steps:
+        step = len(losses)
+        if step in planted:
+            planted.remove(step)
+            overflow_once(trainer, "tokens.weight", rank=0)
+        result = trainer.step(step, batches.micro_batches(step)).wait()  # a skipped step is done again
+        if not result.skipped:
+            losses.append(result.loss)
+    assert not planted
+    assert trainer.loss_scale.scale.item() < 2.0**20
+    return losses
+
+
+def test_losses_stay_near_float32_over_fifty_steps(ranks, run_with):
+    base = ("model.dropout=0.0", "training.steps=50")
+    exact = ranks.run(1, losses_of, run_with(*base), 50)[0]
+    half = ranks.run(1, forced_losses, run_with(*base, "training.precision=float16"), 50)[0]
+    brain = ranks.run(1, losses_of, run_with(*base, "training.precision=bfloat16"), 50)[0]
+    assert exact[-1] < exact[0] - 0.5
+    assert half == pytest.approx(exact, rel=5e-4)
+    assert brain == pytest.approx(exact, rel=3e-3)
+    assert half != exact != brain
+
+
+def test_scale_doubles_after_enough_good_steps():
+    scale = LossScale(CPU, first=4.0)
+    good, overflow = torch.zeros(()), torch.ones(())
+    for _ in range(GROWTH_INTERVAL - 1):
+        scale.update(good)
+    assert scale.scale == 4.0
+    scale.update(overflow)
+    assert (scale.scale, scale.good_steps) == (2.0, 0)
+    for _ in range(GROWTH_INTERVAL):
+        scale.update(good)
+    assert (scale.scale, scale.good_steps) == (4.0, 0)
+
+
+def test_unscaled_gradients_are_those_of_no_scale(ranks, run_with):
+    """Bit for bit where nothing is rounded to zero or to infinity: a scale is a power of two."""
+    run = run_with(*FP16)
+    one, other = (ranks.run(1, gradients_at, run, scale)[0] for scale in (2.0**12, 2.0**14))
+    same = [torch.equal(a, b) for a, b in zip(one, other, strict=True)]
+    assert sum(same) >= 0.8 * len(same)
+    for a, b in zip(one, other, strict=True):
+        assert (a - b).norm() <= 1e-3 * a.norm()
+
+
+def gradients_at(run: Any, scale: float) -> list[torch.Tensor]:
+    trainer, batches = parts(run)
+    trainer.loss_scale.scale.fill_(scale)
+    trainer.accumulate(0, batches.micro_batches(0))
+    return [p.grad.to_local() for p in trainer.parameters]
+
+
+def overflow_always(run: Any) -> tuple[str, bool]:
+    """What a run says whose gradients overflow at every step from the second on, and whether its weights stayed."""
+    trainer, batches = parts(run)
+    trainer.loss_scale.scale.fill_(8.0)
+    step, weights = trainer.step, {}
+
+    def overflowing_step(number: int, micro_batches: Any) -> Any:
+        weights[number] = weights_of(trainer)
+        if number >= 1:
+            overflow_once(trainer, "positions.weight", rank=0)
+        return step(number, micro_batches)
+
+    trainer.step = overflowing_step
+    Path(run.output.folder).mkdir(parents=True, exist_ok=True)
+    loop = Loop(run, trainer, batches)
+    try:
+        with loop.saver:
+            loop.train()
+    except TrainingError as error:
+        same = all(torch.equal(a, b) for a, b in zip(weights[1], weights_of(trainer), strict=True))
+        return str(error), same
+    return "", False
+
+
+@pytest.mark.parametrize("options", [LAYOUTS["tensor 2"], LAYOUTS["data 2"]], ids=str)
+def test_overflows_without_end_end_the_run(ranks, run_with, options):
+    run = run_with(*FP16, *options, "training.steps=40", "checkpoint.every=5", "training.validate_every=0")
+    told = ranks.run(2, overflow_always, run)
+    assert told[0] == told[1]
+    message, unchanged = told[0]
+    assert unchanged
+    assert message.startswith(
+        "The loss scale must stay at or above 1, but the gradients of step 4 overflowed at 1, so that it would fall to "
+        "0.5. The weights are those from before it overflowed. Lower `optimizer.learning_rate`, or set training."
+    )
+    assert message.endswith("and run again with --resume.")
+    assert list_checkpoints(Path(run.output.folder) / "checkpoints") == []

@@ -1,0 +1,198 @@
+"""What is recomputed is what was computed, to the last bit, and what was to be freed is free."""
+
+import gc
+
+import pytest
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from crosscut.training.host_activations import HostActivations
+from tests.training.jobs import CPU, parts
+
+MODES = [
+    ('training.recompute="full"',),
+    ('training.recompute="selective"',),
+    ('training.recompute="operators"',),
+    ('training.recompute="full"', "training.recompute_every=2"),
+    ('training.recompute="full"', 'training.offload=["activations"]'),
+]
+LAYOUTS = [
+    (),
+    ("layout.tensor=2",),
+    ("layout.tensor=2", "layout.sequence_parallel=true"),
+    ("layout.data=2", 'layout.sharding="zero3"'),
+]
+
+
+def gradients_of(runs) -> list[tuple[float, list[Tensor], Tensor]]:
+    """Of each run's first step, in two micro-batches: the loss, the gradients, and what is drawn after it."""
+    found = []
+    for run in runs:
+        trainer, batches = parts(run)
+        loss = trainer.accumulate(0, batches.micro_batches(0))
+        with trainer.streams.per_rank():
+            own = torch.rand(3)
+        drawn = torch.cat([own, torch.rand(3)])
+        found.append((loss.item(), [p.grad.to_local().clone() for p in trainer.parameters], drawn))
+    return found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=[" ".join(o) or "one rank" for o in LAYOUTS])
+def test_recomputed_gradients_with_dropout_are_the_same_to_the_last_bit(ranks, run_with, layout):
+    options = (*layout, "model.dropout=0.1", "model.num_layers=3", "training.micro_batch_size=2")
+    runs = [run_with(*options), *(run_with(*options, *mode) for mode in MODES)]
+    for plain, *others in ranks.run(runs[0].layout.world_size, gradients_of, runs):
+        for mode, (loss, gradients, drawn) in zip(MODES, others, strict=True):
+            assert loss == plain[0], mode
+            assert all(torch.equal(a, b) for a, b in zip(gradients, plain[1], strict=True)), mode
+            assert torch.equal(drawn, plain[2]), f"{mode}: the random streams were not left as they were"
+
+
+def test_recomputed_bfloat16_gradients_are_the_same_to_the_last_bit(ranks, run_with):
+    options = ("layout.tensor=2", 'training.precision="bfloat16"', "model.dropout=0.0")
+    runs = [run_with(*options), *(run_with(*options, *mode) for mode in MODES)]
+    for plain, *others in ranks.run(2, gradients_of, runs):
+        for mode, (_, gradients, _) in zip(MODES, others, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(gradients, plain[1], strict=True)), mode
+
+
+def names_of(runs) -> list[tuple[list[str], list[str]]]:
+    return [
+        (list(trainer.model.state_dict()), [name for name, _ in trainer.model.named_modules()])
+        for trainer, _ in map(parts, runs)
+    ]
+
+
+def test_modules_and_parameters_keep_their_names(ranks, run_with):
+    names = ranks.run(1, names_of, [run_with(), *(run_with(*mode) for mode in MODES)])[0]
+    assert all(other == names[0] for other in names)
+
+
+class Operators(TorchDispatchMode):
+    """Counts operators by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.name().split("::")[1].split(".")[0]
+        self.counts[name] = self.counts.get(name, 0) + 1
+        return func(*args, **(kwargs or {}))
+
+
+def operators_of(runs) -> list[dict[str, int]]:
+    found = []
+    for run in runs:
+        trainer, batches = parts(run)
+        micro_batches = batches.micro_batches(0)
+        with Operators() as operators:
+            trainer.accumulate(0, micro_batches)
+        found.append(operators.counts)
+    return found
+
+
+ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+
+
+def test_each_setting_repeats_what_it_says_and_no_more(ranks, run_with):
+    options = ("model.dropout=0.0", "model.num_layers=3")
+    runs = [run_with(*options), *(run_with(*options, *mode) for mode in MODES[:4])]
+    plain, *others = ranks.run(1, operators_of, runs)[0]
+    full, selective, operators, alternate = (
+        {
+            name: count - plain.get(name, 0)
+            for name, count in counts.items()
+            if name in ("mm", "addmm", "native_layer_norm", "gelu", ATTENTION)
+        }
+        for counts in others
+    )
+    # Of a layer's four products the last, whose result nobody needs, is left out.
+    assert full == {"addmm": 2 * 3, "mm": 3, "native_layer_norm": 2 * 3, "gelu": 3, ATTENTION: 3}
+    assert alternate == {"addmm": 2 * 2, "mm": 2, "native_layer_norm": 2 * 2, "gelu": 2, ATTENTION: 2}
+    assert selective == {"addmm": 0, "mm": 0, "native_layer_norm": 0, "gelu": 0, ATTENTION: 3}
+    assert operators == {"addmm": 0, "mm": 0, "native_layer_norm": 2 * 3, "gelu": 3, ATTENTION: 0}
+
+
+def gradients_with_hook(runs) -> list[list[Tensor]]:
+    """With a user's hook that replaces what a layer norm gave, and one that changes another in place."""
+    found = []
+    for run in runs:
+        trainer, batches = parts(run)
+        block = trainer.model.blocks[0]
+        block.attention_norm.register_forward_hook(lambda _, __, y: 2 * y)
+        block.mlp_norm.register_forward_hook(lambda _, __, y: y.mul_(3))
+        trainer.accumulate(0, batches.micro_batches(0))
+        found.append([p.grad.to_local().clone() for p in trainer.parameters])
+    return found
+
+
+def test_user_hooks_on_what_is_recomputed_have_their_effect(ranks, run_with):
+    plain, *others = ranks.run(1, gradients_with_hook, [run_with(), *(run_with(*mode) for mode in MODES)])[0]
+    for mode, gradients in zip(MODES, others, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(gradients, plain, strict=True)), mode
+
+
+def changed_between(run) -> str:
+    trainer, batches = parts(run)
+    inputs: list[Tensor] = []
+    trainer.model.blocks[0].mlp_norm.register_forward_pre_hook(lambda _, x: inputs.append(x[0]))
+    tokens, targets = batches.micro_batches(0)[0]
+    trainer.streams.restart(step=0)
+    loss = trainer.model.loss(tokens, targets)
+    with torch.no_grad():
+        inputs[0].add_(1.0)
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_an_input_that_was_changed_before_it_is_needed_again_is_an_error(ranks, run_with):
+    told = ranks.run(1, changed_between, run_with('training.recompute="operators"', "model.dropout=0.0"))[0]
+    assert told == (
+        'A layer\'s activations must not be changed in place under training.recompute="operators", but one was between '
+        "the forward and the backward pass. Change a copy."
+    )
+
+
+def freed_inputs(run) -> list[bool]:
+    """Which layers' inputs are gone from the device once the forward pass is through."""
+    trainer, batches = parts(run)
+    inputs: list[StorageWeakRef] = []
+    for block in trainer.model.blocks:
+        block.register_forward_pre_hook(lambda _, x: inputs.append(StorageWeakRef(x[0].untyped_storage())))
+    trainer.streams.restart(step=0)
+    loss = trainer.model.loss(*batches.micro_batches(0)[0])
+    gc.collect()
+    freed = [storage.expired() for storage in inputs]
+    loss.backward()
+    return freed
+
+
+def test_offloaded_inputs_are_freed(ranks, run_with):
+    options = ("model.num_layers=3", 'training.recompute="full"')
+    kept = ranks.run(1, freed_inputs, run_with(*options))[0]
+    freed = ranks.run(1, freed_inputs, run_with(*options, 'training.offload=["activations"]'))[0]
+    assert kept == [False, False, False]
+    assert freed == [True, True, True]
+
+
+def test_host_memory_gives_back_what_it_was_given_in_any_order_and_often():
+    memory = HostActivations(CPU)
+    tensors = [torch.randn(3, 4).t() for _ in range(4)]
+    put = [memory._put(tensor) for tensor in tensors]
+    for i in (3, 2, 2, 0, 1, 3):
+        back = memory._get(put[i])
+        assert torch.equal(back, tensors[i])
+        assert back.data_ptr() != tensors[i].data_ptr()
+
+
+def test_host_memory_fetches_one_tensor_ahead():
+    memory = HostActivations(CPU)
+    put = [memory._put(torch.randn(3)) for _ in range(3)]
+    memory._get(put[2])
+    assert [waiting.device is None for waiting in put] == [True, False, True]

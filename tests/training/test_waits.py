@@ -1,0 +1,145 @@
+"""No host waits inside a step: a GPU is given all of it and goes on alone.
+
+Two looks at it that need no GPU. On the meta device tensors have no values, so whatever would fetch one raises, and a
+copy between it and the CPU is what a copy between a GPU and its host would be. On real ranks the profiler counts the
+operators that read a value, also those that others call inside.
+"""
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from crosscut.parallel import make_mesh
+from crosscut.training.step import Trainer
+from tests.training.jobs import CPU, parts
+
+META = torch.device("meta")
+READING = {
+    "aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::nonzero",
+    "aten::masked_select", "aten::unique", "aten::_unique2",
+}  # fmt: skip
+"""Operators that a host waits for: they give it a value, or a tensor whose size is one."""
+
+READ_ON_THE_CPU_ONLY = {"aten::_fused_adamw_", "aten::_assert_async"}
+"""Their kernels for the CPU read scalars, those for a GPU are given their addresses."""
+
+LAYOUTS = {
+    "tensor 2": ("layout.tensor=2",),
+    "data 2": ("layout.data=2",),
+    "split": ("layout.tensor=2", "layout.sequence_parallel=true"),
+    "micro-batches": ("layout.data=2", "training.micro_batch_size=1"),
+}
+ALSO = {
+    "bfloat16": ("training.precision=bfloat16",),
+    "float16": ("training.precision=float16",),
+    "offload": ('training.offload=["optimizer"]',),
+}
+
+
+class Crossings(TorchDispatchMode):
+    """Counts copies from the host to the device or back: a GPU's host would wait for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.name() in ("aten::_to_copy", "aten::copy_"):
+            places = {t.device.type for t in (*args, result) if isinstance(t, torch.Tensor)}
+            self.seen.update([func.name()] if len(places) > 1 else [])
+        return result
+
+
+def plant(trainer: Trainer, kind: str) -> None:
+    """Let every loss be looked at by the host."""
+    loss = trainer.model.loss
+
+    def looked_at(tokens: Any, targets: Any, *, scale: Any) -> Any:
+        found = loss(tokens, targets, scale=scale)
+        if kind == "item":
+            found.item()
+        if kind == "from the host":
+            found = found + torch.zeros(1).to(found.device).sum()
+        if kind == "mask":
+            found = found + tokens[tokens < 0].sum()
+        return found
+
+    trainer.model.loss = looked_at
+
+
+def crossings_on_meta(run: Any, planted: str = "") -> dict[str, int]:
+    trainer = Trainer(run, dataclasses.replace(make_mesh(run.layout, CPU), device=META))
+    plant(trainer, planted)
+    ids = torch.zeros(run.micro_batch_size, run.training.sequence_length, dtype=torch.int64, device=META)
+    with Crossings() as crossings:
+        trainer.step(0, [(ids, ids)] * run.num_micro_batches)
+    return dict(crossings.seen)
+
+
+@pytest.mark.parametrize("options", [*LAYOUTS.values(), *ALSO.values()], ids=[*LAYOUTS, *ALSO])
+def test_step_needs_no_value_of_the_device(ranks, run_with, options):
+    run = run_with(*options)
+    assert ranks.run(run.layout.world_size, crossings_on_meta, run) == [{}] * run.layout.world_size
+
+
+def test_reading_a_value_of_the_device_is_seen(ranks, run_with):
+    with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
+        ranks.run(1, crossings_on_meta, run_with(), "item")
+    with pytest.raises(NotImplementedError, match="nonzero"):
+        ranks.run(1, crossings_on_meta, run_with(), "mask")
+    assert ranks.run(1, crossings_on_meta, run_with(), "from the host") == [{"aten::_to_copy": 1}]
+
+
+def readings(run: Any, planted: str = "") -> dict[str, int]:
+    """Operators of a step that give the host a value, with how often they ran; the first step may make state."""
+    trainer, batches = parts(run)
+    plant(trainer, planted)
+    trainer.step(0, batches.micro_batches(0))
+    micro_batches = batches.micro_batches(1)
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        trainer.step(1, micro_batches)
+    events = seen.events()
+    assert {event.name for event in events} >= READ_ON_THE_CPU_ONLY, "the profiler must have seen the step"
+    return dict(Counter(e.name for e in events if e.name in READING and not callers(e) & READ_ON_THE_CPU_ONLY))
+
+
+def callers(event: Any) -> set[str]:
+    return {event.cpu_parent.name, *callers(event.cpu_parent)} if event.cpu_parent else set()
+
+
+@pytest.mark.parametrize("options", [*LAYOUTS.values(), *ALSO.values()], ids=[*LAYOUTS, *ALSO])
+def test_step_reads_nothing(ranks, run_with, options):
+    run = run_with(*options)
+    assert ranks.run(run.layout.world_size, readings, run) == [{}] * run.layout.world_size
+
+
+def test_reading_is_counted(ranks, run_with):
+    assert ranks.run(1, readings, run_with(), "item") == [{"aten::item": 1, "aten::_local_scalar_dense": 1}]
+    assert ranks.run(1, readings, run_with(), "mask") == [{"aten::nonzero": 1}]
+
+
+def step_in_error_mode(run: Any, planted: str = "") -> None:
+    device = torch.device("cuda", 0)
+    trainer = Trainer(run, make_mesh(run.layout, device))
+    plant(trainer, planted)
+    ids = torch.zeros(run.micro_batch_size, run.training.sequence_length, dtype=torch.int64, device=device)
+    trainer.step(0, [(ids, ids)] * run.num_micro_batches).wait()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        trainer.step(1, [(ids, ids)] * run.num_micro_batches)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch tells of waits for a GPU only where there is one")
+@pytest.mark.parametrize("options", [(), *ALSO.values()], ids=["float32", *ALSO])
+def test_host_does_not_wait_for_a_gpu(ranks, run_with, options):
+    ranks.run(1, step_in_error_mode, run_with(*options))
+    with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+        ranks.run(1, step_in_error_mode, run_with(*options), "item")

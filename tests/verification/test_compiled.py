@@ -1,0 +1,68 @@
+"""The proof of a run whose layers are compiled: they are compared as wholes, everything else as ever."""
+
+import dataclasses
+from unittest import mock
+
+import pytest
+from torch import Tensor
+
+from crosscut.config import Layout
+from crosscut.parallel import linear, make_mesh
+from crosscut.parallel.collectives import split
+from crosscut.parallel.mesh import ParallelMesh
+from crosscut.training import compilation
+from crosscut.verification import Report, for_verification, verify_on_mesh
+from tests.ranks import RankPool
+from tests.verification.runs import CPU, tiny_run
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # what the compiler does inside is not ours to mend
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+]
+
+
+def _verify(layout: Layout, dropout: float) -> Report:
+    run = tiny_run(dropout=dropout)
+    run = dataclasses.replace(run, training=dataclasses.replace(run.training, compile="on"))
+    mesh = make_mesh(layout, CPU)
+    with mock.patch.object(compilation, "BACKEND", "aot_eager"):
+        return verify_on_mesh(for_verification(run, layout, "float64"), mesh)
+
+
+@pytest.mark.parametrize(
+    ("layout", "dropout"),
+    [
+        pytest.param(Layout(data=2), 0.1, marks=pytest.mark.slow),
+        (Layout(tensor=2, sequence_parallel=True), 0.0),
+    ],
+    ids=str,
+)
+def test_compiled_layers_are_compared_as_wholes(ranks: RankPool, layout: Layout, dropout: float) -> None:
+    report = ranks.run(2, _verify, layout, dropout)[0]
+    assert report.same, report.first
+    told = {check.name: check.told for check in report.checks}
+    assert told["compiled layers"] == "2, each compared as a whole"
+    assert "as planned" in told["collectives"]
+    assert told["random numbers"] == ("7 draws on each rank" if dropout else "the model has no dropout")
+    watched = {row.module for row in report.rows if row.forward is not None}
+    assert watched == {"tokens", "positions", "dropout", "blocks.0", "blocks.1", "final_norm", "GPT", "loss"}
+    inside = {row.module for row in report.rows if row.forward is None and row.gradient is not None}
+    assert {"blocks.0.attention.qkv", "blocks.1.mlp.contract"} <= inside, (
+        "gradients of weights are compared all the same"
+    )
+
+
+def _verify_faulty(layout: Layout) -> Report:
+    def unsummed(product: Tensor, mesh: ParallelMesh) -> Tensor:
+        return split(product, mesh.tensor, 1) if mesh.tensor.size > 1 else product
+
+    with mock.patch.object(linear, "leave_forward", unsummed):
+        return _verify(layout, 0.0)
+
+
+@pytest.mark.slow
+def test_a_fault_inside_a_compiled_layer_is_found_in_that_layer(ranks: RankPool) -> None:
+    report = ranks.run(2, _verify_faulty, Layout(tensor=2, sequence_parallel=True))[0]
+    assert not report.same
+    assert report.first is not None
+    assert report.first.module == "blocks.0"
