@@ -140,9 +140,9 @@ class _Watch:
         self._num_calls: dict[str, int] = {}
         self._running: list[str] = []
         self._followed: dict[int, _Followed] = {}
-        self._entering: _Followed | None = None
         self._held: list[Tensor] = []
-        """What is followed, so that its id is not given to another."""
+        """What is followed, and what stands for it inside a call, so that no id is given to another."""
+        self._entering: _Followed | None = None
 
     def enter(self, name: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:
         if is_recomputing():
@@ -159,7 +159,9 @@ class _Watch:
 
     def entered(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
         """After all that wraps a module's input, as sharding does: what the module sees counts as that input."""
-        if is_recomputing() or not inputs or not isinstance(inputs[0], Tensor) or not inputs[0].is_floating_point():
+        if is_recomputing():
+            return
+        if not inputs or not isinstance(inputs[0], Tensor) or not inputs[0].is_floating_point():
             return
         if id(inputs[0]) not in self._followed and self._entering is not None:
             self._followed[id(inputs[0])] = self._entering
@@ -190,6 +192,7 @@ class _Watch:
         """Hold no tensor any more: one that its own hook holds would stay for good, and its whole graph with it."""
         self._held.clear()
         self._followed.clear()
+        self._entering = None
 
     def _receive(self, followed: "_Followed", gradient: Tensor) -> None:
         kept = gradient.detach().cpu().clone()
