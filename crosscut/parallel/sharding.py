@@ -3,8 +3,8 @@
 At rest every parameter, its gradient and its optimizer state are cut over the shard group, in rows of the tensor rank's
 part. A *unit*, one layer of the model, is gathered before it runs; what is gathered has the type of the products. Its
 gradients are summed over the group and scattered in one message, at every backward pass, so that no rank ever holds
-more whole gradients than a unit's and the root's. With several copies (`layout.shard_group`) the shares are then summed over these,
-once a step.
+more whole gradients than a unit's and the root's. With several copies (`layout.shard_group`) the shares are then summed
+over these, once a step.
 
 What belongs to no unit, such as embeddings tied with the output and the last norm, is one more unit, the root. It stays
 gathered from the forward pass to the end of the backward pass, and in float32: tokens that are looked up often add up
