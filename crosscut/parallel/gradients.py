@@ -48,12 +48,17 @@ class GradientReducer:
     Every rank must call them alike. Parameters that need no gradient when this is made are left alone; one that a
     backward pass does not reach gets a gradient of zeros. Communication: one all-reduce per
     bucket over the data axis, overlapped with the backward pass, and at most one over the tensor axis. Raises
-    `LayoutError` for a parameter that is not a `DTensor` on the tensor axis.
+    `LayoutError` for a parameter that is not a `DTensor` on the tensor axis, and on a mesh that shards.
     """
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], mesh: ParallelMesh, *, bucket_bytes: int = BUCKET_BYTES
     ) -> None:
+        if mesh.sharding is not None:
+            raise LayoutError(
+                "`GradientReducer` must have a mesh on which every data rank holds a whole copy, but this one shards. "
+                "Call `make_reducer`, which gives the right one."
+            )
         self.mesh = mesh
         self.parameters = [p for p in parameters if p.requires_grad]
         require_distributed(self.parameters)
