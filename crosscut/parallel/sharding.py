@@ -11,7 +11,7 @@ gathered from the forward pass to the end of the backward pass, and in float32: 
 many gradients.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import torch
@@ -36,12 +36,12 @@ def shard_model(
     memory and their first values (zeros, ones for norms): give them theirs now (`normal_`), and make reducer and
     optimizer now, since the parameters are new objects. Outside a unit's forward pass `named_parameters` gives the
     shares, but those of the root only after a backward pass or `reshard`. Every rank calls it. Raises `LayoutError`
-    for a parameter that is not a `DTensor` on the tensor axis.
+    for a parameter that is not a `DTensor` on the tensor axis, and for one without a dimension.
     """
     if mesh.sharding is None:
         return
     parameters = dict(model.named_parameters())
-    require_distributed(parameters.values())
+    _require_shareable(parameters)
     values = {name: initial_value_of(parameter) for name, parameter in parameters.items()}
     on_meta = any(parameter.is_meta for parameter in parameters.values())
     reduce_dtype = next(iter(parameters.values())).dtype
@@ -56,12 +56,22 @@ def shard_model(
         assert isinstance(unit, FSDPModule)
         unit.set_gradient_divide_factor(1.0)  # gradients are sums
         unit.set_force_sum_reduction_for_comms(True)  # a plain sum, which every backend has
-        if hasattr(unit, "set_reduce_scatter_unused_params"):  # from torch 2.12 on
+        if hasattr(unit, "set_reduce_scatter_unused_params"):  # not in every torch
             unit.set_reduce_scatter_unused_params(True, recurse=False)
     if on_meta:
         model.to_empty(device=mesh.device)
         for name, parameter in model.named_parameters():
             local_part(parameter.detach()).fill_(values[name])
+
+
+def _require_shareable(parameters: Mapping[str, nn.Parameter]) -> None:
+    require_distributed(parameters.values())
+    for name, parameter in parameters.items():
+        if not parameter.dim():
+            raise LayoutError(
+                f"`{name}` must have a dimension along which data ranks can share it, but is a scalar. Give it the "
+                "shape (1,)."
+            )
 
 
 def reshard(model: nn.Module) -> None:

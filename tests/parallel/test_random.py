@@ -116,9 +116,16 @@ def test_between_the_regions_a_split_sequence_has_the_rank_s_own_stream(ranks: R
 
 
 def test_the_rank_s_own_stream_leaves_the_shared_one_where_it_was(ranks: RankPool) -> None:
-    one, two = ranks.run(1, _draws, Layout())[0], ranks.run(2, _draws, Layout(tensor=2))[0]
+    two, four = ranks.run(2, _draws, Layout(tensor=2))[0], ranks.run(4, _draws, Layout(tensor=4))[0]
     for name in ("shared", "shared again", "between"):
-        assert torch.equal(one[name], two[name])
+        assert torch.equal(two[name], four[name])
+
+
+def test_alone_on_its_axis_a_rank_has_one_stream(ranks: RankPool) -> None:
+    alone = ranks.run(1, _draws, Layout())[0]
+    torch.manual_seed(seed_of("shared", 1, 0, 0, 0))
+    for name in ("shared", "own", "own again", "shared again", "between"):
+        assert torch.equal(alone[name], torch.rand(8))
 
 
 def test_streams_begin_anew_from_seed_step_and_micro_batch(ranks: RankPool) -> None:

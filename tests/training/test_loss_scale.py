@@ -19,6 +19,7 @@ LAYOUTS = {
     "tensor 2": ("layout.tensor=2",),
     "data 2": ("layout.data=2",),
     "split": ("layout.tensor=2", "layout.sequence_parallel=true"),
+    "zero3": ("layout.data=2", 'layout.sharding="zero3"'),
 }
 
 
@@ -27,11 +28,20 @@ def weights_of(trainer: Any) -> list[torch.Tensor]:
 
 
 def overflow_once(trainer: Any, name: str, rank: int) -> None:
-    """One gradient is no number any more, on one rank of all; the returned handle undoes it."""
+    """In the next backward pass a parameter's gradient is no number, on one rank of all.
+
+    Where data ranks share a copy, what is passed back to its module is none, since parameters are gathered there.
+    """
     mesh = trainer.mesh
-    if mesh.data.rank * mesh.tensor.size + mesh.tensor.rank == rank:
+    if mesh.data.rank * mesh.tensor.size + mesh.tensor.rank != rank:
+        return
+    if mesh.sharding is None:
         handle = dict(trainer.model.named_parameters())[name].register_hook(
             lambda gradient: (handle.remove(), gradient * float("inf"))[1]
+        )
+    else:
+        handle = trainer.model.get_submodule(name.rpartition(".")[0]).register_forward_hook(
+            lambda _, __, output: (handle.remove(), output.register_hook(lambda g: g * float("inf")), None)[2]
         )
 
 
@@ -65,7 +75,7 @@ def test_scale_that_is_far_too_high_comes_down_and_then_weights_change(ranks, ru
 
 
 @pytest.mark.parametrize("name", ["blocks.0.mlp.expand.weight", "final_norm.bias", "blocks.1.mlp.contract.bias"])
-@pytest.mark.parametrize("options", [LAYOUTS["tensor 2"], LAYOUTS["data 2"], LAYOUTS["split"]], ids=str)
+@pytest.mark.parametrize("options", list(LAYOUTS.values())[1:], ids=list(LAYOUTS)[1:])
 def test_overflow_on_one_rank_skips_the_step_on_all(ranks, run_with, options, name):
     """Also of a gradient that all ranks hold whole and nobody sums."""
     told = ranks.run(2, steps_of, run_with(*FP16, *options), 4, FIRST, {1: name})
