@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from crosscut.config import IGNORED, LayoutError, default_loss_chunk
 from crosscut.config.checks import require_at_least
 from crosscut.parallel.collectives import all_reduce
+from crosscut.parallel.loss_passes import LossPasses
 from crosscut.parallel.mesh import Axis
 
 
@@ -42,6 +43,8 @@ class _Plan(NamedTuple):
     chunk: int
     """Tokens whose logits are there at once."""
     needs_grad: bool
+    passes: LossPasses | None
+    """What goes over the logits, compiled; None for passes in place."""
 
 
 def vocab_parallel_cross_entropy(
@@ -53,13 +56,15 @@ def vocab_parallel_cross_entropy(
     axis: Axis,
     scale: float | Tensor = 1.0,
     chunk_tokens: int | None = None,
+    passes: LossPasses | None = None,
 ) -> Tensor:
     """`scale` times the sum over all tokens of -log softmax(hidden weight^T)[target], as a float32 scalar.
 
     `hidden` [N, H] is the same on all ranks of the axis and must come through f (or the gather of the sequence), since
     its gradient here is this rank's part. `weight` [V/T, H] is this rank's rows, also as a wider type than `hidden`;
     rows from `vocab_size` on take no probability. `targets` [N], `IGNORED` ones add nothing. `scale` is a number or a
-    scalar tensor on the same device. (float64 gives a float64 scalar.)
+    scalar tensor on the same device. (float64 gives a float64 scalar.) With `passes` what goes over the logits is
+    compiled.
 
     Forward: per chunk an all-reduce (max) of C elements and one (sum) of 2 C. Backward: nothing is sent.
     Source: paper, section 3. Raises `LayoutError` when the shapes do not fit each other, `ConfigError` when
@@ -74,7 +79,7 @@ def vocab_parallel_cross_entropy(
     part = _Part(axis, first, max(0, min(local_size, vocab_size - first)))
     # A function's own view of what needs a gradient does not know of `torch.no_grad`.
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    loss: Tensor = _ProjectAndCompare.apply(hidden, weight, targets, part, _Plan(scale, chunk, needs_grad))
+    loss: Tensor = _ProjectAndCompare.apply(hidden, weight, targets, part, _Plan(scale, chunk, needs_grad, passes))
     return loss
 
 
@@ -108,14 +113,18 @@ class _ProjectAndCompare(Function):
         total = torch.zeros((), dtype=wide, device=hidden.device)
         # One buffer for the logits of all chunks: fresh ones would cost more than the passes over them.
         size = (min(plan.chunk, hidden.shape[0]), rows.shape[0])
-        buffer = torch.empty(size, dtype=wide, device=hidden.device)
+        buffer = torch.empty(size, dtype=wide, device=hidden.device) if plan.passes is None else None
+        of_error = scale if plan.needs_grad else None
         for start in range(0, hidden.shape[0], plan.chunk):
             piece = slice(start, start + plan.chunk)
-            logits = _project(hidden[piece], rows, buffer)
-            exponentials, sums, losses, keep = _compare(logits, targets[piece], part)
+            if plan.passes is None:
+                losses, error = _work_in_place(_project(hidden[piece], rows, buffer), targets[piece], part, of_error)
+            else:
+                logits = hidden[piece] @ rows.t()
+                losses, error = _work_compiled(plan.passes, logits, targets[piece], part, of_error)
             total += losses.sum()
-            if grad_hidden is not None and grad_weight is not None:
-                error = _error(exponentials, sums, targets[piece], part, keep * scale).to(hidden.dtype)
+            if error is not None and grad_hidden is not None and grad_weight is not None:
+                error = error.to(hidden.dtype)
                 torch.mm(error, rows, out=grad_hidden[piece])
                 _add_product(grad_weight, error.t(), hidden[piece])
         if grad_hidden is not None and grad_weight is not None:
@@ -132,8 +141,32 @@ class _ProjectAndCompare(Function):
         return grad_hidden.mul_(grad), grad_weight.mul_(grad), None, None, None
 
 
-def _project(x: Tensor, rows: Tensor, buffer: Tensor) -> Tensor:
+def _work_in_place(
+    logits: Tensor, targets: Tensor, part: _Part, scale: float | Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Losses [C], and, with a scale, the error times it [C, V/T] in place of the logits."""
+    exponentials, sums, losses, keep = _compare(logits, targets, part)
+    return losses, None if scale is None else _error(exponentials, sums, targets, part, keep * scale)
+
+
+def _work_compiled(
+    passes: LossPasses, logits: Tensor, targets: Tensor, part: _Part, scale: float | Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """As `_work_in_place`, in passes that leave the logits as they are."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    keep = (targets != IGNORED).to(wide)
+    index = targets - part.first
+    highest = all_reduce(passes.highest(logits, part.num_real, wide), part.axis, "max")
+    sums, target_logit = all_reduce(passes.sums(logits, highest, index, part.num_real), part.axis).unbind()
+    losses = (sums.log() - target_logit) * keep
+    if scale is None:
+        return losses, None
+    return losses, passes.error(logits, highest, sums, index, keep * scale, part.num_real)
+
+
+def _project(x: Tensor, rows: Tensor, buffer: Tensor | None) -> Tensor:
     """Logits [C, V/T] in the buffer, whose type may be wider than the product's."""
+    assert buffer is not None
     logits = buffer[: x.shape[0]]
     if buffer.dtype == x.dtype:
         return torch.mm(x, rows.t(), out=logits)
