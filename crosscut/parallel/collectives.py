@@ -67,11 +67,9 @@ def start_all_gather(x: Tensor, axis: Axis) -> Tensor:
 
 def wait_and_join(x: Tensor, axis: Axis, dim: int) -> Tensor:
     """Wait for what `start_all_gather` returned and join the parts along `dim`, in the order of the ranks."""
-    return x if axis.size == 1 else join(wait(x, axis), axis, dim)
-
-
-def join(joined: Tensor, axis: Axis, dim: int) -> Tensor:
-    """The parts of all ranks, which lie one after the other along dimension 0, along dimension `dim`."""
+    if axis.size == 1:
+        return x
+    joined = wait(x, axis)
     if dim == 0:
         return joined
     if joined.shape[:dim].numel() == axis.size:  # the parts follow each other already

@@ -19,7 +19,6 @@ from crosscut.config.conventions import num_pieces
 from crosscut.parallel.collectives import wait
 from crosscut.parallel.mesh import ParallelMesh
 from crosscut.parallel.operators import (
-    finish_enter_again,
     finish_enter_forward,
     finish_leave_backward,
     left_shape,
@@ -63,12 +62,12 @@ class _EnterAndMultiply(Function):
         x, weight = ctx.saved_tensors
         mesh, products = ctx.mesh, ctx.products
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        entering = start_enter_again(x, mesh) if needs_weight else None
+        entering = start_enter_again(x, grad, mesh) if needs_weight else None
         pending = start_enter_backward(products.input_gradient(grad, weight), mesh) if needs_x else None
         grad_bias = _over_tokens(grad) if ctx.has_bias and needs_bias else None
         grad_weight = None
         if entering is not None:
-            grad_weight = products.weight_gradient(grad, finish_enter_again(entering, x, mesh))
+            grad_weight = products.weight_gradient(grad, finish_enter_forward(entering, mesh))
         grad_x = None if pending is None else wait(pending, mesh.tensor)
         return grad_x, grad_weight, grad_bias, None, None
 

@@ -27,13 +27,11 @@ from crosscut.config import LayoutError
 from crosscut.parallel.collectives import (
     all_gather,
     all_reduce,
-    join,
     reduce_scatter,
     split,
     start_all_gather,
     start_all_reduce_owned,
     start_reduce_scatter,
-    wait,
     wait_and_join,
 )
 from crosscut.parallel.mesh import Axis, ParallelMesh
@@ -196,20 +194,26 @@ def finish_enter_forward(x: Tensor, mesh: ParallelMesh) -> Tensor:
     return wait_and_join(x, mesh.tensor, SEQUENCE_DIM) if mesh.sequence_parallel else x
 
 
-def start_enter_again(x: Tensor, mesh: ParallelMesh) -> Tensor:
-    """As `start_enter_forward`, for the backward pass of what has entered before; `finish_enter_again` gives the whole.
-
-    It gathers another view of `x`: a compiler that saw the same gather twice would do it once and keep the result,
-    which is what the second one is there to save.
-    """
-    return start_all_gather(x.flatten(0, SEQUENCE_DIM), mesh.tensor) if mesh.sequence_parallel else x
-
-
-def finish_enter_again(gathered: Tensor, x: Tensor, mesh: ParallelMesh) -> Tensor:
-    """What `start_enter_again` began for `x`."""
+def start_enter_again(x: Tensor, grad: Tensor, mesh: ParallelMesh) -> Tensor:
+    """As `start_enter_forward`, for the backward pass of what has entered before, which `grad` has begun."""
     if not mesh.sequence_parallel:
-        return gathered
-    return join(wait(gathered, mesh.tensor).unflatten(0, (-1, x.shape[SEQUENCE_DIM])), mesh.tensor, SEQUENCE_DIM)
+        return x
+    return start_all_gather(_after(x, grad) if torch.compiler.is_compiling() else x, mesh.tensor)
+
+
+@torch.library.custom_op("crosscut::after", mutates_args=())
+def _after(x: Tensor, _grad: Tensor) -> Tensor:
+    """A copy of `x`, made when the gradient is there.
+
+    A compiler sees both passes at once and what they have in common: it would gather `x` once, in the forward pass, and
+    keep the result, which is what the second gather is there to save.
+    """
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+@_after.register_fake
+def _like(x: Tensor, _grad: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def start_enter_backward(product: Tensor, mesh: ParallelMesh) -> Tensor:
