@@ -66,7 +66,7 @@ def _compiled_loss(tensor: int, hidden: Tensor, weight: Tensor, targets: Tensor,
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
-@pytest.mark.parametrize(("tensor", "dtype"), [(1, torch.bfloat16), (2, torch.float64), (4, torch.float64)])
+@pytest.mark.parametrize(("tensor", "dtype"), [(1, torch.bfloat16), (4, torch.float64)])
 def test_compiled_passes_give_and_send_the_same(ranks: RankPool, tensor: int, dtype: torch.dtype) -> None:
     hidden, weight, targets = _example(dtype)
     plain = ranks.run(tensor, _loss, tensor, hidden, weight, targets, {"scale": 0.3, "chunk_tokens": 4}, 1e6)
