@@ -112,7 +112,7 @@ class _MultiplyAndLeave(Function):
             grad_x = products.input_gradient(whole, weight) if needs_x else None
             grad_weight = products.weight_gradient(whole, x) if needs_weight else None
             return grad_x, grad_weight, grad_bias, None, None, None
-        grad_x = torch.empty_like(x) if needs_x else None
+        grad_x = x.new_empty(x.shape) if needs_x else None  # rows that lie together, however those of x do
         grad_weight = torch.zeros_like(weight) if needs_weight else None
         for i, piece in enumerate(leaving):
             whole = finish_leave_backward(piece, ctx.mesh)
