@@ -14,6 +14,7 @@ from crosscut.model.block import Block
 from crosscut.parallel import (
     Dropout,
     LayerNorm,
+    LossPasses,
     ParallelMesh,
     PositionEmbedding,
     RandomStreams,
@@ -42,6 +43,8 @@ class GPT(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.mesh = config, mesh
+        self.loss_passes: LossPasses | None = None
+        """What goes over the logits, where it is compiled."""
         embedding_dtype = {"dtype": dtype, "output_dtype": compute_dtype or dtype}
         self.tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, mesh=mesh, **embedding_dtype)
         self.positions = PositionEmbedding(config.max_sequence_length, config.hidden_size, mesh=mesh, **embedding_dtype)
@@ -81,6 +84,7 @@ class GPT(nn.Module):
             vocab_size=self.config.vocab_size,
             axis=self.mesh.tensor,
             scale=scale,
+            passes=self.loss_passes,
         )
 
     def logits(self, tokens: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from crosscut.parallel.cross_entropy import vocab_parallel_cross_entropy
 from crosscut.parallel.embedding import PositionEmbedding, VocabParallelEmbedding
 from crosscut.parallel.gradients import GradientReducer, clip_gradients_, global_gradient_norm
 from crosscut.parallel.linear import ColumnParallelLinear, RowParallelLinear, use_products
+from crosscut.parallel.loss_passes import LossPasses
 from crosscut.parallel.mesh import Axis, ParallelMesh, make_lone_mesh, make_mesh
 from crosscut.parallel.norm import LayerNorm
 from crosscut.parallel.operators import (
@@ -42,6 +43,7 @@ __all__ = [
     "Dropout",
     "GradientReducer",
     "LayerNorm",
+    "LossPasses",
     "ParallelMesh",
     "PositionEmbedding",
     "Products",

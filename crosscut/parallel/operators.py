@@ -194,6 +194,28 @@ def finish_enter_forward(x: Tensor, mesh: ParallelMesh) -> Tensor:
     return wait_and_join(x, mesh.tensor, SEQUENCE_DIM) if mesh.sequence_parallel else x
 
 
+def start_enter_again(x: Tensor, grad: Tensor, mesh: ParallelMesh) -> Tensor:
+    """As `start_enter_forward`, for the backward pass of what has entered before, which `grad` has begun."""
+    if not mesh.sequence_parallel:
+        return x
+    return start_all_gather(_after(x, grad) if torch.compiler.is_compiling() else x, mesh.tensor)
+
+
+@torch.library.custom_op("crosscut::after", mutates_args=())
+def _after(x: Tensor, _grad: Tensor) -> Tensor:
+    """A copy of `x`, made when the gradient is there.
+
+    A compiler sees both passes at once and what they have in common: it would gather `x` once, in the forward pass, and
+    keep the result, which is what the second gather is there to save.
+    """
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+@_after.register_fake
+def _like(x: Tensor, _grad: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 def start_enter_backward(product: Tensor, mesh: ParallelMesh) -> Tensor:
     """Begin the backward half of `enter_tensor_parallel`; `collectives.wait` gives the gradient. Takes `product`."""
     if mesh.sequence_parallel:

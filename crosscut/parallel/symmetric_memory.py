@@ -23,7 +23,7 @@ from torch.distributed import _symmetric_memory  # registers the operators, and 
 
 from crosscut.config import Layout, LayoutError
 from crosscut.parallel.mesh import Axis, ParallelMesh
-from crosscut.parallel.operators import SEQUENCE_DIM, finish_enter_forward, start_enter_forward
+from crosscut.parallel.operators import SEQUENCE_DIM, finish_enter_forward, start_enter_again
 from crosscut.parallel.products import ORDINARY
 
 _ops = torch.ops.symm_mem
@@ -43,7 +43,7 @@ class _GatherAndMultiply(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, _ = ctx.needs_input_grad
-        entering = start_enter_forward(x, ctx.mesh) if needs_weight else None
+        entering = start_enter_again(x, grad, ctx.mesh) if needs_weight else None
         grad_x = _scattered_product(grad, weight, ctx.mesh.tensor) if needs_x else None
         if entering is None:
             return grad_x, None, None

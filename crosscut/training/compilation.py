@@ -20,7 +20,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit, Unsupported
 from crosscut.config import ConfigError, RunConfig, TrainingError
 from crosscut.config.run import not_compilable
 from crosscut.model import GPT
-from crosscut.parallel import ParallelMesh
+from crosscut.parallel import LossPasses, ParallelMesh
 
 BACKEND = "inductor"
 """What compiles a graph, by the name that `torch.compile` knows it by."""
@@ -42,6 +42,7 @@ def apply_compilation(model: GPT, run: RunConfig, mesh: ParallelMesh) -> "Compil
     compiler = Compiler(BACKEND)
     for block in model.blocks:
         compiler.take(block)
+    model.loss_passes = LossPasses(BACKEND)
     return compiler
 
 
@@ -164,10 +165,15 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
     """Inside, run the plain code: to look into layers, or for shapes that come once. Not for training."""
     forwards = [module.__dict__.get("compiled_forward") for module in model.modules()]
     compilers = {forward.compiler for forward in forwards if forward is not None}
+    passes = model.loss_passes if isinstance(model, GPT) else None
     for compiler in compilers:
         compiler.is_paused = True
+    if isinstance(model, GPT):
+        model.loss_passes = None
     try:
         yield
     finally:
         for compiler in compilers:
             compiler.is_paused = False
+        if isinstance(model, GPT):
+            model.loss_passes = passes

@@ -83,7 +83,7 @@ class Loop:
         stopped = False
         with self._metrics(first) as metrics, BatchesAhead(self.batches, num_steps=training.steps) as batches:
             before = after = self.validate(first, metrics)
-            follower = Follower(lambda result, seconds: self._tell(result, seconds, metrics))
+            follower = Follower(lambda result, seconds: self._tell(result, seconds, metrics), self.mesh.device)
             with StopRequest() as request:
                 while done < training.steps and not stopped:
                     self._step(done, batches, follower)

@@ -12,6 +12,7 @@ from crosscut.config import ConfigError, Layout, LayoutError, padded_vocab_size
 from crosscut.parallel import (
     IGNORED,
     CollectiveRecorder,
+    LossPasses,
     copy_to_tensor_parallel,
     make_mesh,
     vocab_parallel_cross_entropy,
@@ -56,6 +57,25 @@ def _loss(
         loss.backward()
     sent = [list(recorder.sent) for recorder in (forward, backward)]
     return {"loss": loss.detach(), "hidden": hidden.grad, "weight": own.grad, "sent": sent}
+
+
+def _compiled_loss(tensor: int, hidden: Tensor, weight: Tensor, targets: Tensor, padding: float) -> dict[str, Any]:
+    torch._dynamo.reset()
+    options = {"scale": torch.tensor(0.3, dtype=torch.float64), "chunk_tokens": 4, "passes": LossPasses("aot_eager")}
+    return _loss(tensor, hidden, weight, targets, options, padding)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
+@pytest.mark.parametrize(("tensor", "dtype"), [(1, torch.bfloat16), (4, torch.float64)])
+def test_compiled_passes_give_and_send_the_same(ranks: RankPool, tensor: int, dtype: torch.dtype) -> None:
+    hidden, weight, targets = _example(dtype)
+    plain = ranks.run(tensor, _loss, tensor, hidden, weight, targets, {"scale": 0.3, "chunk_tokens": 4}, 1e6)
+    tolerance = CLOSE if dtype == torch.float64 else {"rtol": 2e-2, "atol": 2e-3}
+    results = ranks.run(tensor, _compiled_loss, tensor, hidden, weight, targets, 1e6)
+    for result, expected in zip(results, plain, strict=True):
+        assert result["sent"] == expected["sent"]
+        for name in ("loss", "hidden", "weight"):
+            torch.testing.assert_close(result[name], expected[name], **tolerance)
 
 
 def _serial(hidden: Tensor, weight: Tensor, targets: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:

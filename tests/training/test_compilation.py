@@ -26,7 +26,7 @@ pytestmark = [  # what the compiler does inside is not ours to mend
 ]
 LAYOUTS = [
     ("layout.tensor=1",),
-    ("layout.tensor=2",),
+    pytest.param(("layout.tensor=2",), marks=pytest.mark.slow),
     ("layout.tensor=2", "layout.sequence_parallel=true"),
 ]
 ON = "training.compile=on"
@@ -79,6 +79,33 @@ def test_all_layers_share_one_graph_that_computes_and_sends_what_the_plain_code_
             torch.testing.assert_close(result["gradients"][name], gradient, rtol=1e-10, atol=margin)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "num_graphs", "num_runs"),
+    [
+        (("training.recompute=full",), 1, 6),
+        (("training.recompute=full", "training.recompute_every=2"), 2, 5),
+        (("training.recompute=selective",), 1, 3),
+        (("training.recompute=operators",), 1, 3),
+        (("layout.data=2", "layout.sharding=zero2"), 1, 3),
+        (("layout.data=2", "layout.sharding=zero3", "training.recompute=full"), 1, 6),
+    ],
+    ids=str,
+)
+def test_recomputation_and_sharding_stay_outside_of_the_graph(
+    ranks: RankPool, run_with: Any, options: tuple[str, ...], num_graphs: int, num_runs: int
+) -> None:
+    options = (*options, "model.num_layers=3", "model.dropout=0.0", "training.precision=float64")
+    run = run_with(*options, ON)
+    plain = ranks.run(run.layout.world_size, trained, run_with(*options), 2, "aot_eager", False)
+    results = ranks.run(run.layout.world_size, trained, run, 2, "aot_eager", False)
+    for expected, result in zip(plain, results, strict=True):
+        assert result["counts"] == [num_graphs, 3 * num_runs]
+        assert result["losses"] == pytest.approx(expected["losses"], rel=1e-10)
+        assert result["sent"] == expected["sent"]
+
+
+@pytest.mark.slow
 def test_float8_products_are_part_of_the_one_graph(ranks: RankPool, run_with: Any) -> None:
     options = ("layout.tensor=2", "model.dropout=0.0", "training.precision=float8")
     plain = ranks.run(2, trained, run_with(*options), 2, "aot_eager", False)[0]

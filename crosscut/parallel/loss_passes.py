@@ -1,0 +1,49 @@
+"""The passes over a chunk's logits that the loss takes, compiled: each reads them once and writes what the next needs.
+
+Uncompiled, the loss changes the logits in place in a dozen passes over float32 numbers. Compiled they are three, over
+logits in the products' own type: the maximum; the sum of exponentials and the target's logit; the error, whose
+exponentials are computed again, since that costs less than to write and read them. Between the passes ranks meet, so
+these are the largest pieces that a compiler can fuse.
+
+Shapes: C tokens of a chunk, V vocabulary, T tensor ranks.
+"""
+
+import torch
+from torch import Tensor
+
+
+class LossPasses:
+    """Three compiled functions of local tensors; nothing is sent here. `backend` is as `torch.compile` names it."""
+
+    def __init__(self, backend: str) -> None:
+        self.highest = torch.compile(_highest, fullgraph=True, backend=backend)
+        self.sums = torch.compile(_sums, fullgraph=True, backend=backend)
+        self.error = torch.compile(_error, fullgraph=True, backend=backend)
+
+
+def _highest(logits: Tensor, num_real: int, wide: torch.dtype) -> Tensor:
+    """The largest of each token's real logits [C], from [C, V/T]."""
+    return torch.where(_columns(logits) < num_real, logits.to(wide), -torch.inf).amax(1)
+
+
+def _sums(logits: Tensor, highest: Tensor, index: Tensor, num_real: int) -> Tensor:
+    """The sums of exponentials and the targets' logits, both relative to the highest [2, C]; 0 for a target that is
+    not here. `index` [C] is each target's column.
+    """
+    columns = _columns(logits)
+    relative = logits.to(highest.dtype) - highest.unsqueeze(1)
+    exponentials = torch.where(columns < num_real, relative.exp(), 0.0).sum(1)
+    target = torch.where((columns == index.unsqueeze(1)) & (columns < num_real), relative, 0.0).sum(1)
+    return torch.stack([exponentials, target])
+
+
+def _error(logits: Tensor, highest: Tensor, sums: Tensor, index: Tensor, num_real: int) -> Tensor:
+    """The probabilities p less one at the target, in the type of the logits [C, V/T]; 0 for padding."""
+    columns = _columns(logits)
+    p = (logits.to(highest.dtype) - highest.unsqueeze(1)).exp() / sums.unsqueeze(1)
+    error = p - (columns == index.unsqueeze(1)).to(p.dtype)
+    return torch.where(columns < num_real, error, 0.0).to(logits.dtype)
+
+
+def _columns(logits: Tensor) -> Tensor:
+    return torch.arange(logits.shape[1], device=logits.device).unsqueeze(0)
