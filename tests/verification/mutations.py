@@ -178,9 +178,9 @@ def row_bias_per_rank(patch: Patch) -> None:
 
     class BiasFirst(linear._MultiplyAndLeave):
         @staticmethod
-        def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mesh: ParallelMesh, is_needed: bool) -> Tensor:
+        def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mesh: ParallelMesh, *how: Any) -> Tensor:
             ctx.save_for_backward(x, weight)
-            ctx.mesh, ctx.has_bias = mesh, True
+            ctx.mesh, ctx.products, ctx.has_bias = mesh, how[0], True
             return wait(g(F.linear(x, weight, bias), mesh), mesh.tensor)
 
     patch.setattr(linear, "_MultiplyAndLeave", BiasFirst)
@@ -246,8 +246,8 @@ def vocabulary_mask_off_by_one(patch: Patch) -> None:
 def padding_in_the_softmax(patch: Patch) -> None:
     compare = cross_entropy._compare
 
-    def unmasked(logits: Tensor, targets: Tensor, part: Any) -> Any:
-        return compare(logits, targets, part._replace(num_real=logits.shape[1]))
+    def unmasked(product: Tensor, log_p: Tensor, targets: Tensor, part: Any) -> Any:
+        return compare(product, log_p, targets, part._replace(num_real=product.shape[1]))
 
     patch.setattr(cross_entropy, "_compare", unmasked)
 
@@ -387,6 +387,7 @@ def _restart_with(
         torch.manual_seed(seed_of("per rank", *place, *per_rank(self.mesh)))
         self._per_rank_state = self._get_state()
         torch.manual_seed(seed_of("shared", *place, *shared(self.mesh)))
+        self._started = True
 
     patch.setattr(RandomStreams, "restart", restart)
 
