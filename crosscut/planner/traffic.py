@@ -34,8 +34,8 @@ def step_traffic(
 
     `loss_chunk_tokens` is the number of tokens whose logits the loss holds at once, by default the one that training
     takes; it sets how often the loss sends, not how much. `compiled` layers repeat their last collective too when they
-    are recomputed; by default they are compiled where `training.compile` is `on`, or `auto` with `training.device` cuda. Raises `ConfigError` where
-    `model.vocab_size` is still 0 or `loss_chunk_tokens` is below 1.
+    are recomputed; by default they are compiled where `training.compile` is `on`, or `auto` with `training.device`
+    cuda. Raises `ConfigError` where `model.vocab_size` is still 0 or `loss_chunk_tokens` is below 1.
     """
     if loss_chunk_tokens is None:
         local_vocab_size = padded_vocab_size(known_vocab_size(run.model), run.layout.tensor) // run.layout.tensor
