@@ -36,8 +36,8 @@ class Way:
     """More settings of a Crosscut run, such as `training.recompute=full`."""
 
 
-Step = Callable[[int, Sequence[tuple[Any, Any]]], Any]
-"""Step number and micro-batches of (tokens, targets), each [B, S], to the mean loss. Does not wait for the device."""
+Step = Callable[[int, Sequence[tuple[Any, Any]]], Callable[[], float]]
+"""Step number and micro-batches of (tokens, targets), each [B, S], to what gives the mean loss and waits for it."""
 
 
 class NotActiveError(Exception):
@@ -55,8 +55,9 @@ def make_crosscut(shape: Shape, way: Way) -> Step:
     device = torch.device(way.device, 0) if way.device == "cuda" else torch.device(way.device)
     trainer = Trainer(run, make_mesh(run.layout, device))
 
-    def step(number: int, micro_batches: Sequence[tuple[Any, Any]]) -> Any:
-        return trainer.step(number, micro_batches).loss
+    def step(number: int, micro_batches: Sequence[tuple[Any, Any]]) -> Callable[[], float]:
+        result = trainer.step(number, micro_batches)
+        return lambda: result.loss
 
     return step
 
@@ -197,8 +198,8 @@ def _step_of(model: Any, compute_loss: Callable[[Any, Any], Any], way: Way) -> S
             torch.autocast(way.device, getattr(torch, way.precision)) if way.precision != "float32" else nullcontext()
         )
 
-    def step(_number: int, micro_batches: Sequence[tuple[Any, Any]]) -> Any:
-        total = 0.0
+    def step(_number: int, micro_batches: Sequence[tuple[Any, Any]]) -> Callable[[], float]:
+        total = torch.zeros((), device=way.device)
         for tokens, targets in micro_batches:
             with precision():
                 loss = compute_loss(tokens, targets) / len(micro_batches)
@@ -207,6 +208,6 @@ def _step_of(model: Any, compute_loss: Callable[[Any, Any], Any], way: Way) -> S
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        return total
+        return total.item
 
     return step

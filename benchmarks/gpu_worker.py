@@ -139,7 +139,7 @@ def _warm_up(step: Step, batches: list[list[tuple[Any, Any]]], device: torch.dev
     from crosscut.training.throughput import synchronize
 
     began = time.perf_counter()
-    first_loss = float(step(0, batches[0]))
+    first_loss = step(0, batches[0])()
     for number in range(1, WARMUP):
         synchronize(device)
         start = time.perf_counter()

@@ -223,23 +223,27 @@ def parameters(
     return rows
 
 
-def report(activation_rows: list[dict[str, Any]], parameter_rows: list[dict[str, Any]]) -> None:
-    """Both tables."""
+def report_activations(rows: list[dict[str, Any]]) -> None:
+    """The first table."""
     print("\nActivations of a layer, KiB; `rest` is without the weights' copies in the type of the products")
     print(f"{'layout':<44}{'dropout':>8}  {'recompute':<16}{'held':>9}{'planned':>9}{'ratio':>7}", end="")
-    print(f"{'rest':>9}{'published':>10}{'ratio':>7}" + (f"{'peak':>9}" if "peak" in activation_rows[0] else ""))
-    for row in activation_rows:
+    print(f"{'rest':>9}{'published':>10}{'ratio':>7}" + (f"{'peak':>9}" if "peak" in rows[0] else ""))
+    for row in rows:
         held, planned, published = row["held"], row["planned"], row["published"]
         rest = held - row["weights"]
         print(f"{row['layout']:<44}{row['dropout']:>8}  {row['recompute']:<16}{held / 1024:>9,.1f}", end="")
         print(f"{planned / 1024:>9,.1f}{held / planned if planned else 1.0:>7.2f}{rest / 1024:>9,.1f}", end="")
         print(f"{published / 1024:>10,.1f}{rest / published:>7.2f}", end="")
         print(f"{row['peak'] / 1024:>9,.1f}" if "peak" in row else "")
-    print(NOTES)
+    print(NOTES, flush=True)
+
+
+def report_parameters(rows: list[dict[str, Any]]) -> None:
+    """The second."""
     print("Bytes per parameter of a tensor rank; mixed precision by the usual account: 2 + 2 + 4 + 8 = 16")
     names = ("weights", "for products", "gradients", "optimizer", "all")
     print(f"{'layout':<44}{'precision':<11}" + "".join(f"{name:>14}" for name in names))
-    for row in parameter_rows:
+    for row in rows:
         print(f"{row['layout']:<44}{row['precision']:<11}" + "".join(f"{row[name]:>14.2f}" for name in names))
 
 
@@ -270,8 +274,9 @@ def main(arguments: list[str] | None = None) -> None:
     if options.tiny:
         cut, shared, precisions = cut[-1:], shared[-1:], ("float32", "bfloat16")
     activation_rows = activations(shape, [Layout(), *cut], options.device)
+    report_activations(activation_rows)
     parameter_rows = parameters(shape, [Layout(), *shared], precisions, options.device)
-    report(activation_rows, parameter_rows)
+    report_parameters(parameter_rows)
     if options.json:
         tables = {"machine": machine, "shape": shape, "activations": activation_rows, "parameters": parameter_rows}
         options.json.write_text(json.dumps(tables, indent=2) + "\n", encoding="utf-8")

@@ -90,7 +90,7 @@ def take_part(entry: Entry, rank: int, port: int, shape: Shape, orders: Connecti
         while orders.recv() == "step":
             batch = torch.randint(0, shape.vocab_size, size, generator=generator)
             start = time.perf_counter()
-            loss = float(step(number, [(batch[:, :-1], batch[:, 1:])]))
+            loss = step(number, [(batch[:, :-1], batch[:, 1:])])()
             elapsed = time.perf_counter() - start
             if entry.compiled and not number:
                 require_compiled()

@@ -34,7 +34,13 @@ def _with_resume_value(args: list[str]) -> list[str]:
     help="Go on from the newest checkpoint in the run's folder, on any layout. --resume auto also starts a run that "
     "has none yet and leaves a complete one as it is, so that a scheduler can repeat the same command.",
 )
-def train(arguments: tuple[str, ...], resume: Literal["newest", "auto"] | None) -> None:
+@click.option(
+    "--profile",
+    is_flag=True,
+    help="Record three steps after two of warm-up, then go on: a trace for ui.perfetto.dev, the shares of computing, "
+    "communication and idling, the longest operators and the largest holders of memory, in the run's folder.",
+)
+def train(arguments: tuple[str, ...], resume: Literal["newest", "auto"] | None, profile: bool) -> None:
     """Train a model: raw text or token shards in, a trained model out.
 
     Without RUN.toml it is the demo: a small GPT-2 on the State of the Union addresses, over two tensor-parallel
@@ -48,4 +54,4 @@ def train(arguments: tuple[str, ...], resume: Literal["newest", "auto"] | None) 
     run = run_from(arguments)
     from crosscut.training import run_training
 
-    run_training(run, resume="auto" if resume == "auto" else resume is not None)
+    run_training(run, resume="auto" if resume == "auto" else resume is not None, profile=profile)

@@ -1,5 +1,7 @@
 """What rooms that never see each other agree on."""
 
+from types import MappingProxyType
+
 IGNORED = -100
 """A target that adds nothing to the loss: written by `data`, passed over by `parallel`."""
 
@@ -12,8 +14,10 @@ CHECKPOINTS_FOLDER = "checkpoints"
 VOCABULARY_MULTIPLE = 128
 """Entries per rank are a multiple of this, so that the logit product has an efficient shape (paper, section 5.1)."""
 
-LOGITS_AT_ONCE = 1 << 25
-"""Logits that the loss keeps on one rank at a time, 128 MiB in float32: as many tokens as fit make a chunk."""
+LOGITS_AT_ONCE = MappingProxyType({"cpu": 1 << 25, "cuda": 1 << 29})
+"""Logits that the loss keeps on one rank at a time: as many tokens as fit make a chunk. On the CPU 128 MiB in float32.
+A GPU adds a chunk's gradient to that of the whole embedding at the cost of some hundred tokens' products, so there a
+chunk has thousands."""
 
 
 def padded_vocab_size(vocab_size: int, tensor: int) -> int:
@@ -22,9 +26,14 @@ def padded_vocab_size(vocab_size: int, tensor: int) -> int:
     return -(-vocab_size // multiple) * multiple
 
 
-def default_loss_chunk(local_vocab_size: int) -> int:
-    """Tokens whose logits the loss computes together, with `local_vocab_size` vocabulary entries on a rank."""
-    return max(1, LOGITS_AT_ONCE // local_vocab_size)
+def default_loss_chunk(local_vocab_size: int, num_tokens: int, *, device: str = "cpu") -> int:
+    """Tokens whose logits the loss computes together: `num_tokens` in even parts, each a multiple of 128 where it can.
+
+    With `local_vocab_size` vocabulary entries on a rank. A device that is not known yet (`auto`) counts as the CPU.
+    """
+    most = max(1, LOGITS_AT_ONCE.get(device, LOGITS_AT_ONCE["cpu"]) // local_vocab_size)
+    even = -(-num_tokens // -(-num_tokens // most)) if num_tokens else 1
+    return min(most, -(-even // 128) * 128)
 
 
 OVERLAPPED_ELEMENTS = 1 << 22

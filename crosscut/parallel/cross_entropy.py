@@ -44,7 +44,7 @@ class _Plan(NamedTuple):
     """Tokens whose logits are there at once."""
     needs_grad: bool
     passes: LossPasses | None
-    """What goes over the logits, compiled; None for passes in place."""
+    """What goes over the logits, compiled; None for PyTorch's own operators."""
 
 
 def vocab_parallel_cross_entropy(
@@ -63,8 +63,7 @@ def vocab_parallel_cross_entropy(
     `hidden` [N, H] is the same on all ranks of the axis and must come through f (or the gather of the sequence), since
     its gradient here is this rank's part. `weight` [V/T, H] is this rank's rows, also as a wider type than `hidden`;
     rows from `vocab_size` on take no probability. `targets` [N], `IGNORED` ones add nothing. `scale` is a number or a
-    scalar tensor on the same device. (float64 gives a float64 scalar.) With `passes` what goes over the logits is
-    compiled.
+    scalar tensor on the same device. (float64 gives a float64 scalar.)
 
     Forward: per chunk an all-reduce (max) of C elements and one (sum) of 2 C. Backward: nothing is sent.
     Source: paper, section 3. Raises `LayoutError` when the shapes do not fit each other, `ConfigError` when
@@ -72,7 +71,9 @@ def vocab_parallel_cross_entropy(
     gets there).
     """
     local_size = weight.shape[0]
-    chunk = default_loss_chunk(local_size) if chunk_tokens is None else chunk_tokens
+    chunk = chunk_tokens
+    if chunk is None:
+        chunk = default_loss_chunk(local_size, hidden.shape[0], device=hidden.device.type)
     require_at_least("chunk_tokens", chunk, 1)
     _require_fit(hidden, weight, targets, vocab_size, axis)
     first = axis.rank * local_size
@@ -113,20 +114,22 @@ class _ProjectAndCompare(Function):
         total = torch.zeros((), dtype=wide, device=hidden.device)
         # One buffer for the logits of all chunks: fresh ones would cost more than the passes over them.
         size = (min(plan.chunk, hidden.shape[0]), rows.shape[0])
-        buffer = torch.empty(size, dtype=wide, device=hidden.device) if plan.passes is None else None
-        of_error = scale if plan.needs_grad else None
+        buffer = torch.empty(size if plan.passes is None else (0,), dtype=wide, device=hidden.device)
         for start in range(0, hidden.shape[0], plan.chunk):
             piece = slice(start, start + plan.chunk)
+            error: Tensor | None = None
             if plan.passes is None:
-                losses, error = _work_in_place(_project(hidden[piece], rows, buffer), targets[piece], part, of_error)
+                product = _project(hidden[piece], rows, buffer)
+                log_p, losses = _compare(product, buffer[: product.shape[0]], targets[piece], part)
+                error = _error(log_p, targets[piece], part, product) if plan.needs_grad else None
             else:
-                logits = hidden[piece] @ rows.t()
-                losses, error = _work_compiled(plan.passes, logits, targets[piece], part, of_error)
-            total += losses.sum()
+                losses, error = _compare_compiled(hidden[piece] @ rows.t(), targets[piece], part, plan)
+            keep = (targets[piece] != IGNORED).to(wide)
+            total += (losses * keep).sum()
             if error is not None and grad_hidden is not None and grad_weight is not None:
-                error = error.to(hidden.dtype)
-                torch.mm(error, rows, out=grad_hidden[piece])
-                _add_product(grad_weight, error.t(), hidden[piece])
+                factor = (keep * scale).unsqueeze(1)  # per token, so it may as well scale what is H wide, not V
+                torch.mm(error, rows, out=grad_hidden[piece]).mul_(factor)
+                _add_product(grad_weight, error.t(), (hidden[piece] * factor).to(hidden.dtype))
         if grad_hidden is not None and grad_weight is not None:
             ctx.gradients = (grad_hidden, grad_weight)
         return total * scale
@@ -141,57 +144,51 @@ class _ProjectAndCompare(Function):
         return grad_hidden.mul_(grad), grad_weight.mul_(grad), None, None, None
 
 
-def _work_in_place(
-    logits: Tensor, targets: Tensor, part: _Part, scale: float | Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """Losses [C], and, with a scale, the error times it [C, V/T] in place of the logits."""
-    exponentials, sums, losses, keep = _compare(logits, targets, part)
-    return losses, None if scale is None else _error(exponentials, sums, targets, part, keep * scale)
-
-
-def _work_compiled(
-    passes: LossPasses, logits: Tensor, targets: Tensor, part: _Part, scale: float | Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """As `_work_in_place`, in passes that leave the logits as they are."""
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    keep = (targets != IGNORED).to(wide)
-    index = targets - part.first
-    highest = all_reduce(passes.highest(logits, part.num_real, wide), part.axis, "max")
-    sums, target_logit = all_reduce(passes.sums(logits, highest, index, part.num_real), part.axis).unbind()
-    losses = (sums.log() - target_logit) * keep
-    if scale is None:
-        return losses, None
-    return losses, passes.error(logits, highest, sums, index, keep * scale, part.num_real)
-
-
-def _project(x: Tensor, rows: Tensor, buffer: Tensor | None) -> Tensor:
-    """Logits [C, V/T] in the buffer, whose type may be wider than the product's."""
-    assert buffer is not None
-    logits = buffer[: x.shape[0]]
+def _project(x: Tensor, rows: Tensor, buffer: Tensor) -> Tensor:
+    """Logits [C, V/T] in the type of `x`; in the buffer, where that has this type."""
     if buffer.dtype == x.dtype:
-        return torch.mm(x, rows.t(), out=logits)
-    return logits.copy_(x @ rows.t())
+        return torch.mm(x, rows.t(), out=buffer[: x.shape[0]])
+    return x @ rows.t()
 
 
-def _compare(logits: Tensor, targets: Tensor, part: _Part) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Exponentials [C, V/T] in place of the logits; their sums over all ranks, losses, which tokens count, each [C]."""
-    if part.num_real < logits.shape[1]:
-        logits[:, part.num_real :] = -torch.inf
-    keep = (targets != IGNORED).to(logits.dtype)
-    highest = all_reduce(logits.amax(1), part.axis, "max")
-    logits.sub_(highest.unsqueeze(1))
+def _compare_compiled(logits: Tensor, targets: Tensor, part: _Part, plan: _Plan) -> tuple[Tensor, Tensor | None]:
+    """The losses [C], and the probabilities less one at the target [C, V/T] where gradients are needed."""
+    passes = plan.passes
+    assert passes is not None
+    wide, index = torch.promote_types(logits.dtype, torch.float32), targets - part.first
+    highest = all_reduce(passes.highest(logits, part.num_real, wide), part.axis, "max")
+    sums, target = all_reduce(passes.sums(logits, highest, index, part.num_real), part.axis).unbind()
+    error = passes.error(logits, highest, sums, index, part.num_real) if plan.needs_grad else None
+    return sums.log() - target, error
+
+
+def _compare(product: Tensor, log_p: Tensor, targets: Tensor, part: _Part) -> tuple[Tensor, Tensor]:
+    """Logarithms of the probabilities [C, V/T], into `log_p` (which may be the product), and the losses [C]."""
+    if part.num_real == 0:
+        product.zero_()  # whatever is finite: this rank's share is taken as none below
+    elif part.num_real < product.shape[1]:
+        product[:, part.num_real :] = -torch.inf
+    # PyTorch's own log-softmax goes over a row while it is in the cache. It divides by the sum over this rank's part,
+    # whose logarithm is what the first column has lost.
+    first = product[:, 0].to(log_p.dtype, copy=True)
+    torch.log_softmax(product, 1, dtype=log_p.dtype, out=log_p)
+    log_sum = first - log_p[:, 0] if part.num_real else torch.full_like(first, -torch.inf)
+    highest = all_reduce(log_sum, part.axis, "max")
+    mine = log_sum - highest
     index, here = _local_index(targets, part)
-    target_logit = logits.gather(1, index.unsqueeze(1)).squeeze(1).masked_fill(~here, 0.0)
-    exponentials = logits.exp_()
-    sums, target_logit = all_reduce(torch.stack([exponentials.sum(1), target_logit]), part.axis).unbind()
-    return exponentials, sums, (sums.log() - target_logit) * keep, keep
+    target = log_p.gather(1, index.unsqueeze(1)).squeeze(1)
+    sums, target = all_reduce(torch.stack([mine.exp(), (target + mine).masked_fill(~here, 0.0)]), part.axis).unbind()
+    if part.axis.size > 1:
+        log_p.add_((mine - sums.log()).unsqueeze(1))
+    return log_p, sums.log() - target
 
 
-def _error(exponentials: Tensor, sums: Tensor, targets: Tensor, part: _Part, factor: Tensor) -> Tensor:
-    """(p - e) times a factor per token, in place of the exponentials [C, V/T], with p = exponentials / sums."""
+def _error(log_p: Tensor, targets: Tensor, part: _Part, product: Tensor) -> Tensor:
+    """Probabilities less one at the target [C, V/T], in place of the product and in its type."""
     index, here = _local_index(targets, part)
-    exponentials.mul_((factor / sums).unsqueeze(1))
-    return exponentials.scatter_add_(1, index.unsqueeze(1), (-factor * here).unsqueeze(1))
+    at_target = log_p.gather(1, index.unsqueeze(1)).exp_() - here.unsqueeze(1).to(log_p.dtype)
+    error = torch.exp(log_p, out=product)
+    return error.scatter_(1, index.unsqueeze(1), at_target.to(error.dtype))
 
 
 def _local_index(targets: Tensor, part: _Part) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial
 
 from crosscut.config import LayoutError
@@ -47,12 +48,17 @@ class GradientReducer:
     Every rank must call them alike. Parameters that need no gradient when this is made are left alone; one that a
     backward pass does not reach gets a gradient of zeros. Communication: one all-reduce per
     bucket over the data axis, overlapped with the backward pass, and at most one over the tensor axis. Raises
-    `LayoutError` for a parameter that is not a `DTensor` on the tensor axis.
+    `LayoutError` for a parameter that is not a `DTensor` on the tensor axis, and on a mesh that shards.
     """
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], mesh: ParallelMesh, *, bucket_bytes: int = BUCKET_BYTES
     ) -> None:
+        if mesh.sharding is not None:
+            raise LayoutError(
+                "`GradientReducer` must have a mesh on which every data rank holds a whole copy, but this one shards. "
+                "Call `make_reducer`, which gives the right one."
+            )
         self.mesh = mesh
         self.parameters = [p for p in parameters if p.requires_grad]
         require_distributed(self.parameters)
@@ -142,9 +148,16 @@ def global_gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
     spread = sum(sums.values()) * 0.0  # what is no number on one rank, of those that hold copies, is so on all
     while cuts := max(sums, key=len, default=()):  # the sums over the last axis join those that it does not cut
         mesh = gradients[0].device_mesh  # type: ignore[attr-defined]  # a DTensor
-        squares = all_reduce(sums.pop(cuts) + spread, Axis.of(mesh, mesh.mesh_dim_names[cuts[-1]]))
+        squares = all_reduce(sums.pop(cuts) + spread, _axis(mesh, cuts[-1]))
         sums[cuts[:-1]] = squares + sums.get(cuts[:-1], 0.0)
     return sums[()].sqrt() if sums else torch.zeros((), dtype=torch.float64)
+
+
+def _axis(mesh: DeviceMesh, dim: int) -> Axis:
+    """One direction of a mesh; `Axis.of` would make a mesh of it, which takes longer than to send a number."""
+    assert mesh.mesh_dim_names is not None
+    group_name = mesh.get_group(dim).group_name
+    return Axis(mesh.mesh_dim_names[dim], mesh, mesh.get_local_rank(dim), mesh.size(dim), group_name)
 
 
 def _by_cuts(gradients: Iterable[Tensor]) -> dict[tuple[int, ...], list[Tensor]]:

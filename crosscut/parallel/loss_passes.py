@@ -1,6 +1,6 @@
 """The passes over a chunk's logits that the loss takes, compiled: each reads them once and writes what the next needs.
 
-Uncompiled, the loss changes the logits in place in a dozen passes over float32 numbers. Compiled they are three, over
+Uncompiled, PyTorch's log-softmax and what follows it go over float32 numbers. Compiled there are three passes, over
 logits in the products' own type: the maximum; the sum of exponentials and the target's logit; the error, whose
 exponentials are computed again, since that costs less than to write and read them. Between the passes ranks meet, so
 these are the largest pieces that a compiler can fuse.
@@ -37,12 +37,11 @@ def _sums(logits: Tensor, highest: Tensor, index: Tensor, num_real: int) -> Tens
     return torch.stack([exponentials, target])
 
 
-def _error(logits: Tensor, highest: Tensor, sums: Tensor, index: Tensor, factor: Tensor, num_real: int) -> Tensor:
-    """(p - e) times a factor per token [C], in the type of the logits [C, V/T]; 0 for padding."""
+def _error(logits: Tensor, highest: Tensor, sums: Tensor, index: Tensor, num_real: int) -> Tensor:
+    """The gradient p - e, in the type of the logits [C, V/T]; 0 for padding."""
     columns = _columns(logits)
     exponentials = (logits.to(highest.dtype) - highest.unsqueeze(1)).exp()
-    of_target = torch.where(columns == index.unsqueeze(1), factor.unsqueeze(1), 0.0)
-    error = exponentials * (factor / sums).unsqueeze(1) - of_target
+    error = exponentials / sums.unsqueeze(1) - (columns == index.unsqueeze(1)).to(highest.dtype)
     return torch.where(columns < num_real, error, 0.0).to(logits.dtype)
 
 

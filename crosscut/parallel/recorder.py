@@ -59,6 +59,9 @@ class CollectiveRecorder(TorchDispatchMode):
     Mesh axes are told apart by their groups.
     """
 
+    supports_higher_order_operators = True
+    """Such as those that compiled code keeps random states with; they pass."""
+
     def __init__(self, mesh: ParallelMesh) -> None:
         super().__init__()
         self.sent: list[Sent] = []

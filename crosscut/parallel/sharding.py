@@ -3,15 +3,15 @@
 At rest every parameter, its gradient and its optimizer state are cut over the shard group, in rows of the tensor rank's
 part. A *unit*, one layer of the model, is gathered before it runs; what is gathered has the type of the products. Its
 gradients are summed over the group and scattered in one message, at every backward pass, so that no rank ever holds
-more whole gradients than a unit's. With several copies (`layout.shard_group`) the shares are then summed over these,
-once a step.
+more whole gradients than a unit's and the root's. With several copies (`layout.shard_group`) the shares are then summed
+over these, once a step.
 
 What belongs to no unit, such as embeddings tied with the output and the last norm, is one more unit, the root. It stays
 gathered from the forward pass to the end of the backward pass, and in float32: tokens that are looked up often add up
 many gradients.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import torch
@@ -36,12 +36,12 @@ def shard_model(
     memory and their first values (zeros, ones for norms): give them theirs now (`normal_`), and make reducer and
     optimizer now, since the parameters are new objects. Outside a unit's forward pass `named_parameters` gives the
     shares, but those of the root only after a backward pass or `reshard`. Every rank calls it. Raises `LayoutError`
-    for a parameter that is not a `DTensor` on the tensor axis.
+    for a parameter that is not a `DTensor` on the tensor axis, and for one without a dimension.
     """
     if mesh.sharding is None:
         return
     parameters = dict(model.named_parameters())
-    require_distributed(parameters.values())
+    _require_shareable(parameters)
     values = {name: initial_value_of(parameter) for name, parameter in parameters.items()}
     on_meta = any(parameter.is_meta for parameter in parameters.values())
     reduce_dtype = next(iter(parameters.values())).dtype
@@ -56,12 +56,22 @@ def shard_model(
         assert isinstance(unit, FSDPModule)
         unit.set_gradient_divide_factor(1.0)  # gradients are sums
         unit.set_force_sum_reduction_for_comms(True)  # a plain sum, which every backend has
-        if hasattr(unit, "set_reduce_scatter_unused_params"):  # from torch 2.12 on
+        if hasattr(unit, "set_reduce_scatter_unused_params"):
             unit.set_reduce_scatter_unused_params(True, recurse=False)
     if on_meta:
         model.to_empty(device=mesh.device)
         for name, parameter in model.named_parameters():
             local_part(parameter.detach()).fill_(values[name])
+
+
+def _require_shareable(parameters: Mapping[str, nn.Parameter]) -> None:
+    require_distributed(parameters.values())
+    for name, parameter in parameters.items():
+        if not parameter.dim():
+            raise LayoutError(
+                f"`{name}` must have a dimension along which data ranks can share it, but is a scalar. Give it the "
+                "shape (1,)."
+            )
 
 
 def reshard(model: nn.Module) -> None:
@@ -92,7 +102,8 @@ class ShardedReducer:
 
     Each backward pass leaves sums over the shard group, each rank its share; the armed one also sums over copies. Under
     ZeRO-2 gathered weights stay until then. Parameters that need no gradient are left alone; one that no backward pass
-    reaches gets a gradient of zeros.
+    reaches gets a gradient of zeros, and one that only some data ranks use gets their sum (on a torch that has
+    `FSDPModule.set_reduce_scatter_unused_params`; on an older one all must use the same).
     """
 
     def __init__(self, model: nn.Module, mesh: ParallelMesh) -> None:

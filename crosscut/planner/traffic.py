@@ -39,7 +39,8 @@ def step_traffic(
     """
     if loss_chunk_tokens is None:
         local_vocab_size = padded_vocab_size(known_vocab_size(run.model), run.layout.tensor) // run.layout.tensor
-        loss_chunk_tokens = default_loss_chunk(local_vocab_size)
+        num_tokens = run.micro_batch_size * run.training.sequence_length
+        loss_chunk_tokens = default_loss_chunk(local_vocab_size, num_tokens, device=run.training.device)
     require_at_least("loss_chunk_tokens", loss_chunk_tokens, 1)
     if compiled is None:
         compiled = run.training.compile == "on"

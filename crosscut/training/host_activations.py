@@ -26,6 +26,8 @@ class _Waiting:
     """The copy back, once it has begun."""
     is_back: torch.cuda.Event | None = None
     """When that one is done."""
+    is_used: bool = False
+    """Whether the backward pass has had it."""
 
 
 class HostActivations:
@@ -67,8 +69,9 @@ class HostActivations:
             current.wait_event(waiting.is_back)
             tensor.record_stream(current)  # it was made on the other stream and is used on this one
         waiting.device = waiting.is_back = None
+        waiting.is_used = True
         before = waiting.before() if waiting.before is not None else None
-        if before is not None:
+        if before is not None and not before.is_used:  # else it is of an earlier forward pass
             self._fetch(before)
         return tensor
 

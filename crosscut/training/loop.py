@@ -7,7 +7,7 @@ on without a pause, and catches up before anything is made of the weights.
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from crosscut.training.diagnosis import explain_non_finite
 from crosscut.training.following import Follower
 from crosscut.training.metrics import Metrics
 from crosscut.training.optimizer import apply_settings
+from crosscut.training.profiling import Profiler
 from crosscut.training.result import NonFiniteError, StepResult
 from crosscut.training.step import Trainer
 from crosscut.training.throughput import Throughput
@@ -48,9 +49,16 @@ class Loop:
     """Trains, validates and keeps checkpoints, as the run asks for."""
 
     def __init__(
-        self, run: RunConfig, trainer: Trainer, batches: Batches, *, identity: Mapping[str, Any] | None = None
+        self,
+        run: RunConfig,
+        trainer: Trainer,
+        batches: Batches,
+        *,
+        identity: Mapping[str, Any] | None = None,
+        profiler: Profiler | None = None,
     ) -> None:
         """`identity` is what the run's checkpoints say of themselves (`checkpoint.Progress`)."""
+        self.profiler = profiler
         self.run, self.trainer, self.batches, self.mesh = run, trainer, batches, trainer.mesh
         self.identity = dict(identity or {})
         self.folder = Path(run.output.folder)
@@ -75,7 +83,7 @@ class Loop:
         stopped = False
         with self._metrics(first) as metrics, BatchesAhead(self.batches, num_steps=training.steps) as batches:
             before = after = self.validate(first, metrics)
-            follower = Follower(lambda result, seconds: self._tell(result, seconds, metrics))
+            follower = Follower(lambda result, seconds: self._tell(result, seconds, metrics), self.mesh.device)
             with StopRequest() as request:
                 while done < training.steps and not stopped:
                     self._step(done, batches, follower)
@@ -169,7 +177,8 @@ class Loop:
 
     def _step(self, step: int, batches: BatchesAhead, follower: Follower) -> None:
         """Launch a step and tell of the one before. Raises `TrainingError` where that one failed."""
-        with self._failures_explained():
+        profiled = self.profiler.around(step) if self.profiler else nullcontext()
+        with self._failures_explained(), profiled:
             follower.launch(lambda: self.trainer.step(step, batches.take(step)))
 
     def _catch_up(self, follower: Follower) -> None:

@@ -14,6 +14,29 @@ from crosscut.config import TrainingError
 from crosscut.training.loss_scale import SMALLEST, LossScale
 
 
+class Moment:
+    """A point in a device's work, after all that it was given so far. On the CPU, which is done by then: now."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._time = time.perf_counter()
+        self._event: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record(torch.cuda.current_stream(device))
+
+    def wait(self) -> None:
+        """Return when the device has come this far."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def seconds_to(self, later: "Moment") -> float:
+        """How long the device took from here to there; it must have come there."""
+        if self._event is None or later._event is None:
+            return later._time - self._time
+        milliseconds: float = self._event.elapsed_time(later._event)
+        return milliseconds / 1000.0
+
+
 class NonFiniteError(Exception):
     """The loss or the gradient norm of a step is not a finite number; the weights are still those before the step."""
 
@@ -44,11 +67,11 @@ class StepResult:
         self.step = step
         """Counted from 0."""
         self.learning_rate = rate
-        self.done_at = 0.0
-        """When the step was done, by `time.perf_counter`; known after `wait`."""
         self._scaled = loss_scale is not None
         scale = loss_scale.scale if loss_scale is not None else torch.ones_like(held)
-        self._arriving = _Arriving(torch.stack([figure.double() for figure in (loss, norm, held, scale)]))
+        self._arriving = _to_host(torch.stack([figure.double() for figure in (loss, norm, held, scale)]))
+        self.end = Moment(loss.device)
+        """When the step is done."""
         self._figures: _Figures | None = None
 
     def wait(self) -> "StepResult":
@@ -88,8 +111,8 @@ class StepResult:
 
     def _look(self) -> _Figures:
         if self._figures is None:
-            self._figures = _Figures(*self._arriving.read())
-            self.done_at = self._arriving.arrived_at
+            self.end.wait()
+            self._figures = _Figures(*self._arriving.tolist())
         figures = self._figures
         if figures.held and not self._scaled:
             raise NonFiniteError(self.step, figures.loss, figures.norm)
@@ -103,22 +126,6 @@ class StepResult:
         return figures
 
 
-class _Arriving:
-    """A few numbers on their way from the device."""
-
-    def __init__(self, numbers: Tensor) -> None:
-        self._event: torch.cuda.Event | None = None
-        self._numbers = numbers
-        self.arrived_at = time.perf_counter()  # on the CPU the work is done
-        if numbers.is_cuda:
-            with torch.cuda.device(numbers.device):
-                self._numbers = numbers.to("cpu", non_blocking=True)  # into pinned memory
-                self._event = torch.cuda.Event()
-                self._event.record()
-
-    def read(self) -> list[float]:
-        if self._event is not None:
-            self._event.synchronize()
-            self.arrived_at = time.perf_counter()
-        numbers: list[float] = self._numbers.tolist()
-        return numbers
+def _to_host(numbers: Tensor) -> Tensor:
+    """The numbers in host memory, once the device has come that far; nobody waits here."""
+    return numbers.to("cpu", non_blocking=True) if numbers.is_cuda else numbers  # into pinned memory

@@ -36,6 +36,7 @@ from crosscut.parallel.processes import (
 from crosscut.parallel.stopping import ignore_requests
 from crosscut.training.batches import Batches
 from crosscut.training.loop import Loop
+from crosscut.training.profiling import Profiler, require_steps
 from crosscut.training.report import SUMMARY_FILE, typed_command, write_report
 from crosscut.training.requirements import require_capabilities
 from crosscut.training.step import Trainer
@@ -51,21 +52,23 @@ class _Prepared:
     """To go on from."""
     identity: dict[str, Any]
     """What the run's checkpoints say of themselves."""
+    profile: bool = False
+    """Whether to record a few steps (`profiling`)."""
 
 
 Resume = bool | Literal["auto"]
 """Whether to go on from a checkpoint: `True` where there must be one, `"auto"` where there is one."""
 
 
-def run_training(run: RunConfig, *, resume: Resume = False) -> None:
+def run_training(run: RunConfig, *, resume: Resume = False, profile: bool = False) -> None:
     """Do a run in the ranks that its layout asks for, or in those that torchrun started.
 
     With `resume="auto"` the same call serves every start of a job: a new run, one to go on with, one that only lacks
-    its report, and one that is complete, which is left as it is. What the user can get wrong is found before a process
-    starts (under torchrun: before the ranks build the model). Raises `ConfigError`, `LayoutError`, `DataError`,
-    `CheckpointError` or `TrainingError`; `RankFailure` when a rank failed for another reason; `RunStopped` when the run
-    was asked to stop by SIGTERM or SIGUSR1 and has written a checkpoint. Both signals are ignored from then on, so that
-    no copy of them hides it.
+    its report, and one that is complete, which is left as it is. With `profile` a few steps are recorded
+    (`profiling`). What the user can get wrong is found before a process starts (under torchrun: before the ranks build
+    the model). Raises `ConfigError`, `LayoutError`, `DataError`, `CheckpointError` or `TrainingError`; `RankFailure`
+    when a rank failed for another reason; `RunStopped` when the run was asked to stop by SIGTERM or SIGUSR1 and has
+    written a checkpoint. Both signals are ignored from then on, so that no copy of them hides it.
     """
     if was_started() and started_world_size() != run.layout.world_size:
         raise LayoutError(world_size_message(run.layout, started_world_size()))
@@ -73,9 +76,9 @@ def run_training(run: RunConfig, *, resume: Resume = False) -> None:
     require_capabilities(run)
     if was_started():
         with joined_rank():
-            stopped_after = _join(run, resume)
+            stopped_after = _join(run, resume, profile)
     else:
-        prepared = _prepare_unless_complete(run, resume)
+        prepared = _prepare_unless_complete(run, resume, profile)
         stopped_after = launch(_train_rank, (prepared,), num_ranks=run.layout.world_size) if prepared else 0
     if stopped_after:
         ignore_requests()  # in the process that has started the ranks, too
@@ -99,16 +102,16 @@ def is_complete(run: RunConfig) -> bool:
     return not find_damage(checkpoint_folder(run.checkpoints_folder, steps), progress=True)
 
 
-def _prepare_unless_complete(run: RunConfig, resume: Resume) -> _Prepared | None:
+def _prepare_unless_complete(run: RunConfig, resume: Resume, profile: bool) -> _Prepared | None:
     """What the ranks need; None, which is said, where the run may be complete and is. For one process of all."""
     if resume == "auto" and is_complete(run):
         text = f"The run in `{run.output.folder}` is complete: all {run.training.steps} steps are done."
         Console().print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
         return None
-    return _prepare(run, resume)
+    return _prepare(run, resume, profile)
 
 
-def _prepare(run: RunConfig, resume: Resume) -> _Prepared:
+def _prepare(run: RunConfig, resume: Resume, profile: bool = False) -> _Prepared:
     """Make what the ranks need: the run's folder, the tokens, the checkpoint to go on from."""
     folder = Path(run.output.folder)
     may_be_done = resume == "auto"  # killed when only its report was missing
@@ -128,7 +131,7 @@ def _prepare(run: RunConfig, resume: Resume) -> _Prepared:
     run = with_vocabulary(run, tokens)
     Sampler(tokens.train, sequence_length=run.training.sequence_length, seed=run.training.seed)  # raises if too short
     ValidationSampler(tokens.validation, sequence_length=run.training.sequence_length)
-    identity = identity_of(run, tokens)
+    identity, done = identity_of(run, tokens), 0
     if checkpoint is not None:
         done = require_identity(checkpoint, identity).step
         if run.training.steps < done or (run.training.steps == done and not may_be_done):
@@ -136,12 +139,14 @@ def _prepare(run: RunConfig, resume: Resume) -> _Prepared:
                 f"`training.steps` must be above the checkpoint's step ({done}), but is {run.training.steps}. "
                 f"Try training.steps={2 * done}."
             )
+    if profile:
+        require_steps(run.training.steps - done)
     folder.mkdir(parents=True, exist_ok=True)
     if good is not None:
         mark_passed_over(good)
     if not resume:  # a run that resumes keeps its config until it has written a checkpoint of its own
         write_toml(run, folder / CONFIG_FILE)
-    return _Prepared(run, checkpoint, identity)
+    return _Prepared(run, checkpoint, identity, profile)
 
 
 def _tokens(run: RunConfig, resume: bool) -> TokenFolder:
@@ -170,10 +175,10 @@ def identity_of(run: RunConfig, tokens: TokenFolder) -> dict[str, Any]:
     return {**model, **order, "data.tokens": hashlib.sha256("".join(files).encode()).hexdigest()[:16]}
 
 
-def _join(run: RunConfig, resume: Resume) -> int:
+def _join(run: RunConfig, resume: Resume, profile: bool) -> int:
     """The work of a rank that torchrun started: the first one looks and prepares while the others wait."""
     with process_group(choose_device(run.training.device)):
-        prepared = share_from_first(_prepare_unless_complete(run, resume) if is_first_started() else None)
+        prepared = share_from_first(_prepare_unless_complete(run, resume, profile) if is_first_started() else None)
         return _train(prepared) if prepared else 0
 
 
@@ -189,7 +194,8 @@ def _train(prepared: _Prepared) -> int:
     mesh = make_mesh(run.layout, choose_device(run.training.device))
     tokens = TokenFolder.open(Path(run.tokens_folder), verify=False)  # the hashes have been compared
     trainer = Trainer(run, mesh)
-    loop = Loop(run, trainer, Batches(run, tokens, mesh), identity=prepared.identity)
+    profiler = Profiler(trainer, Path(run.output.folder)) if prepared.profile else None
+    loop = Loop(run, trainer, Batches(run, tokens, mesh), identity=prepared.identity, profiler=profiler)
     with loop.saver:
         outcome = loop.train(prepared.checkpoint)
         if not outcome.stopped:

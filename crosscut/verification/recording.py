@@ -116,7 +116,8 @@ def _watched(model: nn.Module, recording: Recording) -> Iterator[None]:
         if name.startswith(insides):
             continue
         enter = partial(watch.enter, name or display_name(model))
-        handles.append(module.register_forward_pre_hook(enter, prepend=True))  # before inputs are wrapped for sharding
+        handles.append(module.register_forward_pre_hook(enter, prepend=True))
+        handles.append(module.register_forward_pre_hook(watch.entered))
         handles.append(module.register_forward_hook(watch.leave))
     try:
         yield
@@ -140,7 +141,8 @@ class _Watch:
         self._running: list[str] = []
         self._followed: dict[int, _Followed] = {}
         self._held: list[Tensor] = []
-        """What is followed, so that its id is not given to another."""
+        """What is followed, and what stands for it inside a call, so that no id is given to another."""
+        self._entering: _Followed | None = None
 
     def enter(self, name: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:
         if is_recomputing():
@@ -152,7 +154,18 @@ class _Watch:
         if inputs and isinstance(inputs[0], Tensor) and inputs[0].is_floating_point():
             if id(inputs[0]) not in self._followed:  # made by the parent's own code
                 self.recording.outputs[f"{parent}{INSIDE}input of {call}"] = inputs[0].detach().cpu().clone()
-            self._follow(inputs[0], f"{parent}{INSIDE}input of {call}").consumers.append(call)
+            self._entering = self._follow(inputs[0], f"{parent}{INSIDE}input of {call}")
+            self._entering.consumers.append(call)
+
+    def entered(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """After all that wraps a module's input, as sharding does: what the module sees counts as that input."""
+        if is_recomputing():
+            return
+        if not inputs or not isinstance(inputs[0], Tensor) or not inputs[0].is_floating_point():
+            return
+        if id(inputs[0]) not in self._followed and self._entering is not None:
+            self._followed[id(inputs[0])] = self._entering
+            self._held.append(inputs[0])
 
     def leave(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
         if is_recomputing():
@@ -179,6 +192,7 @@ class _Watch:
         """Hold no tensor any more: one that its own hook holds would stay for good, and its whole graph with it."""
         self._held.clear()
         self._followed.clear()
+        self._entering = None
 
     def _receive(self, followed: "_Followed", gradient: Tensor) -> None:
         kept = gradient.detach().cpu().clone()

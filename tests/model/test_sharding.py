@@ -19,7 +19,11 @@ def one_device(ranks: RankPool) -> dict[str, Any]:
     return ranks.run(1, train, Layout(), torch.float64, NUM_STEPS)[0]
 
 
-@pytest.mark.parametrize("layout", SHARDED, ids=str)
+QUICK = [layout for layout in SHARDED if layout.sequence_parallel == (layout.tensor > 1) and layout.sharding == "zero3"]
+SLOW = [pytest.param(layout, marks=pytest.mark.slow) for layout in SHARDED if layout not in QUICK]
+
+
+@pytest.mark.parametrize("layout", [*QUICK, *SLOW], ids=str)
 def test_accumulated_and_clipped_steps_are_those_of_one_device(
     ranks: RankPool, one_device: dict[str, Any], layout: Layout
 ) -> None:

@@ -180,6 +180,24 @@ def test_the_input_is_kept_split(ranks: RankPool) -> None:
     assert ranks.run(2, _kept_by_column, Layout(tensor=2, sequence_parallel=True))[0] == [(B, S // 2, I), (O // 2, I)]
 
 
+def _sent_by_compiled_mlp(layout: Layout) -> list[list[str]]:
+    mesh = make_mesh(layout, CPU)
+    compiled = torch.compile(ParallelMLP(mesh), fullgraph=True, backend="aot_eager_decomp_partition")
+    x = part(torch.randn(B, S, I).double(), mesh, split_sequence(layout)).requires_grad_()
+    with CollectiveRecorder(mesh) as forward:
+        y = compiled(x)
+    with CollectiveRecorder(mesh) as backward:
+        y.sum().backward()
+    return [sorted(sent.operation for sent in recorder.sent) for recorder in (forward, backward)]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
+def test_a_compiler_gathers_the_input_again_in_the_backward_pass(ranks: RankPool) -> None:
+    forward, backward = ranks.run(2, _sent_by_compiled_mlp, Layout(tensor=2, sequence_parallel=True))[0]
+    assert forward == ["all_gather", "reduce_scatter"], "what was gathered in the forward pass would be kept"
+    assert backward == ["all_gather", "all_gather", "reduce_scatter"]
+
+
 def _in_pieces(layout: Layout) -> list[tuple[list[Tensor], list[str], list[str]]]:
     """Results and operators, forward and backward, of an MLP at once and in two pieces of the batch."""
     found = []

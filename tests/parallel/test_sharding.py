@@ -5,9 +5,19 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from crosscut.config import Layout, LayoutError
-from crosscut.parallel import LayerNorm, local, make_mesh, make_reducer, replicated_parameter, reshard, shard_model
+from crosscut.parallel import (
+    GradientReducer,
+    LayerNorm,
+    local,
+    make_mesh,
+    make_reducer,
+    replicated_parameter,
+    reshard,
+    shard_model,
+)
 from crosscut.parallel.mesh import layout_of
 from tests.parallel.twins import CPU
 from tests.ranks import RankPool
@@ -43,6 +53,9 @@ def _use_some(used_by: list[set[int]]) -> list[Tensor]:
     return [p.grad.full_tensor() for p in model.parameters()]
 
 
+@pytest.mark.skipif(
+    not hasattr(FSDPModule, "set_reduce_scatter_unused_params"), reason="this torch scatters what all ranks use, only"
+)
 def test_parameters_that_some_ranks_do_not_use_are_summed_with_their_own(ranks: RankPool) -> None:
     used_by = [{0, 1}, {0}, {1}, set()]
     for gradients in ranks.run(2, _use_some, used_by):
@@ -97,6 +110,29 @@ def _share_ordinary() -> None:
 def test_ordinary_parameters_are_refused(ranks: RankPool) -> None:
     with pytest.raises(LayoutError, match="must be a DTensor on the tensor axis, but one of shape"):
         ranks.run(2, _share_ordinary)
+
+
+def _share_a_scalar() -> None:
+    mesh = make_mesh(SHARED, CPU)
+    model = nn.Module()
+    model.scale = replicated_parameter((), mesh.tensor, dtype=torch.float64, device=mesh.parameter_device)
+    shard_model(model, mesh, units=[])
+
+
+def test_a_scalar_is_refused(ranks: RankPool) -> None:
+    with pytest.raises(
+        LayoutError, match=r"`scale` must have a dimension .* but is a scalar\. Give it the shape \(1,\)"
+    ):
+        ranks.run(2, _share_a_scalar)
+
+
+def _reduce_shares_as_copies() -> None:
+    GradientReducer([], make_mesh(SHARED, CPU))
+
+
+def test_buckets_of_whole_gradients_are_refused_where_they_are_shared(ranks: RankPool) -> None:
+    with pytest.raises(LayoutError, match="must have a mesh on which every data rank holds a whole copy, but this one"):
+        ranks.run(2, _reduce_shares_as_copies)
 
 
 def _layout_again(layout: Layout) -> Layout:

@@ -123,7 +123,22 @@ def test_default_loss_chunk_holds_the_logits_that_training_keeps() -> None:
     local_vocab_size = 2**22
     model = ModelConfig(num_layers=1, hidden_size=8, num_heads=2, vocab_size=2 * local_vocab_size)
     run = RunConfig(model=model, layout=Layout(tensor=2), training=TrainingConfig(batch_size=1, sequence_length=64))
-    assert the_only("loss maximum", step_traffic(run)).elements == default_loss_chunk(local_vocab_size) == 8
+    assert the_only("loss maximum", step_traffic(run)).elements == default_loss_chunk(local_vocab_size, 64) == 8
+
+
+@pytest.mark.parametrize(
+    ("local_vocab_size", "num_tokens", "chunk"),
+    [
+        (50_304, 2048, 512),  # 667 would fit: three such chunks would leave 47 tokens, at the price of a whole chunk
+        (50_304, 600, 640),
+        (50_304, 60, 128),
+        (2**26, 64, 1),
+    ],
+)
+def test_loss_chunks_are_even(local_vocab_size: int, num_tokens: int, chunk: int) -> None:
+    assert default_loss_chunk(local_vocab_size, num_tokens) == chunk
+    assert default_loss_chunk(local_vocab_size, num_tokens, device="auto") == chunk
+    assert default_loss_chunk(50_304, 8192, device="cuda") == 8192
 
 
 def test_loss_does_not_grow_with_the_vocabulary() -> None:
@@ -202,3 +217,39 @@ def test_unknown_vocabulary_is_an_error() -> None:
     model = ModelConfig(num_layers=1, hidden_size=8, num_heads=2)
     with pytest.raises(ConfigError, match=r"`model\.vocab_size` must be at least 1 to forecast a model"):
         step_traffic(RunConfig(model=model, training=TrainingConfig(batch_size=1, sequence_length=8)))
+
+
+def of_parameters(collectives: list[Collective]) -> float:
+    """Bytes that weights and gradients take over the data axis."""
+    sent = [c for c in collectives if "weights" in c.purpose or "gradients" in c.purpose]
+    return wire_bytes_per_step(sent, "data")
+
+
+def test_shared_copies_send_what_one_all_reduce_does_and_half_as_much_again_under_zero3() -> None:
+    """Rajbhandari et al. 2020, section 7; the root is gathered once a micro-batch, as it is kept."""
+    copies, zero2, zero3 = (
+        of_parameters(step_traffic(make_run(micro_batch_size=4, data=2, sharding=sharding)))
+        for sharding in ("none", "zero2", "zero3")
+    )
+    assert zero2 == copies
+    root = 2 * 4 * (512 * H + P * H + 2 * H) / 2  # gathered and scattered, as much as reduced
+    assert zero3 - root == pytest.approx(1.5 * (copies - root))
+
+
+def test_groups_sum_their_shares_once_a_step() -> None:
+    collectives = step_traffic(make_run(micro_batch_size=1, data=4, sharding="zero3", shard_group=2))
+    between = [c for c in collectives if c.axis == "replica"]
+    assert sum(c.count * c.elements for c in between) == parameters_per_rank(MODEL, Layout()) // 2
+    assert {c.count for c in between} == {1, L}
+    assert {c.axis for c in collectives if c.operation != "all_reduce"} == {"shard"}
+
+
+def test_rows_that_a_group_does_not_divide_are_padded() -> None:
+    collectives = step_traffic(make_run(micro_batch_size=2, data=4, sharding="zero2"))
+    expected = 3 * H * H + 3 * H + H * H + 4 * H * H + 4 * H + 4 * H * H + 6 * H
+    assert the_only("layer weights", collectives).elements == expected
+    odd = ModelConfig(num_layers=1, hidden_size=6, num_heads=2, vocab_size=128, max_sequence_length=16)
+    training = TrainingConfig(batch_size=4, sequence_length=16)
+    run = RunConfig(model=odd, layout=Layout(data=4, sharding="zero2"), training=training)
+    padded = 20 * 6 + 20 + 8 * 6 + 24 * 6 + 24 + 8 * 24 + 6 * 8
+    assert the_only("layer weights", step_traffic(run)).elements == padded

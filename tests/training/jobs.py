@@ -12,6 +12,7 @@ from crosscut.parallel import CollectiveRecorder, make_mesh
 from crosscut.training.batches import Batches
 from crosscut.training.diagnosis import explain_non_finite
 from crosscut.training.loop import Loop
+from crosscut.training.profiling import Profiler
 from crosscut.training.result import NonFiniteError
 from crosscut.training.step import Trainer
 
@@ -29,11 +30,14 @@ def losses_of(run: RunConfig, num_steps: int) -> list[float]:
     return [trainer.step(step, batches.micro_batches(step)).loss for step in range(num_steps)]
 
 
-def loop(run: RunConfig, resume_from: Path | None = None, identity: dict[str, Any] | None = None) -> dict[str, Any]:
+def loop(
+    run: RunConfig, resume_from: Path | None = None, identity: dict[str, Any] | None = None, profile: bool = False
+) -> dict[str, Any]:
     """Train as `run` says; the outcome and the whole weights."""
     trainer, batches = parts(run)
     Path(run.output.folder).mkdir(parents=True, exist_ok=True)
-    outcome = Loop(run, trainer, batches, identity=identity).train(resume_from)
+    profiler = Profiler(trainer, Path(run.output.folder)) if profile else None
+    outcome = Loop(run, trainer, batches, identity=identity, profiler=profiler).train(resume_from)
     vocab_size = run.model.vocab_size
     weights = {
         name: p.detach().full_tensor()[: vocab_size if name == "tokens.weight" else None].clone()

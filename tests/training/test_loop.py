@@ -148,11 +148,12 @@ def failing_at(run, at: int) -> dict:
         values = [*trainer.parameters, *(v for state in moments for v in state.values())]
         return [(v.to_local() if hasattr(v, "to_local") else v).detach().clone() for v in values]
 
-    def poison(gradient):
+    def poison(_, __, output) -> None:
         is_last = (mesh.data.rank, mesh.tensor.rank) == (mesh.data.size - 1, mesh.tensor.size - 1)
-        return gradient * float("inf") if is_last and launched[-1] == at else gradient
+        if is_last and launched and launched[-1] == at and output.requires_grad:
+            output.register_hook(lambda gradient: gradient * float("inf"))
 
-    dict(trainer.model.named_parameters())["blocks.1.mlp.expand.weight"].register_hook(poison)
+    trainer.model.blocks[1].mlp.expand.register_forward_hook(poison)
 
     def noted_step(number: int, micro_batches):
         launched.append(number)
@@ -172,10 +173,14 @@ def failing_at(run, at: int) -> dict:
     return {"told": told, "launched": launched, "unchanged": same}
 
 
-@pytest.mark.parametrize("layout", ["layout.tensor=1", "layout.tensor=2", "layout.data=2"])
+@pytest.mark.parametrize(
+    "layout",
+    [(), ("layout.tensor=2",), ("layout.data=2",), ("layout.data=2", 'layout.sharding="zero3"')],
+    ids=["one rank", "tensor 2", "data 2", "zero3"],
+)
 def test_nothing_is_made_of_a_step_that_failed_nor_of_later_ones(ranks, run_with, layout):
     """A step is launched before the one before is known to have failed: it must leave everything as it was."""
-    run = run_with(layout, "training.steps=9", "checkpoint.every=2", "checkpoint.keep=9", "training.validate_every=2")
+    run = run_with(*layout, "training.steps=9", "checkpoint.every=2", "checkpoint.keep=9", "training.validate_every=2")
     results = ranks.run(run.layout.world_size, failing_at, run, 4)
     for result in results:
         assert result["launched"] == [0, 1, 2, 3, 4, 5], "one step further, as a GPU would need it"

@@ -19,6 +19,7 @@ LAYOUTS = {
     "tensor 2": ("layout.tensor=2",),
     "data 2": ("layout.data=2",),
     "split": ("layout.tensor=2", "layout.sequence_parallel=true"),
+    "zero3": ("layout.data=2", 'layout.sharding="zero3"'),
 }
 
 
@@ -27,11 +28,20 @@ def weights_of(trainer: Any) -> list[torch.Tensor]:
 
 
 def overflow_once(trainer: Any, name: str, rank: int) -> None:
-    """One gradient is no number any more, on one rank of all; the returned handle undoes it."""
+    """In the next backward pass a parameter's gradient is no number, on one rank of all.
+
+    Where data ranks share a copy, what is passed back to its module is none, since parameters are gathered there.
+    """
     mesh = trainer.mesh
-    if mesh.data.rank * mesh.tensor.size + mesh.tensor.rank == rank:
+    if mesh.data.rank * mesh.tensor.size + mesh.tensor.rank != rank:
+        return
+    if mesh.sharding is None:
         handle = dict(trainer.model.named_parameters())[name].register_hook(
             lambda gradient: (handle.remove(), gradient * float("inf"))[1]
+        )
+    else:
+        handle = trainer.model.get_submodule(name.rpartition(".")[0]).register_forward_hook(
+            lambda _, __, output: (handle.remove(), output.register_hook(lambda g: g * float("inf")), None)[2]
         )
 
 
@@ -53,18 +63,19 @@ def steps_of(run: Any, num_steps: int, first: float, overflows: dict[int, str]) 
 @pytest.mark.parametrize("options", LAYOUTS.values(), ids=LAYOUTS)
 def test_scale_that_is_far_too_high_comes_down_and_then_weights_change(ranks, run_with, options):
     run = run_with(*FP16, *options)
-    told = ranks.run(run.layout.world_size, steps_of, run, 20, 2.0**34, {})
+    told = ranks.run(run.layout.world_size, steps_of, run, 10, 2.0**24, {})
     assert all(steps == told[0] for steps in told)
-    num_skipped = sum(skipped for _, skipped, _ in told[0])
-    assert 5 <= num_skipped <= 18, "each of the first steps must overflow"
-    for step, (scale, skipped, changed) in enumerate(told[0]):
-        assert skipped == (step < num_skipped)
+    assert [skipped for _, skipped, _ in told[0]][:4] == [True] * 4
+    assert not told[0][-1][1]
+    expected = 2.0**24
+    for scale, skipped, changed in told[0]:
+        assert scale == expected
         assert changed != skipped
-        assert scale == 2.0 ** (34 - min(step, num_skipped))
+        expected = scale / 2 if skipped else scale
 
 
 @pytest.mark.parametrize("name", ["blocks.0.mlp.expand.weight", "final_norm.bias", "blocks.1.mlp.contract.bias"])
-@pytest.mark.parametrize("options", [LAYOUTS["tensor 2"], LAYOUTS["data 2"], LAYOUTS["split"]], ids=str)
+@pytest.mark.parametrize("options", list(LAYOUTS.values())[1:], ids=list(LAYOUTS)[1:])
 def test_overflow_on_one_rank_skips_the_step_on_all(ranks, run_with, options, name):
     """Also of a gradient that all ranks hold whole and nobody sums."""
     told = ranks.run(2, steps_of, run_with(*FP16, *options), 4, FIRST, {1: name})
@@ -77,7 +88,7 @@ def test_overflow_on_one_rank_skips_the_step_on_all(ranks, run_with, options, na
 def forced_losses(run: Any, num_steps: int) -> list[float]:
     """The losses of the steps that were not skipped; two overflows are planted, and the first scale is too high."""
     trainer, batches = parts(run)
-    trainer.loss_scale.scale.fill_(2.0**30)
+    trainer.loss_scale.scale.fill_(2.0**24)
     losses: list[float] = []
     planted = {10, 30}
     while len(losses) < num_steps:
@@ -89,7 +100,7 @@ def forced_losses(run: Any, num_steps: int) -> list[float]:
         if not result.skipped:
             losses.append(result.loss)
     assert not planted
-    assert trainer.loss_scale.scale.item() < 2.0**26
+    assert trainer.loss_scale.scale.item() < 2.0**20
     return losses
 
 
@@ -99,8 +110,8 @@ def test_losses_stay_near_float32_over_fifty_steps(ranks, run_with):
     half = ranks.run(1, forced_losses, run_with(*base, "training.precision=float16"), 50)[0]
     brain = ranks.run(1, losses_of, run_with(*base, "training.precision=bfloat16"), 50)[0]
     assert exact[-1] < exact[0] - 0.5
-    assert half == pytest.approx(exact, rel=2e-3)
-    assert brain == pytest.approx(exact, rel=1e-2)
+    assert half == pytest.approx(exact, rel=5e-4)
+    assert brain == pytest.approx(exact, rel=3e-3)
     assert half != exact != brain
 
 

@@ -12,7 +12,7 @@ from crosscut.training.optimizer import LocalAdamW, OnDevice, Piece, make_optimi
 from tests.training.jobs import loop, parts
 
 OFFLOAD = 'training.offload=["optimizer"]'
-LAYOUTS = {"one rank": (), "tensor 2": ("layout.tensor=2",), "data 2": ("layout.data=2",)}
+LAYOUTS = {"one rank": (), "tensor 2": ("layout.tensor=2",), "zero2": ("layout.data=2", 'layout.sharding="zero2"')}
 
 
 @pytest.mark.parametrize(

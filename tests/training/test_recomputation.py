@@ -196,3 +196,8 @@ def test_host_memory_fetches_one_tensor_ahead():
     put = [memory._put(torch.randn(3)) for _ in range(3)]
     memory._get(put[2])
     assert [waiting.device is None for waiting in put] == [True, False, True]
+    memory._get(put[1])
+    memory._get(put[0])
+    later = memory._put(torch.randn(3))
+    memory._get(later)
+    assert [waiting.device is None for waiting in (*put, later)] == [True] * 4, "an earlier pass has had its own"

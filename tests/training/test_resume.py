@@ -21,7 +21,7 @@ def record(run: RunConfig, resume_from: Path | None = None) -> dict:
     """
     trainer, batches = parts(run)
     if trainer.loss_scale is not None:
-        trainer.loss_scale.scale.fill_(2.0**21)
+        trainer.loss_scale.scale.fill_(2.0**20)
     Path(run.output.folder).mkdir(parents=True, exist_ok=True)
     seen: dict[int, list] = {}
     losses: dict[int, float] = {}
@@ -93,18 +93,18 @@ def test_same_layout_goes_on_to_the_last_bit(ranks, run_with, layout):
             assert torch.equal(weight, theirs["weights"][name]), name
 
 
-@pytest.mark.parametrize("layout", ["1x1", "2x2"])
+@pytest.mark.parametrize("layout", ["2x2"])
 def test_float16_goes_on_to_the_last_bit(ranks, run_with, layout):
-    run = run_with(HERE, "training.precision=float16", "checkpoint.every=1", "training.steps=12", *LAYOUTS[layout])
+    run = run_with(HERE, "training.precision=float16", "checkpoint.every=1", *LAYOUTS[layout])
     whole = train(ranks, run)
     scales = whole[0]["scales"]
-    num_skipped = sum(scales[step + 1] < scales[step] for step in range(11))
-    assert 2 <= num_skipped <= 10
+    num_skipped = sum(scales[step + 1] < scales[step] for step in range(5))
+    assert 1 <= num_skipped <= 3
     for at in (1, num_skipped + 1):  # among the overflows, and after a good step
         resumed = train(ranks, run, checkpoint_of(run, at))
         for ours, theirs in zip(whole, resumed, strict=True):
-            assert theirs["scale"] == ours["scale"] == [scales[11], 12 - num_skipped]
-            for step in range(at, 12):
+            assert theirs["scale"] == ours["scale"] == [scales[5], 6 - num_skipped]
+            for step in range(at, 6):
                 assert theirs["scales"][step] == ours["scales"][step]
                 assert theirs["losses"][step] == ours["losses"][step]
             for name, weight in ours["weights"].items():
@@ -126,7 +126,7 @@ def test_run_takes_up_a_loss_scale_where_the_checkpoint_has_none(ranks, run_with
     run = run_with(HERE)
     train(ranks, run)
     half = train(ranks, run_with(HERE, "training.precision=float16"), checkpoint_of(run, 3))
-    assert half[0]["scales"][3] == 2.0**21
+    assert half[0]["scales"][3] == 2.0**20
     assert train(ranks, run, checkpoint_of(run, 6 - 3))[0]["scale"] is None
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from crosscut.planner import parameters_per_rank
-from tests.training.jobs import losses_of, parts
+from tests.training.jobs import losses_of, parts, poisoned_step
 
 ZERO_2, ZERO_3 = "layout.sharding=zero2", "layout.sharding=zero3"
 SPLIT = ("layout.tensor=2", "layout.sequence_parallel=true")
@@ -136,3 +136,11 @@ def test_gathered_in_a_narrow_type_the_losses_are_those_of_whole_copies(ranks, r
     expected = ranks.run(2, losses_of, run_with(*base), 3)[0]
     for losses in ranks.run(2, losses_of, run_with(*base, ZERO_3), 3):
         assert losses == pytest.approx(expected, rel=tolerance)
+
+
+def test_a_step_whose_loss_is_no_number_is_told_by_all_ranks(ranks, run_with):
+    run = run_with("model.dropout=0.0", "layout.data=2", ZERO_3)
+    told = ranks.run(2, poisoned_step, run, "blocks.1.mlp.expand.weight", float("nan"))
+    assert told[0] == told[1]
+    assert "It began in the output of `blocks.1.mlp.expand`" in told[0]["message"]
+    assert told[0]["unchanged"]

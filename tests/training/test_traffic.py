@@ -20,6 +20,7 @@ LAYOUTS = [
     ("layout.tensor=2", "training.micro_batch_size=1"),
     ("layout.tensor=2", "layout.data=2", "training.micro_batch_size=1"),
     ("layout.tensor=2", 'training.recompute="full"'),
+    ("layout.data=2", 'layout.sharding="zero3"', 'training.recompute="full"'),
     ("layout.tensor=2", "layout.sequence_parallel=true", 'training.recompute="full"', "training.recompute_every=2"),
     ("layout.tensor=2", "layout.sequence_parallel=true", 'training.recompute="selective"'),
     ("layout.tensor=2", "layout.sequence_parallel=true", 'training.recompute="operators"'),

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from crosscut.config import Layout
 from crosscut.model import attention, gpt
@@ -48,6 +49,7 @@ TENSOR = Layout(tensor=2)
 SPLIT = Layout(tensor=2, sequence_parallel=True)
 DATA = Layout(data=2)
 BOTH = Layout(tensor=2, data=2)
+SHARED = Layout(data=2, sharding="zero3")
 
 
 @dataclass(frozen=True)
@@ -176,9 +178,9 @@ def row_bias_per_rank(patch: Patch) -> None:
 
     class BiasFirst(linear._MultiplyAndLeave):
         @staticmethod
-        def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mesh: ParallelMesh, is_needed: bool) -> Tensor:
+        def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mesh: ParallelMesh, *how: Any) -> Tensor:
             ctx.save_for_backward(x, weight)
-            ctx.mesh, ctx.has_bias = mesh, True
+            ctx.mesh, ctx.products, ctx.has_bias = mesh, how[0], True
             return wait(g(F.linear(x, weight, bias), mesh), mesh.tensor)
 
     patch.setattr(linear, "_MultiplyAndLeave", BiasFirst)
@@ -363,6 +365,17 @@ def not_summed_over_data(patch: Patch) -> None:
     patch.setattr(GradientReducer, "_receive", keep)
 
 
+@fault("gradient averaged over the ranks that share a copy", "gradient reduction", SHARED)
+def averaged_over_shares(patch: Patch) -> None:
+    divide = FSDPModule.set_gradient_divide_factor
+    patch.setattr(FSDPModule, "set_gradient_divide_factor", lambda self, _: divide(self, 2.0))
+
+
+@fault("every share starts from the first one's weights", "tokens", SHARED)
+def shares_drawn_alike(patch: Patch) -> None:
+    patch.setattr(random, "local_offsets", lambda tensor: [0] * tensor.dim())
+
+
 # --- random numbers --------------------------------------------------------------------------------------------------
 
 
@@ -374,6 +387,7 @@ def _restart_with(
         torch.manual_seed(seed_of("per rank", *place, *per_rank(self.mesh)))
         self._per_rank_state = self._get_state()
         torch.manual_seed(seed_of("shared", *place, *shared(self.mesh)))
+        self._started = True
 
     patch.setattr(RandomStreams, "restart", restart)
 

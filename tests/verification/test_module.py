@@ -21,6 +21,7 @@ from crosscut.parallel import (
     normal_,
     reduce_from_tensor_parallel,
     replicated_parameter,
+    shard_model,
     sharded_parameter,
 )
 from crosscut.parallel.parameters import local
@@ -128,6 +129,33 @@ def _verify(kind: Callable[..., nn.Module], layout: Layout) -> Report:
 def test_right_model_passes_whatever_it_is_made_of(ranks: RankPool, kind, layout: Layout) -> None:
     report = ranks.run(layout.world_size, _verify, kind, layout)[0]
     assert report.same, (report.first, [row for row in report.rows if not row.same])
+
+
+class Shared(nn.Module):
+    """Two layers and a norm, which data ranks may share."""
+
+    def __init__(self, mesh: ParallelMesh) -> None:
+        super().__init__()
+        wide: Any = {"mesh": mesh, "dtype": torch.float64}
+        pairs = [(ColumnParallelLinear(8, 16, **wide), RowParallelLinear(16, 8, **wide)) for _ in range(2)]
+        self.layers = nn.ModuleList(nn.Sequential(first, nn.GELU(), second) for first, second in pairs)
+        self.norm = LayerNorm(8, **wide)
+        shard_model(self, mesh, units=self.layers)
+        fill(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        y: Tensor = self.norm(x)
+        return y
+
+
+@pytest.mark.parametrize("sharding", ["zero2", "zero3"])
+def test_own_model_that_data_ranks_share_passes(ranks: RankPool, sharding: str) -> None:
+    layout = Layout(tensor=2, data=2, sharding=sharding)
+    report = ranks.run(4, _verify, Shared, layout)[0]
+    assert report.same, (report.first, [row for row in report.rows if not row.same])
+    assert report.layout == str(layout)
 
 
 def test_scalar_parameter_and_a_state_that_training_moves_pass(ranks: RankPool) -> None:

@@ -23,9 +23,18 @@ LAYOUTS = [
 ]
 SHARDED = [
     Layout(data=2, sharding="zero3"),
-    Layout(tensor=2, data=2, sharding="zero2"),
-    Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True),
+    Layout(tensor=2, data=2, sharding="zero2", sequence_parallel=True),
     Layout(data=4, sharding="zero3", shard_group=2),
+    *(
+        pytest.param(layout, marks=pytest.mark.slow)
+        for layout in (
+            Layout(data=2, sharding="zero2"),
+            Layout(tensor=2, data=2, sharding="zero2"),
+            Layout(tensor=2, data=2, sharding="zero3"),
+            Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True),
+            Layout(data=4, sharding="zero2", shard_group=2),
+        )
+    ),
 ]
 
 
