@@ -90,6 +90,8 @@ def _make_state(optimizer: Optimizer) -> None:
         parameter.grad = None
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
+    if any(parameter.is_cuda for parameter in parameters):  # a state in host memory may still be on its way there
+        torch.cuda.synchronize()
 
 
 def load_model(

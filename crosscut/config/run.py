@@ -285,6 +285,11 @@ class RunConfig:
             )
         return ""
 
+    @property
+    def is_compiled_on_gpus(self) -> bool:
+        """Whether layers are compiled where the run is on GPUs that allow it."""
+        return self.training.compile != "off" and not self.reason_against_compiling
+
     def _check_tensor_axis(self) -> None:
         tensor, heads = self.layout.tensor, self.model.num_heads
         if heads % tensor:

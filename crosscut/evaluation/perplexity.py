@@ -44,6 +44,6 @@ def evaluate_loss(model: GPT, batches: Iterable[tuple[Tensor, Tensor]]) -> Score
             sums[1] += (targets != IGNORED).sum()
     finally:
         reshard(model)
-    model.train(was_training)
+        model.train(was_training)
     loss, count = all_reduce(sums, model.mesh.data).tolist()
     return Score(loss=loss / max(count, 1), num_tokens=int(count))

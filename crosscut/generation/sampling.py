@@ -1,6 +1,7 @@
 """Sampling a continuation token by token.
 
-Every rank computes the same logits and draws from the same stream, so the ranks agree without sending their choice.
+Every rank computes the same logits and draws from the same stream, so the ranks agree without sending their choice;
+those that share one copy of the model make sure.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from crosscut.config import ConfigError
 from crosscut.model import GPT
-from crosscut.parallel import reshard, seed_of
+from crosscut.parallel import ParallelMesh, reshard, seed_of
+from crosscut.parallel.collectives import all_reduce
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,15 +44,24 @@ def sample(model: GPT, prompt: Sequence[int], sampling: Sampling, *, stop: int |
     model.eval()
     generator = torch.Generator().manual_seed(seed_of("sample", sampling.seed))
     tokens = list(prompt)
-    for _ in range(sampling.num_tokens):
-        logits = model.logits(torch.tensor([tokens[-model.config.max_sequence_length :]], device=model.mesh.device))[0]
-        choice = _draw(logits.float().cpu(), sampling, generator)
-        if choice == stop:
-            break
-        tokens.append(choice)
-    reshard(model)
-    model.train(was_training)
+    try:
+        for _ in range(sampling.num_tokens):
+            context = torch.tensor([tokens[-model.config.max_sequence_length :]], device=model.mesh.device)
+            choice = _agreed(_draw(model.logits(context)[0].float().cpu(), sampling, generator), model.mesh)
+            if choice == stop:
+                break
+            tokens.append(choice)
+    finally:
+        reshard(model)
+        model.train(was_training)
     return tokens[len(prompt) :]
+
+
+def _agreed(choice: int, mesh: ParallelMesh) -> int:
+    """One choice for all ranks that gather layers together: devices of other kinds may round a close call otherwise."""
+    if mesh.sharding is None:
+        return choice
+    return int(all_reduce(torch.tensor(choice, device=mesh.device), mesh.data, "max"))
 
 
 def _draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:

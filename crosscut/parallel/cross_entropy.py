@@ -44,7 +44,7 @@ class _Plan(NamedTuple):
     """Tokens whose logits are there at once."""
     needs_grad: bool
     passes: LossPasses | None
-    """What goes over the logits, compiled; None for PyTorch's own operators."""
+    """What goes over the logits, compiled; None for passes in place."""
 
 
 def vocab_parallel_cross_entropy(
@@ -63,7 +63,8 @@ def vocab_parallel_cross_entropy(
     `hidden` [N, H] is the same on all ranks of the axis and must come through f (or the gather of the sequence), since
     its gradient here is this rank's part. `weight` [V/T, H] is this rank's rows, also as a wider type than `hidden`;
     rows from `vocab_size` on take no probability. `targets` [N], `IGNORED` ones add nothing. `scale` is a number or a
-    scalar tensor on the same device. (float64 gives a float64 scalar.)
+    scalar tensor on the same device. (float64 gives a float64 scalar.) With `passes` what goes over the logits is
+    compiled.
 
     Forward: per chunk an all-reduce (max) of C elements and one (sum) of 2 C. Backward: nothing is sent.
     Source: paper, section 3. Raises `LayoutError` when the shapes do not fit each other, `ConfigError` when
@@ -110,28 +111,27 @@ class _ProjectAndCompare(Function):
         grad_hidden = torch.empty_like(hidden) if plan.needs_grad else None
         grad_weight = torch.zeros_like(weight) if plan.needs_grad else None
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        scale = plan.scale.to(wide) if isinstance(plan.scale, Tensor) else plan.scale
         total = torch.zeros((), dtype=wide, device=hidden.device)
         # One buffer for the logits of all chunks: fresh ones would cost more than the passes over them.
         size = (min(plan.chunk, hidden.shape[0]), rows.shape[0])
-        buffer = torch.empty(size if plan.passes is None else (0,), dtype=wide, device=hidden.device)
+        buffer = torch.empty(size, dtype=wide, device=hidden.device) if plan.passes is None else None
         for start in range(0, hidden.shape[0], plan.chunk):
             piece = slice(start, start + plan.chunk)
-            error: Tensor | None = None
-            if plan.passes is None:
+            if buffer is not None:
                 product = _project(hidden[piece], rows, buffer)
                 log_p, losses = _compare(product, buffer[: product.shape[0]], targets[piece], part)
                 error = _error(log_p, targets[piece], part, product) if plan.needs_grad else None
             else:
                 losses, error = _compare_compiled(hidden[piece] @ rows.t(), targets[piece], part, plan)
-            keep = (targets[piece] != IGNORED).to(wide)
-            total += (losses * keep).sum()
+            keep = targets[piece] != IGNORED
+            total += losses.masked_fill(~keep, 0.0).sum()
             if error is not None and grad_hidden is not None and grad_weight is not None:
-                factor = (keep * scale).unsqueeze(1)  # per token, so it may as well scale what is H wide, not V
-                torch.mm(error, rows, out=grad_hidden[piece]).mul_(factor)
-                _add_product(grad_weight, error.t(), (hidden[piece] * factor).to(hidden.dtype))
+                keep = keep.unsqueeze(1)  # a token that does not count is left out where it is H wide, not V
+                torch.mm(error, rows, out=grad_hidden[piece]).mul_(keep)
+                _add_product(grad_weight, error.t(), hidden[piece] * keep)
+        scale = plan.scale.to(wide) if isinstance(plan.scale, Tensor) else plan.scale
         if grad_hidden is not None and grad_weight is not None:
-            ctx.gradients = (grad_hidden, grad_weight)
+            ctx.gradients = (grad_hidden, grad_weight, scale)
         return total * scale
 
     @staticmethod
@@ -139,9 +139,10 @@ class _ProjectAndCompare(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         if ctx.gradients is None:
             raise RuntimeError("vocab_parallel_cross_entropy gives its gradients once: call backward once.")
-        grad_hidden, grad_weight = ctx.gradients
+        grad_hidden, grad_weight, scale = ctx.gradients
         ctx.gradients = None  # they are scaled in place, so they may not be given again
-        return grad_hidden.mul_(grad), grad_weight.mul_(grad), None, None, None
+        factor = grad * scale
+        return grad_hidden.mul_(factor), grad_weight.mul_(factor), None, None, None
 
 
 def _project(x: Tensor, rows: Tensor, buffer: Tensor) -> Tensor:
@@ -149,17 +150,6 @@ def _project(x: Tensor, rows: Tensor, buffer: Tensor) -> Tensor:
     if buffer.dtype == x.dtype:
         return torch.mm(x, rows.t(), out=buffer[: x.shape[0]])
     return x @ rows.t()
-
-
-def _compare_compiled(logits: Tensor, targets: Tensor, part: _Part, plan: _Plan) -> tuple[Tensor, Tensor | None]:
-    """The losses [C], and the probabilities less one at the target [C, V/T] where gradients are needed."""
-    passes = plan.passes
-    assert passes is not None
-    wide, index = torch.promote_types(logits.dtype, torch.float32), targets - part.first
-    highest = all_reduce(passes.highest(logits, part.num_real, wide), part.axis, "max")
-    sums, target = all_reduce(passes.sums(logits, highest, index, part.num_real), part.axis).unbind()
-    error = passes.error(logits, highest, sums, index, part.num_real) if plan.needs_grad else None
-    return sums.log() - target, error
 
 
 def _compare(product: Tensor, log_p: Tensor, targets: Tensor, part: _Part) -> tuple[Tensor, Tensor]:
@@ -189,6 +179,18 @@ def _error(log_p: Tensor, targets: Tensor, part: _Part, product: Tensor) -> Tens
     at_target = log_p.gather(1, index.unsqueeze(1)).exp_() - here.unsqueeze(1).to(log_p.dtype)
     error = torch.exp(log_p, out=product)
     return error.scatter_(1, index.unsqueeze(1), at_target.to(error.dtype))
+
+
+def _compare_compiled(logits: Tensor, targets: Tensor, part: _Part, plan: _Plan) -> tuple[Tensor, Tensor | None]:
+    """The losses [C] and, where gradients are asked for, probabilities less one at the target [C, V/T]."""
+    passes = plan.passes
+    assert passes is not None
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    index = targets - part.first
+    highest = all_reduce(passes.highest(logits, part.num_real, wide), part.axis, "max")
+    sums, target = all_reduce(passes.sums(logits, highest, index, part.num_real), part.axis).unbind()
+    error = passes.error(logits, highest, sums, index, part.num_real) if plan.needs_grad else None
+    return sums.log() - target, error
 
 
 def _local_index(targets: Tensor, part: _Part) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial
 
 from crosscut.config import LayoutError
-from crosscut.parallel.collectives import all_reduce, start_all_reduce, wait
+from crosscut.parallel.collectives import all_reduce, start_all_reduce_owned, wait
 from crosscut.parallel.mesh import Axis, ParallelMesh
 from crosscut.parallel.parameters import cut_dim, dim_cut_by
 
@@ -122,7 +122,7 @@ class GradientReducer:
 
     def _send(self, bucket: _Bucket) -> None:
         flat = torch.cat([_flat_gradient(p) for p in bucket.parameters])
-        bucket.sent = start_all_reduce(flat, self.mesh.data)
+        bucket.sent = start_all_reduce_owned(flat, self.mesh.data)
 
     def _receive(self, bucket: _Bucket) -> None:
         assert bucket.sent is not None

@@ -14,17 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint
 
 from crosscut.config.conventions import num_pieces
 from crosscut.parallel.collectives import wait
 from crosscut.parallel.mesh import ParallelMesh
 from crosscut.parallel.operators import (
-    enter_tensor_parallel,
     finish_enter_forward,
     finish_leave_backward,
     left_shape,
     require_sequence,
+    start_enter_again,
     start_enter_backward,
     start_enter_forward,
     start_leave_backward,
@@ -63,7 +62,7 @@ class _EnterAndMultiply(Function):
         x, weight = ctx.saved_tensors
         mesh, products = ctx.mesh, ctx.products
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        entering = start_enter_forward(x, mesh) if needs_weight else None
+        entering = start_enter_again(x, grad, mesh) if needs_weight else None
         pending = start_enter_backward(products.input_gradient(grad, weight), mesh) if needs_x else None
         grad_bias = _over_tokens(grad) if ctx.has_bias and needs_bias else None
         grad_weight = None
@@ -71,45 +70,6 @@ class _EnterAndMultiply(Function):
             grad_weight = products.weight_gradient(grad, finish_enter_forward(entering, mesh))
         grad_x = None if pending is None else wait(pending, mesh.tensor)
         return grad_x, grad_weight, grad_bias, None, None
-
-
-class _Multiply(Function):
-    """A linear layer by itself."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, products: Products) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.products, ctx.has_bias = products, bias is not None
-        return products.output(x, weight, bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        grad_x = ctx.products.input_gradient(grad, weight) if needs_x else None
-        grad_weight = ctx.products.weight_gradient(grad, x) if needs_weight else None
-        return grad_x, grad_weight, _over_tokens(grad) if ctx.has_bias and needs_bias else None, None
-
-
-def _enter_and_multiply(
-    x: Tensor, weight: Tensor, bias: Tensor | None, mesh: ParallelMesh, products: Products
-) -> Tensor:
-    """`F.linear(enter_tensor_parallel(x), weight, bias)`, of which the backward pass keeps `x` as it came."""
-    y: Tensor
-    if mesh.sequence_parallel and torch.compiler.is_compiling():
-        # A compiler that is not told what to compute again does the second gather in the forward pass and keeps it.
-        y = checkpoint(_enter_then_multiply, x, weight, bias, mesh, products, use_reentrant=False)
-    else:
-        y = _EnterAndMultiply.apply(x, weight, bias, mesh, products)
-    return y
-
-
-def _enter_then_multiply(
-    x: Tensor, weight: Tensor, bias: Tensor | None, mesh: ParallelMesh, products: Products
-) -> Tensor:
-    y: Tensor = _Multiply.apply(enter_tensor_parallel(x, mesh), weight, bias, products)
-    return y
 
 
 class _MultiplyAndLeave(Function):
@@ -152,7 +112,7 @@ class _MultiplyAndLeave(Function):
             grad_x = products.input_gradient(whole, weight) if needs_x else None
             grad_weight = products.weight_gradient(whole, x) if needs_weight else None
             return grad_x, grad_weight, grad_bias, None, None, None
-        grad_x = torch.empty_like(x) if needs_x else None
+        grad_x = x.new_empty(x.shape) if needs_x else None  # rows that lie together, however those of x do
         grad_weight = torch.zeros_like(weight) if needs_weight else None
         for i, piece in enumerate(leaving):
             whole = finish_leave_backward(piece, ctx.mesh)
@@ -242,7 +202,8 @@ class ColumnParallelLinear(nn.Module):
         if self.mesh.symmetric_memory:
             product = gather_and_multiply(x, weight, self.mesh)
             return product if bias is None else product + bias
-        return _enter_and_multiply(x, weight, bias, self.mesh, self.products)
+        y: Tensor = _EnterAndMultiply.apply(x, weight, bias, self.mesh, self.products)
+        return y
 
 
 class RowParallelLinear(nn.Module):

@@ -1,6 +1,6 @@
 """The passes over a chunk's logits that the loss takes, compiled: each reads them once and writes what the next needs.
 
-Uncompiled, PyTorch's log-softmax and what follows it go over float32 numbers. Compiled there are three passes, over
+Uncompiled, the loss changes the logits in place in a dozen passes over float32 numbers. Compiled they are three, over
 logits in the products' own type: the maximum; the sum of exponentials and the target's logit; the error, whose
 exponentials are computed again, since that costs less than to write and read them. Between the passes ranks meet, so
 these are the largest pieces that a compiler can fuse.
@@ -38,10 +38,10 @@ def _sums(logits: Tensor, highest: Tensor, index: Tensor, num_real: int) -> Tens
 
 
 def _error(logits: Tensor, highest: Tensor, sums: Tensor, index: Tensor, num_real: int) -> Tensor:
-    """The gradient p - e, in the type of the logits [C, V/T]; 0 for padding."""
+    """The probabilities p less one at the target, in the type of the logits [C, V/T]; 0 for padding."""
     columns = _columns(logits)
-    exponentials = (logits.to(highest.dtype) - highest.unsqueeze(1)).exp()
-    error = exponentials / sums.unsqueeze(1) - (columns == index.unsqueeze(1)).to(highest.dtype)
+    p = (logits.to(highest.dtype) - highest.unsqueeze(1)).exp() / sums.unsqueeze(1)
+    error = p - (columns == index.unsqueeze(1)).to(p.dtype)
     return torch.where(columns < num_real, error, 0.0).to(logits.dtype)
 
 

@@ -126,14 +126,14 @@ def _make_hybrid_mesh(layout: Layout, device: torch.device, sequence_parallel: b
 
 
 def layout_of(mesh: ParallelMesh) -> Layout:
-    """The layout that the mesh was made from."""
+    """A layout that makes such a mesh."""
     sharding = mesh.sharding
     return Layout(
         tensor=mesh.tensor.size,
         data=mesh.data.size,
         sequence_parallel=mesh.sequence_parallel,
         sharding="none" if sharding is None else "zero2" if sharding.keeps_weights else "zero3",
-        shard_group=0 if sharding is None else sharding.shard.size,
+        shard_group=0 if sharding is None or sharding.replica is None else sharding.shard.size,
         symmetric_memory=mesh.symmetric_memory,
     )
 

@@ -1,7 +1,8 @@
 """Random numbers under tensor parallelism (paper, section 3.1), as functions of the seed alone.
 
 *Weights*: a parameter's initial values follow from (seed, name). They are drawn in blocks along the dimension that the
-tensor axis cuts, so that a rank draws little more than it holds and every layout holds the same.
+tensor axis cuts, so that a tensor rank draws little more than it holds and every layout holds the same. (Data ranks
+that share a tensor rank's part each draw all of it, where it is cut along columns.)
 
 *Dropout*: between the parallel regions every tensor rank must drop the same elements, inside them each its own. So
 there are two streams, one shared by the tensor ranks and one per rank, both restarted at every forward pass from (seed,

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from crosscut.config import LayoutError
@@ -23,27 +23,38 @@ from crosscut.parallel.gradients import GradientReducer, require_distributed
 from crosscut.parallel.mesh import ParallelMesh
 from crosscut.parallel.parameters import initial_value_of, local_part
 
+_SUMS_UNUSED = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
+"""Whether gradients are summed also of parameters that a backward pass reaches on some ranks only: from torch 2.12."""
+
 
 def shard_model(
-    model: nn.Module, mesh: ParallelMesh, *, units: Iterable[nn.Module], compute_dtype: torch.dtype | None = None
+    model: nn.Module,
+    mesh: ParallelMesh,
+    *,
+    units: Iterable[nn.Module],
+    compute_dtype: torch.dtype | None = None,
+    always_used: bool = False,
 ) -> None:
     """Cut a model over the shard groups of the mesh, in place; leaves it alone where the layout shards nothing.
 
     `units` are submodules that are gathered as wholes, in the order in which they run. `compute_dtype` is the type in
     which their parameters are gathered, by default their own; gradients are summed in the type of the parameters.
+    `always_used` says that every backward pass of every rank reaches every parameter: PyTorch before 2.12 can sum no
+    others.
 
     Layers make their parameters on `meta` on such a mesh, so that no rank ever holds the whole. Afterwards they have
     memory and their first values (zeros, ones for norms): give them theirs now (`normal_`), and make reducer and
     optimizer now, since the parameters are new objects. Outside a unit's forward pass `named_parameters` gives the
     shares, but those of the root only after a backward pass or `reshard`. Every rank calls it. Raises `LayoutError`
-    for a parameter that is not a `DTensor` on the tensor axis, and for one without a dimension.
+    for a parameter that is not a `DTensor` on the tensor axis, for one without a dimension, for a buffer on `meta`, and
+    with PyTorch before 2.12 unless parameters are `always_used`.
     """
     if mesh.sharding is None:
         return
     parameters = dict(model.named_parameters())
-    _require_shareable(parameters)
-    values = {name: initial_value_of(parameter) for name, parameter in parameters.items()}
-    on_meta = any(parameter.is_meta for parameter in parameters.values())
+    _require_shareable(parameters, dict(model.named_buffers()))
+    _require_sums(always_used)
+    values = {name: initial_value_of(parameter) for name, parameter in parameters.items() if parameter.is_meta}
     reduce_dtype = next(iter(parameters.values())).dtype
     for unit in (*units, model):
         dtype = None if unit is model else compute_dtype
@@ -56,16 +67,31 @@ def shard_model(
         assert isinstance(unit, FSDPModule)
         unit.set_gradient_divide_factor(1.0)  # gradients are sums
         unit.set_force_sum_reduction_for_comms(True)  # a plain sum, which every backend has
-        if hasattr(unit, "set_reduce_scatter_unused_params"):
+        if _SUMS_UNUSED:
             unit.set_reduce_scatter_unused_params(True, recurse=False)
-    if on_meta:
-        model.to_empty(device=mesh.device)
-        for name, parameter in model.named_parameters():
+    model._apply(lambda tensor: torch.empty_like(tensor, device=mesh.device) if tensor.is_meta else tensor)
+    for name, parameter in model.named_parameters():
+        if name in values:
             local_part(parameter.detach()).fill_(values[name])
 
 
-def _require_shareable(parameters: Mapping[str, nn.Parameter]) -> None:
+def _require_sums(always_used: bool) -> None:
+    if not (always_used or _SUMS_UNUSED):
+        raise LayoutError(
+            "A sharded model must be `always_used` with PyTorch before 2.12, which sums wrongly what some ranks do not "
+            f"use, but this is {torch.__version__} and nothing is said of it. Install a later one, or pass "
+            "always_used=True where every backward pass reaches every parameter."
+        )
+
+
+def _require_shareable(parameters: Mapping[str, nn.Parameter], buffers: Mapping[str, Tensor]) -> None:
     require_distributed(parameters.values())
+    for name, buffer in buffers.items():
+        if buffer.is_meta:
+            raise LayoutError(
+                f"`{name}` must have its values before the model is sharded, but is a buffer on `meta`. Make it on the "
+                "mesh's `device`."
+            )
     for name, parameter in parameters.items():
         if not parameter.dim():
             raise LayoutError(

@@ -34,7 +34,7 @@ def step_traffic(
 
     `loss_chunk_tokens` is the number of tokens whose logits the loss holds at once, by default the one that training
     takes; it sets how often the loss sends, not how much. `compiled` layers repeat their last collective too when they
-    are recomputed; by default they are compiled where `training.compile` is `on`. Raises `ConfigError` where
+    are recomputed; by default they are compiled where `training.compile` is `on`, or `auto` with `training.device` cuda. Raises `ConfigError` where
     `model.vocab_size` is still 0 or `loss_chunk_tokens` is below 1.
     """
     if loss_chunk_tokens is None:
@@ -43,7 +43,7 @@ def step_traffic(
         loss_chunk_tokens = default_loss_chunk(local_vocab_size, num_tokens, device=run.training.device)
     require_at_least("loss_chunk_tokens", loss_chunk_tokens, 1)
     if compiled is None:
-        compiled = run.training.compile == "on"
+        compiled = run.is_compiled_on_gpus if run.training.device == "cuda" else run.training.compile == "on"
     split = run.layout.sequence_parallel
     collectives = [
         *(_sequence_parallel(run, compiled) if split else _tensor_parallel(run, compiled)),

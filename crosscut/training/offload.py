@@ -58,6 +58,8 @@ class InHostMemory:
     def pieces(self, whole: Piece) -> Iterator[Piece]:
         """All of `whole`, piece by piece, with the moments on the device; the user changes a piece before the next."""
         cuts = cut_in_pieces([p.numel() for p in whole.parameters], self.piece_elements)
+        if not cuts:  # of what is shared, this rank may have nothing
+            return
         flat = _in_rows(whole)
         device = whole.parameters[0].device
         if device.type != "cuda":
@@ -92,10 +94,11 @@ class InHostMemory:
                 loaded[number].record(inward)
             return there
 
-        ahead = load(0) if cuts else None
+        ahead = load(0)
         for number, cut in enumerate(cuts):
-            assert ahead is not None
-            piece, ahead = ahead, load(number + 1) if number + 1 < len(cuts) else None
+            piece = ahead
+            if number + 1 < len(cuts):
+                ahead = load(number + 1)
             main.wait_event(loaded[number])
             yield piece
             outward.wait_stream(main)

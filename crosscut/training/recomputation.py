@@ -36,8 +36,7 @@ Layer = Callable[[Tensor], Tensor]
 def apply_recomputation(model: GPT, run: RunConfig) -> None:
     """Have every `training.recompute_every`-th layer, from the first, recompute as `training.recompute` says.
 
-    Comes after compilation, whose code a recomputed layer runs as a whole, and before sharding, whose hooks stay
-    outside.
+    Comes after compilation, whose code a recomputed layer runs as a whole; hooks of sharding stay outside.
     """
     training = run.training
     host = HostActivations(model.mesh.device) if "activations" in training.offload else None

@@ -41,7 +41,13 @@ class Trainer:
         self.run, self.mesh = run, mesh
         self.streams = RandomStreams(mesh, run.training.seed)
         self.model = make_model(run.model, precision=run.training.precision, mesh=mesh, streams=self.streams)
-        shard_model(self.model, mesh, units=self.model.blocks, compute_dtype=compute_dtype(run.training.precision))
+        shard_model(
+            self.model,
+            mesh,
+            units=self.model.blocks,
+            compute_dtype=compute_dtype(run.training.precision),
+            always_used=True,
+        )
         initialize(self.model, run.training.seed)
         enable_symmetric_memory(mesh)
         self.compiler = apply_compilation(self.model, run, mesh)

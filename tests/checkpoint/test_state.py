@@ -32,7 +32,7 @@ def latest(root: Path) -> LocalFolder:
 def make(layout: Layout, seed: int, model: ModelConfig = MODEL):
     mesh = make_mesh(layout, torch.device("cpu"))
     gpt = GPT(model, mesh=mesh, streams=RandomStreams(mesh, 0), dtype=torch.float64)
-    shard_model(gpt, mesh, units=gpt.blocks)
+    shard_model(gpt, mesh, units=gpt.blocks, always_used=True)
     initialize(gpt, seed)
     return mesh, gpt, make_optimizer(gpt, OptimizerConfig(learning_rate=1e-2))
 

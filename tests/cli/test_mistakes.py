@@ -46,6 +46,16 @@ def test_tensor_must_divide_the_heads(fail):
     )
 
 
+def test_profile_needs_steps(fail, tmp_path):
+    text = tmp_path / "book.txt"
+    text.write_text("\n\n".join(f"Fellow citizens, address {i} of many, each long enough." * 9 for i in range(60)))
+    message = fail("train", *TINY, f"data.text={text}", "--profile", "layout.tensor=1", "output.folder=run")
+    assert message == (
+        "`training.steps` must leave at least 6 steps to do with --profile, but leaves 4. Train for more steps, "
+        "or leave out --profile."
+    )
+
+
 def test_missing_text_is_told(fail):
     assert "no-such-book.txt" in fail("train", *TINY, "data.text=no-such-book.txt", "output.folder=run")
 

@@ -15,7 +15,7 @@ MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, vocab_size=100, m
 def make(layout: Layout) -> GPT:
     mesh = make_mesh(layout, torch.device("cpu"))
     model = GPT(MODEL, mesh=mesh, streams=RandomStreams(mesh, 0), dtype=torch.float64)
-    shard_model(model, mesh, units=model.blocks)
+    shard_model(model, mesh, units=model.blocks, always_used=True)
     initialize(model, 1)
     return model
 

@@ -144,7 +144,7 @@ def build(
     streams = RandomStreams(mesh, seed=1)
     streams.restart(step=0)
     model = GPT(config, mesh=mesh, streams=streams, dtype=dtype, compute_dtype=compute_dtype)
-    shard_model(model, mesh, units=model.blocks, compute_dtype=compute_dtype)
+    shard_model(model, mesh, units=model.blocks, compute_dtype=compute_dtype, always_used=True)
     initialize(model, seed=3)
     return model
 

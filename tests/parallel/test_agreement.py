@@ -35,7 +35,7 @@ def parameters_on(layout: Layout, dtype: torch.dtype) -> tuple[Any, dict[str, Te
     for number, part in enumerate(model.children()):
         part.weight = sharded_parameter((8, 8), mesh.tensor, dim=number, dtype=dtype, device=mesh.parameter_device)
         part.bias = replicated_parameter((8,), mesh.tensor, dtype=dtype, device=mesh.parameter_device)
-    shard_model(model, mesh, units=[model.first])
+    shard_model(model, mesh, units=[model.first], always_used=True)
     made: dict[str, Tensor] = dict(model.named_parameters())
     for number, (name, parameter) in enumerate(made.items()):
         seed = number * 100 + 10 * (0 if mesh.sharding is None else mesh.sharding.shard.rank)

@@ -100,6 +100,20 @@ def test_it_is_the_cross_entropy_of_the_full_logits(ranks: RankPool, tensor: int
     torch.testing.assert_close(joined([r["weight"] for r in results], 0)[:V], grad_weight, **CLOSE)
 
 
+def test_scale_on_the_device_is_the_scale(ranks: RankPool) -> None:
+    """Bit for bit, also one of a wider type."""
+    hidden, weight, targets = _example()
+    for dtype in (torch.float32, torch.float64):
+        given = (hidden.to(dtype), weight.to(dtype), targets)
+        number, scalar = (
+            ranks.run(2, _loss, 2, *given, {"scale": scale})
+            for scale in (1.0 / 3.0, torch.tensor(1.0 / 3.0, dtype=torch.float64))
+        )
+        for one, other in zip(number, scalar, strict=True):
+            assert other["loss"].dtype == dtype
+            assert all(torch.equal(one[name], other[name]) for name in ("loss", "hidden", "weight"))
+
+
 @pytest.mark.parametrize("tensor", SIZES)
 def test_padding_takes_no_probability_and_no_gradient(ranks: RankPool, tensor: int) -> None:
     hidden, weight, targets = _example()

@@ -11,12 +11,14 @@ from crosscut.config import Layout, LayoutError
 from crosscut.parallel import (
     GradientReducer,
     LayerNorm,
+    ParallelMesh,
     local,
     make_mesh,
     make_reducer,
     replicated_parameter,
     reshard,
     shard_model,
+    sharding,
 )
 from crosscut.parallel.mesh import layout_of
 from tests.parallel.twins import CPU
@@ -67,7 +69,7 @@ def _first_values() -> tuple[list[bool], list[list[float]]]:
     mesh = make_mesh(SHARED, CPU)
     norm = LayerNorm(3, mesh=mesh)
     on_meta = [p.is_meta for p in norm.parameters()]
-    shard_model(norm, mesh, units=[])
+    shard_model(norm, mesh, units=[], always_used=True)
     return on_meta, [p.full_tensor().tolist() for p in norm.parameters()]
 
 
@@ -78,7 +80,7 @@ def test_parameters_take_no_memory_before_they_are_shared_and_then_have_their_fi
 def _forward_without_gradient() -> list[int]:
     mesh = make_mesh(SHARED, CPU)
     model = Terms(mesh, [{0, 1}])
-    shard_model(model, mesh, units=[])
+    shard_model(model, mesh, units=[], always_used=True)
     sizes = []
     with torch.no_grad():
         model()
@@ -135,6 +137,48 @@ def test_buckets_of_whole_gradients_are_refused_where_they_are_shared(ranks: Ran
         ranks.run(2, _reduce_shares_as_copies)
 
 
+class Masked(LayerNorm):
+    """With a buffer beside its parameters."""
+
+    def __init__(self, mesh: ParallelMesh, device: torch.device) -> None:
+        super().__init__(3, mesh=mesh)
+        self.register_buffer("mask", torch.arange(3.0, device=device))
+
+
+def _mask_after_sharding(device: str) -> list[float]:
+    mesh = make_mesh(SHARED, CPU)
+    model = Masked(mesh, torch.device(device))
+    shard_model(model, mesh, units=[], always_used=True)
+    mask: list[float] = model.mask.tolist()
+    return mask
+
+
+def test_buffers_stay_as_they_are(ranks: RankPool) -> None:
+    assert ranks.run(2, _mask_after_sharding, "cpu") == [[0.0, 1.0, 2.0]] * 2
+
+
+def test_a_buffer_without_values_is_refused(ranks: RankPool) -> None:
+    with pytest.raises(LayoutError) as error:
+        ranks.run(2, _mask_after_sharding, "meta")
+    assert str(error.value) == (
+        "`mask` must have its values before the model is sharded, but is a buffer on `meta`. Make it on the mesh's "
+        "`device`."
+    )
+
+
+def _shard_with_an_older_torch() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharding, "_SUMS_UNUSED", False)
+        mesh = make_mesh(SHARED, CPU)
+        shard_model(LayerNorm(3, mesh=mesh), mesh, units=[], always_used=True)
+        shard_model(LayerNorm(3, mesh=mesh), mesh, units=[])
+
+
+def test_an_older_torch_must_be_told_that_all_is_used(ranks: RankPool) -> None:
+    with pytest.raises(LayoutError, match=r"must be `always_used` with PyTorch before 2\.12, which sums wrongly"):
+        ranks.run(2, _shard_with_an_older_torch)
+
+
 def _layout_again(layout: Layout) -> Layout:
     return layout_of(make_mesh(layout, CPU))
 
@@ -143,8 +187,9 @@ def _layout_again(layout: Layout) -> Layout:
     "layout",
     [
         Layout(tensor=2, data=2, sequence_parallel=True),
-        Layout(tensor=2, data=2, sharding="zero2", shard_group=2),
+        Layout(tensor=2, data=2, sharding="zero2"),
         Layout(data=4, sharding="zero3", shard_group=2),
+        Layout(data=4, sharding="zero3"),
     ],
     ids=str,
 )

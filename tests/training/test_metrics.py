@@ -58,6 +58,20 @@ def test_lines_tell_loss_norm_rate_and_speed(tmp_path, capsys, monkeypatch):
         assert expected in out, expected
 
 
+def test_lines_tell_the_loss_scale_where_there_is_one(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("crosscut.training.metrics._SECONDS_BETWEEN_LINES", 0.0)
+    note(tmp_path, [1])
+    assert "scale" not in capsys.readouterr().out
+    skipped = {**VALUES, "loss": float("inf"), "gradient_norm": float("nan"), "loss_scale": 65536.0, "skipped": 1}
+    with Metrics(tmp_path, num_steps=10, start=0, active=True) as metrics:
+        metrics.step(1, skipped)
+        metrics.step(2, {**VALUES, "loss_scale": 32768.0, "skipped": 0})
+    out = capsys.readouterr().out
+    assert "scale 65536 (skipped)  100 tokens/s" in out
+    assert "scale 32768  100 tokens/s" in out
+    assert [row["loss"] for row in read_metrics(tmp_path)] == [None, 2.5]
+
+
 def test_a_step_that_was_validated_before_the_stop_keeps_that_row(tmp_path):
     for start, loss in ((0, 1.0), (3, 2.0)):
         with Metrics(tmp_path, num_steps=10, start=start, active=True) as metrics:

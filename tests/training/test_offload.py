@@ -15,6 +15,12 @@ OFFLOAD = 'training.offload=["optimizer"]'
 LAYOUTS = {"one rank": (), "tensor 2": ("layout.tensor=2",), "zero2": ("layout.data=2", 'layout.sharding="zero2"')}
 
 
+def test_a_rank_that_holds_nothing_has_no_pieces():
+    """Of what data ranks share, the last ones may have empty parts only."""
+    nothing = [torch.zeros(0, 3, device="meta")]
+    assert list(InHostMemory().pieces(Piece(nothing, nothing, nothing, nothing, []))) == []
+
+
 @pytest.mark.parametrize(
     ("sizes", "piece", "pieces"),
     [

@@ -51,7 +51,12 @@ def test_no_sample_leaves_no_panel(tmp_path):
 
 
 def test_losses_are_drawn_also_after_a_single_step(tmp_path):
-    rows = [{"step": 0, "validation_loss": 5.0}, {"step": 1, "loss": 4.9}, {"step": 1, "validation_loss": None}]
+    rows = [
+        {"step": 0, "validation_loss": 5.0},
+        {"step": 1, "loss": 4.9},
+        {"step": 1, "validation_loss": None},
+        {"step": 2, "loss": None},  # of a step that a loss scale has skipped
+    ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     plot_losses(tmp_path)
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")

@@ -56,7 +56,7 @@ def _verify_faulty(layout: Layout) -> Report:
     def unsummed(product: Tensor, mesh: ParallelMesh) -> Tensor:
         return split(product, mesh.tensor, 1) if mesh.tensor.size > 1 else product
 
-    with mock.patch.object(linear, "leave_forward", unsummed):
+    with mock.patch.object(linear, "start_leave_forward", unsummed):
         return _verify(layout, 0.0)
 
 

@@ -140,7 +140,7 @@ class Shared(nn.Module):
         pairs = [(ColumnParallelLinear(8, 16, **wide), RowParallelLinear(16, 8, **wide)) for _ in range(2)]
         self.layers = nn.ModuleList(nn.Sequential(first, nn.GELU(), second) for first, second in pairs)
         self.norm = LayerNorm(8, **wide)
-        shard_model(self, mesh, units=self.layers)
+        shard_model(self, mesh, units=self.layers, always_used=True)
         fill(self)
 
     def forward(self, x: Tensor) -> Tensor:
