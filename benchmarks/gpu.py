@@ -37,8 +37,10 @@ from gpu_worker import Failed, answer, describe, measure
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS = ("models", "precision", "layouts", "recomputation", "compile")
-SECONDS_EAGER, SECONDS_COMPILED = 20.0, 40.0
-"""What a measurement is thought to take before one of its kind has been done."""
+SECONDS_EAGER, SECONDS_COMPILED, SECONDS_PEER_COMPILED = 20.0, 40.0, 80.0
+"""What a measurement is thought to take before one of its kind has been done. Crosscut compiles one layer for all; its
+peers are compiled as their users do it, as a whole.
+"""
 
 
 @dataclass
@@ -47,9 +49,8 @@ class Budget:
 
     seconds: float
     began: float = field(default_factory=time.monotonic)
-    longest: dict[bool, float] = field(default_factory=lambda: {False: SECONDS_EAGER, True: SECONDS_COMPILED})
-    """Of a measurement that was done, by whether it was compiled."""
-    done: set[bool] = field(default_factory=set)
+    longest: dict[tuple[str, bool], float] = field(default_factory=dict)
+    """Of the measurements that were done, by program and whether it was compiled."""
 
     def left(self) -> float:
         """Seconds."""
@@ -57,13 +58,14 @@ class Budget:
 
     def fits(self, measurement: Measurement) -> bool:
         """Whether it should end in time."""
-        return self.longest[measurement.compiled] < self.left()
+        compiled = SECONDS_COMPILED if measurement.program == "crosscut" else SECONDS_PEER_COMPILED
+        guess = compiled if measurement.compiled else SECONDS_EAGER
+        return self.longest.get((measurement.program, measurement.compiled), guess) < self.left()
 
     def took(self, measurement: Measurement, seconds: float) -> None:
         """Learn from one that was done."""
-        kind = measurement.compiled
-        self.longest[kind] = max(seconds, self.longest[kind] if kind in self.done else 0.0)
-        self.done.add(kind)
+        kind = (measurement.program, measurement.compiled)
+        self.longest[kind] = max(seconds, self.longest.get(kind, 0.0))
 
 
 @dataclass

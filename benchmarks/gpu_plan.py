@@ -73,20 +73,28 @@ _HALF = 2
 
 
 def full_plan(memory: int) -> list[Measurement]:
-    """All measurements for a GPU of `memory` bytes, the most valuable ones first; those that come twice, in turns."""
-    peers = [peer for peer in PEERS if is_installed(peer)]
+    """All measurements for a GPU of `memory` bytes, the most valuable ones first; those that come twice, in turns.
+
+    A peer compiles as a whole, which takes minutes for tens of layers, so all of them come only where time is left: the
+    plain program, which is the fastest as a rule, before the others.
+    """
+    peers = sorted((peer for peer in PEERS if is_installed(peer)), key=lambda peer: peer != "plain")
     ours = {model: _measurement("crosscut", model, shape) for model, shape in LARGE.items()}
-    compiled = {model: [_measurement(peer, model, shape) for peer in peers] for model, shape in LARGE.items()}
-    eager = [replace(m, name=f"{m.program} eager, {model}", compiled=False) for model in LARGE for m in compiled[model]]
-    headline = [m for model in LARGE for m in (ours[model], *compiled[model])]
+    theirs = [_measurement(peer, model, shape) for peer in peers for model, shape in LARGE.items()]
+    eager = [replace(m, name=m.name.replace(",", " eager,"), compiled=False) for m in theirs]
+    short, wide, long = LARGE
     plan = [
-        *headline,
-        _variant(ours["1.7B at 4096"], "precision", "float8, 1.7B at 4096", precision="float8"),
+        *_beside(ours[short], theirs[:1]),
+        *_beside(ours[wide], theirs[1:2]),
+        _variant(ours[wide], "precision", f"float8, {wide}", precision="float8"),
+        ours[long],
         *_layouts(PAPERS_LARGEST, tensor=8, data=64),
-        *_recomputation(ours["1.2B at 4096"], "1.2B at 4096"),
-        _variant(ours["1.7B at 4096"], "compile", "eager, 1.7B at 4096", compiled=False),
+        *_recomputation(ours[long], long),
+        *theirs[2:4],
+        _variant(ours[wide], "compile", f"eager, {wide}", compiled=False),
+        *theirs[4:],
         *eager,
-        *headline,
+        *(m for model in LARGE for m in _beside(ours[model], [m for m in theirs if m.shape == ours[model].shape])),
     ]
     return [_fitted(m, memory) for m in plan]
 
@@ -103,6 +111,11 @@ def tiny_plan() -> list[Measurement]:
         *list(_recomputation(ours, "tiny"))[-1:],
         ours,
     ]
+
+
+def _beside(ours: Measurement, theirs: list[Measurement]) -> Iterator[Measurement]:
+    yield ours
+    yield from theirs
 
 
 def _measurement(program: str, model: str, shape: Shape) -> Measurement:
