@@ -23,11 +23,10 @@ from crosscut.config.presets import PRESETS
 from crosscut.config.run import (
     CheckpointConfig,
     DataConfig,
-    OptimizerConfig,
     OutputConfig,
     RunConfig,
-    TrainingConfig,
 )
+from crosscut.config.training import OptimizerConfig, TrainingConfig
 
 __all__ = [
     "IGNORED",

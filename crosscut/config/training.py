@@ -1,0 +1,136 @@
+"""How a run trains: the loop, what it keeps and computes again, and the optimizer (paper, section 4.1.1)."""
+
+from dataclasses import dataclass
+
+from crosscut.config.checks import require_at_least, require_fraction, require_one_of
+from crosscut.config.errors import ConfigError
+from crosscut.config.precision import PRECISIONS
+
+RECOMPUTATIONS = ("none", "selective", "operators", "full")
+"""The values of `training.recompute`."""
+
+OFFLOADS = ("activations", "optimizer")
+"""What `training.offload` may hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """What the loop does (paper, section 4.1.1)."""
+
+    steps: int = 300_000
+    """Optimizer steps."""
+
+    batch_size: int = 512
+    """Sequences per step, over all data ranks."""
+
+    micro_batch_size: int = 0
+    """Sequences per forward pass of one data rank; the rest of the batch is accumulated. 0 takes all at once."""
+
+    sequence_length: int = 1024
+    """Tokens per sequence."""
+
+    seed: int = 1234
+    """Initial weights, order of the data and dropout follow from it, whatever the layout."""
+
+    precision: str = "float32"
+    """Of activations and matrix products: `float32`, `bfloat16`, `float16` (with a loss scale that follows overflows),
+    `float8` (matrix products of the layers, on GPUs that have it; the rest in bfloat16) or `float64`. Weights, their
+    gradients' sums and the optimizer stay float32 (float64 with `float64`)."""
+
+    recompute: str = "none"
+    """Activations that the backward pass computes again instead of keeping: `none`; `selective`, the attention core
+    (Korthikanti et al. 2022); `operators`, whatever is cheap: all but matrix products, attention and what was sent;
+    `full`, whole layers, of which only the input is kept (the paper's)."""
+
+    recompute_every: int = 1
+    """Which layers do so: every k-th one, from the first."""
+
+    offload: tuple[str, ...] = ()
+    """What waits in host memory while it is not used: `activations`, the layer inputs that `recompute = "full"` keeps;
+    `optimizer`, AdamW's moments."""
+
+    compile: str = "auto"
+    """Fuse each layer with `torch.compile`: `on`, `off`, or `auto`: on GPUs, where the run allows it. A run that asks
+    for `on` and cannot have it does not start."""
+
+    device: str = "auto"
+    """`cpu`, `cuda`, or `auto`: cuda where there is one."""
+
+    validate_every: int = 1000
+    """Steps between validations; the first and the last step are always validated. 0 turns the others off."""
+
+    validation_sequences: int = 1024
+    """Validation sequences per validation, always the same; 0 takes the whole validation set."""
+
+    compare_replicas_every: int = 100
+    """Steps between comparisons of the parameters that several ranks hold alike; also before every checkpoint. A
+    difference stops the run. 0 never compares."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "sequence_length"):
+            require_at_least(f"training.{name}", getattr(self, name), 1)
+        for name in ("micro_batch_size", "seed", "validate_every", "validation_sequences", "compare_replicas_every"):
+            require_at_least(f"training.{name}", getattr(self, name), 0)
+        require_one_of("training.precision", self.precision, tuple(PRECISIONS))
+        require_one_of("training.recompute", self.recompute, RECOMPUTATIONS)
+        require_at_least("training.recompute_every", self.recompute_every, 1)
+        for value in self.offload:
+            require_one_of("training.offload", value, OFFLOADS)
+        require_one_of("training.compile", self.compile, ("auto", "on", "off"))
+        if self.recompute_every > 1 and self.recompute == "none":
+            raise ConfigError(
+                f"`training.recompute_every` must be 1 where nothing is recomputed, but is {self.recompute_every}. Set "
+                'training.recompute="full" or leave it out.'
+            )
+        if "activations" in self.offload and self.recompute != "full":
+            raise ConfigError(
+                '`training.offload` may hold "activations" only with training.recompute="full", whose layer inputs '
+                f"they are, but that is {self.recompute!r}. Set it or leave activations out."
+            )
+        require_one_of("training.device", self.device, ("auto", "cpu", "cuda"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW with warm-up and cosine decay (paper, section 4.1.1)."""
+
+    learning_rate: float = 1.5e-4
+    """Highest rate, reached at the end of the warm-up."""
+
+    min_learning_rate: float = 1e-5
+    """The rate at which the decay stops."""
+
+    warmup_steps: int = 3000
+    """Steps of linear warm-up."""
+
+    weight_decay: float = 0.01
+    """Decoupled weight decay; not on biases and layer norms."""
+
+    beta1: float = 0.9
+    """Decay of the first moment."""
+
+    beta2: float = 0.999
+    """Decay of the second moment."""
+
+    epsilon: float = 1e-8
+    """Added to the square root of the second moment."""
+
+    clip_norm: float = 1.0
+    """Largest global gradient norm; larger gradients are scaled down to it."""
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "min_learning_rate", "weight_decay"):
+            require_at_least(f"optimizer.{name}", getattr(self, name), 0)
+            if not getattr(self, name) < float("inf"):
+                raise ConfigError(f"`optimizer.{name}` must be finite, but is {getattr(self, name)}.")
+        require_at_least("optimizer.warmup_steps", self.warmup_steps, 0)
+        for name in ("beta1", "beta2"):
+            require_fraction(f"optimizer.{name}", getattr(self, name))
+        for name in ("epsilon", "clip_norm"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"`optimizer.{name}` must be above 0, but is {getattr(self, name)}.")
+        if self.min_learning_rate > self.learning_rate:
+            raise ConfigError(
+                f"`optimizer.min_learning_rate` must be at most `optimizer.learning_rate` ({self.learning_rate}), "
+                f"but is {self.min_learning_rate}."
+            )
