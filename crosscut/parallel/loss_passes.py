@@ -1,6 +1,6 @@
 """The passes over a chunk's logits that the loss takes, compiled: each reads them once and writes what the next needs.
 
-Uncompiled, the loss changes the logits in place in a dozen passes over float32 numbers. Compiled they are three, over
+Uncompiled, PyTorch's log-softmax and what follows it go over float32 numbers. Compiled there are three passes, over
 logits in the products' own type: the maximum; the sum of exponentials and the target's logit; the error, whose
 exponentials are computed again, since that costs less than to write and read them. Between the passes ranks meet, so
 these are the largest pieces that a compiler can fuse.
