@@ -21,8 +21,8 @@ from crosscut.parallel import (
 from crosscut.parallel.collectives import all_reduce
 from crosscut.training.batches import Batch
 from crosscut.training.compilation import apply_compilation
+from crosscut.training.host_moments import InHostMemory
 from crosscut.training.loss_scale import LossScale
-from crosscut.training.offload import InHostMemory
 from crosscut.training.optimizer import make_optimizer, set_learning_rate
 from crosscut.training.precision import compute_dtype, needs_loss_scale, parameter_dtype, products
 from crosscut.training.recomputation import apply_recomputation

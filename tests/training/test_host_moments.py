@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from crosscut.config import OptimizerConfig
-from crosscut.training.offload import InHostMemory, cut_in_pieces
+from crosscut.training.host_moments import InHostMemory, cut_in_pieces
 from crosscut.training.optimizer import LocalAdamW, OnDevice, Piece, make_optimizer
 from tests.training.jobs import loop, parts
 
