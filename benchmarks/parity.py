@@ -11,6 +11,7 @@ Told is the largest difference of any step's loss from the plain run's; the exit
 
 import argparse
 import json
+import math
 import platform
 import sys
 from collections.abc import Iterator
@@ -90,6 +91,12 @@ def losses_of(runs: list[RunConfig]) -> list[list[float]]:
     return told
 
 
+def largest_difference(losses: list[float], others: list[float]) -> float:
+    """Of two losses of the same step; infinite where one is no number."""
+    differences = [abs(a - b) for a, b in zip(losses, others, strict=True)]
+    return max(difference if math.isfinite(difference) else math.inf for difference in differences)
+
+
 def measure(options: argparse.Namespace) -> tuple[list[float], list[dict[str, Any]]]:
     """The plain run's losses, and of each combination its overrides, limit and largest difference."""
     chosen = [(overrides, LIMIT) for overrides in combinations(options.tensor)]
@@ -108,7 +115,7 @@ def measure(options: argparse.Namespace) -> tuple[list[float], list[dict[str, An
                 part = alike[first : first + options.at_once]
                 losses = launch(losses_of, ([run for run, _, _ in part],), num_ranks=num_ranks)
                 for (run, overrides, limit), mine in zip(part, losses, strict=True):
-                    difference = max(abs(a - b) for a, b in zip(mine, plain, strict=True))
+                    difference = largest_difference(mine, plain)
                     rows.append({"run": overrides, "layout": str(run.layout), "difference": difference, "limit": limit})
                 progress.advance(task, len(part))
     return plain, rows
