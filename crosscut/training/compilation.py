@@ -132,8 +132,8 @@ class Compiler:
         for node in graph.graph.nodes:
             if node.target in _CHEAP:  # the marks that `torch.utils.checkpoint` leaves on what it has traced
                 node.meta.update(recompute=CheckpointPolicy.MUST_RECOMPUTE, ac_graph_id=0)
-        # PyTorch's caches of compiled code do not look at marks.
-        with torch.compiler.config.patch(cache_key_tag=f"{torch.compiler.config.cache_key_tag} recomputing"):
+        config: Any = torch.compiler.config
+        with config.patch(cache_key_tag=f"{config.cache_key_tag} recomputing"):  # caches of code do not look at marks
             return self.make_graph(graph, inputs)
 
 
