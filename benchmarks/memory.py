@@ -6,9 +6,9 @@
 
 *Activations.* A model of some layers and one of more go through a forward pass; the difference of what is then held,
 over the difference of the layers, is what a layer keeps. On CUDA that is `torch.cuda.memory_allocated`, and beside it
-the same of the peak of forward and backward pass; on the CPU, which counts no memory, every storage that an operator
-made and that is still alive. Beside it stand the planner's account (`crosscut.planner.layer_activations`) and the
-published formulas (Korthikanti et al. 2022, Table 2).
+the same of the peak of forward and backward pass, of what was allocated and of what the allocator had reserved; on the
+CPU, which counts no memory, every storage that an operator made and that is still alive. Beside it stand the planner's
+account (`crosscut.planner.layer_activations`) and the published formulas (Korthikanti et al. 2022, Table 2).
 
 *Bytes per parameter.* Weights, gradients and optimizer state are counted after a step. What a forward pass holds that
 does not grow with the batch, found from two batch sizes, is the weights' second copy in the type of the products.
@@ -46,7 +46,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "full": {"recompute": "full"},
     "full, offloaded": {"recompute": "full", "offload": ("activations",)},
 }
-LAYERS = (1, 3)
+LAYERS = (2, 4)  # offloading has the inputs of two layers on their way: not more with more layers
 NOTES = """
 Published: elements of two bytes, dropout masks of one, attention that keeps its scores. So:
 - Without dropout there are no masks: 32 in place of 34 (tensor: 8 of 10 in what is not cut).
@@ -55,7 +55,8 @@ Published: elements of two bytes, dropout masks of one, attention that keeps its
   keep three times the scores in float32 (12 a s / h in place of 5), queries, keys and values in float32, and masks of
   two bytes (36 in place of 34). On CUDA they do not.
 - `operators` is not published; it stands beside `none`.
-- `full, offloaded`: nothing is left on a GPU; the CPU's memory is the host's, so it is counted here.
+- `full, offloaded`: on a GPU only the last two layers' inputs are left; the CPU's memory is the host's, so it is
+  counted here.
 """
 
 
@@ -109,15 +110,20 @@ def held_after_forward(run: RunConfig, mesh: ParallelMesh) -> dict[str, int]:
         y.sum().backward()
         return {"held": held, "gathered": gathered}
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     y = trainer.model(tokens[:, :-1])
     torch.cuda.synchronize()
     held, gathered = torch.cuda.memory_allocated() - before, gathered_bytes(trainer)
     y.sum().backward()
     torch.cuda.synchronize()
-    # What sharding gathered was allocated meanwhile and is told apart.
-    return {"held": held - gathered, "gathered": gathered, "peak": torch.cuda.max_memory_allocated() - before}
+    return {
+        "held": held - gathered,  # what sharding gathered was allocated meanwhile and is told apart
+        "gathered": gathered,
+        "peak": torch.cuda.max_memory_allocated() - before,
+        "reserved": torch.cuda.max_memory_reserved() - reserved,  # also blocks that wait for a stream to be done
+    }
 
 
 def gathered_bytes(trainer: Trainer) -> int:
@@ -227,14 +233,14 @@ def report_activations(rows: list[dict[str, Any]]) -> None:
     """The first table."""
     print("\nActivations of a layer, KiB; `rest` is without the weights' copies in the type of the products")
     print(f"{'layout':<44}{'dropout':>8}  {'recompute':<16}{'held':>9}{'planned':>9}{'ratio':>7}", end="")
-    print(f"{'rest':>9}{'published':>10}{'ratio':>7}" + (f"{'peak':>9}" if "peak" in rows[0] else ""))
+    print(f"{'rest':>9}{'published':>10}{'ratio':>7}" + (f"{'peak':>9}{'reserved':>9}" if "peak" in rows[0] else ""))
     for row in rows:
         held, planned, published = row["held"], row["planned"], row["published"]
         rest = held - row["weights"]
         print(f"{row['layout']:<44}{row['dropout']:>8}  {row['recompute']:<16}{held / 1024:>9,.1f}", end="")
         print(f"{planned / 1024:>9,.1f}{held / planned if planned else 1.0:>7.2f}{rest / 1024:>9,.1f}", end="")
         print(f"{published / 1024:>10,.1f}{rest / published:>7.2f}", end="")
-        print(f"{row['peak'] / 1024:>9,.1f}" if "peak" in row else "")
+        print(f"{row['peak'] / 1024:>9,.1f}{row['reserved'] / 1024:>9,.1f}" if "peak" in row else "")
     print(NOTES, flush=True)
 
 

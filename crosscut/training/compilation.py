@@ -4,6 +4,9 @@ All layers share one graph, since their weights are its inputs; validation, whic
 a second one. It is the layer's `forward` that is compiled, not the call of the module, so names and hooks of modules
 stay as they are, and whatever wraps `forward` afterwards (recomputation) or hooks on the call (sharding) stays
 outside. Code that was asked for and did not run is an error.
+
+What a layer keeps for its backward pass is then for the compiler to choose, which takes whatever a product of the
+backward pass reads as worth keeping. Layers that recompute such operators say so in the graph.
 """
 
 import importlib.util
@@ -13,9 +16,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor, nn
 from torch._dynamo.exc import FailOnRecompileLimitHit, Unsupported
+from torch.utils.checkpoint import CheckpointPolicy
 
 from crosscut.config import ConfigError, RunConfig, TrainingError
 from crosscut.config.run import not_compilable
@@ -24,6 +29,9 @@ from crosscut.parallel import LossPasses, ParallelMesh
 
 BACKEND = "inductor"
 """What compiles a graph, by the name that `torch.compile` knows it by."""
+
+_CHEAP = (F.layer_norm, F.gelu)
+"""What layers compute again under `training.recompute = "operators"`."""
 
 
 def apply_compilation(model: GPT, run: RunConfig, mesh: ParallelMesh) -> "Compiler | None":
@@ -94,9 +102,7 @@ class Compiler:
 
     def take(self, block: nn.Module) -> None:
         """From now on run `block.forward` compiled."""
-        plain = types.MethodType(self._own_copy(type(block).forward), block)
-        compiled = torch.compile(plain, fullgraph=True, dynamic=False, backend=self._make_graph)
-        forward: Any = CompiledForward(self, plain, compiled)
+        forward: Any = CompiledForward(self, types.MethodType(self._own_copy(type(block).forward), block))
         block.forward = forward
         block.compiled_forward = forward  # what wraps `forward` later hides it
 
@@ -110,7 +116,8 @@ class Compiler:
             )
         return self._copies[function]
 
-    def _make_graph(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+    def make_graph(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        """Compile what PyTorch has traced."""
         self.num_graphs += 1
         compiled = self._compile(graph, inputs)
 
@@ -120,12 +127,29 @@ class Compiler:
 
         return run
 
+    def make_recomputing_graph(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        """The same; in the backward pass layer norms and GeLU run again, so that nothing of theirs is kept."""
+        for node in graph.graph.nodes:
+            if node.target in _CHEAP:  # the marks that `torch.utils.checkpoint` leaves on what it has traced
+                node.meta.update(recompute=CheckpointPolicy.MUST_RECOMPUTE, ac_graph_id=0)
+        config: Any = torch.compiler.config
+        with config.patch(cache_key_tag=f"{config.cache_key_tag} recomputing"):  # caches of code do not look at marks
+            return self.make_graph(graph, inputs)
+
 
 class CompiledForward:
     """A layer's forward pass as compiled code; raises `TrainingError` where other code would run in its place."""
 
-    def __init__(self, compiler: Compiler, plain: Callable[..., Tensor], compiled: Callable[..., Tensor]) -> None:
-        self.compiler, self.plain, self.compiled = compiler, plain, compiled
+    def __init__(self, compiler: Compiler, plain: Callable[..., Tensor]) -> None:
+        self.compiler, self.plain = compiler, plain
+        self.compiled = self._compiled(compiler.make_graph)
+
+    def recompute_operators(self) -> None:
+        """From now on keep nothing of what layer norms and GeLU give."""
+        self.compiled = self._compiled(self.compiler.make_recomputing_graph)
+
+    def _compiled(self, make_graph: Callable[..., Any]) -> Callable[..., Tensor]:
+        return torch.compile(self.plain, fullgraph=True, dynamic=False, backend=make_graph)
 
     def __call__(self, *arguments: Any) -> Tensor:
         """What the layer gives."""

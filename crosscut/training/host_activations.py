@@ -2,8 +2,13 @@
 
 On a GPU the copies run on streams of their own, beside the layers: out while the forward pass goes on, and back one
 tensor ahead of the backward pass, which needs them in the opposite order. On the CPU both are plain copies.
+
+Both directions are bounded in the device's own time, for the host gives out work long before it is done: a layer waits
+until the inputs of all layers but the last `_NUM_LEAVING` are out, and no copy back begins before the layer is done
+whose memory it may take.
 """
 
+from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from weakref import ReferenceType, ref
@@ -11,6 +16,9 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+
+_NUM_LEAVING = 2
+"""Tensors that may still be on their way out: the one of the layer that runs, and one more for an uneven bus."""
 
 
 @dataclass(eq=False)
@@ -39,6 +47,8 @@ class HostActivations:
         self._out = torch.cuda.Stream(device) if self._is_cuda else None
         self._back = torch.cuda.Stream(device) if self._is_cuda else None
         self._last: ReferenceType[_Waiting] | None = None
+        self._leaving: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+        """What is being copied out, and when that is done; it has to be held until then."""
 
     def instead_of_device(self) -> AbstractContextManager[None]:
         """Inside, what autograd saves is kept in host memory."""
@@ -51,23 +61,24 @@ class HostActivations:
         waiting = _Waiting(host, self._last)
         if self._out is not None:
             self._out.wait_stream(torch.cuda.current_stream(self.device))  # until it is computed
-            tensor.record_stream(self._out)  # its memory is not given away before it is copied
         with self._on(self._out):
             host.copy_(tensor, non_blocking=self._is_cuda)
-            waiting.is_out = None if self._out is None else self._out.record_event()
+        if self._out is not None:
+            waiting.is_out = self._out.record_event()
+            self._leaving.append((tensor, waiting.is_out))
+            self._let_go(_NUM_LEAVING)
         self._last = ref(waiting)
         return waiting
 
     def _get(self, waiting: _Waiting | Tensor) -> Tensor:
         if isinstance(waiting, Tensor):
             return waiting
+        self._let_go(0)
         self._fetch(waiting)
         tensor = waiting.device
         assert tensor is not None
         if waiting.is_back is not None:
-            current = torch.cuda.current_stream(self.device)
-            current.wait_event(waiting.is_back)
-            tensor.record_stream(current)  # it was made on the other stream and is used on this one
+            torch.cuda.current_stream(self.device).wait_event(waiting.is_back)
         waiting.device = waiting.is_back = None
         waiting.is_used = True
         before = waiting.before() if waiting.before is not None else None
@@ -75,13 +86,26 @@ class HostActivations:
             self._fetch(before)
         return tensor
 
+    # Who may use memory again, without `record_stream`, whose blocks stay taken for as long as the host runs ahead:
+    # - What leaves was made on the layers' stream, so that stream may have its memory once it has waited for the copy.
+    # - What comes back is made on the stream of the copies back and used by the layers'. The host frees it when all
+    #   that uses it is given out. Only the next copy back can have its memory, and waits for what is given out by then,
+    #   so that copies run no further ahead than one layer. A copy that nobody asks for is safe likewise.
+
+    def _let_go(self, num_left: int) -> None:
+        """Let the layers use the memory of all but the last tensors that leave, after waiting until they are out."""
+        while len(self._leaving) > num_left:
+            _, is_out = self._leaving.popleft()
+            torch.cuda.current_stream(self.device).wait_event(is_out)
+
     def _fetch(self, waiting: _Waiting) -> None:
         """Begin the copy back, unless it has begun."""
         if waiting.device is not None:
             return
+        if self._back is not None and waiting.is_out is not None:
+            self._back.wait_event(waiting.is_out)
+            self._back.wait_stream(torch.cuda.current_stream(self.device))
         with self._on(self._back):
-            if self._back is not None and waiting.is_out is not None:
-                self._back.wait_event(waiting.is_out)
             waiting.device = torch.empty_like(waiting.host, device=self.device, pin_memory=False)
             waiting.device.copy_(waiting.host, non_blocking=self._is_cuda)
             waiting.is_back = None if self._back is None else self._back.record_event()

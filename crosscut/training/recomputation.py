@@ -46,8 +46,8 @@ def apply_recomputation(model: GPT, run: RunConfig) -> None:
             _recompute_layer(block, model.dropout.streams, host)
         elif training.recompute == "selective":
             _recompute_attention(block, model.dropout.streams)
-        elif training.recompute == "operators" and "compiled_forward" not in vars(block):
-            _recompute_operators(block)  # a compiler recomputes them unasked
+        elif training.recompute == "operators":
+            _recompute_operators(block)
 
 
 def _recompute_layer(block: Block, streams: RandomStreams, host: HostActivations | None) -> None:
@@ -100,6 +100,9 @@ class _SameNumbers(AbstractContextManager[None]):
 
 
 def _recompute_operators(block: Block) -> None:
+    if (compiled := vars(block).get("compiled_forward")) is not None:
+        compiled.recompute_operators()
+        return
     cheap = _CheapOutputs()
     for place, name in ((block.attention_norm, "forward"), (block.mlp_norm, "forward"), (block.mlp, "_activate")):
         setattr(place, name, cheap.watched(getattr(place, name)))

@@ -14,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from crosscut.config import ConfigError, RunConfig, TrainingError
 from crosscut.evaluation import evaluate_loss
 from crosscut.parallel import CollectiveRecorder
+from crosscut.parallel.parameters import local_part
+from crosscut.planner import layer_activations
 from crosscut.training import compilation
 from crosscut.training.compilation import compiled_modules, require_compilation, uncompiled
 from crosscut.training.step import Trainer
@@ -87,6 +89,7 @@ def test_all_layers_share_one_graph_that_computes_and_sends_what_the_plain_code_
         (("training.recompute=full", "training.recompute_every=2"), 2, 5),
         (("training.recompute=selective",), 1, 3),
         (("training.recompute=operators",), 1, 3),
+        (("training.recompute=operators", "training.recompute_every=2"), 2, 3),
         (("layout.data=2", "layout.sharding=zero2"), 1, 3),
         (("layout.data=2", "layout.sharding=zero3", "training.recompute=full"), 1, 6),
     ],
@@ -103,6 +106,52 @@ def test_recomputation_and_sharding_stay_outside_of_the_graph(
         assert result["counts"] == [num_graphs, 3 * num_runs]
         assert result["losses"] == pytest.approx(expected["losses"], rel=1e-10)
         assert result["sent"] == expected["sent"]
+
+
+def bytes_kept(runs: list[RunConfig], backend: str) -> list[int]:
+    """Of each run, what one layer keeps for its backward pass beside its parameters."""
+    found = []
+    for run in runs:
+        with mock.patch.object(compilation, "BACKEND", backend):
+            trainer, _ = parts(run)
+        own = {local_part(p).untyped_storage()._cdata for p in trainer.parameters}
+        kept: dict[int, int] = {}
+
+        def keep(saved: Tensor, kept: dict[int, int] = kept) -> Tensor:
+            kept[saved.untyped_storage()._cdata] = saved.untyped_storage().nbytes()
+            return saved
+
+        length = run.training.sequence_length // (run.layout.tensor if run.layout.sequence_parallel else 1)
+        shape = (run.micro_batch_size, length, run.model.hidden_size)
+        x = torch.randn(shape, dtype=torch.bfloat16, requires_grad=True)
+        trainer.streams.restart(step=0)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+            y = trainer.model.blocks[0](x)
+        assert trainer.compiler.num_runs == 1
+        found.append(sum(size for storage, size in kept.items() if storage not in own))
+        y.float().sum().backward()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("layout", "backend"),
+    [
+        (("layout.tensor=1",), "aot_eager"),
+        (("layout.tensor=2", "layout.sequence_parallel=true"), "aot_eager"),
+        pytest.param(("layout.tensor=1",), "inductor", marks=[pytest.mark.slow, needs_cpp_compiler]),
+    ],
+    ids=str,
+)
+def test_a_compiled_layer_keeps_what_the_planner_says_with_and_without_recomputed_operators(
+    ranks: RankPool, run_with: Any, layout: tuple[str, ...], backend: str
+) -> None:
+    options = (*layout, "model.dropout=0.0", "training.precision=bfloat16", ON)
+    runs = [run_with(*options, f"training.recompute={mode}") for mode in ("none", "operators")]
+    planned = [layer_activations(run, device="cpu") for run in runs]
+    for kept in ranks.run(runs[0].layout.world_size, bytes_kept, runs, backend, time_limit=200.0):
+        # A compiled layer also computes the few numbers per token again, with which a layer norm begins.
+        assert kept == pytest.approx([account.total + account.weights for account in planned], rel=0.02)
+        assert kept[0] - kept[1] >= planned[0].total - planned[1].total
 
 
 @pytest.mark.slow

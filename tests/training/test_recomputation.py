@@ -201,3 +201,23 @@ def test_host_memory_fetches_one_tensor_ahead():
     later = memory._put(torch.randn(3))
     memory._get(later)
     assert [waiting.device is None for waiting in (*put, later)] == [True] * 4, "an earlier pass has had its own"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there are no streams and no other memory without a GPU")
+def test_device_memory_stays_small_however_far_the_host_runs_ahead():
+    device, num, size = torch.device("cuda"), 16, 1 << 22
+    memory = HostActivations(device)
+    for _ in range(2):  # pinned memory is made in the first round, for which everybody waits
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_reserved()
+        torch.cuda._sleep(500_000_000)
+        put = [memory._put(torch.full((size,), float(i), device=device)) for i in range(num)]
+        same = []
+        for i in reversed(range(num)):
+            back = memory._get(put.pop())
+            same.append((back == i).all())
+            del back
+        assert torch.stack(same).all()
+    assert torch.cuda.max_memory_reserved() - before < num // 2 * size * 4
