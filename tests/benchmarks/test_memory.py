@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "memory.py"
 
 

@@ -111,6 +111,7 @@ def test_training_step_benchmark_compares_layouts_of_the_same_loss():
     assert abs(figures["crosscut"]["first_loss"] - figures["crosscut tensor=2"]["first_loss"]) < 1e-4
 
 
+@pytest.mark.slow
 def test_checkpoint_benchmark_runs(tmp_path):
     figures = json.loads(run("checkpoint.py", "--tiny", "--rounds", "1", "--json", "--folder", str(tmp_path)))
     saving = figures["saving"]["rounds"]
