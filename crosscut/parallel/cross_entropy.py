@@ -119,7 +119,8 @@ class _ProjectAndCompare(Function):
             piece = slice(start, start + plan.chunk)
             if buffer is not None:
                 product = _project(hidden[piece], rows, buffer)
-                log_p, losses = _compare(product, buffer[: product.shape[0]], targets[piece], part)
+                in_place = product if product.dtype == wide else buffer[: product.shape[0]].copy_(product)
+                log_p, losses = _compare(in_place, targets[piece], part)
                 error = _error(log_p, targets[piece], part, product) if plan.needs_grad else None
             else:
                 losses, error = _compare_compiled(hidden[piece] @ rows.t(), targets[piece], part, plan)
@@ -152,16 +153,16 @@ def _project(x: Tensor, rows: Tensor, buffer: Tensor) -> Tensor:
     return x @ rows.t()
 
 
-def _compare(product: Tensor, log_p: Tensor, targets: Tensor, part: _Part) -> tuple[Tensor, Tensor]:
-    """Logarithms of the probabilities [C, V/T], into `log_p` (which may be the product), and the losses [C]."""
+def _compare(logits: Tensor, targets: Tensor, part: _Part) -> tuple[Tensor, Tensor]:
+    """Logarithms of the probabilities [C, V/T], in place of the logits, and the losses [C]."""
     if part.num_real == 0:
-        product.zero_()  # whatever is finite: this rank's share is taken as none below
-    elif part.num_real < product.shape[1]:
-        product[:, part.num_real :] = -torch.inf
+        logits.zero_()  # whatever is finite: this rank's share is taken as none below
+    elif part.num_real < logits.shape[1]:
+        logits[:, part.num_real :] = -torch.inf
     # PyTorch's own log-softmax goes over a row while it is in the cache. It divides by the sum over this rank's part,
-    # whose logarithm is what the first column has lost.
-    first = product[:, 0].to(log_p.dtype, copy=True)
-    torch.log_softmax(product, 1, dtype=log_p.dtype, out=log_p)
+    # whose logarithm is what the first column has lost. (Asked for a wider type, it would make a copy of its own.)
+    first = logits[:, 0].clone()
+    log_p = torch.log_softmax(logits, 1, out=logits)
     log_sum = first - log_p[:, 0] if part.num_real else torch.full_like(first, -torch.inf)
     highest = all_reduce(log_sum, part.axis, "max")
     mine = log_sum - highest

@@ -201,6 +201,34 @@ def test_only_a_chunk_of_logits_is_there_at_once(ranks: RankPool) -> None:
     assert products == 4 * 3  # logits and two gradients, never the logits again
 
 
+class _InPlace(TorchDispatchMode):
+    """Of each log-softmax, whether it is taken in the memory of the logits, in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[bool] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if "log_softmax" in func.name():
+            self.told.append(result.data_ptr() == args[0].data_ptr() and args[0].dtype == torch.float32)
+        return result
+
+
+def _softmax_in_place(dtype: torch.dtype) -> list[bool]:
+    axis = make_mesh(Layout(tensor=2), CPU).tensor
+    hidden = torch.randn(64, H).to(dtype).requires_grad_()
+    weight, targets = torch.randn(256, H, requires_grad=True), torch.zeros(64, dtype=torch.long)
+    with _InPlace() as watched:
+        vocab_parallel_cross_entropy(hidden, weight, targets, vocab_size=V, axis=axis, chunk_tokens=16)
+    return watched.told
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_softmax_takes_no_memory_of_its_own_in_any_precision(ranks: RankPool, dtype: torch.dtype) -> None:
+    assert ranks.run(2, _softmax_in_place, dtype) == [[True] * 4] * 2
+
+
 def test_evaluation_computes_no_gradients(ranks: RankPool) -> None:
     assert ranks.run(2, _watch, 16, False)[0] == (16 * 256, 4)
 
