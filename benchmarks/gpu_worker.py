@@ -3,9 +3,9 @@
 Nothing waits for the device between the steps of a window, for any contender: a window is started when the device has
 nothing to do and ends when it has done all its steps. Losses are looked at before the first window and after the last.
 
-Crosscut's initial weights are drawn on the device here, from the same distribution. Its own way, where one thread of the
-host draws them so that every layout starts alike, takes seconds per billion weights, before any step: no figure of a
-step has it in it, and peers draw on the device too.
+Crosscut's initial weights are drawn on the device here, from the same distribution. Its own way, where one thread of
+the host draws them so that every layout starts alike, takes seconds per billion weights, before any step: no figure of
+a step has it in it, and peers draw on the device too.
 """
 
 import math
