@@ -57,7 +57,7 @@ def make_crosscut(shape: Shape, way: Way) -> Step:
 
     def step(number: int, micro_batches: Sequence[tuple[Any, Any]]) -> Callable[[], float]:
         result = trainer.step(number, micro_batches)
-        return lambda: result.loss
+        return lambda: result.loss  # the first look at it waits for the device
 
     return step
 

@@ -1,22 +1,25 @@
 """Crosscut and its peers on one GPU: tokens/s, model FLOP/s, utilisation and peak memory, within nine minutes.
 
-    python benchmarks/gpu.py                       # one NVIDIA GPU, no network; writes gpu.json
+    python benchmarks/gpu.py                       # one NVIDIA GPU, no network, nothing installed; writes gpu.json
     python benchmarks/gpu.py --device cpu --tiny   # seconds on any machine, to see that it runs
 
 Every measurement (`gpu_plan.py`) has a process of its own, one after another, so that none has another's memory or
-compiled code. They come in the order of their worth, the contenders of a model next to each other and in a second turn
-where time is left; what no longer fits into the time is skipped and named. A measurement that fails says why and stops
-no other; one that runs out of memory is tried again in micro-batches of half the size.
+compiled code. They come in the order of their worth, in a second turn where time is left; what no longer fits into the
+time is skipped and named. A measurement that fails, or takes too long, says why and stops no other; one that runs out
+of memory is tried again in micro-batches of half the size, one of Crosscut's that cannot be compiled uncompiled. The
+file is written anew after each, so a run that is stopped leaves what it has.
 
 Model FLOP/s are the planner's: matrix products forward and backward, attention over the whole square, nothing that is
 recomputed. Utilisation is over two peaks: the dense bfloat16 peak that the maker states, and the matrix rate measured
 in the same process. Because users differ on it, the share of the dense peak with attention's causal half alone is
 beside. No dropout; weights, sums of gradients and AdamW in float32. The two layouts of the paper's 8.3B model run rank
 0 alone with collectives that do nothing: the computing of that rank and its memory are real, the sending is missing.
+Crosscut's weights are drawn on the device (`gpu_worker.py`).
 """
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import multiprocessing as mp
 import os
@@ -32,15 +35,21 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from gpu_plan import GOALS, Goal, Measurement, full_plan, halved, tiny_plan
-from gpu_worker import Failed, answer, describe, measure
-
 ROOT = Path(__file__).resolve().parents[1]
+for _folder in (ROOT, ROOT / "benchmarks"):  # of a checkout that is not installed
+    if str(_folder) not in sys.path:
+        sys.path.insert(0, str(_folder))
+
+from gpu_plan import GOALS, Goal, Measurement, full_plan, halved, tiny_plan, uncompiled  # noqa: E402
+from gpu_worker import Failed, answer, describe, measure  # noqa: E402
+
 GROUPS = ("models", "precision", "layouts", "recomputation", "compile")
-SECONDS_EAGER, SECONDS_COMPILED, SECONDS_PEER_COMPILED = 20.0, 40.0, 80.0
+SECONDS_EAGER, SECONDS_COMPILED, SECONDS_PEER_COMPILED = 20.0, 40.0, 70.0
 """What a measurement is thought to take before one of its kind has been done. Crosscut compiles one layer for all; its
 peers are compiled as their users do it, as a whole.
 """
+MOST_SECONDS = 110.0
+"""What one measurement may take, so that one that hangs leaves time to the others."""
 
 
 @dataclass
@@ -49,8 +58,10 @@ class Budget:
 
     seconds: float
     began: float = field(default_factory=time.monotonic)
-    longest: dict[tuple[str, bool], float] = field(default_factory=dict)
-    """Of the measurements that were done, by program and whether it was compiled."""
+    took: dict[str | tuple[str, bool], float] = field(default_factory=dict)
+    """Seconds of the last measurement of a name, and of a program, compiled or not: a slow peer says nothing about
+    Crosscut, and the first that is compiled, for which nothing is cached, little about later ones.
+    """
 
     def left(self) -> float:
         """Seconds."""
@@ -60,12 +71,12 @@ class Budget:
         """Whether it should end in time."""
         compiled = SECONDS_COMPILED if measurement.program == "crosscut" else SECONDS_PEER_COMPILED
         guess = compiled if measurement.compiled else SECONDS_EAGER
-        return self.longest.get((measurement.program, measurement.compiled), guess) < self.left()
+        of_kind = self.took.get((measurement.program, measurement.compiled), guess)
+        return self.took.get(measurement.name, of_kind) < self.left()
 
-    def took(self, measurement: Measurement, seconds: float) -> None:
-        """Learn from one that was done."""
-        kind = (measurement.program, measurement.compiled)
-        self.longest[kind] = max(seconds, self.longest.get(kind, 0.0))
+    def learn(self, measurement: Measurement, seconds: float) -> None:
+        """From one that was done."""
+        self.took[measurement.name] = self.took[measurement.program, measurement.compiled] = seconds
 
 
 @dataclass
@@ -120,9 +131,11 @@ def run_plan(plan: list[Measurement], budget: Budget, device: str, told: Callabl
             told(row)
             continue
         start = time.monotonic()
-        result = in_process(measure, (row.measurement, device), limit=budget.left())
+        result = in_process(measure, (row.measurement, device), limit=min(budget.left(), MOST_SECONDS))
+        took = time.monotonic() - start
+        if not isinstance(result, Failed) or took > MOST_SECONDS:
+            budget.learn(measurement, took)
         if not isinstance(result, Failed):
-            budget.took(measurement, time.monotonic() - start)
             row.turns.append(result)
         elif result.out_of_memory and row.measurement.micro_batch_size > 1:
             row.measurement = halved(row.measurement)
@@ -131,6 +144,8 @@ def run_plan(plan: list[Measurement], budget: Budget, device: str, told: Callabl
             continue
         else:
             row.remarks.append(f"failed: {result.reason}")
+            if measurement.program == "crosscut" and measurement.compiled and not row.turns:
+                queue.insert(0, uncompiled(row.measurement))
         told(row)
     return rows
 
@@ -138,15 +153,19 @@ def run_plan(plan: list[Measurement], budget: Budget, device: str, told: Callabl
 def start_server(device: str, budget: Budget) -> Any:
     """Choose how processes start, and describe the device from the first one: or a `Failed`.
 
-    They are forked from a server that has imported torch once for all and never touches a device. Where what it imports
-    has touched one after all, each process starts anew.
+    They are forked from a server that has imported torch once for all and never touches a device. Where that does not
+    work, as where something that it imports has touched one after all, each process starts anew.
     """
+    # The server gets no `sys.path` before Python 3.14, only the environment.
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, known)])
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # to ask for a GPU without taking one
     mp.set_forkserver_preload(["torch", "torch._dynamo", "crosscut.training.step", "crosscut.parallel"])
     mp.set_start_method("forkserver")
-    about = in_process(describe, (device,), limit=budget.left())
-    if isinstance(about, Failed) and ("fork" in about.reason or "initialization error" in about.reason):
+    about = in_process(describe, (device,), limit=min(budget.left(), MOST_SECONDS))
+    if isinstance(about, Failed) and device == "cuda":
         mp.set_start_method("spawn", force=True)
-        about = in_process(describe, (device,), limit=budget.left())
+        about = in_process(describe, (device,), limit=min(budget.left(), MOST_SECONDS))
     return about
 
 
@@ -155,17 +174,20 @@ def in_process(function: Callable[..., Any], arguments: tuple[Any, ...], *, limi
     context = mp.get_context()
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=answer, args=(function, arguments, there), daemon=False)
-    process.start()
+    try:
+        process.start()
+    except (OSError, EOFError) as error:
+        return Failed(f"its process did not start ({type(error).__name__}: {error})")
     there.close()
     try:
         result = here.recv() if here.poll(limit) else Failed(f"was not done after {limit:.0f} s")
-    except EOFError:
+    except (OSError, EOFError):
         process.join(5)
         result = Failed(f"its process ended with status {process.exitcode}")
     process.join(5)
     if process.is_alive():
         process.kill()
-        process.join()
+        process.join(10)
     return result
 
 
@@ -177,9 +199,14 @@ def machine(device: dict[str, Any]) -> dict[str, Any]:
         **device,
         "python": platform.python_version(),
         **{package: _version(package) for package in packages},
+        **({"torchtitan": NO_GPT2} if importlib.util.find_spec("torchtitan") else {}),
         "commit": _commit(),
         "source_sha256": _source_hash(),
     }
+
+
+NO_GPT2 = "installed, not measured: it has no GPT-2"
+"""What is said of torchtitan."""
 
 
 def _version(package: str) -> str:
@@ -193,10 +220,12 @@ def _commit() -> str:
     """The checkout's commit, marked where files differ from it."""
     try:
         commit, changed = (
-            subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True).stdout.strip()
+            subprocess.run(
+                ["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True, timeout=15
+            ).stdout.strip()
             for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
         )
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.SubprocessError):
         return "unknown"
     return f"{commit}{'-changed' if changed else ''}"
 
@@ -225,7 +254,7 @@ def line(row: Row, dense_peak: float | None) -> str:
         text += f"{m.shape.batch_size:>7}{m.micro_batch_size:>7}{f['seconds_per_step']:>9.3f}"
         text += f"{f['tokens_per_second']:>11,.0f}{f['model_flops_per_second'] / 1e12:>9,.2f}"
         text += "".join(f"{'-' if share is None else format(share, '.1%'):>9}" for share in shares) + f"{memory:>10}"
-    return "  ".join([text, *row.remarks])
+    return "  ".join([text, *([m.note] if m.note and f else []), *row.remarks])
 
 
 def judged(goals: tuple[Goal, ...], rows: dict[str, Row], dense_peak: float | None) -> Iterator[dict[str, Any]]:
@@ -265,33 +294,50 @@ def main(arguments: list[str] | None = None) -> None:
     if options.device == "cpu" and not options.tiny:
         parser.error("`--device` must be cuda for the models of billions, but is cpu. Add --tiny.")
     budget = Budget(options.seconds)
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # to ask for a GPU without taking one
     device = start_server(options.device, budget)
     if isinstance(device, Failed):
-        parser.error(f"`--device` must be a device that is there, but {device.reason} Try --device cpu --tiny.")
+        parser.error(
+            f"`--device` must be a device that is there, on which Crosscut can run, but its process says: "
+            f"{device.reason}. Install what is missing there. Without a GPU: Try --device cpu --tiny."
+        )
     about, peak = machine(device), device["dense_peak"]
     plan = tiny_plan() if options.tiny else full_plan(device["memory"])
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     print(HEADER, flush=True)
-    chosen = [m for m in plan if m.group in options.only]
-    rows = run_plan(chosen, budget, options.device, lambda row: print(line(row, peak), flush=True))
-    goals = list(judged(GOALS, rows, peak))
-    print()
-    for goal in goals:
+    told: dict[str, Row] = {}
+
+    def tell(row: Row) -> None:
+        print(line(row, peak), flush=True)
+        told[row.measurement.name] = row
+        write(options.json, result_of(told, about, peak, budget))
+
+    run_plan([m for m in plan if m.group in options.only], budget, options.device, tell)
+    print("\nAll together:", HEADER, *(line(row, peak) for row in told.values()), "", sep="\n")
+    for goal in judged(GOALS, told, peak):
         found = "not measured" if goal["measured"] is None else f"{goal['measured']:.3f}"
         verdict = {None: "", True: ", met", False: ", not met"}[goal["met"]]
         print(f"{goal['goal']}: {found} (goal {goal['least']:.2f}{verdict})")
     print(f"{time.monotonic() - budget.began:.0f} s in all")
-    result = {
+
+
+def result_of(rows: dict[str, Row], about: dict[str, Any], dense_peak: float | None, budget: Budget) -> dict[str, Any]:
+    """What is written, of what has been measured so far."""
+    return {
         "machine": about,
         "measurements": [
-            {**asdict(row.measurement), "figures": row.figures(peak), "turns": row.turns, "remarks": row.remarks}
+            {**asdict(row.measurement), "figures": row.figures(dense_peak), "turns": row.turns, "remarks": row.remarks}
             for row in rows.values()
         ],
-        "goals": goals,
+        "goals": list(judged(GOALS, rows, dense_peak)),
         "seconds": time.monotonic() - budget.began,
     }
-    options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def write(path: Path, result: dict[str, Any]) -> None:
+    """As a whole or not at all, whenever this process ends."""
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    beside.replace(path)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ class Measurement:
     tensor: int = 1
     data: int = 1
     """Ranks of the layout; those beside rank 0 are not there, and collectives do nothing."""
+    note: str = ""
+    """What a reader of the figure must know."""
 
 
 @dataclass(frozen=True)
@@ -71,30 +73,46 @@ GOALS = (
 
 _HALF = 2
 
+MASKED = "its attention is given a mask when compiled, which keeps it from the flash kernel; eager it is not"
+"""Of transformers, which leaves the mask out only where nothing is traced (read in 5.17)."""
+
 
 def full_plan(memory: int) -> list[Measurement]:
-    """All measurements for a GPU of `memory` bytes, the most valuable ones first; those that come twice, in turns.
+    """All measurements for a GPU of `memory` bytes, the most valuable ones first.
 
-    A peer compiles as a whole, which takes minutes for tens of layers, so all of them come only where time is left: the
-    plain program, which is the fastest as a rule, before the others.
+    Crosscut's own come first, since they take half a minute each; then the peers eager, which takes less, so that there
+    is something to compare with whatever else happens; then the peers compiled, as a whole, which takes minutes for
+    tens of layers: the plain program, the fastest as a rule, before the others, and fewer layers before more. At last
+    the models once more in a second turn. Compiled layers recompute cheap operators and keep no scores whatever is
+    asked for, so the other kinds of recomputation are measured uncompiled.
     """
     peers = sorted((peer for peer in PEERS if is_installed(peer)), key=lambda peer: peer != "plain")
     ours = {model: _measurement("crosscut", model, shape) for model, shape in LARGE.items()}
-    theirs = [_measurement(peer, model, shape) for peer in peers for model, shape in LARGE.items()]
-    eager = [replace(m, name=m.name.replace(",", " eager,"), compiled=False) for m in theirs]
     short, wide, long = LARGE
+    compiled = [
+        replace(_measurement(peer, model, LARGE[model]), note=MASKED if peer == "transformers" else "")
+        for peer in peers
+        for model in ((short, wide, long) if peer == "plain" else (wide, short, long))
+    ]
+    eager = [
+        replace(_measurement(peer, model, shape), name=f"{peer} eager, {model}", compiled=False)
+        for peer in peers
+        for model, shape in LARGE.items()
+    ]
     plan = [
-        *_beside(ours[short], theirs[:1]),
-        *_beside(ours[wide], theirs[1:2]),
-        _variant(ours[wide], "precision", f"float8, {wide}", precision="float8"),
+        ours[short],
+        ours[wide],
         ours[long],
+        _variant(ours[wide], "precision", f"float8, {wide}", precision="float8"),
         *_layouts(PAPERS_LARGEST, tensor=8, data=64),
-        *_recomputation(ours[long], long),
-        *theirs[2:4],
+        _variant(ours[long], "recomputation", f"recompute full, {long}", overrides=("training.recompute=full",)),
         _variant(ours[wide], "compile", f"eager, {wide}", compiled=False),
-        *theirs[4:],
+        _recomputing(ours[wide], "operators", f"eager, recompute operators, {wide}"),
         *eager,
-        *(m for model in LARGE for m in _beside(ours[model], [m for m in theirs if m.shape == ours[model].shape])),
+        *compiled,
+        _recomputing(ours[wide], "selective", f"eager, recompute selective, {wide}"),
+        *ours.values(),
+        *(m for model in LARGE for m in compiled if m.shape == ours[model].shape),
     ]
     return [_fitted(m, memory) for m in plan]
 
@@ -108,14 +126,9 @@ def tiny_plan() -> list[Measurement]:
         *(replace(ours, name=f"{peer}, tiny", program=peer) for peer in peers),
         _variant(ours, "precision", "float8, tiny", precision="float8"),
         *(replace(m, compiled=False) for m in _layouts(TINY, tensor=8, data=64)),
-        *list(_recomputation(ours, "tiny"))[-1:],
+        _variant(ours, "recomputation", "recompute full, tiny", overrides=("training.recompute=full",)),
         ours,
     ]
-
-
-def _beside(ours: Measurement, theirs: list[Measurement]) -> Iterator[Measurement]:
-    yield ours
-    yield from theirs
 
 
 def _measurement(program: str, model: str, shape: Shape) -> Measurement:
@@ -128,10 +141,8 @@ def _variant(measurement: Measurement, group: str, name: str, **changes: object)
     return replace(measurement, group=group, name=name, **changes)  # type: ignore[arg-type]
 
 
-def _recomputation(ours: Measurement, model: str) -> Iterator[Measurement]:
-    for kind in ("selective", "operators", "full"):
-        overrides = (f"training.recompute={kind}",)
-        yield _variant(ours, "recomputation", f"recompute {kind}, {model}", overrides=overrides)
+def _recomputing(measurement: Measurement, kind: str, name: str) -> Measurement:
+    return _variant(measurement, "recomputation", name, compiled=False, overrides=(f"training.recompute={kind}",))
 
 
 def _layouts(shape: Shape, *, tensor: int, data: int) -> Iterator[Measurement]:
@@ -157,6 +168,11 @@ def halved(measurement: Measurement) -> Measurement:
     return replace(measurement, micro_batch_size=measurement.micro_batch_size // _HALF)
 
 
+def uncompiled(measurement: Measurement) -> Measurement:
+    """The same in PyTorch's own kernels, under a name of its own."""
+    return replace(measurement, name=f"uncompiled: {measurement.name}", group="compile", compiled=False)
+
+
 def _fitted(measurement: Measurement, memory: int) -> Measurement:
     """In the largest micro-batches that should fit; a measurement that runs out of memory all the same is halved."""
     while measurement.micro_batch_size > 1 and _estimated_bytes(measurement) > 0.9 * memory:
@@ -166,11 +182,13 @@ def _fitted(measurement: Measurement, memory: int) -> Measurement:
 
 def _estimated_bytes(measurement: Measurement) -> float:
     """Weights, gradients and AdamW's moments at 16 bytes a parameter, activations by Korthikanti et al. 2022 with a
-    fused attention core, and for the peers three copies of the logits in float32.
+    fused attention core, and for the peers three copies of the logits in float32. Eager, transformers' GeLU is a
+    sequence of operators, whose results of 4 H elements are kept, three of them in float32.
     """
     shape, tensor = measurement.shape, measurement.tensor
     tokens = measurement.micro_batch_size * shape.sequence_length
     parameters = (12 * shape.num_layers * shape.hidden_size**2 + shape.vocab_size * shape.hidden_size) / tensor
-    activations = tokens * shape.num_layers * shape.hidden_size * (10 + 24 / tensor)
+    gelu = 4 * (3 * 4) if measurement.program == "transformers" and not measurement.compiled else 0
+    activations = tokens * shape.num_layers * shape.hidden_size * (10 + 24 / tensor + gelu)
     logits = 0 if measurement.program == "crosscut" else 3 * 4 * tokens * shape.vocab_size
     return 16 * parameters + activations + logits

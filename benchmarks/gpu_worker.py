@@ -1,19 +1,27 @@
 """The processes of `gpu.py`: one describes the device, each other builds one contender and times its steps.
 
 Nothing waits for the device between the steps of a window, for any contender: a window is started when the device has
-nothing to do and ends when it has done all its steps.
+nothing to do and ends when it has done all its steps. Losses are looked at before the first window and after the last.
+
+Crosscut's initial weights are drawn on the device here, from the same distribution. Its own way, where one thread of
+the host draws them so that every layout starts alike, takes seconds per billion weights, before any step: no figure of
+a step has it in it, and peers draw on the device too.
 """
 
+import math
 import os
 import shutil
 import statistics
 import subprocess
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from contenders import Step, Way, make_step, require_compiled
@@ -22,6 +30,9 @@ from gpu_plan import Measurement
 WARMUP = 3
 WINDOWS = 3
 WINDOW_SECONDS = 1.0
+
+OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+"""What an error says, beside PyTorch's own, when a library or a compiled kernel got no memory."""
 
 
 class Failed:
@@ -32,13 +43,33 @@ class Failed:
 
 
 def answer(function: Callable[..., Any], arguments: tuple[Any, ...], back: Connection) -> None:
-    """Send what `function` gives, or why it gives nothing."""
+    """Send what `function` gives, or why it gives nothing, and end the process.
+
+    At once: taking apart a model of billions and a compiler's helpers takes seconds that nobody is served by.
+    """
     try:
-        back.send(function(*arguments))
-    except torch.OutOfMemoryError as error:
-        back.send(Failed(_first_line(error), out_of_memory=True))
+        result = function(*arguments)
     except Exception as error:  # whatever it is: the other measurements go on
-        back.send(Failed(f"{type(error).__name__}: {_first_line(error)}"))
+        traceback.print_exc()
+        reason = f"{type(error).__name__}: {_first_line(error)}"
+        result = Failed(reason, out_of_memory=is_out_of_memory(error))
+    back.send(result)
+    back.close()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that it came from, is that there was no memory: also one inside a compiler's."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def describe(device_type: str) -> dict[str, Any]:
@@ -71,7 +102,7 @@ def measure(measurement: Measurement, device_type: str) -> dict[str, Any]:
     torch.manual_seed(0)
     if device_type == "cpu":
         torch.set_num_threads(1)  # on models this small threads wait for each other longer than they compute
-    with _group(measurement, device):
+    with _group(measurement, device), patch("crosscut.model.initialization.normal_", _normal_on_device):
         began = time.perf_counter()
         step = make_step(measurement.program, measurement.shape, _for_program(way, measurement.program))
         synchronize(device)
@@ -83,7 +114,9 @@ def measure(measurement: Measurement, device_type: str) -> dict[str, Any]:
         rate = measure_matrix_rate(device, torch.bfloat16)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        windows = _time_windows(step, batches, device, _steps_of_window(one_step, device))
+        windows, last_loss = _time_windows(step, batches, device, _steps_of_window(one_step, device))
+    if not (math.isfinite(first_loss) and math.isfinite(last_loss)):
+        raise ArithmeticError(f"the loss is {first_loss} after the first step and {last_loss} after the last")
     cuda = device.type == "cuda"
     return {
         "seconds_per_step": statistics.median(windows),
@@ -94,7 +127,14 @@ def measure(measurement: Measurement, device_type: str) -> dict[str, Any]:
         "peak_bytes": torch.cuda.max_memory_allocated(device) if cuda else None,
         "peak_reserved_bytes": torch.cuda.max_memory_reserved(device) if cuda else None,
         "first_loss": first_loss,
+        "last_loss": last_loss,
     }
+
+
+def _normal_on_device(parameter: Any, *, std: float, **_seed_and_name: object) -> None:
+    """In the place of the package's `normal_`: this rank's part of a parameter, drawn where it is."""
+    with torch.no_grad():
+        parameter.to_local().normal_(0.0, std)
 
 
 def _for_program(way: Way, program: str) -> Way:
@@ -149,8 +189,10 @@ def _warm_up(step: Step, batches: list[list[tuple[Any, Any]]], device: torch.dev
     return first_loss, end - began, end - start
 
 
-def _time_windows(step: Step, batches: list[list[tuple[Any, Any]]], device: torch.device, steps: int) -> list[float]:
-    """Seconds per step of each window."""
+def _time_windows(
+    step: Step, batches: list[list[tuple[Any, Any]]], device: torch.device, steps: int
+) -> tuple[list[float], float]:
+    """Seconds per step of each window, and the loss of the last step."""
     from crosscut.training.throughput import synchronize
 
     windows = []
@@ -159,11 +201,11 @@ def _time_windows(step: Step, batches: list[list[tuple[Any, Any]]], device: torc
         synchronize(device)
         start = time.perf_counter()
         for _ in range(steps):
-            step(number, batches[number % len(batches)])
+            loss = step(number, batches[number % len(batches)])
             number += 1
         synchronize(device)
         windows.append((time.perf_counter() - start) / steps)
-    return windows
+    return windows, loss()
 
 
 def _steps_of_window(seconds: float, device: torch.device) -> int:
@@ -186,5 +228,8 @@ def _driver() -> str:
     if command is None:
         return "unknown"
     query = [command, "--query-gpu=driver_version", "--format=csv,noheader"]
-    told = subprocess.run(query, capture_output=True, text=True, check=False, timeout=30)
+    try:
+        told = subprocess.run(query, capture_output=True, text=True, check=False, timeout=15)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
     return told.stdout.strip().splitlines()[0] if told.stdout.strip() else "unknown"

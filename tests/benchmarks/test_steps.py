@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,83 @@ def test_gpu_benchmark_runs_on_the_cpu(tmp_path):
     assert rows["plain, tiny"]["turns"][0]["first_loss"] == pytest.approx(math.log(512), abs=0.1)
     assert {goal["met"] for goal in told["goals"]} == {None}, "the goals are about models that a CPU does not measure"
     assert set(told["machine"]) >= {"date", "device", "driver", "torch", "transformers", "commit", "source_sha256"}
+
+
+def test_gpu_benchmark_writes_after_every_measurement(tmp_path):
+    file = tmp_path / "figures.json"
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--device", "cpu", "--tiny", "--json", str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as running:
+        for printed in running.stdout:
+            if printed.startswith("plain, tiny"):  # the second one
+                break
+        running.kill()
+    told = json.loads(file.read_text())
+    assert [row["name"] for row in told["measurements"]][:1] == ["crosscut, tiny"]
+    assert told["measurements"][0]["figures"]["tokens_per_second"] > 0
+    assert len(told["goals"]) == 7
+
+
+def test_gpu_benchmark_runs_uncompiled_what_cannot_be_compiled(tmp_path):
+    program = """
+import json
+from dataclasses import asdict, replace
+from gpu import Budget, run_plan
+from gpu_plan import tiny_plan
+switching = ("model.dropout=0.1", "layout.tensor=2")  # between two random streams: no compiler follows it
+plan = [replace(tiny_plan()[0], name="a", compiled=True, overrides=switching, tensor=2)]
+rows = run_plan(plan, Budget(100.0), "cpu", lambda row: None)
+print(json.dumps({name: [len(row.turns), row.remarks] for name, row in rows.items()}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{BENCHMARKS}{os.pathsep}{BENCHMARKS.parent}"},
+    )  # fmt: skip
+    rows = json.loads(done.stdout.splitlines()[-1])
+    assert rows["a"][0] == 0
+    assert rows["a"][1][0].startswith("failed: ConfigError: `training.compile` must be")
+    assert rows["uncompiled: a"] == [1, []]
+
+
+def test_gpu_benchmark_ends_what_takes_too_long(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from gpu import in_process
+
+    start = time.monotonic()
+    assert in_process(time.sleep, (60.0,), limit=0.5).reason == "was not done after 0 s"
+    assert time.monotonic() - start < 30
+
+
+def test_gpu_benchmark_knows_every_way_to_run_out_of_memory(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import torch
+    from gpu_worker import is_out_of_memory
+
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    assert is_out_of_memory(RuntimeError("CUDA error: out of memory"))
+    inside = RuntimeError("backend='inductor' raised:")
+    inside.__cause__ = torch.OutOfMemoryError("no more")
+    assert is_out_of_memory(inside)
+    assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+
+
+def test_gpu_plan_has_something_to_compare_with_before_anything_that_takes_minutes(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from gpu import Budget
+    from gpu_plan import full_plan
+
+    plan = full_plan(150 * 10**9)
+    first = {m.name: place for place, m in reversed(list(enumerate(plan)))}
+    whole = min(place for place, m in enumerate(plan) if m.compiled and m.program != "crosscut")
+    assert max(first[f"plain eager, {model}"] for model in ("1.2B at 1024", "1.2B at 4096", "1.7B at 4096")) < whole
+    assert all(place < whole for name, place in first.items() if name.startswith(("crosscut", "float8", "rank 0")))
+    budget = Budget(100.0)
+    budget.learn(plan[whole], 90.0)
+    assert budget.fits(plan[0]), "a peer that takes long says nothing about Crosscut"
+    budget.learn(plan[0], 101.0)
+    assert not budget.fits(plan[0])
+    budget.learn(plan[1], 10.0)
+    assert budget.fits(plan[2]), "nor does the first, which fills the compiler's caches, about later ones"
 
 
 def test_gpu_benchmark_skips_what_no_longer_fits_and_says_so(monkeypatch):
