@@ -146,9 +146,7 @@ def gradients_at(run: Any, scale: float) -> list[torch.Tensor]:
 
 
 def overflow_always(run: Any, forward: bool = False) -> tuple[str, bool]:
-    """What a run says whose gradients, or whose forward pass, overflow at every step from the second on, and whether its
-    weights stayed.
-    """
+    """What a run says whose gradients, or forward passes, overflow from the second step on; whether weights stayed."""
     trainer, batches = parts(run)
     trainer.loss_scale.scale.fill_(8.0)
     step, weights = trainer.step, {}
