@@ -7,7 +7,9 @@ follows the tensor's largest element, and sums in float32: activations and weigh
 mantissa), gradients, which need range rather than digits, as e5m2 (Micikevicius et al. 2022, section 3).
 
 Scales are powers of two. So casting rounds mantissas only, and a rank that holds a part of a matrix, whose largest
-element is another one, rounds that part as a rank with all of it does: no layout changes the model.
+element is another one, rounds that part as a rank with all of it does, as far as the format's normal numbers reach:
+down to 2^-13 of the matrix's largest element in e4m3, to 2^-28 in e5m2. Below, the whole matrix loses digits that a
+part whose own elements are small keeps; what is lost is at most 2^-17, or 2^-31, of the largest element.
 
 Shapes: N tokens (any leading dimensions), I in, O out.
 """

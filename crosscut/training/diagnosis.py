@@ -26,13 +26,18 @@ class _Origin(NamedTuple):
     place: str
 
 
-def explain_non_finite(step: int, trainer: Trainer, batches: Batches) -> TrainingError:
+def explain_non_finite(
+    step: int, trainer: Trainer, batches: Batches, *, exhausted: TrainingError | None = None
+) -> TrainingError:
     """The error that tells a user where the loss or gradient of `step` stopped being finite. Every rank calls it.
 
     It repeats the step, with the same dropout and weights, and finds the first module whose input or output is not
-    finite on any rank; where all are finite, the parameter nearest the loss whose gradient is not.
+    finite on any rank; where all are finite, the parameter nearest the loss whose gradient is not. Where a loss scale
+    is `exhausted`, it tells of that in place of a gradient: the forward pass knows nothing of the scale.
     """
     forward = _first_over_ranks(_origin_in_forward(step, trainer, batches), trainer)
+    if forward is None and exhausted is not None:
+        return exhausted
     backward = _first_over_ranks(_origin_in_backward(step, trainer, batches), trainer)
     origin = forward or backward or _Origin(0, 0, 0, "the sum of the gradients, each of them finite")
     mine = [batches.documents(step, index) for index in range(trainer.run.num_micro_batches)]
@@ -43,10 +48,13 @@ def explain_non_finite(step: int, trainer: Trainer, batches: Batches) -> Trainin
         documents = [document for part in parts for micro_batch in part for document in micro_batch]
     shown = ", ".join(f"{source}:{record}" for source, record in documents[:_MAX_DOCUMENTS])
     more = f" and {len(documents) - _MAX_DOCUMENTS} more" if len(documents) > _MAX_DOCUMENTS else ""
+    way_out = "lower `optimizer.learning_rate`"
+    if exhausted is not None:  # what is above 65,504
+        way_out = 'lower `optimizer.learning_rate`, or set training.precision="bfloat16",'
     return TrainingError(
         f"The loss and its gradient must be finite, but at step {step} they are not. It began in {origin.place}, "
         f"on a batch made of {shown}{more}. The weights and checkpoints are those from before the step. "
-        "Look at these documents, or lower `optimizer.learning_rate` and run again with --resume."
+        f"Look at these documents, or {way_out} and run again with --resume."
     )
 
 

@@ -192,7 +192,7 @@ class Loop:
         try:
             yield
         except NonFiniteError as error:
-            raise explain_non_finite(error.step, self.trainer, self.batches) from None
+            raise explain_non_finite(error.step, self.trainer, self.batches, exhausted=error.exhausted) from None
 
     def _tell(self, result: StepResult, seconds: float, metrics: Metrics) -> None:
         done = result.step + 1

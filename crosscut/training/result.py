@@ -40,9 +40,11 @@ class Moment:
 class NonFiniteError(Exception):
     """The loss or the gradient norm of a step is not a finite number; the weights are still those before the step."""
 
-    def __init__(self, step: int, loss: float, norm: float) -> None:
+    def __init__(self, step: int, loss: float, norm: float, exhausted: TrainingError | None = None) -> None:
         super().__init__(f"step {step}: loss {loss}, gradient norm {norm}")
         self.step = step
+        self.exhausted = exhausted
+        """With a loss scale, what to tell a user where the forward pass is finite."""
 
 
 class _Figures(NamedTuple):
@@ -55,9 +57,9 @@ class _Figures(NamedTuple):
 class StepResult:
     """The figures of one step; the first look at one waits until the device has done the step.
 
-    It raises `NonFiniteError` then, on every rank alike, where the loss or the gradient norm is not finite, and
-    `TrainingError` where a loss scale has fallen too low to be of use. The weights are those before the step in both
-    cases, and stay so through every later step.
+    It raises `NonFiniteError` then, on every rank alike, where the loss or the gradient norm is not finite, with a loss
+    scale only where that has fallen too low to be of use. The weights are those before the step, and stay so through
+    every later step.
     """
 
     def __init__(
@@ -117,12 +119,13 @@ class StepResult:
         if figures.held and not self._scaled:
             raise NonFiniteError(self.step, figures.loss, figures.norm)
         if figures.held and figures.scale / 2 < SMALLEST:
-            raise TrainingError(
+            exhausted = TrainingError(
                 f"The loss scale must stay at or above {SMALLEST:g}, but the gradients of step {self.step} overflowed "
                 f"at {figures.scale:g}, so that it would fall to {figures.scale / 2:g}. The weights are those from "
                 'before it overflowed. Lower `optimizer.learning_rate`, or set training.precision="bfloat16" or '
                 '"float32", and run again with --resume.'
             )
+            raise NonFiniteError(self.step, figures.loss, figures.norm, exhausted)
         return figures
 
 

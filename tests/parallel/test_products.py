@@ -96,3 +96,38 @@ def test_cut_matrices_are_rounded_as_whole_ones(ranks: RankPool, layout: Layout)
         for actual, whole in zip(result, expected, strict=True):
             part = whole if actual.shape == whole.shape else whole.chunk(2, 1)[rank]
             assert _distance(actual, part) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("exponent", [8, 16])
+def test_parts_of_other_sizes_are_rounded_as_the_whole_where_that_has_normal_numbers(
+    dtype: torch.dtype, exponent: int
+) -> None:
+    _, weight, _, _ = _factors(torch.float32)
+    parts = weight[: OUT // 2], weight[OUT // 2 :] * 2.0**-exponent
+    weight = torch.cat(parts)
+    cast, back = _cast(weight, dtype)
+    whole = cast.float() * back
+    own = torch.cat([part.float() * scale for part, scale in (_cast(part, dtype) for part in parts)])
+    limits = torch.finfo(dtype)
+    normal = weight.abs() >= limits.smallest_normal * back
+    assert torch.equal(own[normal], whole[normal])
+    largest = weight.abs().max()
+    assert limits.smallest_normal * back <= largest * (2.0**-13 if dtype == torch.float8_e4m3fn else 2.0**-28)
+    lost = (whole - weight)[~normal].abs()
+    assert (lost <= largest * (2.0**-17 if dtype == torch.float8_e4m3fn else 2.0**-31)).all()
+    if dtype == torch.float8_e4m3fn and exponent == 16:
+        assert not normal[OUT // 2 :].any()
+        assert _distance(whole[OUT // 2 :], parts[1]) > 0.1
+        assert _distance(own[OUT // 2 :], parts[1]) < 0.035
+
+
+def test_products_with_a_part_of_small_elements_are_near_the_exact_ones_where_the_whole_is_not() -> None:
+    x, weight, _, _ = _factors(torch.float32)
+    parts = weight[: OUT // 2], weight[OUT // 2 :] * 2.0**-16
+    together = FLOAT8.output(x, torch.cat(parts)).chunk(2, -1)
+    for part, whole, is_small in zip(parts, together, (False, True), strict=True):
+        exact = x.double() @ part.double().t()
+        alone = FLOAT8.output(x, part)
+        assert _distance(alone, exact) < 0.045
+        assert _distance(alone, whole) > 0.1 if is_small else torch.equal(alone, whole)

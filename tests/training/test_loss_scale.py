@@ -145,15 +145,17 @@ def gradients_at(run: Any, scale: float) -> list[torch.Tensor]:
     return [p.grad.to_local() for p in trainer.parameters]
 
 
-def overflow_always(run: Any) -> tuple[str, bool]:
-    """What a run says whose gradients overflow at every step from the second on, and whether its weights stayed."""
+def overflow_always(run: Any, forward: bool = False) -> tuple[str, bool]:
+    """What a run says whose gradients, or forward passes, overflow from the second step on; whether weights stayed."""
     trainer, batches = parts(run)
     trainer.loss_scale.scale.fill_(8.0)
     step, weights = trainer.step, {}
 
     def overflowing_step(number: int, micro_batches: Any) -> Any:
+        if number == 1 and forward:
+            trainer.model.blocks[1].mlp.expand.bias.detach().to_local().fill_(1e6)
         weights[number] = weights_of(trainer)
-        if number >= 1:
+        if number >= 1 and not forward:
             overflow_once(trainer, "positions.weight", rank=0)
         return step(number, micro_batches)
 
@@ -182,3 +184,20 @@ def test_overflows_without_end_end_the_run(ranks, run_with, options):
     )
     assert message.endswith("and run again with --resume.")
     assert list_checkpoints(Path(run.output.folder) / "checkpoints") == []
+
+
+@pytest.mark.parametrize("options", [LAYOUTS["tensor 2"], LAYOUTS["data 2"]], ids=str)
+def test_a_forward_pass_that_overflows_is_named_when_no_scale_helps(ranks, run_with, options):
+    run = run_with(*FP16, *options, "training.steps=40", "checkpoint.every=0", "training.validate_every=0")
+    told = ranks.run(2, overflow_always, run, True)
+    assert told[0] == told[1]
+    message, unchanged = told[0]
+    assert unchanged
+    assert message.startswith(
+        "The loss and its gradient must be finite, but at step 4 they are not. It began in the output of "
+        "`blocks.1.mlp.expand`, on a batch made of "
+    )
+    assert message.endswith(
+        ". The weights and checkpoints are those from before the step. Look at these documents, or lower "
+        '`optimizer.learning_rate`, or set training.precision="bfloat16", and run again with --resume.'
+    )
