@@ -296,10 +296,9 @@ def main(arguments: list[str] | None = None) -> None:
     budget = Budget(options.seconds)
     device = start_server(options.device, budget)
     if isinstance(device, Failed):
-        parser.error(
-            f"`--device` must be a device that is there, on which Crosscut can run, but its process says: "
-            f"{device.reason}. Install what is missing there. Without a GPU: Try --device cpu --tiny."
-        )
+        if device.reason.startswith(("ImportError", "ModuleNotFoundError")):
+            parser.error(f"Python must have what Crosscut trains with, but {device.reason}. Install it.")
+        parser.error(f"`--device` must be a device that is there, but {device.reason} Try --device cpu --tiny.")
     about, peak = machine(device), device["dense_peak"]
     plan = tiny_plan() if options.tiny else full_plan(device["memory"])
     print(", ".join(f"{name} {value}" for name, value in about.items()))
