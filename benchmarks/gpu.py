@@ -18,20 +18,14 @@ Crosscut's weights are drawn on the device (`gpu_worker.py`).
 """
 
 import argparse
-import hashlib
-import importlib.util
 import json
 import multiprocessing as mp
 import os
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +34,7 @@ for _folder in (ROOT, ROOT / "benchmarks"):  # of a checkout that is not install
     if str(_folder) not in sys.path:
         sys.path.insert(0, str(_folder))
 
+from gpu_machine import machine  # noqa: E402
 from gpu_plan import GOALS, Goal, Measurement, full_plan, halved, tiny_plan, uncompiled  # noqa: E402
 from gpu_worker import Failed, answer, describe, measure  # noqa: E402
 
@@ -191,53 +186,6 @@ def in_process(function: Callable[..., Any], arguments: tuple[Any, ...], *, limi
     return result
 
 
-def machine(device: dict[str, Any]) -> dict[str, Any]:
-    """What this ran on, and which source."""
-    packages = ("torch", "triton", "transformers", "litgpt", "torchtitan", "torchao")
-    return {
-        "date": datetime.now(tz=UTC).isoformat(timespec="seconds"),
-        **device,
-        "python": platform.python_version(),
-        **{package: _version(package) for package in packages},
-        **({"torchtitan": NO_GPT2} if importlib.util.find_spec("torchtitan") else {}),
-        "commit": _commit(),
-        "source_sha256": _source_hash(),
-    }
-
-
-NO_GPT2 = "installed, not measured: it has no GPT-2"
-"""What is said of torchtitan."""
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def _commit() -> str:
-    """The checkout's commit, marked where files differ from it."""
-    try:
-        commit, changed = (
-            subprocess.run(
-                ["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True, timeout=15
-            ).stdout.strip()
-            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
-        )
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return f"{commit}{'-changed' if changed else ''}"
-
-
-def _source_hash() -> str:
-    """Of the package's and the benchmarks' Python files, for a copy that git knows nothing of."""
-    digest = hashlib.sha256()
-    for path in sorted([*(ROOT / "crosscut").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]):
-        digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
 HEADER = (
     f"{'':36}{'batch':>7}{'micro':>7}{'s/step':>9}{'tokens/s':>11}{'TFLOP/s':>9}"
     f"{'of peak':>9}{'(causal)':>9}{'of rate':>9}{'peak GiB':>10}"
@@ -296,10 +244,9 @@ def main(arguments: list[str] | None = None) -> None:
     budget = Budget(options.seconds)
     device = start_server(options.device, budget)
     if isinstance(device, Failed):
-        parser.error(
-            f"`--device` must be a device that is there, on which Crosscut can run, but its process says: "
-            f"{device.reason}. Install what is missing there. Without a GPU: Try --device cpu --tiny."
-        )
+        if device.reason.startswith(("ImportError", "ModuleNotFoundError")):
+            parser.error(f"Python must have what Crosscut trains with, but {device.reason}. Install it.")
+        parser.error(f"`--device` must be a device that is there, but {device.reason} Try --device cpu --tiny.")
     about, peak = machine(device), device["dense_peak"]
     plan = tiny_plan() if options.tiny else full_plan(device["memory"])
     print(", ".join(f"{name} {value}" for name, value in about.items()))

@@ -11,6 +11,7 @@ a step has it in it, and peers draw on the device too.
 import math
 import os
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -50,7 +51,8 @@ def answer(function: Callable[..., Any], arguments: tuple[Any, ...], back: Conne
     try:
         result = function(*arguments)
     except Exception as error:  # whatever it is: the other measurements go on
-        traceback.print_exc()
+        if function is measure:
+            traceback.print_exc()
         reason = f"{type(error).__name__}: {_first_line(error)}"
         result = Failed(reason, out_of_memory=is_out_of_memory(error))
     back.send(result)
@@ -73,7 +75,11 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def describe(device_type: str) -> dict[str, Any]:
-    """The device's name, bytes of memory, driver and published peak."""
+    """The device's name, bytes of memory, driver and published peak.
+
+    Raises `ImportError` where what every measurement needs cannot be imported.
+    """
+    import crosscut.training.step  # noqa: F401
     from crosscut.planner import find_hardware
 
     if device_type == "cpu":
@@ -153,6 +159,9 @@ def _group(measurement: Measurement, device: torch.device) -> Iterator[None]:
     elif measurement.tensor * measurement.data == 1:
         from crosscut.parallel import process_group
 
+        if device.type == "cuda" and any(name == "lo" for _, name in socket.if_nameindex()):
+            # A machine without a network may wait long to find no address for its name.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         with process_group(device):
             yield
     else:

@@ -145,6 +145,19 @@ def test_gpu_benchmark_without_a_gpu_says_what_to_do():
     assert "Try --device cpu --tiny" in done.stderr
 
 
+@pytest.mark.slow
+def test_gpu_benchmark_says_what_cannot_be_imported(tmp_path):
+    (tmp_path / "rich").mkdir()
+    (tmp_path / "rich" / "__init__.py").write_text("raise ImportError('no rich here')\n")
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "gpu.py"), "--device", "cpu", "--tiny"],
+        capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "Python must have what Crosscut trains with, but ImportError: no rich here" in done.stderr
+
+
 def test_gpu_goals_are_held_against_the_figures(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     from gpu import Row, judged

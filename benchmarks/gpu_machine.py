@@ -1,0 +1,59 @@
+"""What `gpu.py` ran on, and which source."""
+
+import hashlib
+import importlib.util
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def machine(device: dict[str, Any]) -> dict[str, Any]:
+    """What this ran on, and which source."""
+    packages = ("torch", "triton", "transformers", "litgpt", "torchtitan", "torchao")
+    return {
+        "date": datetime.now(tz=UTC).isoformat(timespec="seconds"),
+        **device,
+        "python": platform.python_version(),
+        **{package: _version(package) for package in packages},
+        **({"torchtitan": NO_GPT2} if importlib.util.find_spec("torchtitan") else {}),
+        "commit": _commit(),
+        "source_sha256": _source_hash(),
+    }
+
+
+NO_GPT2 = "installed, not measured: it has no GPT-2"
+"""What is said of torchtitan."""
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _commit() -> str:
+    """The checkout's commit, marked where files differ from it."""
+    try:
+        commit, changed = (
+            subprocess.run(
+                ["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True, timeout=15
+            ).stdout.strip()
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return f"{commit}{'-changed' if changed else ''}"
+
+
+def _source_hash() -> str:
+    """Of the package's and the benchmarks' Python files, for a copy that git knows nothing of."""
+    digest = hashlib.sha256()
+    for path in sorted([*(ROOT / "crosscut").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]):
+        digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
