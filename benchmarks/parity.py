@@ -81,6 +81,7 @@ def batch_of(run: RunConfig, step: int, data_rank: int) -> list[Batch]:
 def losses_of(runs: list[RunConfig]) -> list[list[float]]:
     """Every step's loss of each run, on the first rank. The runs have equally many ranks."""
     device = torch.device("cpu")
+    torch.set_num_threads(1)  # the model is so small that threads would wait for each other
     told = []
     with process_group(device):
         for run in runs:
