@@ -83,8 +83,8 @@ def full_plan(memory: int) -> list[Measurement]:
     Crosscut's own come first, since they take half a minute each; then the peers eager, which takes less, so that there
     is something to compare with whatever else happens; then the peers compiled, as a whole, which takes minutes for
     tens of layers: the plain program, the fastest as a rule, before the others, and fewer layers before more. At last
-    the models once more in a second turn. Compiled layers recompute cheap operators and keep no scores whatever is
-    asked for, so the other kinds of recomputation are measured uncompiled.
+    the models once more in a second turn. A compiled layer leaves its scores to the attention kernel, so `selective` is
+    measured uncompiled.
     """
     peers = sorted((peer for peer in PEERS if is_installed(peer)), key=lambda peer: peer != "plain")
     ours = {model: _measurement("crosscut", model, shape) for model, shape in LARGE.items()}
@@ -107,10 +107,18 @@ def full_plan(memory: int) -> list[Measurement]:
         *_layouts(PAPERS_LARGEST, tensor=8, data=64),
         _variant(ours[long], "recomputation", f"recompute full, {long}", overrides=("training.recompute=full",)),
         _variant(ours[wide], "compile", f"eager, {wide}", compiled=False),
-        _recomputing(ours[wide], "operators", f"eager, recompute operators, {wide}"),
+        _variant(
+            ours[wide], "recomputation", f"recompute operators, {wide}", overrides=("training.recompute=operators",)
+        ),
         *eager,
         *compiled,
-        _recomputing(ours[wide], "selective", f"eager, recompute selective, {wide}"),
+        _variant(
+            ours[wide],
+            "recomputation",
+            f"eager, recompute selective, {wide}",
+            compiled=False,
+            overrides=("training.recompute=selective",),
+        ),
         *ours.values(),
         *(m for model in LARGE for m in compiled if m.shape == ours[model].shape),
     ]
@@ -139,10 +147,6 @@ def _measurement(program: str, model: str, shape: Shape) -> Measurement:
 
 def _variant(measurement: Measurement, group: str, name: str, **changes: object) -> Measurement:
     return replace(measurement, group=group, name=name, **changes)  # type: ignore[arg-type]
-
-
-def _recomputing(measurement: Measurement, kind: str, name: str) -> Measurement:
-    return _variant(measurement, "recomputation", name, compiled=False, overrides=(f"training.recompute={kind}",))
 
 
 def _layouts(shape: Shape, *, tensor: int, data: int) -> Iterator[Measurement]:
