@@ -246,8 +246,8 @@ def vocabulary_mask_off_by_one(patch: Patch) -> None:
 def padding_in_the_softmax(patch: Patch) -> None:
     compare = cross_entropy._compare
 
-    def unmasked(product: Tensor, log_p: Tensor, targets: Tensor, part: Any) -> Any:
-        return compare(product, log_p, targets, part._replace(num_real=product.shape[1]))
+    def unmasked(logits: Tensor, targets: Tensor, part: Any) -> Any:
+        return compare(logits, targets, part._replace(num_real=logits.shape[1]))
 
     patch.setattr(cross_entropy, "_compare", unmasked)
 
