@@ -1,4 +1,4 @@
-"""Named models: the paper's tables, GPT-2's four sizes, and sizes for a laptop.
+"""Named models: the paper's tables, GPT-2's four sizes, published models of Llama's kind, and sizes for a laptop.
 
 `PRESETS[name]` gives the fields of a `ModelConfig`. The paper's scaling study (Table 1) keeps 96 per head and writes
 the parameter counts 1.2, 2.5, 4.2 and 8.3 billion; its trained models are Table 4. The 8.3B model is the same size in
@@ -12,6 +12,11 @@ GPT2_VOCAB_SIZE = 50_257
 
 def _shape(num_layers: int, hidden_size: int, num_heads: int, **rest: Any) -> dict[str, Any]:
     return {"num_layers": num_layers, "hidden_size": hidden_size, "num_heads": num_heads, **rest}
+
+
+def _llama(num_layers: int, hidden_size: int, num_heads: int, **rest: Any) -> dict[str, Any]:
+    family = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "dropout": 0.0}
+    return {**_shape(num_layers, hidden_size, num_heads), **family, **rest}
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -28,8 +33,68 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-medium": _shape(24, 1024, 16, vocab_size=GPT2_VOCAB_SIZE),
     "gpt2-large": _shape(36, 1280, 20, vocab_size=GPT2_VOCAB_SIZE),
     "gpt2-xl": _shape(48, 1600, 25, vocab_size=GPT2_VOCAB_SIZE),
+    # Published models of Llama's kind, by their own configurations.
+    "smollm2-135m": _llama(
+        30,
+        576,
+        9,
+        num_kv_heads=3,
+        mlp_size=1536,
+        vocab_size=49_152,
+        max_sequence_length=8192,
+        rotary_base=100_000.0,
+    ),
+    "qwen2.5-0.5b": _llama(
+        24,
+        896,
+        14,
+        num_kv_heads=2,
+        mlp_size=4864,
+        vocab_size=151_936,
+        max_sequence_length=32_768,
+        rotary_base=1_000_000.0,
+        norm_epsilon=1e-6,
+        biases="qkv",
+    ),
+    "qwen3-0.6b": _llama(
+        28,
+        1024,
+        16,
+        num_kv_heads=8,
+        head_size=128,
+        mlp_size=3072,
+        vocab_size=151_936,
+        max_sequence_length=40_960,
+        rotary_base=1_000_000.0,
+        norm_epsilon=1e-6,
+        qk_norm=True,
+    ),
+    "llama2-7b": _llama(32, 4096, 32, mlp_size=11_008, vocab_size=32_000, max_sequence_length=4096, tied=False),
+    "llama3-8b": _llama(
+        32,
+        4096,
+        32,
+        num_kv_heads=8,
+        mlp_size=14_336,
+        vocab_size=128_256,
+        max_sequence_length=8192,
+        rotary_base=500_000.0,
+        tied=False,
+    ),
+    "llama3-70b": _llama(
+        80,
+        8192,
+        64,
+        num_kv_heads=8,
+        mlp_size=28_672,
+        vocab_size=128_256,
+        max_sequence_length=8192,
+        rotary_base=500_000.0,
+        tied=False,
+    ),
     # For a laptop's processor; the vocabulary is the tokenizer's.
     "laptop-tiny": _shape(2, 64, 4, max_sequence_length=128),
     "laptop-small": _shape(4, 256, 4, max_sequence_length=256),
     "laptop-base": _shape(6, 384, 6, max_sequence_length=256),
+    "laptop-llama": _llama(4, 256, 4, num_kv_heads=2, mlp_size=704, max_sequence_length=256),
 }

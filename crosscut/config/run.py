@@ -15,7 +15,7 @@ from crosscut.config.checks import (
 from crosscut.config.conventions import CHECKPOINTS_FOLDER
 from crosscut.config.errors import ConfigError, LayoutError
 from crosscut.config.layout import Layout
-from crosscut.config.model import ModelConfig
+from crosscut.config.model import ModelConfig, require_tensor_axis
 from crosscut.config.precision import FLOAT8_MULTIPLE
 from crosscut.config.training import OptimizerConfig, TrainingConfig
 
@@ -119,7 +119,7 @@ class RunConfig:
     output: OutputConfig = field(default_factory=OutputConfig)
 
     def __post_init__(self) -> None:
-        self._check_tensor_axis()
+        require_tensor_axis(self.model, self.layout.tensor)
         self._check_batch()
         self._check_sequence()
         self._check_warm_up()
@@ -161,14 +161,6 @@ class RunConfig:
         """Whether layers are compiled where the run is on GPUs that allow it."""
         return self.training.compile != "off" and not self.reason_against_compiling
 
-    def _check_tensor_axis(self) -> None:
-        tensor, heads = self.layout.tensor, self.model.num_heads
-        if heads % tensor:
-            raise LayoutError(
-                f"`layout.tensor` must divide `model.num_heads` ({heads}), but is {tensor}. "
-                f"Try {listed(divisors(heads))}."
-            )
-
     def _check_batch(self) -> None:
         batch, data, micro = self.training.batch_size, self.layout.data, self.training.micro_batch_size
         if batch % data:
@@ -192,18 +184,29 @@ class RunConfig:
             )
 
     def _check_float8(self) -> None:
-        part, multiple = self.model.hidden_size // self.layout.tensor, FLOAT8_MULTIPLE
-        if self.training.precision == "float8" and part % multiple:
-            raise ConfigError(
-                f"`model.hidden_size` / `layout.tensor` must be a multiple of {multiple} for float8 products, but is "
-                f'{part}. Choose other sizes, or set training.precision="bfloat16".'
-            )
-
+        if self.training.precision == "float8":
+            self._require_multiples(FLOAT8_MULTIPLE)
         if self.training.precision == "float8" and self.layout.symmetric_memory:
             raise ConfigError(
                 '`training.precision` must not be "float8" with layout.symmetric_memory, whose pieces are of 16 bits. '
                 'Set training.precision="bfloat16", or leave symmetric memory out.'
             )
+
+    def _require_multiples(self, multiple: int) -> None:
+        model, tensor = self.model, self.layout.tensor
+        key_value = 2 * max(model.num_kv_heads // tensor, 1) * model.head_size
+        widths = {
+            "`model.hidden_size`": model.hidden_size,
+            "`model.num_heads` x `model.head_size` / `layout.tensor`": model.query_size // tensor,
+            "what a rank has of keys and values": key_value,
+            "`model.mlp_size` / `layout.tensor`": model.mlp_size // tensor,
+        }
+        for name, width in widths.items():
+            if width % multiple:
+                raise ConfigError(
+                    f"{name} must be a multiple of {multiple} for float8 products, but is {width}. Choose other sizes, "
+                    'or set training.precision="bfloat16".'
+                )
 
     def _check_compile(self) -> None:
         if self.training.compile == "on" and (reason := self.reason_against_compiling):

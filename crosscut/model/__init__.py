@@ -1,6 +1,7 @@
-"""GPT-2, written as for one device from the layers of `parallel`."""
+"""Decoders, written as for one device from the layers of `parallel`: GPT-2, Llama and their kin."""
 
+from crosscut.model.cache import KeyValueCache
 from crosscut.model.gpt import GPT
 from crosscut.model.initialization import initialize
 
-__all__ = ["GPT", "initialize"]
+__all__ = ["GPT", "KeyValueCache", "initialize"]

@@ -1,9 +1,11 @@
 """Self-attention with its heads split over the tensor ranks (paper, section 3, Figure 3b).
 
-The product for queries, keys and values is column-parallel, head by head: the rows of its weight are ordered (head, one
-of q k v, element), so that a rank's contiguous part holds whole heads. The output product is row-parallel.
+The products for queries, keys and values are column-parallel, head by head: a rank's contiguous part holds whole heads,
+of keys and values with the rows of its weight ordered (head, key or value, element). The output product is
+row-parallel. Where there are fewer heads of keys and values than queries, each serves as many adjacent query heads; and
+where they are fewer than the ranks, several ranks have the same one.
 
-Shapes: B batch, S sequence, H hidden, A heads, D = H / A elements of a head, T tensor ranks.
+Shapes: B batch, S sequence, H hidden, A query heads, K heads of keys and values, D elements of a head, T tensor ranks.
 """
 
 import torch
@@ -11,27 +13,59 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crosscut.config import ModelConfig
-from crosscut.parallel import ColumnParallelLinear, ParallelMesh, RandomStreams, RowParallelLinear
+from crosscut.model.cache import LayerCache
+from crosscut.model.rotary import rotate
+from crosscut.parallel import (
+    ColumnParallelLinear,
+    ColumnParallelLinears,
+    ParallelMesh,
+    RandomStreams,
+    RMSNorm,
+    RowParallelLinear,
+)
 
 
 class SelfAttention(nn.Module):
-    """Causal multi-head self-attention: [B, S, H] to [B, S, H] (the sequence split where the layout splits it)."""
+    """Causal self-attention: [B, S, H] to [B, S, H] (the sequence split where the layout splits it)."""
 
     def __init__(self, config: ModelConfig, *, mesh: ParallelMesh, streams: RandomStreams, dtype: torch.dtype) -> None:
         super().__init__()
         self.head_size, self.dropout, self.streams = config.head_size, config.dropout, streams
-        self.qkv = ColumnParallelLinear(config.hidden_size, 3 * config.hidden_size, mesh=mesh, dtype=dtype)
-        self.output = RowParallelLinear(config.hidden_size, config.hidden_size, mesh=mesh, dtype=dtype)
+        hidden, bias = config.hidden_size, config.biases != "none"
+        self.qkv = ColumnParallelLinears(
+            query=ColumnParallelLinear(hidden, config.query_size, mesh=mesh, dtype=dtype, bias=bias),
+            key_value=ColumnParallelLinear(
+                hidden, config.key_value_size, mesh=mesh, dtype=dtype, bias=bias, num_blocks=config.num_kv_heads
+            ),
+        )
+        self.query_norm = self.key_norm = None
+        if config.qk_norm:
+            self.query_norm, self.key_norm = (
+                RMSNorm(config.head_size, mesh=mesh, epsilon=config.norm_epsilon, dtype=dtype, inside=True)
+                for _ in range(2)
+            )
+        self.output = RowParallelLinear(config.query_size, hidden, mesh=mesh, dtype=dtype, bias=config.biases == "all")
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Attend to this and earlier positions."""
-        q, k, v = self.qkv(x).unflatten(-1, (-1, 3, self.head_size)).unbind(-2)  # each [B, S, A/T, D]
-        heads = self._attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))  # [B, A/T, S, D]
+    def forward(self, x: Tensor, rotation: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
+        """Attend to this and earlier positions, those in the `cache` before them."""
+        query, key_value = self.qkv(x)
+        q = query.unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # [B, A/T, S, D]
+        k, v = key_value.unflatten(-1, (-1, 2, self.head_size)).transpose(1, 2).unbind(-2)  # each [B, K/T, S, D]
+        q, k = _placed(q, self.query_norm, rotation), _placed(k, self.key_norm, rotation)
+        heads = self._attend(q, k, v) if cache is None else cache.attend(q, k, v)  # [B, A/T, S, D]
         y: Tensor = self.output(heads.transpose(1, 2).flatten(2))
         return y
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        grouped = q.shape[1] != k.shape[1]
         if not self.training or self.dropout == 0.0:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
         with self.streams.per_rank():  # each rank drops in its own heads (paper, section 3.1)
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout, enable_gqa=grouped)
+
+
+def _placed(heads: Tensor, norm: nn.Module | None, rotation: Tensor | None) -> Tensor:
+    """Queries or keys, normalised and turned where the model does so."""
+    if norm is not None:
+        heads = norm(heads)
+    return heads if rotation is None else rotate(heads, rotation)

@@ -1,12 +1,13 @@
-"""One transformer layer, with layer norms before attention and MLP (paper, section 2.2, Figure 2)."""
+"""One transformer layer, with norms before attention and MLP (paper, section 2.2, Figure 2)."""
 
 import torch
 from torch import Tensor, nn
 
 from crosscut.config import ModelConfig
 from crosscut.model.attention import SelfAttention
-from crosscut.model.mlp import MLP
-from crosscut.parallel import Dropout, LayerNorm, ParallelMesh, RandomStreams
+from crosscut.model.cache import LayerCache
+from crosscut.model.mlp import make_mlp
+from crosscut.parallel import Dropout, LayerNorm, ParallelMesh, RandomStreams, RMSNorm
 
 
 class Block(nn.Module):
@@ -14,14 +15,20 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, *, mesh: ParallelMesh, streams: RandomStreams, dtype: torch.dtype) -> None:
         super().__init__()
-        self.attention_norm = LayerNorm(config.hidden_size, mesh=mesh, dtype=dtype)
+        self.attention_norm = make_norm(config, mesh=mesh, dtype=dtype)
         self.attention = SelfAttention(config, mesh=mesh, streams=streams, dtype=dtype)
-        self.mlp_norm = LayerNorm(config.hidden_size, mesh=mesh, dtype=dtype)
-        self.mlp = MLP(config, mesh=mesh, dtype=dtype)
+        self.mlp_norm = make_norm(config, mesh=mesh, dtype=dtype)
+        self.mlp = make_mlp(config, mesh=mesh, dtype=dtype)
         self.dropout = Dropout(config.dropout, streams=streams)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the layer."""
-        x = x + self.dropout(self.attention(self.attention_norm(x)))
+    def forward(self, x: Tensor, rotation: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
+        """Apply the layer; how far queries and keys turn and what was read before only attention needs to know."""
+        x = x + self.dropout(self.attention(self.attention_norm(x), rotation, cache))
         y: Tensor = x + self.dropout(self.mlp(self.mlp_norm(x)))
         return y
+
+
+def make_norm(config: ModelConfig, *, mesh: ParallelMesh, dtype: torch.dtype) -> LayerNorm | RMSNorm:
+    """The norm of the residual stream that `model.norm` names."""
+    kind = RMSNorm if config.norm == "rms" else LayerNorm
+    return kind(config.hidden_size, mesh=mesh, epsilon=config.norm_epsilon, dtype=dtype)

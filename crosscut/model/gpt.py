@@ -1,24 +1,30 @@
-"""GPT-2 as in the paper's section 2.2: learned positions, pre-layer-norm blocks, a final layer norm, tied embeddings.
+"""The decoder: tokens to hidden states through pre-norm blocks, and what is made of these.
 
-Nothing here asks for the layout: on one device the layers of `parallel` are ordinary layers.
+By default GPT-2 as in the paper's section 2.2: learned positions, layer norms, GeLU, tied embeddings. What differs in
+Llama and its kin (`ModelConfig`) is a matter of which layers a block is built of. Nothing here asks for the layout: on
+one device the layers of `parallel` are ordinary layers.
 
 Shapes: B batch, S sequence, H hidden, V vocabulary, T tensor ranks.
 """
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crosscut.config import ModelConfig
-from crosscut.model.block import Block
+from crosscut.model.block import Block, make_norm
+from crosscut.model.cache import KeyValueCache, Reading
+from crosscut.model.rotary import rotations
 from crosscut.parallel import (
     Dropout,
-    LayerNorm,
     LossPasses,
     ParallelMesh,
     PositionEmbedding,
     RandomStreams,
     VocabParallelEmbedding,
+    VocabParallelOutput,
     enter_tensor_parallel,
     gather_from_tensor_parallel,
     vocab_parallel_cross_entropy,
@@ -45,30 +51,54 @@ class GPT(nn.Module):
         self.config, self.mesh = config, mesh
         self.loss_passes: LossPasses | None = None
         """What goes over the logits, where it is compiled."""
-        embedding_dtype = {"dtype": dtype, "output_dtype": compute_dtype or dtype}
-        self.tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, mesh=mesh, **embedding_dtype)
-        self.positions = PositionEmbedding(config.max_sequence_length, config.hidden_size, mesh=mesh, **embedding_dtype)
+        vocabulary, hidden = config.vocab_size, config.hidden_size
+        types = {"dtype": dtype, "output_dtype": compute_dtype or dtype}
+        self.tokens = VocabParallelEmbedding(vocabulary, hidden, mesh=mesh, **types)
+        self.positions = None
+        if config.positions == "learned":
+            self.positions = PositionEmbedding(config.max_sequence_length, hidden, mesh=mesh, **types)
         self.dropout = Dropout(config.dropout, streams=streams)
         self.blocks = nn.ModuleList(
             Block(config, mesh=mesh, streams=streams, dtype=dtype) for _ in range(config.num_layers)
         )
-        self.final_norm = LayerNorm(config.hidden_size, mesh=mesh, dtype=dtype)
+        self.final_norm = make_norm(config, mesh=mesh, dtype=dtype)
+        self.output = None if config.tied else VocabParallelOutput(vocabulary, hidden, mesh=mesh, dtype=dtype)
+
+    @property
+    def output_weight(self) -> nn.Parameter:
+        """The rows [V, H] that logits are products with: the token embedding's, where it is tied."""
+        return self.tokens.weight if self.output is None else self.output.weight
 
     @property
     def padded_rows(self) -> dict[str, int]:
         """Real rows of the parameters that are padded, by name, for loading a checkpoint of another layout."""
-        return {"tokens.weight": self.config.vocab_size}
+        names = ("tokens.weight",) if self.output is None else ("tokens.weight", "output.weight")
+        return dict.fromkeys(names, self.config.vocab_size)
 
-    def forward(self, tokens: Tensor, *, num_filled: int = 0) -> Tensor:
+    def forward(self, tokens: Tensor, *, num_filled: int = 0, reading: Reading | None = None) -> Tensor:
         """Token ids [B, S] to the last hidden states [B, S, H] (the sequence split where the layout splits it).
 
-        The last `num_filled` tokens of each sequence only fill it up to a length that can be split.
+        The last `num_filled` tokens of each sequence only fill it up to a length that can be split. Where they go on
+        with what was read before, `reading` says where they stand.
         """
-        x = self.dropout(self.tokens(tokens) + self.positions(tokens.shape[1], num_filled=num_filled))
-        for block in self.blocks:
-            x = block(x)
+        x = self.tokens(tokens)
+        if self.positions is not None:
+            x = x + (
+                self.positions(tokens.shape[1], num_filled=num_filled)
+                if reading is None
+                else self.positions.at(reading.places)
+            )
+        x = self.dropout(x)
+        rotation = None if self.positions is not None else self._rotation(tokens, reading).to(x.dtype)
+        for i, block in enumerate(self.blocks):
+            x = block(x, rotation) if reading is None else block(x, rotation, reading.layer(i))
         y: Tensor = self.final_norm(x)
         return y
+
+    def _rotation(self, tokens: Tensor, reading: Reading | None) -> Tensor:
+        """How far queries and keys turn, which all layers share."""
+        places = torch.arange(tokens.shape[1], device=tokens.device) if reading is None else reading.places
+        return rotations(places, self.config)
 
     def loss(self, tokens: Tensor, targets: Tensor, *, scale: float | Tensor = 1.0) -> Tensor:
         """`scale` times the sum of the cross entropies of `targets` [B, S] given `tokens` [B, S]; a scalar.
@@ -77,9 +107,10 @@ class GPT(nn.Module):
         scalar tensor on the device.
         """
         hidden = enter_tensor_parallel(self(tokens), self.mesh).flatten(0, 1)
+        weight = self.output_weight
         return vocab_parallel_cross_entropy(
             hidden,
-            local(self.tokens.weight, self.tokens.weight.dtype),
+            local(weight, weight.dtype),
             targets.flatten(),
             vocab_size=self.config.vocab_size,
             axis=self.mesh.tensor,
@@ -94,8 +125,33 @@ class GPT(nn.Module):
         not see what comes later.
         """
         length = tokens.shape[1]
-        num_filled = -length % self.mesh.tensor.size if self.mesh.sequence_parallel else 0
+        num_filled = self._num_filled(length)
         hidden = self(F.pad(tokens, (0, num_filled)), num_filled=num_filled)
-        last = enter_tensor_parallel(hidden, self.mesh)[:, length - 1]
-        columns = last @ local(self.tokens.weight, last.dtype).t()
+        return self._scores(enter_tensor_parallel(hidden, self.mesh)[:, length - 1])
+
+    def next_logits(
+        self, tokens: Tensor, cache: KeyValueCache, *, counts: Sequence[int] | None = None, first_row: int = 0
+    ) -> Tensor:
+        """Scores of the next token after what the cache's rows have read and `tokens` [B, S]: [B, V], on all ranks.
+
+        `tokens` go on with B rows from `first_row` on. Of row b the first `counts[b]` count (at least one, by default
+        all); the rest only fills up. Raises `ConfigError` where a text grows longer than the cache or the model's
+        positions allow.
+        """
+        batch, length = tokens.shape
+        counts = [length] * batch if counts is None else counts
+        num_filled = self._num_filled(length)
+        reading = cache.begin(counts, length=length + num_filled, first_row=first_row)
+        hidden = enter_tensor_parallel(self(F.pad(tokens, (0, num_filled)), reading=reading), self.mesh)
+        cache.advance(counts, first_row=first_row)
+        last = torch.tensor(counts, device=tokens.device) - 1
+        return self._scores(hidden[torch.arange(batch, device=tokens.device), last])
+
+    def _num_filled(self, length: int) -> int:
+        """How many tokens are missing to a sequence that the layout can split."""
+        return -length % self.mesh.tensor.size if self.mesh.sequence_parallel else 0
+
+    def _scores(self, hidden: Tensor) -> Tensor:
+        """Hidden states [B, H] to scores [B, V]."""
+        columns = hidden @ local(self.output_weight, hidden.dtype).t()
         return gather_from_tensor_parallel(columns, self.mesh.tensor)[:, : self.config.vocab_size]

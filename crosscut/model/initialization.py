@@ -34,6 +34,7 @@ def _is_before_residual(name: str) -> bool:
 
 @torch.no_grad()
 def _zero_padding(model: GPT) -> None:
-    weight = model.tokens.weight
-    local = local_part(weight)
-    local[max(0, model.config.vocab_size - local_offsets(weight)[0]) :] = 0.0
+    parameters = dict(model.named_parameters())
+    for name, num_rows in model.padded_rows.items():
+        weight = parameters[name]
+        local_part(weight)[max(0, num_rows - local_offsets(weight)[0]) :] = 0.0

@@ -1,20 +1,28 @@
-"""The MLP: first matrix by columns, second by rows, GeLU between them on each rank alone (paper, Figure 3a)."""
+"""The MLP: first matrix by columns, second by rows, what lies between them on each rank alone (paper, Figure 3a).
+
+Shapes: B batch, S sequence, H hidden, F width between the matrices, T tensor ranks.
+"""
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from crosscut.config import ModelConfig
-from crosscut.parallel import ColumnParallelLinear, ParallelMesh, RowParallelLinear
+from crosscut.parallel import ColumnParallelLinear, ColumnParallelLinears, ParallelMesh, RowParallelLinear
 
 
 class MLP(nn.Module):
-    """Y = GeLU(X A) B: [B, S, H] to [B, S, H] through [B, S, 4H/T]. GeLU in GPT-2's tanh form."""
+    """Y = GeLU(X A) B: [B, S, H] to [B, S, H] through [B, S, F/T]. GeLU in GPT-2's tanh form."""
 
     def __init__(self, config: ModelConfig, *, mesh: ParallelMesh, dtype: torch.dtype) -> None:
         super().__init__()
-        self.expand = ColumnParallelLinear(config.hidden_size, config.mlp_size, mesh=mesh, dtype=dtype)
-        self.contract = RowParallelLinear(config.mlp_size, config.hidden_size, mesh=mesh, dtype=dtype)
+        place: Any = {"mesh": mesh, "dtype": dtype, "bias": config.biases == "all"}
+        self.expand = ColumnParallelLinear(config.hidden_size, config.mlp_size, **place)
+        self.contract = RowParallelLinear(config.mlp_size, config.hidden_size, **place)
 
     def forward(self, x: Tensor) -> Tensor:
         """Expand, GeLU, contract."""
@@ -23,3 +31,49 @@ class MLP(nn.Module):
 
     def _activate(self, x: Tensor) -> Tensor:
         return F.gelu(x, approximate="tanh")
+
+
+class GatedMLP(nn.Module):
+    """Y = (SiLU(X G) * X U) B: [B, S, H] to [B, S, H] through [B, S, F/T] (Shazeer 2020, arXiv 2002.05202)."""
+
+    def __init__(self, config: ModelConfig, *, mesh: ParallelMesh, dtype: torch.dtype) -> None:
+        super().__init__()
+        place: Any = {"mesh": mesh, "dtype": dtype, "bias": config.biases == "all"}
+        self.expand = ColumnParallelLinears(
+            gate=ColumnParallelLinear(config.hidden_size, config.mlp_size, **place),
+            up=ColumnParallelLinear(config.hidden_size, config.mlp_size, **place),
+        )
+        self.contract = RowParallelLinear(config.mlp_size, config.hidden_size, **place)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Expand twice, multiply, contract."""
+        y: Tensor = self.contract(self._activate(*self.expand(x)))
+        return y
+
+    def _activate(self, gate: Tensor, up: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return F.silu(gate) * up
+        y: Tensor = _SwiGLU.apply(gate, up)
+        return y
+
+
+class _SwiGLU(Function):
+    """SiLU(gate) * up, which keeps these two alone for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        grad_up = F.silu(gate).mul_(grad)
+        return torch.ops.aten.silu_backward(grad * up, gate), grad_up
+
+
+def make_mlp(config: ModelConfig, *, mesh: ParallelMesh, dtype: torch.dtype) -> MLP | GatedMLP:
+    """The MLP that `model.mlp` names."""
+    kind = GatedMLP if config.mlp == "swiglu" else MLP
+    return kind(config, mesh=mesh, dtype=dtype)

@@ -7,12 +7,12 @@ this room imports torch.
 from crosscut.config import IGNORED, RankFailure
 from crosscut.parallel.agreement import Drift, find_drift
 from crosscut.parallel.cross_entropy import vocab_parallel_cross_entropy
-from crosscut.parallel.embedding import PositionEmbedding, VocabParallelEmbedding
+from crosscut.parallel.embedding import PositionEmbedding, VocabParallelEmbedding, VocabParallelOutput
 from crosscut.parallel.gradients import GradientReducer, clip_gradients_, global_gradient_norm
-from crosscut.parallel.linear import ColumnParallelLinear, RowParallelLinear, use_products
+from crosscut.parallel.linear import ColumnParallelLinear, ColumnParallelLinears, RowParallelLinear, use_products
 from crosscut.parallel.loss_passes import LossPasses
 from crosscut.parallel.mesh import Axis, ParallelMesh, make_lone_mesh, make_mesh
-from crosscut.parallel.norm import LayerNorm
+from crosscut.parallel.norm import LayerNorm, RMSNorm
 from crosscut.parallel.operators import (
     copy_to_tensor_parallel,
     enter_tensor_parallel,
@@ -23,7 +23,13 @@ from crosscut.parallel.operators import (
     reduce_scatter_to_sequence_parallel,
     scatter_to_sequence_parallel,
 )
-from crosscut.parallel.parameters import local, local_on_sequence, replicated_parameter, sharded_parameter
+from crosscut.parallel.parameters import (
+    local,
+    local_inside,
+    local_on_sequence,
+    replicated_parameter,
+    sharded_parameter,
+)
 from crosscut.parallel.processes import launch, process_group
 from crosscut.parallel.products import FLOAT8, ORDINARY, Products
 from crosscut.parallel.random import Dropout, RandomStreams, disturb_, normal_, seed_of
@@ -39,6 +45,7 @@ __all__ = [
     "Axis",
     "CollectiveRecorder",
     "ColumnParallelLinear",
+    "ColumnParallelLinears",
     "Drift",
     "Dropout",
     "GradientReducer",
@@ -47,6 +54,7 @@ __all__ = [
     "ParallelMesh",
     "PositionEmbedding",
     "Products",
+    "RMSNorm",
     "RandomStreams",
     "RankFailure",
     "Reducer",
@@ -56,6 +64,7 @@ __all__ = [
     "StopRequest",
     "Stopped",
     "VocabParallelEmbedding",
+    "VocabParallelOutput",
     "clip_gradients_",
     "copy_to_tensor_parallel",
     "disturb_",
@@ -68,6 +77,7 @@ __all__ = [
     "launch",
     "leave_tensor_parallel",
     "local",
+    "local_inside",
     "local_on_sequence",
     "make_lone_mesh",
     "make_mesh",

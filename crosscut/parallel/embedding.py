@@ -58,6 +58,20 @@ class VocabParallelEmbedding(nn.Module):
         return leave_tensor_parallel(rows, self.mesh)
 
 
+class VocabParallelOutput(nn.Module):
+    """The rows that logits are products with, where they are not the embedding's: cut along the vocabulary as those.
+
+    Parameter: `weight` [V, H] as Shard(0); zeros until initialised. `vocab_parallel_cross_entropy` multiplies by it.
+    """
+
+    def __init__(
+        self, vocab_size: int, hidden_size: int, *, mesh: ParallelMesh, dtype: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__()
+        shape = (padded_vocab_size(vocab_size, mesh.tensor.size), hidden_size)
+        self.weight = sharded_parameter(shape, mesh.tensor, dim=0, dtype=dtype, device=mesh.parameter_device)
+
+
 class PositionEmbedding(nn.Module):
     """Learned positions, added between the parallel regions.
 
@@ -94,3 +108,12 @@ class PositionEmbedding(nn.Module):
         weight = local_on_sequence(self.weight, self.mesh, self.weight.dtype)
         rows = F.pad(weight[:num_real], (0, 0, 0, num_filled))
         return part_of_sequence(rows, self.mesh, 0).to(self.output_dtype)
+
+    def at(self, places: Tensor) -> Tensor:
+        """The embeddings of any positions [B, S], to read text that goes on: [B, S, H] (or [B, S/T, H]).
+
+        Those beyond P, which may only fill up a sequence, get the last one.
+        """
+        weight = local_on_sequence(self.weight, self.mesh, self.weight.dtype)
+        rows = F.embedding(places.clamp(max=self.weight.shape[0] - 1), weight)
+        return part_of_sequence(rows, self.mesh, 1).to(self.output_dtype)

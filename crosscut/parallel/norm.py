@@ -1,13 +1,15 @@
-"""Layer normalisation between the parallel regions: every rank holds the whole of it."""
+"""Norms of the last dimension: every rank holds the whole of their parameters."""
 
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from crosscut.parallel.mesh import ParallelMesh
-from crosscut.parallel.parameters import local_on_sequence, replicated_parameter
+from crosscut.parallel.parameters import local_inside, local_on_sequence, replicated_parameter
 
 
 class LayerNorm(nn.Module):
@@ -32,3 +34,57 @@ class LayerNorm(nn.Module):
         weight = local_on_sequence(self.weight, self.mesh, x.dtype)
         bias = local_on_sequence(self.bias, self.mesh, x.dtype)
         return F.layer_norm(x, weight.shape, weight, bias, self.epsilon)
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + epsilon) over the last dimension H, times a replicated `weight` [H].
+
+    Input and output [B, S, H], or [B, S/T, H] under sequence parallelism, with gradients as `LayerNorm`'s. With
+    `inside` it stands in a parallel region, such as on a rank's own heads, and the gradient is partial on every layout.
+    Sends nothing itself. Source: Zhang and Sennrich 2019 (arXiv 1910.07467), equation 4.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        mesh: ParallelMesh,
+        epsilon: float = 1e-5,
+        dtype: torch.dtype = torch.float32,
+        inside: bool = False,
+    ) -> None:
+        super().__init__()
+        self.mesh, self.epsilon, self.inside = mesh, epsilon, inside
+        self.weight = replicated_parameter((size,), mesh.tensor, value=1.0, dtype=dtype, device=mesh.parameter_device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale the last dimension."""
+        if self.inside:
+            weight = local_inside(self.weight, x.dtype)
+        else:
+            weight = local_on_sequence(self.weight, self.mesh, x.dtype)
+        if x.is_cuda or torch.compiler.is_compiling():  # one kernel; on the CPU it is several, which keep each other's
+            return F.rms_norm(x, weight.shape, weight, self.epsilon)
+        y: Tensor = _RMSNorm.apply(x, weight, self.epsilon)
+        return y
+
+
+class _RMSNorm(Function):
+    """Keeps its input and one number per token for the backward pass; in float32 at least."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+        ctx.save_for_backward(x, weight, scale)
+        return (wide * scale).to(x.dtype).mul_(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        normal = x.to(scale.dtype) * scale
+        grad_weight = (grad * normal).reshape(-1, weight.shape[0]).sum(0)
+        grad = grad * weight
+        grad_x = (grad - normal * (grad * normal).mean(-1, keepdim=True)) * scale
+        return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None

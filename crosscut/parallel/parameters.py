@@ -4,8 +4,9 @@ Every parameter is a `DTensor` on the tensor axis: `Shard(0)` for columns of the
 weight transposed, [out, in]), `Shard(1)` for its rows, `Replicate()` for what every rank holds whole. So the optimizer,
 checkpoints and resharding are PyTorch's. The forward pass calls `local` and sees ordinary tensors.
 
-A replicated parameter that is used on a split sequence gets only a part of its gradient on each rank.
-`local_on_sequence` says so in the gradient's own placement, `Partial`; `gradients.GradientReducer` sums exactly these.
+A replicated parameter that is used on a split sequence, or inside a parallel region, gets only a part of its gradient
+on each rank. `local_on_sequence` and `local_inside` say so in the gradient's own placement, `Partial`;
+`gradients.GradientReducer` sums exactly these.
 
 Where data ranks share one copy (`sharding`), a parameter at rest is cut once more, the tensor rank's part in rows over
 the shard group. Its mesh then has the data axes before the tensor axis, which stays the last. While a layer runs, its
@@ -109,6 +110,15 @@ def local_on_sequence(parameter: Tensor, mesh: ParallelMesh, dtype: torch.dtype)
     assert isinstance(parameter, DTensor)
     placements = [Partial()] if mesh.sequence_parallel else [Replicate()]
     return parameter.to_local(grad_placements=placements).to(dtype)
+
+
+def local_inside(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    """A replicated parameter used inside a parallel region, where each rank has a part of the work.
+
+    Its gradient is `Partial`: each rank has used it on what is its own.
+    """
+    assert isinstance(parameter, DTensor)
+    return parameter.to_local(grad_placements=[Partial()]).to(dtype)
 
 
 def cut_dim(parameter: Tensor) -> int | None:

@@ -35,8 +35,8 @@ class Products(ABC):
         """[..., I] and [O, I] and [O] to [..., O]."""
 
     @abstractmethod
-    def input_gradient(self, grad: Tensor, weight: Tensor) -> Tensor:
-        """[..., O] and [O, I] to [..., I]."""
+    def input_gradient(self, grad: Tensor, weight: Tensor, onto: Tensor | None = None) -> Tensor:
+        """[..., O] and [O, I] to [..., I], added to `onto` in place where that is given."""
 
     @abstractmethod
     def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
@@ -48,8 +48,11 @@ class _Ordinary(Products):
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
 
-    def input_gradient(self, grad: Tensor, weight: Tensor) -> Tensor:
-        return grad @ weight
+    def input_gradient(self, grad: Tensor, weight: Tensor, onto: Tensor | None = None) -> Tensor:
+        if onto is None:
+            return grad @ weight
+        onto.view(-1, onto.shape[-1]).addmm_(grad.reshape(-1, grad.shape[-1]), weight)
+        return onto
 
     def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
         return grad.reshape(-1, grad.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
@@ -69,10 +72,11 @@ class _Float8(Products):
         y = _multiply(x8, weight8, of_x, of_weight, dtype=x.dtype, bias=bias, fast=True)
         return _like(y, x)
 
-    def input_gradient(self, grad: Tensor, weight: Tensor) -> Tensor:
+    def input_gradient(self, grad: Tensor, weight: Tensor, onto: Tensor | None = None) -> Tensor:
         grad8, of_grad = _cast(_rows(grad), torch.float8_e5m2)
         weight8, of_weight = _cast(weight, torch.float8_e4m3fn)
-        return _like(_multiply(grad8, weight8.t(), of_grad, of_weight, dtype=grad.dtype), grad)
+        product = _like(_multiply(grad8, weight8.t(), of_grad, of_weight, dtype=grad.dtype), grad)
+        return product if onto is None else onto.add_(product)
 
     def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
         grad8, of_grad = _cast(_rows(grad), torch.float8_e5m2)

@@ -13,6 +13,7 @@ whole sequence: it is gathered again as ever, beside the input's gradient, or fa
 
 import os
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,23 +32,31 @@ _ops = torch.ops.symm_mem
 
 class _GatherAndMultiply(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, mesh: ParallelMesh) -> Tensor:
-        ctx.save_for_backward(x, weight)
+    def forward(ctx: Any, x: Tensor, mesh: ParallelMesh, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x, *weights)
         ctx.mesh = mesh
-        product: Tensor
-        _, (product,) = _gathered_product(x, weight.t(), mesh.tensor, keep=False)
-        return product
+        _, products = _gathered_products(x, [weight.t() for weight in weights], mesh.tensor, keep=False)
+        return tuple(products)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
-        needs_x, needs_weight, _ = ctx.needs_input_grad
-        entering = start_enter_again(x, grad, ctx.mesh) if needs_weight else None
-        grad_x = _scattered_product(grad, weight, ctx.mesh.tensor) if needs_x else None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        needs_x, _, *needs = ctx.needs_input_grad
+        entering = start_enter_again(x, grads[0], ctx.mesh) if any(needs) else None
+        grad_x = None
+        if needs_x:
+            one = len(weights) == 1
+            grad, weight = (grads[0], weights[0]) if one else (torch.cat(grads, -1), torch.cat(weights))
+            grad_x = _scattered_product(grad, weight, ctx.mesh.tensor)
         if entering is None:
-            return grad_x, None, None
-        return grad_x, ORDINARY.weight_gradient(grad, finish_enter_forward(entering, ctx.mesh)), None
+            return grad_x, None, *(None for _ in weights)
+        whole = finish_enter_forward(entering, ctx.mesh)
+        return (
+            grad_x,
+            None,
+            *(ORDINARY.weight_gradient(g, whole) if n else None for g, n in zip(grads, needs, strict=True)),
+        )
 
 
 class _MultiplyAndScatter(Function):
@@ -62,17 +71,17 @@ class _MultiplyAndScatter(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, _ = ctx.needs_input_grad
-        whole, (grad_x,) = _gathered_product(grad, weight, ctx.mesh.tensor, keep=needs_weight)
+        whole, (grad_x,) = _gathered_products(grad, [weight], ctx.mesh.tensor, keep=needs_weight)
         return grad_x if needs_x else None, ORDINARY.weight_gradient(whole, x) if needs_weight else None, None
 
 
-def gather_and_multiply(x: Tensor, weight: Tensor, mesh: ParallelMesh) -> Tensor:
-    """[B, S/T, I] and [O, I] to [B, S, O]: the product of the gathered sequence.
+def gather_and_multiply(x: Tensor, weights: Sequence[Tensor], mesh: ParallelMesh) -> tuple[Tensor, ...]:
+    """[B, S/T, I] and some [O, I] to as many [B, S, O]: the products of the gathered sequence.
 
     Forward: an all-gather, in pieces. Backward: a reduce-scatter, in pieces, and an all-gather beside it.
     """
-    y: Tensor = _GatherAndMultiply.apply(x, weight, mesh)
-    return y
+    products: tuple[Tensor, ...] = _GatherAndMultiply.apply(x, mesh, *weights)
+    return products
 
 
 def multiply_and_scatter(x: Tensor, weight: Tensor, mesh: ParallelMesh) -> Tensor:
@@ -84,9 +93,9 @@ def multiply_and_scatter(x: Tensor, weight: Tensor, mesh: ParallelMesh) -> Tenso
     return y
 
 
-def _gathered_product(x: Tensor, matrix: Tensor, axis: Axis, *, keep: bool) -> Any:
-    """The gathered sequence, where it is to be kept, and a list of its product with a matrix [K, N]."""
-    return _ops.fused_all_gather_matmul(x.contiguous(), [matrix], SEQUENCE_DIM, axis.group_name, return_A=keep)
+def _gathered_products(x: Tensor, matrices: list[Tensor], axis: Axis, *, keep: bool) -> Any:
+    """The gathered sequence, where it is to be kept, and a list of its products with matrices [K, N]."""
+    return _ops.fused_all_gather_matmul(x.contiguous(), matrices, SEQUENCE_DIM, axis.group_name, return_A=keep)
 
 
 def _scattered_product(x: Tensor, matrix: Tensor, axis: Axis) -> Tensor:

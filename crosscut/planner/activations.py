@@ -22,6 +22,7 @@ from typing import Literal
 
 from crosscut.config import ModelConfig, RunConfig
 from crosscut.config.precision import PRECISIONS
+from crosscut.planner.parameters import layer_tensors
 
 Device = Literal["cuda", "cpu"]
 
@@ -74,12 +75,14 @@ def layer_activations(run: RunConfig, *, device: Device = "cuda") -> LayerActiva
         return LayerActivations(inputs=0 if offloaded else own_tokens * h * size)
     keeps_cheap = mode != "operators"
     mask_bytes = 1 if device == "cuda" else size
+    num_expansions = 2 if run.model.mlp == "swiglu" else 1
     return LayerActivations(
         inputs=2 * own_tokens * h * size,
-        norms=2 * (own_tokens * h * size * keeps_cheap + 2 * own_tokens * _statistic_bytes(size, device)),
-        attention=4 * tokens * h // tensor * size,
+        norms=2 * own_tokens * (h * size * keeps_cheap + _statistics_bytes(run.model, size, device))
+        + tokens * _head_statistics_bytes(run, size),
+        attention=tokens * _attention_width(run) * size,
         core=0 if mode == "selective" else _core(run, size, device),
-        mlp=(1 + keeps_cheap) * tokens * run.model.mlp_size // tensor * size,
+        mlp=(num_expansions + keeps_cheap) * tokens * run.model.mlp_size // tensor * size,
         masks=2 * own_tokens * h * mask_bytes if run.model.dropout else 0,
         weights=_cast_weights(run, size),
     )
@@ -120,9 +123,37 @@ def _without_recomputation(run: RunConfig) -> RunConfig:
     return replace(run, training=replace(run.training, recompute="none", recompute_every=1, offload=()))
 
 
-def _statistic_bytes(size: int, device: Device) -> int:
-    """Of a mean or a deviation: on the CPU in the activations' type, on CUDA in float32 at least."""
-    return max(size, 4) if device == "cuda" else size
+def _statistics_bytes(model: ModelConfig, size: int, device: Device) -> int:
+    """What a norm keeps of a token besides: a mean and a deviation, on the CPU in the activations' type and on CUDA in
+    float32 at least, or a root mean square, in float32 at least.
+    """
+    if model.norm == "rms":
+        return max(size, 4)
+    return 2 * (max(size, 4) if device == "cuda" else size)
+
+
+def _head_statistics_bytes(run: RunConfig, size: int) -> int:
+    """Of a token's queries and keys, where each head of them has a norm."""
+    heads = run.model.num_heads // run.layout.tensor + _own_kv_heads(run)
+    return heads * max(size, 4) if run.model.qk_norm else 0
+
+
+def _attention_width(run: RunConfig) -> int:
+    """Elements of a token on a rank: queries, keys and values, and what attention gave.
+
+    Norms and rotations make new queries and keys; values still lie among the old keys, which stay with them, and a
+    norm keeps what it was given.
+    """
+    model, tensor = run.model, run.layout.tensor
+    queries, keys = model.query_size // tensor, _own_kv_heads(run) * model.head_size
+    as_multiplied, as_used = queries + 2 * keys, queries + keys
+    if model.qk_norm:
+        return as_multiplied + as_used + queries
+    return as_used + 2 * keys + queries if model.positions == "rotary" else as_multiplied + queries
+
+
+def _own_kv_heads(run: RunConfig) -> int:
+    return max(run.model.num_kv_heads // run.layout.tensor, 1)
 
 
 def _core(run: RunConfig, size: int, device: Device) -> int:
@@ -132,7 +163,8 @@ def _core(run: RunConfig, size: int, device: Device) -> int:
     queries = run.micro_batch_size * heads * length
     if device == "cpu" and run.model.dropout:  # no fused kernel: float32 at least, for queries, keys and values too
         result_mask_and_rest = 3 * queries * length * wide
-        return result_mask_and_rest + 3 * queries * run.model.head_size * (wide - size)
+        keys = run.micro_batch_size * _own_kv_heads(run) * length
+        return result_mask_and_rest + (queries + 2 * keys) * run.model.head_size * (wide - size)
     return queries * wide
 
 
@@ -140,10 +172,11 @@ def _cast_weights(run: RunConfig, size: int) -> int:
     """Sharded weights are gathered in the products' type, and let go or not by the sharding, not by the layer."""
     precision = PRECISIONS[run.training.precision]
     is_same = precision.compute == precision.accumulation
-    return 0 if is_same or run.layout.shard_size > 1 else _layer_weights(run.model, run.layout.tensor) * size
+    return 0 if is_same or run.layout.shard_size > 1 else _layer_weights(run) * size
 
 
-def _layer_weights(model: ModelConfig, tensor: int) -> int:
-    """Elements of the four matrices on a rank, and of the layer norms: what the backward pass looks at."""
-    h = model.hidden_size
-    return (4 * h * h + 2 * h * model.mlp_size) // tensor + 2 * 2 * h
+def _layer_weights(run: RunConfig) -> int:
+    """Elements of the matrices on a rank, and of the norms: what the backward pass looks at."""
+    matrices = sum(tensor.size for tensor in layer_tensors(run.model, run.layout) if len(tensor.shape) > 1)
+    per_norm = 2 if run.model.norm == "layer" else 1
+    return matrices + 2 * per_norm * run.model.hidden_size + 2 * run.model.head_size * run.model.qk_norm

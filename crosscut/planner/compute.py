@@ -1,9 +1,11 @@
 """How many floating-point operations a token and a step take.
 
 Only matrix products are counted, a multiplication and an addition as two. Forward, a sequence of `S` tokens takes
-24 S H^2 + 4 S^2 H in each layer and 2 S H V in the output projection. Backward takes twice that, once for the
-gradient of the input and once for that of the weights. Recomputation runs every layer's forward pass a second time,
-but not the output projection's. These are the terms of Narayanan et al. 2021 (arXiv 2104.04473):
+24 S H^2 + 4 S^2 H in each layer and 2 S H V in the output projection. (That is GPT-2; grouped heads of keys and
+values, a gated MLP or other widths put their own sizes in the place of the 12 H^2 weights of a layer.) Backward takes
+twice that, once for the gradient of the input and once for that of the weights. Recomputation runs every layer's
+forward pass a second time, but not the output projection's. These are the terms of Narayanan et al. 2021
+(arXiv 2104.04473):
 
     without recomputation   72 B S L H^2 (1 + S / 6H + V / 12LH)
     with recomputation      96 B S L H^2 (1 + S / 6H + V / 16LH)
@@ -53,13 +55,12 @@ def recomputed_flops_per_step(run: RunConfig, *, compiled: bool = False) -> int:
     A wholly recomputed layer repeats all products but its last, whose result nobody needs; one that is compiled repeats
     that one too. `selective` repeats scores and values, `operators` no product. Raises as `flops_per_step`.
     """
-    length, H = run.training.sequence_length, run.model.hidden_size
-    scores_and_values = 4 * length * H
-    last_product = 0 if compiled else 2 * run.model.mlp_size * H
+    length = run.training.sequence_length
+    last_product = 0 if compiled else 2 * run.model.mlp_size * run.model.hidden_size
     per_token = {
         "none": 0,
         "operators": 0,
-        "selective": scores_and_values,
+        "selective": _scores_and_values(run.model, length),
         "full": _layers(run.model, length) // run.model.num_layers - last_product,
     }[run.training.recompute]
     return run.training.batch_size * length * num_recomputed_layers(run) * per_token
@@ -67,10 +68,14 @@ def recomputed_flops_per_step(run: RunConfig, *, compiled: bool = False) -> int:
 
 def _layers(model: ModelConfig, sequence_length: int) -> int:
     require_at_least("sequence_length", sequence_length, 1)
-    H, mlp = model.hidden_size, model.mlp_size
-    matrices = 2 * H * 3 * H + 2 * H * H + 2 * H * mlp + 2 * mlp * H
-    scores_and_values = 2 * sequence_length * H + 2 * sequence_length * H
-    return model.num_layers * (matrices + scores_and_values)
+    H = model.hidden_size
+    attention = model.query_size + model.key_value_size + model.query_size
+    mlp = (3 if model.mlp == "swiglu" else 2) * model.mlp_size
+    return model.num_layers * (2 * H * (attention + mlp) + _scores_and_values(model, sequence_length))
+
+
+def _scores_and_values(model: ModelConfig, sequence_length: int) -> int:
+    return 2 * 2 * sequence_length * model.query_size
 
 
 def _output_projection(model: ModelConfig) -> int:

@@ -1,42 +1,19 @@
 """How many parameters a model has, and how many of them one tensor rank holds.
 
-Every parameter is either cut over the tensor ranks or whole on each of them. Cut are the token embedding (tied with
-the output projection), the weights of the four matrices of a layer and the biases of the two column-parallel ones;
-whole are the positions, the layer norms and the biases of the two row-parallel matrices:
+Every parameter is either cut over the tensor ranks or whole on each of them. Cut are the token embedding and an output
+projection of its own, the weights of a layer's matrices and the biases of the column-parallel ones; whole are the
+positions, the norms and the biases of the row-parallel matrices, and keys and values where there are fewer heads of
+them than ranks. For GPT-2, with `V` vocabulary, `P` positions, `H` hidden size and `L` layers:
 
     cut = V H + L (12 H^2 + 7 H)        whole = P H + L 6 H + 2 H
 
-`V` vocabulary, `P` positions, `H` hidden size, `L` layers.
+The tensors are listed one by one; every count here and every message about them elsewhere is a sum over the list.
 """
 
+from math import prod
 from typing import NamedTuple
 
 from crosscut.config import ConfigError, Layout, ModelConfig, padded_vocab_size
-
-
-def count_parameters(model: ModelConfig) -> int:
-    """Parameters of the whole, uncut model, with the vocabulary as the tokenizer has it.
-
-    Raises `ConfigError` where `model.vocab_size` is still 0.
-    """
-    return _cut(model, known_vocab_size(model)) + replicated_parameters(model)
-
-
-def parameters_per_rank(model: ModelConfig, layout: Layout) -> int:
-    """Parameters that each tensor rank holds: its part of what is cut, padding included, and all of what is whole.
-
-    The vocabulary is padded to a multiple of 128 x `layout.tensor` (paper, section 5.1). `layout.tensor` must divide
-    the hidden size, which `RunConfig` checks. Raises `ConfigError` where `model.vocab_size` is still 0.
-    """
-    padded = padded_vocab_size(known_vocab_size(model), layout.tensor)
-    return _cut(model, padded) // layout.tensor + replicated_parameters(model)
-
-
-def replicated_parameters(model: ModelConfig) -> int:
-    """Parameters that every tensor rank holds whole: positions, layer norms and row-parallel biases."""
-    H = model.hidden_size
-    layer_norms, row_biases = 2 * 2 * H, 2 * H
-    return model.max_sequence_length * H + model.num_layers * (layer_norms + row_biases) + 2 * H
 
 
 class LocalTensor(NamedTuple):
@@ -45,35 +22,80 @@ class LocalTensor(NamedTuple):
     shape: tuple[int, ...]
     is_whole: bool
     """Whether every tensor rank holds the same."""
+    is_inside: bool = False
+    """Whether it is whole and used inside a parallel region, so that every rank has a part of its gradient."""
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return prod(self.shape)
+
+    def has_partial_gradient(self, layout: Layout) -> bool:
+        """Whether the ranks' gradients are to be summed over the tensor axis."""
+        return self.is_whole and layout.tensor > 1 and (self.is_inside or layout.sequence_parallel)
 
 
 def layer_tensors(model: ModelConfig, layout: Layout) -> list[LocalTensor]:
-    """The twelve tensors of a layer."""
-    H, mlp, T = model.hidden_size, model.mlp_size, layout.tensor
-    cut = [(3 * H // T, H), (3 * H // T,), (H, H // T), (mlp // T, H), (mlp // T,), (H, mlp // T)]
-    norms, row_biases = [(H,)] * 4, [(H,)] * 2
-    return [*(LocalTensor(s, False) for s in cut), *(LocalTensor(s, True) for s in norms + row_biases)]
+    """The tensors of a layer."""
+    H, T, mlp = model.hidden_size, layout.tensor, model.mlp_size
+    norms = 2 * _norm(model)
+    head_norms = [LocalTensor((model.head_size,), True, is_inside=True)] * (2 if model.qk_norm else 0)
+    on_qkv, elsewhere = model.biases != "none", model.biases == "all"
+    if model.shares_key_value_heads(T):
+        key_value = _with_bias(LocalTensor((model.key_value_size, H), True, is_inside=True), on_qkv)
+    else:
+        key_value = _columns(model.key_value_size, H, T, bias=on_qkv)
+    query, output = _columns(model.query_size, H, T, bias=on_qkv), _rows(H, model.query_size, T, bias=elsewhere)
+    expand = _columns(mlp, H, T, bias=elsewhere) * (2 if model.mlp == "swiglu" else 1)
+    return [*norms, *query, *key_value, *head_norms, *output, *expand, *_rows(H, mlp, T, bias=elsewhere)]
 
 
 def root_tensors(model: ModelConfig, layout: Layout) -> list[LocalTensor]:
-    """The tensors of no layer: the embeddings of tokens and positions, and the final layer norm's two."""
+    """The tensors of no layer: embeddings, the final norm, and an output projection of its own."""
     H, padded = model.hidden_size, padded_vocab_size(known_vocab_size(model), layout.tensor)
-    whole = [(model.max_sequence_length, H), (H,), (H,)]
-    return [LocalTensor((padded // layout.tensor, H), False), *(LocalTensor(shape, True) for shape in whole)]
+    vocabulary = [LocalTensor((padded // layout.tensor, H), False)] * (1 if model.tied else 2)
+    positions = [LocalTensor((model.max_sequence_length, H), True)] * (model.positions == "learned")
+    return [*vocabulary, *positions, *_norm(model)]
+
+
+def count_parameters(model: ModelConfig) -> int:
+    """Parameters of the whole, uncut model, with the vocabulary as the tokenizer has it.
+
+    Raises `ConfigError` where `model.vocab_size` is still 0.
+    """
+    layers = model.num_layers * _size(layer_tensors(model, Layout()))
+    padding = padded_vocab_size(known_vocab_size(model), 1) - model.vocab_size
+    num_vocabularies = 1 if model.tied else 2
+    return layers + _size(root_tensors(model, Layout())) - num_vocabularies * padding * model.hidden_size
+
+
+def parameters_per_rank(model: ModelConfig, layout: Layout) -> int:
+    """Parameters that each tensor rank holds: its part of what is cut, padding included, and all of what is whole.
+
+    The vocabulary is padded to a multiple of 128 x `layout.tensor` (paper, section 5.1). `layout.tensor` must cut the
+    model evenly, which `RunConfig` checks. Raises `ConfigError` where `model.vocab_size` is still 0.
+    """
+    return sum(tensor.size for tensor in all_tensors(model, layout))
+
+
+def replicated_parameters(model: ModelConfig, layout: Layout) -> int:
+    """Parameters that every tensor rank holds whole."""
+    return sum(tensor.size for tensor in all_tensors(model, layout) if tensor.is_whole)
 
 
 def num_tensors(model: ModelConfig) -> int:
-    """Parameter tensors: twelve a layer (weights and biases of two layer norms and four matrices), the embeddings of
-    tokens and positions, and the final layer norm's two.
-    """
-    return 12 * model.num_layers + 4
+    """Parameter tensors."""
+    return len(all_tensors(model, Layout()))
 
 
-def num_replicated_tensors(model: ModelConfig) -> int:
-    """Those of them that every tensor rank holds whole: in a layer two layer norms and two row-parallel biases, beside
-    them the positions and the final layer norm.
-    """
-    return 6 * model.num_layers + 3
+def num_replicated_tensors(model: ModelConfig, layout: Layout) -> int:
+    """Those of them that every tensor rank holds whole."""
+    return sum(tensor.is_whole for tensor in all_tensors(model, layout))
+
+
+def all_tensors(model: ModelConfig, layout: Layout) -> list[LocalTensor]:
+    """Every parameter tensor of the model."""
+    return [*root_tensors(model, layout), *model.num_layers * layer_tensors(model, layout)]
 
 
 def known_vocab_size(model: ModelConfig) -> int:
@@ -86,9 +108,26 @@ def known_vocab_size(model: ModelConfig) -> int:
     return model.vocab_size
 
 
-def _cut(model: ModelConfig, vocab_size: int) -> int:
-    H, mlp = model.hidden_size, model.mlp_size
-    query_key_value = 3 * H * H + 3 * H
-    attention_output = H * H
-    mlp_matrices = H * mlp + mlp + mlp * H
-    return vocab_size * H + model.num_layers * (query_key_value + attention_output + mlp_matrices)
+def _size(tensors: list[LocalTensor]) -> int:
+    return sum(tensor.size for tensor in tensors)
+
+
+def _norm(model: ModelConfig) -> list[LocalTensor]:
+    """Scale and shift of a layer norm, or the scale of an RMS norm."""
+    return [LocalTensor((model.hidden_size,), True)] * (2 if model.norm == "layer" else 1)
+
+
+def _columns(outputs: int, inputs: int, tensor: int, *, bias: bool) -> list[LocalTensor]:
+    """A column-parallel layer, cut with its bias."""
+    return _with_bias(LocalTensor((outputs // tensor, inputs), False), bias)
+
+
+def _rows(outputs: int, inputs: int, tensor: int, *, bias: bool) -> list[LocalTensor]:
+    """A row-parallel layer, cut, its bias whole."""
+    weight = LocalTensor((outputs, inputs // tensor), False)
+    return [weight, LocalTensor((outputs,), True)] if bias else [weight]
+
+
+def _with_bias(weight: LocalTensor, bias: bool) -> list[LocalTensor]:
+    """A weight, and a bias that lies as its rows do."""
+    return [weight, weight._replace(shape=weight.shape[:1])] if bias else [weight]

@@ -33,7 +33,7 @@ def shard_axis(layout: Layout) -> Axis:
 
 def _of_unit(run: RunConfig, unit: str, tensors: list[LocalTensor], weight_bytes: int) -> list[Collective]:
     """`weight_bytes` is of the type in which weights are gathered; gradients are scattered in that of the master
-    weights. Under sequence parallelism each replicated tensor's gradient is first summed over the tensor ranks.
+    weights. Each gradient that is partial is first summed over the tensor ranks.
     """
     layout, micro_batches = run.layout, run.num_micro_batches
     times = run.model.num_layers if unit == "layer" else 1
@@ -46,21 +46,20 @@ def _of_unit(run: RunConfig, unit: str, tensors: list[LocalTensor], weight_bytes
     collectives = [gather(phase="forward", count=gatherings * times)]
     if unit == "layer" and layout.sharding == "zero3":
         collectives.append(gather(phase="backward", count=gatherings * times))
-    if layout.sequence_parallel:
-        sizes = Counter(prod(tensor.shape) for tensor in tensors if tensor.is_whole)
-        collectives += [
-            Collective(
-                operation="all_reduce",
-                axis="tensor",
-                phase="backward",
-                purpose=f"{unit} replicated gradients",
-                count=micro_batches * times * count,
-                elements=size,
-                element_bytes=weight_bytes,
-                ranks=layout.tensor,
-            )
-            for size, count in sizes.items()
-        ]
+    sizes = Counter(tensor.size for tensor in tensors if tensor.has_partial_gradient(layout))
+    collectives += [
+        Collective(
+            operation="all_reduce",
+            axis="tensor",
+            phase="backward",
+            purpose=f"{unit} replicated gradients",
+            count=micro_batches * times * count,
+            elements=size,
+            element_bytes=weight_bytes,
+            ranks=layout.tensor,
+        )
+        for size, count in sizes.items()
+    ]
     copies = Collective(
         operation="all_reduce",
         axis="replica",

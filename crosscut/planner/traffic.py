@@ -18,11 +18,11 @@ from crosscut.config.precision import PRECISIONS
 from crosscut.planner.activations import num_recomputed_layers
 from crosscut.planner.collective import Axis, Collective, Operation, Phase
 from crosscut.planner.parameters import (
+    all_tensors,
     known_vocab_size,
     num_replicated_tensors,
     num_tensors,
     parameters_per_rank,
-    replicated_parameters,
 )
 from crosscut.planner.sharding import shard_axis, sharded_parameters
 
@@ -63,7 +63,7 @@ def comparison_traffic(run: RunConfig) -> list[Collective]:
     """
     layout = run.layout
     all_reduce = partial(Collective, operation="all_reduce", phase="comparison", count=1, element_bytes=8)
-    tensors, replicated = num_tensors(run.model), num_replicated_tensors(run.model)
+    tensors, replicated = num_tensors(run.model), num_replicated_tensors(run.model, layout)
     sharded = layout.shard_size > 1
     if layout.tensor == layout.num_replicas == 1:
         return []
@@ -182,9 +182,9 @@ def _loss(run: RunConfig, chunk_tokens: int) -> list[Collective]:
 
 
 def _gradients(run: RunConfig) -> list[Collective]:
-    """Once per step: under sequence parallelism the replicated parameters' gradients over the tensor ranks, each of
-    which saw a part of the sequence; then every local gradient over the data ranks. That one goes in buckets beside
-    the backward pass and is counted here as one all-reduce of their sum.
+    """Once per step: the gradients of which every tensor rank has a part, over these, since each saw a part of the
+    sequence or of the heads; then every local gradient over the data ranks. That one goes in buckets beside the
+    backward pass and is counted here as one all-reduce of their sum.
     """
     if run.layout.shard_size > 1:
         return sharded_parameters(run)
@@ -195,11 +195,10 @@ def _gradients(run: RunConfig) -> list[Collective]:
         count=1,
         element_bytes=PRECISIONS[run.training.precision].accumulation_bytes,
     )
+    tensors = all_tensors(run.model, run.layout)
+    partial_ones = sum(tensor.size for tensor in tensors if tensor.has_partial_gradient(run.layout))
     replicated = all_reduce(
-        axis="tensor",
-        purpose="replicated gradients",
-        elements=replicated_parameters(run.model),
-        ranks=run.layout.tensor,
+        axis="tensor", purpose="replicated gradients", elements=partial_ones, ranks=run.layout.tensor
     )
     local = all_reduce(
         axis="data",
@@ -207,7 +206,7 @@ def _gradients(run: RunConfig) -> list[Collective]:
         elements=parameters_per_rank(run.model, run.layout),
         ranks=run.layout.data,
     )
-    return [replicated, local] if run.layout.sequence_parallel else [local]
+    return [replicated, local] if partial_ones else [local]
 
 
 def _totals(run: RunConfig) -> list[Collective]:

@@ -10,6 +10,7 @@ backward pass reads as worth keeping. Layers that recompute such operators say s
 """
 
 import importlib.util
+import operator
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,8 +31,8 @@ from crosscut.parallel import LossPasses, ParallelMesh
 BACKEND = "inductor"
 """What compiles a graph, by the name that `torch.compile` knows it by."""
 
-_CHEAP = (F.layer_norm, F.gelu)
-"""What layers compute again under `training.recompute = "operators"`."""
+_CHEAP = (F.layer_norm, torch.rms_norm, F.gelu, F.silu)
+"""What layers compute again under `training.recompute = "operators"`, with the product that follows SiLU."""
 
 
 def apply_compilation(model: GPT, run: RunConfig, mesh: ParallelMesh) -> "Compiler | None":
@@ -128,13 +129,18 @@ class Compiler:
         return run
 
     def make_recomputing_graph(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        """The same; in the backward pass layer norms and GeLU run again, so that nothing of theirs is kept."""
+        """The same; in the backward pass cheap operators run again, so that nothing of theirs is kept."""
         for node in graph.graph.nodes:
-            if node.target in _CHEAP:  # the marks that `torch.utils.checkpoint` leaves on what it has traced
+            if _is_cheap(node):  # the marks that `torch.utils.checkpoint` leaves on what it has traced
                 node.meta.update(recompute=CheckpointPolicy.MUST_RECOMPUTE, ac_graph_id=0)
         config: Any = torch.compiler.config
         with config.patch(cache_key_tag=f"{config.cache_key_tag} recomputing"):  # caches of code do not look at marks
             return self.make_graph(graph, inputs)
+
+
+def _is_cheap(node: torch.fx.Node) -> bool:
+    gates = node.target is operator.mul and any(source.target is F.silu for source in node.all_input_nodes)
+    return gates or node.target in _CHEAP
 
 
 class CompiledForward:
@@ -145,7 +151,7 @@ class CompiledForward:
         self.compiled = self._compiled(compiler.make_graph)
 
     def recompute_operators(self) -> None:
-        """From now on keep nothing of what layer norms and GeLU give."""
+        """From now on keep nothing of what cheap operators give."""
         self.compiled = self._compiled(self.compiler.make_recomputing_graph)
 
     def _compiled(self, make_graph: Callable[..., Any]) -> Callable[..., Tensor]:

@@ -4,7 +4,7 @@
 |----------------------|-----------------------------------------------|-------------------------------------|
 | `none`               | all that autograd saves                       | nothing                             |
 | `selective`          | all but the inside of the attention core      | scores, softmax, dropout and values |
-| `operators`          | inputs, what products and attention gave      | layer norms and GeLU                |
+| `operators`          | inputs, what products and attention gave      | norms and what follows an expansion |
 | `full`               | its input                                     | the layer, but for its last product |
 
 Layers stay the modules that they are: only functions inside them are replaced, so names, parameters and hooks are those
@@ -16,7 +16,7 @@ Sources: Chen et al. 2016 (arXiv 1604.06174) and the paper, section 4.1.1, for w
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
 import torch
@@ -30,7 +30,7 @@ from crosscut.model.block import Block
 from crosscut.parallel import RandomStreams
 from crosscut.training.host_activations import HostActivations
 
-Layer = Callable[[Tensor], Tensor]
+Cheap = Callable[..., Tensor]
 
 
 def apply_recomputation(model: GPT, run: RunConfig) -> None:
@@ -53,13 +53,14 @@ def apply_recomputation(model: GPT, run: RunConfig) -> None:
 def _recompute_layer(block: Block, streams: RandomStreams, host: HostActivations | None) -> None:
     forward = block.forward
 
-    def recomputed(x: Tensor) -> Tensor:
+    def recomputed(x: Tensor, *more: Any) -> Tensor:
         if not torch.is_grad_enabled():
-            return forward(x)
+            return forward(x, *more)
         with nullcontext() if host is None else host.instead_of_device():
-            return _checkpointed(forward, streams, x)
+            return _checkpointed(forward, streams, x, *more)
 
-    block.forward = recomputed  # type: ignore[method-assign]
+    replaced: Any = recomputed
+    block.forward = replaced  # type: ignore[method-assign]
     block.mlp.contract.ends_recomputation = True  # what comes after it, a residual sum, keeps nothing of its result
 
 
@@ -74,7 +75,7 @@ def _recompute_attention(block: Block, streams: RandomStreams) -> None:
     block.attention._attend = recomputed  # type: ignore[method-assign]
 
 
-def _checkpointed(function: Callable[..., Tensor], streams: RandomStreams, *inputs: Tensor) -> Tensor:
+def _checkpointed(function: Callable[..., Tensor], streams: RandomStreams, *inputs: Any) -> Tensor:
     """`function(*inputs)`, of which only the inputs are kept."""
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -108,25 +109,26 @@ def _recompute_operators(block: Block) -> None:
         setattr(place, name, cheap.watched(getattr(place, name)))
     forward = block.forward
 
-    def recomputed(x: Tensor) -> Tensor:
+    def recomputed(x: Tensor, *more: Any) -> Tensor:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return forward(x)
+            return forward(x, *more)
         with saved_tensors_hooks(cheap.pack, cheap.unpack):
             try:
-                return forward(x)
+                return forward(x, *more)
             finally:
                 cheap.forget()
 
-    block.forward = recomputed  # type: ignore[method-assign]
+    replaced: Any = recomputed
+    block.forward = replaced  # type: ignore[method-assign]
 
 
 class _Recipe(NamedTuple):
-    """How a tensor is made again. Its source is one that autograd keeps anyway, for the cheap operator itself."""
+    """How a tensor is made again. Its sources are those that autograd keeps anyway, for the cheap operator itself."""
 
-    make: Layer
-    source: Tensor
-    version: int
-    """Of the source when it was used."""
+    make: Cheap
+    sources: tuple[Tensor, ...]
+    versions: tuple[int, ...]
+    """Of the sources when they were used."""
 
 
 class _CheapOutputs:
@@ -139,13 +141,14 @@ class _CheapOutputs:
         self._made: dict[int, tuple[ReferenceType[Tensor], int, _Recipe]] = {}
         """By the storage, which is the output's own: the output, its version, its recipe."""
 
-    def watched(self, function: Layer) -> Layer:
+    def watched(self, function: Cheap) -> Cheap:
         """The function, with its outputs known here."""
 
-        def run(x: Tensor) -> Tensor:
-            y = function(x)
+        def run(*sources: Tensor) -> Tensor:
+            y = function(*sources)
             if not torch.compiler.is_compiling() and torch.is_grad_enabled():
-                self._made[_storage(y)] = (ref(y), y._version, _Recipe(function, x.detach(), x._version))
+                recipe = _Recipe(function, tuple(x.detach() for x in sources), tuple(x._version for x in sources))
+                self._made[_storage(y)] = (ref(y), y._version, recipe)
             return y
 
         return run
@@ -171,13 +174,13 @@ class _CheapOutputs:
         """The tensor that was to be saved."""
         if isinstance(kept, Tensor):
             return kept
-        if kept.source._version != kept.version:
+        if tuple(source._version for source in kept.sources) != kept.versions:
             raise RuntimeError(
                 'A layer\'s activations must not be changed in place under training.recompute="operators", but one '
                 "was between the forward and the backward pass. Change a copy."
             )
         with torch.no_grad():
-            return kept.make(kept.source)
+            return kept.make(*kept.sources)
 
 
 def _storage(tensor: Tensor) -> int:

@@ -137,7 +137,7 @@ def _summary_rows(run: RunConfig, summary: dict[str, Any]) -> Iterator[tuple[str
     model, layout = run.model, run.layout
     size = f"{model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads"
     parameters = _short(summary["parameters"], _COUNTS)
-    yield "model", Text(f"GPT-2, {parameters} parameters ({size}, vocabulary {model.vocab_size:,})")
+    yield "model", Text(f"{model.family}, {parameters} parameters ({size}, vocabulary {model.vocab_size:,})")
     yield "layout", Text(f"{layout}: {layout.world_size} process{'es' if layout.world_size > 1 else ''}")
     before, after = summary["validation_perplexity_before"], summary["validation_perplexity_after"]
     tokens = f"{summary['steps']:,} steps ({_short(summary['training_tokens'], _COUNTS)} tokens)"

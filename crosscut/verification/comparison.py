@@ -59,12 +59,18 @@ class Comparison:
         assert self.uncut is not None
         rows = []
         for call in self._calls():
-            forward = self._loss_difference() if call == LOSS else self._differences.get(("output", call))
+            forward = self._loss_difference() if call == LOSS else self._output_difference(call)
             gradients = [self._differences[("returned", name)] for name in self.uncut.returned if call_of(name) == call]
             gradients += [self._differences[("gradient", name)] for name in self._parameters_of(call)]
             gradient = max(gradients, default=None)
             rows.append(Row(call, forward, gradient, self._is_same(forward) and self._is_same(gradient)))
         return rows
+
+    def _output_difference(self, call: str) -> float | None:
+        """The largest of what a call gave, also of several tensors."""
+        assert self.uncut is not None
+        own = [name for name in self.uncut.outputs if INSIDE not in name and call_of(name) == call]
+        return max((self._differences[("output", name)] for name in own), default=None)
 
     def first(self) -> First | None:
         """The first module whose result differs: in the forward pass, else in the backward pass."""
@@ -143,7 +149,7 @@ class Comparison:
     def _calls(self) -> list[str]:
         """The rows of the table: calls in the order in which they ended, then modules that only lend parameters."""
         assert self.uncut is not None
-        calls = [name for name in self.uncut.outputs if INSIDE not in name]
+        calls = list(dict.fromkeys(call_of(name) for name in self.uncut.outputs if INSIDE not in name))
         owners = {self._owner(name) for name in self.uncut.gradients} - set(calls)
         return [*calls, *sorted(owners), LOSS]
 
@@ -152,9 +158,11 @@ class Comparison:
         return [name for name in self.uncut.gradients if self._owner(name) == call]
 
     def _owner(self, parameter: str) -> str:
-        """The module that holds a parameter."""
+        """The module that holds a parameter; where one gives a tensor for each of its modules, that one."""
         assert self.uncut is not None
-        return parameter.rpartition(".")[0] or self.uncut.root
+        holder = parameter.rpartition(".")[0]
+        user = holder.rpartition(".")[0]
+        return user if f"{user}[0]" in self.uncut.outputs else holder or self.uncut.root
 
     def _excuse_arrangements(self) -> None:
         """Between f and g a rank rightly holds parts of sums, or heads in an order of its own. Where the loss

@@ -27,7 +27,7 @@ INSIDE = " / "
 
 def call_of(name: str) -> str:
     """The call to which something recorded belongs."""
-    return name.partition(INSIDE)[0]
+    return name.partition(INSIDE)[0].partition("[")[0]
 
 
 class Kept(NamedTuple):
@@ -49,7 +49,8 @@ class Recording:
     norm: float = 0.0
     """The global gradient norm before clipping."""
     outputs: dict[str, Tensor] = field(default_factory=dict)
-    """What each call of a module gave, and what a call's own code made for a module inside it; in order of time."""
+    """What each call of a module gave, of several tensors each with its index as in `call[1]`, and what a call's own
+    code made for a module inside it; in order of time."""
     returned: dict[str, Tensor] = field(default_factory=dict)
     """The gradient of each call's first input, or of an output that a call's own code took; in the order of the
     backward pass, innermost modules first."""
@@ -171,12 +172,15 @@ class _Watch:
         if is_recomputing():
             return
         call = self._running.pop()
-        if not isinstance(output, Tensor):
-            return
-        self.recording.outputs[call] = output.detach().cpu().clone()
         parent = self._running[-1] if self._running else LOSS
-        passed_on = self._follow(output, "")
-        passed_on.unless_consumed = f"{parent}{INSIDE}output of {call}" if self._running else LOSS
+        several = isinstance(output, tuple | list)
+        for i, tensor in enumerate(output if several else [output]):
+            if not isinstance(tensor, Tensor):
+                continue
+            name = f"{call}[{i}]" if several else call
+            self.recording.outputs[name] = tensor.detach().cpu().clone()
+            passed_on = self._follow(tensor, "")
+            passed_on.unless_consumed = f"{parent}{INSIDE}output of {name}" if self._running else LOSS
 
     def _follow(self, tensor: Tensor, unless_consumed: str) -> "_Followed":
         """Have the tensor's gradient noted when the backward pass comes to it."""

@@ -41,8 +41,9 @@ LONGEST_SEQUENCE = 128
 
 def scale_down(run: RunConfig, *, num_layers: int | None, hidden_size: int | None) -> RunConfig:
     """The run with fewer layers or a smaller hidden size, of the same structure."""
-    changes = {"num_layers": num_layers, "hidden_size": hidden_size}
-    model = dataclasses.replace(run.model, **{name: value for name, value in changes.items() if value is not None})
+    model = run.model if hidden_size is None else run.model.resized(hidden_size)
+    if num_layers is not None:
+        model = dataclasses.replace(model, num_layers=num_layers)
     return dataclasses.replace(run, model=model)
 
 
@@ -122,7 +123,7 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
         lambda on: _RunStep(run, on),
         mesh,
         layout=str(run.layout),
-        model=f"GPT-2, {count_parameters(model):,} parameters ({shape})",
+        model=f"{model.family}, {count_parameters(model):,} parameters ({shape})",
         compute_dtype=compute_dtype(run.training.precision),
         extra_checks=lambda step: [*_compare_collectives(step), *_tell_compiled(step)],
     )

@@ -34,8 +34,10 @@ FAULTY = """
 from crosscut.cli import main
 from crosscut.model.attention import SelfAttention
 
-def forward(self, x):  # q, k and v of one head are not beside each other
-    q, k, v = self.qkv(x).unflatten(-1, (3, -1, self.head_size)).unbind(-3)
+def forward(self, x, *_):  # keys and values of one head are not beside each other
+    query, key_value = self.qkv(x)
+    k, v = key_value.unflatten(-1, (2, -1, self.head_size)).unbind(-3)
+    q = query.unflatten(-1, (-1, self.head_size))
     heads = self._attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
     return self.output(heads.transpose(1, 2).flatten(2))
 

@@ -32,6 +32,11 @@ LOWER_BOUNDS = {
     "model.num_layers": 1,
     "model.hidden_size": 1,
     "model.num_heads": 1,
+    "model.num_kv_heads": 0,
+    "model.head_size": 0,
+    "model.mlp_size": 0,
+    "model.rotary_factor": 1,
+    "model.rotary_original_length": 1,
     "model.vocab_size": 0,
     "model.max_sequence_length": 1,
     "layout.tensor": 1,
@@ -187,6 +192,13 @@ def test_a_divisor_is_above_zero(name: str, value: float) -> None:
             5,
             "`model.num_heads` must divide `model.hidden_size` (48), but is 5. Try 1, 2, 3, 4, 6 or 8.",
         ),
+        (
+            "model.num_kv_heads",
+            4,
+            "`model.num_kv_heads` must divide `model.num_heads` (6), but is 4. Try 1, 2, 3 or 6.",
+        ),
+        ("model.norm_epsilon", 0.0, "`model.norm_epsilon` must be above 0 and finite, but is 0.0."),
+        ("model.mlp", "relu", "`model.mlp` must be 'gelu' or 'swiglu', but is 'relu'."),
     ],
 )
 def test_a_section_says_what_a_field_must_be(name: str, value: object, message: str) -> None:
@@ -201,10 +213,34 @@ def test_a_shard_group_divides_the_data_ranks() -> None:
     assert str(error.value) == "`layout.shard_group` must divide `layout.data` (4), but is 3. Try 1, 2 or 4."
 
 
-def test_tensor_ranks_divide_the_heads() -> None:
+@pytest.mark.parametrize(
+    ("sizes", "tensor", "message"),
+    [
+        ({}, 4, "divide `model.num_heads` (6), but is 4. Try 1, 2, 3 or 6."),
+        (
+            {"num_heads": 12, "num_kv_heads": 4},
+            3,
+            "divide `model.num_kv_heads` (4) or be a multiple of it, but is 3. Try 1, 2, 4 or 12.",
+        ),
+        ({"mlp_size": 100}, 3, "divide `model.mlp_size` (100), but is 3. Try 1 or 2."),
+    ],
+)
+def test_tensor_ranks_cut_the_model_evenly(sizes: dict[str, int], tensor: int, message: str) -> None:
     with pytest.raises(LayoutError) as error:
-        make_run(layout={"tensor": 4})
-    assert str(error.value) == "`layout.tensor` must divide `model.num_heads` (6), but is 4. Try 1, 2, 3 or 6."
+        RunConfig(
+            model=ModelConfig(**{**MODEL, **sizes}),
+            layout=Layout(tensor=tensor),
+            training=TrainingConfig(batch_size=12, sequence_length=64),
+        )
+    assert str(error.value) == f"`layout.tensor` must {message}"
+
+
+def test_tensor_ranks_may_be_more_than_the_heads_of_keys_and_values() -> None:
+    for tensor in (1, 2, 4, 8):
+        RunConfig(
+            model=ModelConfig(num_layers=1, hidden_size=64, num_heads=8, num_kv_heads=2),
+            layout=Layout(tensor=tensor),
+        )
 
 
 @pytest.mark.parametrize(("batch_size", "tries"), [(12, "10 or 15"), (3, "5")])

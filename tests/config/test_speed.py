@@ -44,6 +44,6 @@ def test_float8_products_have_rows_of_sixteen() -> None:
     with pytest.raises(ConfigError) as error:
         make_run(hidden_size=96, layout={"tensor": 4}, precision="float8")
     assert str(error.value) == (
-        "`model.hidden_size` / `layout.tensor` must be a multiple of 16 for float8 products, but is 24. Choose other "
-        'sizes, or set training.precision="bfloat16".'
+        "`model.num_heads` x `model.head_size` / `layout.tensor` must be a multiple of 16 for float8 products, but is "
+        '24. Choose other sizes, or set training.precision="bfloat16".'
     )

@@ -69,8 +69,9 @@ def _attention(layout: Layout) -> tuple[Tensor, bool]:
     model = build(layout, config=DROPPING)
     attention = model.blocks[0].attention
     with torch.no_grad():
-        attention.qkv.weight.zero_()
-        attention.qkv.bias.fill_(1.0)  # uniform weights over earlier positions, of values of one
+        for layer in (attention.qkv.query, attention.qkv.key_value):
+            layer.weight.zero_()
+            layer.bias.fill_(1.0)  # uniform weights over earlier positions, of values of one
     heads: list[Tensor] = []
     attention.output.register_forward_pre_hook(lambda _, inputs: heads.append(inputs[0].detach()))
     attention(torch.zeros(B, S, DROPPING.hidden_size).double())

@@ -31,7 +31,7 @@ def test_matrices_are_normal_with_0_02_and_those_before_a_residual_scaled_down(r
 
 def test_biases_are_zero_and_norms_the_identity(ranks: RankPool) -> None:
     vectors = {n: w for n, w in ranks.run(1, _weights, Layout(), CONFIG)[0].items() if w.dim() == 1}
-    assert len(vectors) == 8 * CONFIG.num_layers + 2
+    assert len(vectors) == 9 * CONFIG.num_layers + 2
     for name, vector in vectors.items():
         expected = torch.ones_like(vector) if name.endswith("norm.weight") else torch.zeros_like(vector)
         assert torch.equal(vector, expected), name
@@ -74,6 +74,6 @@ def test_every_type_holds_the_same_weights(ranks: RankPool) -> None:
 
 def test_every_layer_has_weights_of_its_own(ranks: RankPool) -> None:
     weights = ranks.run(1, _weights, Layout(), CONFIG)[0]
-    first, second = (weights[f"blocks.{i}.attention.qkv.weight"] for i in (0, 1))
+    first, second = (weights[f"blocks.{i}.attention.qkv.query.weight"] for i in (0, 1))
     assert not torch.isclose(first, second).any(dim=1).all()
     assert (first - second).abs().min(dim=0).values.max() > 0

@@ -1,5 +1,6 @@
-"""GPT-2 in plain PyTorch, written apart from Crosscut's, and one way to train Crosscut's on any layout."""
+"""The decoders in plain PyTorch, written apart from Crosscut's, and one way to train Crosscut's on any layout."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -26,6 +27,16 @@ from crosscut.parallel.parameters import local_offsets
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=300, max_sequence_length=16, dropout=0.0)
 """300 entries are padded to 384, 512 and 512 on one, two and four ranks; of four the last has none that is real."""
+LLAMA: dict[str, Any] = {"positions": "rotary", "norm": "rms", "norm_epsilon": 1e-6, "mlp": "swiglu", "biases": "none"}
+FAMILIES = {
+    "GPT-2": CONFIG,
+    "GPT-2 multi-query": dataclasses.replace(CONFIG, num_kv_heads=1),
+    "Llama": dataclasses.replace(CONFIG, mlp_size=88, tied=False, **LLAMA),
+    "Llama grouped-query": dataclasses.replace(CONFIG, num_kv_heads=2, mlp_size=88, tied=False, **LLAMA),
+    "Llama multi-query": dataclasses.replace(CONFIG, num_kv_heads=1, mlp_size=88, **LLAMA),
+    "Qwen2": dataclasses.replace(CONFIG, num_kv_heads=2, mlp_size=88, **{**LLAMA, "biases": "qkv"}),
+    "Qwen3": dataclasses.replace(CONFIG, num_kv_heads=2, head_size=12, mlp_size=88, qk_norm=True, **LLAMA),
+}
 B, S = 4, 16
 LAYOUTS = [
     Layout(tensor=2),
@@ -51,70 +62,122 @@ SHARDED = [
 class PlainAttention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.num_heads = config.num_heads
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)  # rows: all of q, all of k, all of v
-        self.output = nn.Linear(config.hidden_size, config.hidden_size)
+        self.config = config
+        bias = config.biases != "none"
+        self.qkv = nn.ModuleDict(
+            {
+                "query": nn.Linear(config.hidden_size, config.query_size, bias=bias),
+                "key_value": nn.Linear(config.hidden_size, config.key_value_size, bias=bias),  # all keys, all values
+            }
+        )
+        if config.qk_norm:
+            self.query_norm, self.key_norm = (PlainNorm(config, config.head_size) for _ in range(2))
+        self.output = nn.Linear(config.query_size, config.hidden_size, bias=config.biases == "all")
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, length, hidden = x.shape
-        size = hidden // self.num_heads
-        q, k, v = (
-            y.view(batch, length, self.num_heads, size).permute(0, 2, 1, 3) for y in self.qkv(x).split(hidden, dim=2)
-        )
-        scores = q @ k.transpose(2, 3) / math.sqrt(size)
+        batch, length, _ = x.shape
+        c = self.config
+        query = self.qkv["query"](x)
+        key, value = self.qkv["key_value"](x).chunk(2, dim=2)
+        q, k, v = (y.view(batch, length, -1, c.head_size).permute(0, 2, 1, 3) for y in (query, key, value))
+        if c.qk_norm:
+            q, k = self.query_norm(q), self.key_norm(k)
+        if c.positions == "rotary":
+            q, k = turned(q, c.rotary_base), turned(k, c.rotary_base)
+        k, v = (y.repeat_interleave(c.num_heads // c.num_kv_heads, dim=1) for y in (k, v))
+        scores = q @ k.transpose(2, 3) / math.sqrt(c.head_size)
         later = torch.ones(length, length, dtype=torch.bool).triu(1)
         weights = torch.softmax(scores.masked_fill(later, -math.inf), dim=3)
-        return self.output((weights @ v).permute(0, 2, 1, 3).reshape(batch, length, hidden))
+        return self.output((weights @ v).permute(0, 2, 1, 3).reshape(batch, length, c.query_size))
+
+
+def turned(x: Tensor, base: float) -> Tensor:
+    """Rotary positions by complex numbers: element i and i + D/2 are one, times e^(i angle)."""
+    length, size = x.shape[-2:]
+    frequencies = 1.0 / base ** (torch.arange(0, size, 2).float() / size)  # in float32, as published weights want it
+    angles = torch.arange(length).float()[:, None] * frequencies
+    pairs = torch.complex(x[..., : size // 2], x[..., size // 2 :])
+    y = pairs * torch.complex(angles.cos().double(), angles.sin().double())
+    return torch.cat((y.real, y.imag), -1)
+
+
+class PlainNorm(nn.Module):
+    def __init__(self, config: ModelConfig, size: int | None = None) -> None:
+        super().__init__()
+        self.epsilon = config.norm_epsilon
+        self.weight = nn.Parameter(torch.ones(size or config.hidden_size))
+        shift = nn.Parameter(torch.zeros(config.hidden_size)) if config.norm == "layer" else None
+        self.register_parameter("bias", shift)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.bias is None:
+            return self.weight * x / (x.square().mean(-1, keepdim=True) + self.epsilon).sqrt()
+        centred = x - x.mean(-1, keepdim=True)
+        return self.weight * centred / (centred.square().mean(-1, keepdim=True) + self.epsilon).sqrt() + self.bias
+
+
+class PlainMLP(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        sizes, bias = (config.hidden_size, config.mlp_size), config.biases == "all"
+        self.expand: nn.Module = nn.Linear(*sizes, bias=bias)
+        if config.mlp == "swiglu":
+            self.expand = nn.ModuleDict({name: nn.Linear(*sizes, bias=bias) for name in ("gate", "up")})
+        self.contract = nn.Linear(*reversed(sizes), bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.expand, nn.ModuleDict):
+            gate = self.expand["gate"](x)
+            return self.contract(gate / (1 + torch.exp(-gate)) * self.expand["up"](x))
+        y = self.expand(x)
+        return self.contract(0.5 * y * (1 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3))))
 
 
 class PlainBlock(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
-        self.attention = PlainAttention(config)
-        self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
-        self.mlp = nn.ModuleDict(
-            {
-                "expand": nn.Linear(config.hidden_size, 4 * config.hidden_size),
-                "contract": nn.Linear(4 * config.hidden_size, config.hidden_size),
-            }
-        )
+        self.attention_norm, self.attention = PlainNorm(config), PlainAttention(config)
+        self.mlp_norm, self.mlp = PlainNorm(config), PlainMLP(config)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
-        y = self.mlp["expand"](self.mlp_norm(x))
-        y = 0.5 * y * (1 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)))
-        return x + self.mlp["contract"](y)
+        return x + self.mlp(self.mlp_norm(x))
 
 
 class PlainGPT(nn.Module):
-    """Parameters have Crosscut's names; `qkv` has its rows in another order, see `reordered`."""
+    """Parameters have Crosscut's names; `key_value` has its rows in another order, see `reordered`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.positions = nn.Embedding(config.max_sequence_length, config.hidden_size)
+        if config.positions == "learned":
+            self.positions = nn.Embedding(config.max_sequence_length, config.hidden_size)
         self.blocks = nn.ModuleList(PlainBlock(config) for _ in range(config.num_layers))
-        self.final_norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
+        self.final_norm = PlainNorm(config)
+        self.output = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tied:
+            self.output.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        x = self.tokens(tokens)
+        if hasattr(self, "positions"):
+            x = x + self.positions(torch.arange(tokens.shape[1]))
         for block in self.blocks:
             x = block(x)
         return self.final_norm(x)
 
     def logits(self, tokens: Tensor) -> Tensor:
-        return self(tokens) @ self.tokens.weight.t()
+        return self.output(self(tokens))
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(self.logits(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
 
-def reordered(name: str, parameter: Tensor, num_heads: int) -> Tensor:
-    """Rows of Crosscut's q, k and v, (head, one of q k v, element), as (one of q k v, head, element)."""
-    if ".qkv." not in name:
+def reordered(name: str, parameter: Tensor, config: ModelConfig) -> Tensor:
+    """Rows of Crosscut's keys and values, (head, key or value, element), as (key or value, head, element)."""
+    if ".key_value." not in name:
         return parameter
-    return parameter.unflatten(0, (num_heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+    return parameter.unflatten(0, (config.num_kv_heads, 2, -1)).transpose(0, 1).flatten(0, 2)
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
@@ -129,7 +192,7 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 
 def real(name: str, parameter: Tensor) -> Tensor:
     """A parameter without the vocabulary's padding."""
-    return parameter[: CONFIG.vocab_size] if name == "tokens.weight" else parameter
+    return parameter[: CONFIG.vocab_size] if name in ("tokens.weight", "output.weight") else parameter
 
 
 def build(

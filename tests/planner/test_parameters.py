@@ -4,6 +4,7 @@ import pytest
 
 from crosscut.config import PRESETS, ConfigError, Layout, ModelConfig
 from crosscut.planner import count_parameters, parameters_per_rank, replicated_parameters
+from crosscut.planner.parameters import layer_tensors
 
 BILLIONS_OF_TABLE_1 = {"megatron-1.2b": 1.2, "megatron-2.5b": 2.5, "megatron-4.2b": 4.2, "megatron-8.3b": 8.3}
 MILLIONS_OF_TABLE_4 = {"megatron-355m": 355, "megatron-2.5b": 2500, "megatron-8.3b-24-heads": 8300}
@@ -12,6 +13,14 @@ GPT2_RELEASED = {
     "gpt2-medium": 354_823_168,
     "gpt2-large": 774_030_080,
     "gpt2-xl": 1_557_611_200,
+}
+PUBLISHED = {
+    "smollm2-135m": 134_515_008,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen3-0.6b": 596_049_920,
+    "llama2-7b": 6_738_415_616,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
 }
 
 
@@ -30,13 +39,18 @@ def test_trained_models_have_the_papers_parameters(name: str, millions: int) -> 
     assert round(count_parameters(preset(name)) / 1e6, digits) == millions
 
 
+@pytest.mark.parametrize(("name", "parameters"), PUBLISHED.items())
+def test_llamas_have_the_published_models_parameters_exactly(name: str, parameters: int) -> None:
+    assert count_parameters(preset(name)) == parameters
+
+
 @pytest.mark.parametrize(("name", "parameters"), GPT2_RELEASED.items())
 def test_gpt2_has_the_released_models_parameters_exactly(name: str, parameters: int) -> None:
     assert count_parameters(preset(name)) == parameters
 
 
-def test_every_preset_of_the_paper_is_held_against_a_figure() -> None:
-    held = {*BILLIONS_OF_TABLE_1, *MILLIONS_OF_TABLE_4, *GPT2_RELEASED}
+def test_every_preset_of_a_published_model_is_held_against_a_figure() -> None:
+    held = {*BILLIONS_OF_TABLE_1, *MILLIONS_OF_TABLE_4, *GPT2_RELEASED, *PUBLISHED}
     assert held == {name for name in PRESETS if not name.startswith("laptop-")}
 
 
@@ -52,7 +66,13 @@ def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     for layer in range(model.num_layers):
         for norm in ("attention", "mlp"):
             shapes |= {f"{layer} {norm} norm weight": (H,), f"{layer} {norm} norm bias": (H,)}
-        matrices = {"qkv": (3 * H, H), "output": (H, H), "up": (4 * H, H), "down": (H, 4 * H)}
+        matrices = {
+            "query": (H, H),
+            "key value": (2 * H, H),
+            "output": (H, H),
+            "up": (4 * H, H),
+            "down": (H, 4 * H),
+        }
         for name, (rows, columns) in matrices.items():
             shapes |= {f"{layer} {name} weight": (rows, columns), f"{layer} {name} bias": (rows,)}
     return shapes
@@ -92,7 +112,7 @@ def test_data_ranks_do_not_change_what_a_rank_holds() -> None:
 def test_all_ranks_together_hold_the_replicated_parameters_once_each() -> None:
     aligned = dataclasses.replace(SMALL, vocab_size=1024)
     together = 4 * parameters_per_rank(aligned, Layout(tensor=4))
-    assert together == count_parameters(aligned) + 3 * replicated_parameters(aligned)
+    assert together == count_parameters(aligned) + 3 * replicated_parameters(aligned, Layout(tensor=4))
 
 
 def test_unknown_vocabulary_is_named() -> None:
@@ -102,3 +122,36 @@ def test_unknown_vocabulary_is_named() -> None:
         "`model.vocab_size` must be at least 1 to forecast a model, but is 0, which leaves it to the tokenizer. "
         "Give the number of the tokenizer's entries."
     )
+
+
+GROUPED = ModelConfig(
+    num_layers=2,
+    hidden_size=24,
+    num_heads=4,
+    num_kv_heads=2,
+    mlp_size=40,
+    vocab_size=1000,
+    positions="rotary",
+    norm="rms",
+    mlp="swiglu",
+    biases="qkv",
+    qk_norm=True,
+    tied=False,
+)
+
+
+@pytest.mark.parametrize(("tensor", "key_value_rows"), [(1, 24), (2, 12), (4, 24)])  # four ranks share two heads
+def test_a_rank_holds_whole_the_heads_that_ranks_share(tensor: int, key_value_rows: int) -> None:
+    H = 24
+    key_value = key_value_rows * H + key_value_rows
+    layer = (H * H + H) // tensor + key_value + H * H // tensor + 3 * H * 40 // tensor + 2 * H + 2 * 6
+    padded = 1024 // tensor
+    assert parameters_per_rank(GROUPED, Layout(tensor=tensor)) == 2 * layer + 2 * padded * H + H
+
+
+def test_shared_heads_and_head_norms_have_gradients_in_parts() -> None:
+    layout = Layout(tensor=4)
+    parts = [tensor.size for tensor in layer_tensors(GROUPED, layout) if tensor.has_partial_gradient(layout)]
+    assert sorted(parts) == [6, 6, 24, 24 * 24]
+    alone = Layout()
+    assert not any(tensor.has_partial_gradient(alone) for tensor in layer_tensors(GROUPED, alone))

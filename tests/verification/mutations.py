@@ -47,6 +47,7 @@ Patch = pytest.MonkeyPatch
 
 TENSOR = Layout(tensor=2)
 SPLIT = Layout(tensor=2, sequence_parallel=True)
+FOUR = Layout(tensor=4)
 DATA = Layout(data=2)
 BOTH = Layout(tensor=2, data=2)
 SHARED = Layout(data=2, sharding="zero3")
@@ -62,14 +63,16 @@ class Mutation:
     layout: Layout
     own_module: bool = False
     """Planted in a model of the user's own, where GPT-2 has no such place."""
+    model: tuple[tuple[str, Any], ...] = ()
+    """Options of the model, where it is not GPT-2."""
 
 
 MUTATIONS: list[Mutation] = []
 
 
-def fault(description: str, module: str, layout: Layout = TENSOR, *, own_module: bool = False) -> Any:
+def fault(description: str, module: str, layout: Layout = TENSOR, *, own_module: bool = False, **model: Any) -> Any:
     def register(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
-        MUTATIONS.append(Mutation(description, plant, module, layout, own_module))
+        MUTATIONS.append(Mutation(description, plant, module, layout, own_module, tuple(model.items())))
         return plant
 
     return register
@@ -77,13 +80,14 @@ def fault(description: str, module: str, layout: Layout = TENSOR, *, own_module:
 
 def verify_with(index: int | None, layout: Layout, own_module: bool = False) -> Report:
     """On a rank: verify with a fault planted, or with none."""
+    model = {} if index is None else dict(MUTATIONS[index].model)
     with pytest.MonkeyPatch.context() as patch:
         if index is not None:
             MUTATIONS[index].plant(patch)
         mesh = make_mesh(layout, CPU)
         if own_module:
             return verify_module(OwnModule, own_loss, mesh)
-        return verify_on_mesh(for_verification(tiny_run(), layout, "float64"), mesh)
+        return verify_on_mesh(for_verification(tiny_run(**model), layout, "float64"), mesh)
 
 
 class OwnModule(nn.Module):
@@ -206,10 +210,12 @@ def _axis_of(parameter: Tensor) -> Any:
     return Axis("tensor", line, line.get_local_rank(), line.size(), line.get_group().group_name)
 
 
-@fault("heads interleaved wrongly in the fused QKV", "blocks.0.attention")
+@fault("heads interleaved wrongly in the fused keys and values", "blocks.0.attention")
 def heads_interleaved_wrongly(patch: Patch) -> None:
-    def forward(self: attention.SelfAttention, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, -1, self.head_size)).unbind(-3)
+    def forward(self: attention.SelfAttention, x: Tensor, *_: None) -> Tensor:
+        query, key_value = self.qkv(x)
+        k, v = key_value.unflatten(-1, (2, -1, self.head_size)).unbind(-3)
+        q = query.unflatten(-1, (-1, self.head_size))
         heads = self._attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
         return self.output(heads.transpose(1, 2).flatten(2))
 
@@ -225,6 +231,29 @@ def positions_start_apart(patch: Patch) -> None:
         return original(*parts, rank)
 
     patch.setattr(random, "seed_of", seed)
+
+
+@fault("gradients of a head of keys and values that ranks share not summed", "blocks.1.attention.qkv", num_kv_heads=1)
+def shared_head_not_summed(patch: Patch) -> None:
+    patch.setattr(linear, "local_inside", local)
+
+
+@fault("ranks that share heads of keys and values take the wrong ones", "blocks.0.attention.qkv", FOUR, num_kv_heads=2)
+def wrong_shared_head(patch: Patch) -> None:
+    own = linear._rows_of_block
+
+    def interleaved(out_features: int, num_blocks: int | None, axis: Any) -> slice | None:
+        if num_blocks is None or own(out_features, num_blocks, axis) is None:
+            return None
+        width, block = out_features // num_blocks, axis.rank % num_blocks
+        return slice(block * width, (block + 1) * width)
+
+    patch.setattr(linear, "_rows_of_block", interleaved)
+
+
+@fault("gradients of the heads' norms not summed", "blocks.1.attention.query_norm", qk_norm=True)
+def head_norm_not_summed(patch: Patch) -> None:
+    patch.setattr(norm, "local_inside", local)
 
 
 # --- the vocabulary --------------------------------------------------------------------------------------------------

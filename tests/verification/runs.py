@@ -7,6 +7,7 @@ import torch
 from crosscut.config import RunConfig, load_run
 
 CPU = torch.device("cpu")
+LLAMA: dict[str, Any] = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "mlp_size": 88}
 
 
 def tiny_run(**model: Any) -> RunConfig:

@@ -1,0 +1,133 @@
+"""Keys and values of what a model has read, so that text goes on without reading it again.
+
+Each rank keeps those of its own heads. Every row is a text of its own length. What is read next is given as [B, S],
+row by row filled up at the end where rows get unequally much: keys of what only fills up lie after a row's last token,
+where no query of that row looks, until its next tokens take their place.
+
+Shapes: B rows, S tokens of each that are read at once, C tokens that fit, A query heads, K heads of keys and values, D
+elements of a head, T tensor ranks.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from crosscut.config import ConfigError
+
+if TYPE_CHECKING:
+    from crosscut.model.gpt import GPT
+
+
+class KeyValueCache:
+    """Room for `capacity` tokens of each of `num_rows` texts; see `GPT.next_logits`."""
+
+    def __init__(self, model: "GPT", *, num_rows: int, capacity: int) -> None:
+        config, mesh = model.config, model.mesh
+        self.num_rows, self.capacity = num_rows, capacity
+        self.lengths = [0] * num_rows
+        """Tokens that each row has read."""
+        self._last_place = config.max_sequence_length
+        own_heads = max(config.num_kv_heads // mesh.tensor.size, 1)
+        # One place more than tokens fit: what only fills up and would lie beyond goes there.
+        shape = (2, num_rows, own_heads, capacity + 1, config.head_size)
+        dtype, device = model.tokens.output_dtype, mesh.device
+        self._layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+
+    def set_length(self, row: int, length: int) -> None:
+        """Forget what a row has read after `length` tokens; 0 frees it."""
+        self.lengths[row] = min(length, self.lengths[row])
+
+    def move(self, source: int, target: int) -> None:
+        """Put a row in the place of another one, and free its own."""
+        for layer in self._layers:
+            layer[:, target] = layer[:, source]
+        self.lengths[target], self.lengths[source] = self.lengths[source], 0
+
+    def grow(self, capacity: int) -> None:
+        """Make room for so many tokens of each row."""
+        more = capacity - self.capacity
+        if more > 0:
+            self._layers = [F.pad(layer, (0, 0, 0, more)) for layer in self._layers]
+            self.capacity = capacity
+
+    def begin(self, counts: Sequence[int], *, length: int, first_row: int) -> "Reading":
+        """Prepare to read `length` tokens for each of as many rows as there are `counts`, from `first_row` on.
+
+        Raises `ConfigError` where the tokens that count do not fit.
+        """
+        rows = slice(first_row, first_row + len(counts))
+        before = self.lengths[rows]
+        for row, (n, count) in enumerate(zip(before, counts, strict=True), start=first_row):
+            fits = min(self.capacity, self._last_place)
+            if n + count > fits:
+                raise ConfigError(
+                    f"A text must be at most as long as the cache and the model's positions allow ({fits} tokens), but "
+                    f"row {row} has {n + count}. Shorten the prompt or ask for fewer tokens."
+                )
+        return Reading(self, rows, before, length)
+
+    def advance(self, counts: Sequence[int], *, first_row: int) -> None:
+        """What `begin` announced is read."""
+        for row, count in enumerate(counts, start=first_row):
+            self.lengths[row] += count
+
+    def layer(self, index: int) -> Tensor:
+        """Keys and values of one layer: [2, B, K/T, C + 1, D]."""
+        return self._layers[index]
+
+
+class Reading:
+    """One forward pass over what comes next: where its tokens stand, and what their queries see."""
+
+    def __init__(self, cache: KeyValueCache, rows: slice, before: Sequence[int], length: int) -> None:
+        self._cache, self._rows = cache, rows
+        device = cache.layer(0).device
+        first = torch.tensor(before, device=device)
+        self.places = first.unsqueeze(1) + torch.arange(length, device=device)
+        """Of the tokens in their texts: [B, S]."""
+        self.start = before[0] if len(set(before)) == 1 and before[0] + length <= cache.capacity + 1 else None
+        """Where all rows go on at the same place: there."""
+        self.end = min(max(before) + length, cache.capacity + 1)
+        self.slots = self.places.clamp(max=cache.capacity)
+        self.sees: Tensor | None = None
+        """Which keys each query looks at, [B, 1, S, keys]; None where all of them, or those up to its own place."""
+        if self.start is None or (self.start > 0 and length > 1):
+            keys = torch.arange(self.end, device=device)
+            self.sees = (keys <= self.places.unsqueeze(-1)).unsqueeze(1)
+
+    def layer(self, index: int) -> "LayerCache":
+        """What a layer's attention needs of it."""
+        return LayerCache(self, self._cache.layer(index)[:, self._rows])
+
+
+class LayerCache:
+    """The attention of one layer to what it has read and now reads."""
+
+    def __init__(self, reading: Reading, kept: Tensor) -> None:
+        self._reading, self._kept = reading, kept
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Keep keys and values [B, K/T, S, D] and attend with the queries [B, A/T, S, D] to all that they may see."""
+        reading = self._reading
+        self._keep(k, v)
+        keys, values = self._kept[:, :, :, : reading.end]
+        num_groups = q.shape[1] // k.shape[1]
+        if q.shape[2] == 1:  # the queries of a group look at the same keys: as if they were as many places
+            q = q.unflatten(1, (-1, num_groups)).squeeze(3)
+            return F.scaled_dot_product_attention(q, keys, values, attn_mask=reading.sees).flatten(1, 2).unsqueeze(2)
+        return F.scaled_dot_product_attention(
+            q, keys, values, attn_mask=reading.sees, is_causal=reading.sees is None, enable_gqa=num_groups > 1
+        )
+
+    def _keep(self, k: Tensor, v: Tensor) -> None:
+        reading = self._reading
+        if reading.start is not None:
+            self._kept[0, :, :, reading.start : reading.end] = k
+            self._kept[1, :, :, reading.start : reading.end] = v
+            return
+        rows = torch.arange(k.shape[0], device=k.device).unsqueeze(1)
+        self._kept[0][rows, :, reading.slots] = k.transpose(1, 2)
+        self._kept[1][rows, :, reading.slots] = v.transpose(1, 2)

@@ -1,0 +1,32 @@
+"""The shape of a decoder, and what it leaves to others."""
+
+import pytest
+
+from crosscut.config import ConfigError, ModelConfig
+
+LLAMA = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "tied": False}
+
+
+def test_sizes_of_zero_are_those_of_gpt2() -> None:
+    model = ModelConfig(num_layers=1, hidden_size=48, num_heads=6)
+    assert (model.head_size, model.num_kv_heads, model.mlp_size) == (8, 6, 192)
+    assert (model.query_size, model.key_value_size, model.family) == (48, 96, "GPT-2")
+
+
+def test_heads_may_have_a_width_of_their_own() -> None:
+    model = ModelConfig(num_layers=1, hidden_size=50, num_heads=4, num_kv_heads=2, head_size=16, **LLAMA)
+    assert (model.query_size, model.key_value_size, model.family) == (64, 64, "Llama")
+
+
+def test_another_hidden_size_keeps_the_structure() -> None:
+    model = ModelConfig(num_layers=1, hidden_size=64, num_heads=4, num_kv_heads=2, mlp_size=172, **LLAMA)
+    small = model.resized(32)
+    assert (small.head_size, small.num_kv_heads, small.mlp_size) == (8, 2, 84)
+    wide = ModelConfig(num_layers=1, hidden_size=64, num_heads=4, head_size=32, **LLAMA).resized(48)
+    assert (wide.head_size, wide.mlp_size) == (32, 192)
+
+
+def test_rotations_turn_pairs() -> None:
+    with pytest.raises(ConfigError) as error:
+        ModelConfig(num_layers=1, hidden_size=9, num_heads=3, positions="rotary")
+    assert str(error.value) == "`model.head_size` must be even for rotary positions, which turn pairs, but is 3."

@@ -1,0 +1,54 @@
+"""Both families of decoders verified, with heads of keys and values fewer than those of queries, and than ranks."""
+
+from typing import Any
+
+import pytest
+
+from crosscut.config import Layout
+from crosscut.parallel import make_mesh
+from crosscut.verification import Report, for_verification, verify_on_mesh, verify_runs
+from tests.ranks import RankPool
+from tests.verification.runs import CPU, LLAMA, tiny_run
+
+QWEN3 = {**LLAMA, "qk_norm": True, "head_size": 12}
+CASES = [
+    ({"num_kv_heads": 2}, Layout(tensor=2)),
+    ({"num_kv_heads": 2}, Layout(tensor=4, sequence_parallel=True)),
+    ({"num_kv_heads": 1}, Layout(tensor=2, data=2)),
+    (LLAMA, Layout()),
+    (LLAMA, Layout(tensor=4)),
+    ({**LLAMA, "num_kv_heads": 2}, Layout(tensor=2, sequence_parallel=True)),
+    ({**LLAMA, "num_kv_heads": 2}, Layout(tensor=4)),
+    ({**LLAMA, "num_kv_heads": 2, "tied": False}, Layout(tensor=4, sequence_parallel=True)),
+    ({**LLAMA, "num_kv_heads": 1}, Layout(tensor=4)),
+    ({**LLAMA, "num_kv_heads": 1}, Layout(tensor=2, data=2, sharding="zero3")),
+    ({**LLAMA, "num_heads": 9, "num_kv_heads": 3, "hidden_size": 36, "mlp_size": 96}, Layout(tensor=3)),
+    ({**LLAMA, "num_heads": 9, "num_kv_heads": 1, "hidden_size": 36, "mlp_size": 96}, Layout(tensor=3)),
+    ({**LLAMA, "biases": "qkv", "num_kv_heads": 1}, Layout(tensor=2, sequence_parallel=True)),
+    ({**QWEN3, "num_kv_heads": 2}, Layout(tensor=4)),
+    ({**QWEN3, "num_kv_heads": 1}, Layout(tensor=2, data=2, sharding="zero2", sequence_parallel=True)),
+]
+
+
+def _verify(layout: Layout, model: dict[str, Any]) -> Report:
+    return verify_on_mesh(for_verification(tiny_run(**model), layout, "float64"), make_mesh(layout, CPU))
+
+
+def _described(value: Any) -> str:
+    return str(value) if isinstance(value, Layout) else " ".join(f"{k}={v}" for k, v in value.items() if k not in LLAMA)
+
+
+@pytest.mark.parametrize(("model", "layout"), CASES, ids=_described)
+def test_every_family_is_the_uncut_model(ranks: RankPool, model: dict[str, Any], layout: Layout) -> None:
+    report = ranks.run(layout.world_size, _verify, layout, model)[0]
+    assert report.same, report.first
+    assert {row.module for row in report.rows if row.forward is None} <= {"output"}
+
+
+@pytest.mark.slow  # eight processes of its own
+@pytest.mark.parametrize("family", [{}, {**LLAMA, "mlp_size": 96}], ids=["GPT-2", "Llama"])
+@pytest.mark.parametrize("num_kv_heads", [8, 4, 1])
+def test_eight_ranks_are_the_uncut_model(family: dict[str, Any], num_kv_heads: int) -> None:
+    run = tiny_run(**{**family, "num_heads": 8, "num_kv_heads": num_kv_heads, "hidden_size": 64})
+    (report,) = verify_runs([for_verification(run, Layout(tensor=8), "float64")])
+    assert report.same, report.first
