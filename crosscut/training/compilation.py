@@ -113,7 +113,11 @@ class Compiler:
         """
         if function not in self._copies:
             self._copies[function] = types.FunctionType(
-                function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__
+                function.__code__.replace(),
+                function.__globals__,
+                function.__name__,
+                function.__defaults__,
+                function.__closure__,
             )
         return self._copies[function]
 

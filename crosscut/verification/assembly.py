@@ -74,16 +74,16 @@ class _Arrangement(NamedTuple):
     """Adjacent tensor ranks that hold the same."""
 
 
-def assemble_activation(grid: Grid, like: Tensor, *, is_gradient: bool) -> Assembled | None:
+def assemble_activation(grid: Grid, like: Tensor, *, is_gradient: bool, is_inside: bool = False) -> Assembled | None:
     """An activation or its gradient in the shape of `like`; None where shapes do not allow it.
 
     Where data ranks hold the same activation, such as that of a position, each has its own part of the gradient, and
-    so have tensor ranks that hold the same piece; and a single number that a module returns may be this data rank's
-    part of a loss.
+    so have tensor ranks that hold the same piece; or all the same, if it `is_inside` a module, perhaps of a parallel
+    region. And a single number that a module returns may be this data rank's part of a loss.
     """
     best: tuple[float, Assembled] | None = None
     for arrangement in _arrangements(grid, like):
-        for parts, fitting in _summed_or_not(grid, like, arrangement, is_gradient=is_gradient):
+        for parts, fitting in _summed_or_not(grid, like, arrangement, is_gradient, is_inside):
             assembled = _assemble(parts, fitting)
             difference = distance(assembled.whole, like).nan_to_num(torch.inf).sum().item()
             if best is None or difference < best[0]:
@@ -92,7 +92,7 @@ def assemble_activation(grid: Grid, like: Tensor, *, is_gradient: bool) -> Assem
 
 
 def _summed_or_not(
-    grid: Grid, like: Tensor, how: _Arrangement, *, is_gradient: bool
+    grid: Grid, like: Tensor, how: _Arrangement, is_gradient: bool, is_inside: bool
 ) -> Iterator[tuple[Grid, _Arrangement]]:
     """The parts as they are, and added up where they may be parts of a sum, each with what they then are."""
     sums = is_gradient and how.data_dim is None
@@ -101,7 +101,7 @@ def _summed_or_not(
     if sums or (how.data_dim is None and like.dim() == 0):
         grid = [[torch.stack(column).sum(0) for column in zip(*grid, strict=True)]]
         yield grid, how
-    if is_gradient and how.tensor_dim is not None and how.group > 1:
+    if is_gradient and how.group > 1 and (is_inside or how.tensor_dim is not None):
         groups = range(0, len(grid[0]), how.group)
         yield [[torch.stack(row[g : g + how.group]).sum(0) for g in groups] for row in grid], how._replace(group=1)
 

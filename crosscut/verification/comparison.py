@@ -113,7 +113,8 @@ class Comparison:
             if isinstance(uncut, Kept):
                 assembled = assemble_parameter(grid, parts[0].cut_dim, like)
             else:
-                assembled = assemble_activation(grid, like, is_gradient=kind == "returned")
+                is_gradient = kind == "returned"
+                assembled = assemble_activation(grid, like, is_gradient=is_gradient, is_inside=INSIDE in name)
         difference = float("inf")
         if assembled is not None:
             apart = assembled.spread / max(_largest(like), floor, 1e-300)

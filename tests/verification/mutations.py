@@ -251,7 +251,7 @@ def wrong_shared_head(patch: Patch) -> None:
     patch.setattr(linear, "_rows_of_block", interleaved)
 
 
-@fault("gradients of the heads' norms not summed", "blocks.1.attention.query_norm", qk_norm=True)
+@fault("gradients of the heads' norms not summed", "blocks.1.attention.key_norm", qk_norm=True)
 def head_norm_not_summed(patch: Patch) -> None:
     patch.setattr(norm, "local_inside", local)
 

@@ -141,7 +141,7 @@ def test_layout_that_the_model_does_not_allow_is_refused_before_a_rank_starts():
 
 def test_scaled_down_model_has_the_same_structure():
     run = scale_down(tiny_run(), num_layers=1, hidden_size=16)
-    assert run.model == replace(tiny_run().model, num_layers=1, hidden_size=16)
+    assert run.model == replace(tiny_run().model, num_layers=1, hidden_size=16, head_size=4, mlp_size=64)
     assert scale_down(tiny_run(), num_layers=None, hidden_size=None) == tiny_run()
     with pytest.raises(ConfigError, match=r"`model\.num_heads` must divide `model\.hidden_size` \(18\), but is 4"):
         scale_down(tiny_run(), num_layers=None, hidden_size=18)
