@@ -55,18 +55,7 @@ class _EnterAndMultiply(Function):
         weights, biases = _halves(layers)
         ctx.save_for_backward(x, *weights)
         ctx.mesh, ctx.products, ctx.has_bias = mesh, products, [bias is not None for bias in biases]
-        pieces = _pieces(x, mesh, products, x.numel() * mesh.tensor.size)
-        entering = [start_enter_forward(piece, mesh) for piece in pieces]
-        if len(entering) == 1:
-            whole = finish_enter_forward(entering[0], mesh)
-            return tuple(products.output(whole, *layer) for layer in zip(weights, biases, strict=True))
-        shape = (x.shape[0], x.shape[1] * mesh.tensor.size, *x.shape[2:-1])
-        outputs = tuple(x.new_empty(*shape, weight.shape[0]) for weight in weights)
-        for i, piece in enumerate(entering):
-            whole = finish_enter_forward(piece, mesh)
-            for y, weight, bias in zip(outputs, weights, biases, strict=True):
-                _multiply_into(y.chunk(len(entering))[i], whole, weight, bias)
-        return outputs
+        return _entered_products(x, mesh, products, weights, biases)
 
     @staticmethod
     @once_differentiable
@@ -90,6 +79,24 @@ class _EnterAndMultiply(Function):
             ]
         grad_x = None if pending is None else wait(pending, mesh.tensor)
         return grad_x, None, None, *grad_weights, *grad_biases
+
+
+def _entered_products(
+    x: Tensor, mesh: ParallelMesh, products: Products, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+) -> tuple[Tensor, ...]:
+    """The forward pass of several layers of one input."""
+    pieces = _pieces(x, mesh, products, x.numel() * mesh.tensor.size)
+    entering = [start_enter_forward(piece, mesh) for piece in pieces]
+    if len(entering) == 1:
+        whole = finish_enter_forward(entering[0], mesh)
+        return tuple(products.output(whole, w, b) for w, b in zip(weights, biases, strict=True))
+    shape = (x.shape[0], x.shape[1] * mesh.tensor.size, *x.shape[2:-1])
+    outputs = tuple(x.new_empty(*shape, weight.shape[0]) for weight in weights)
+    for i, piece in enumerate(entering):
+        whole = finish_enter_forward(piece, mesh)
+        for y, weight, bias in zip(outputs, weights, biases, strict=True):
+            _multiply_into(y.chunk(len(entering))[i], whole, weight, bias)
+    return outputs
 
 
 class _MultiplyAndLeave(Function):
@@ -285,6 +292,8 @@ def _multiply_entered(x: Tensor, layers: Sequence[ColumnParallelLinear]) -> tupl
     if mesh.symmetric_memory:
         products = gather_and_multiply(x, weights, mesh)
         return tuple(y if bias is None else y + bias for y, bias in zip(products, biases, strict=True))
+    if not torch.is_grad_enabled():  # PyTorch's compiler cannot tell a context from tensors without a backward pass
+        return _entered_products(x, mesh, layers[0].products, weights, biases)
     outputs: tuple[Tensor, ...] = _EnterAndMultiply.apply(x, mesh, layers[0].products, *weights, *biases)
     return outputs
 

@@ -80,6 +80,8 @@ def gather_and_multiply(x: Tensor, weights: Sequence[Tensor], mesh: ParallelMesh
 
     Forward: an all-gather, in pieces. Backward: a reduce-scatter, in pieces, and an all-gather beside it.
     """
+    if not torch.is_grad_enabled():  # see `linear._multiply_entered`
+        return tuple(_gathered_products(x, [weight.t() for weight in weights], mesh.tensor, keep=False)[1])
     products: tuple[Tensor, ...] = _GatherAndMultiply.apply(x, mesh, *weights)
     return products
 
