@@ -11,6 +11,9 @@ CONFIG_FILE = "config.toml"
 CHECKPOINTS_FOLDER = "checkpoints"
 """The checkpoints, in a run's folder."""
 
+TOKENS_FOLDER = "tokens"
+"""The token shards, in a run's folder."""
+
 VOCABULARY_MULTIPLE = 128
 """Entries per rank are a multiple of this, so that the logit product has an efficient shape (paper, section 5.1)."""
 

@@ -14,6 +14,7 @@ from crosscut.config.errors import ConfigError
 from crosscut.config.files import write_whole
 from crosscut.config.layout import Layout
 from crosscut.config.presets import PRESETS
+from crosscut.config.published import TOKENIZER_FILE, is_published, read_published
 from crosscut.config.run import RunConfig
 
 Table = dict[str, Any]
@@ -30,6 +31,7 @@ def load_run(source: Path | Mapping[str, Any], overrides: Iterable[str] = ()) ->
     for override in overrides:
         _apply(table, override)
     _expand_preset(table)
+    _expand_published(table)
     return typing.cast(RunConfig, _build(RunConfig, table, ""))
 
 
@@ -98,16 +100,48 @@ def _expand_preset(table: Table) -> None:
     model = table.get("model")
     if not isinstance(model, dict) or "preset" not in model:
         return
-    name = model.pop("preset")
-    name = name.parsed() if isinstance(name, _Override) else name
+    name = _parsed(model.pop("preset"))
     if not isinstance(name, str) or name not in PRESETS:
         raise ConfigError(f"`model.preset` must name a preset, but is {name!r}.{_nearest(str(name), PRESETS)}")
     table["model"] = {**PRESETS[name], **model}
 
 
+def _expand_published(table: Table) -> None:
+    """Take from the folder that a run starts from what the run leaves out: the model, and the tokenizer for its text.
+
+    A run that resumes does without the folder: its resolved config says all.
+    """
+    training, model, data = (table.get(name, {}) for name in ("training", "model", "data"))
+    if not all(isinstance(section, dict) for section in (training, model, data)):
+        return
+    name = _parsed(training.get("initialize_from", ""))
+    if not isinstance(name, str) or not name or (model and not is_published(Path(name))):
+        return
+    published = dataclasses.asdict(read_published(Path(name)).model)
+    table["model"] = {**published, **_agreeing(model, published, name)}
+    if data.get("text") and not data.get("tokenizer"):
+        data["tokenizer"] = str(Path(name) / TOKENIZER_FILE)
+
+
+def _agreeing(model: Table, published: Table, folder: str) -> Table:
+    """What a run says of its model that the folder's leaves open: its dropout, and keys that there are none of."""
+    for key in published.keys() & model.keys() - {"dropout"}:
+        given = _parsed(model[key])
+        if given != published[key] and not (type(given) is int and given == 0):  # 0 takes what there is
+            raise ConfigError(
+                f"`model.{key}` must be {published[key]!r} as in `{folder}`, which `training.initialize_from` names, "
+                f"but is {given!r}. Leave it out."
+            )
+    return {key: value for key, value in model.items() if key == "dropout" or key not in published}
+
+
+def _parsed(value: Any) -> Any:
+    return value.parsed() if isinstance(value, _Override) else value
+
+
 def _build(kind: type, table: Any, path: str) -> Any:
     """Make the dataclass `kind` from a table, recursively; `path` is the dotted name so far."""
-    table = table.parsed() if isinstance(table, _Override) else table
+    table = _parsed(table)
     if not isinstance(table, Mapping):
         raise ConfigError(f"`{path}` must be a section, but is {table!r}.")
     fields = {f.name: f for f in dataclasses.fields(kind)}

@@ -12,7 +12,7 @@ from crosscut.config.checks import (
     require_at_least,
     require_one_of,
 )
-from crosscut.config.conventions import CHECKPOINTS_FOLDER
+from crosscut.config.conventions import CHECKPOINTS_FOLDER, TOKENS_FOLDER
 from crosscut.config.errors import ConfigError, LayoutError
 from crosscut.config.layout import Layout
 from crosscut.config.model import ModelConfig, require_tensor_axis
@@ -139,7 +139,7 @@ class RunConfig:
     @property
     def tokens_folder(self) -> str:
         """Where the run's token shards are or will be."""
-        return self.data.tokens or f"{self.output.folder}/tokens"
+        return self.data.tokens or f"{self.output.folder}/{TOKENS_FOLDER}"
 
     @property
     def checkpoints_folder(self) -> str:

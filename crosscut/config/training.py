@@ -29,6 +29,10 @@ class TrainingConfig:
     sequence_length: int = 1024
     """Tokens per sequence."""
 
+    initialize_from: str = ""
+    """A Hugging Face folder whose weights the run starts from (docs/pretrained.md); the model may then be left out, and
+    the tokenizer of `data.text` is the folder's. Empty draws initial weights."""
+
     seed: int = 1234
     """Initial weights, order of the data and dropout follow from it, whatever the layout."""
 

@@ -42,6 +42,6 @@ def _frequencies(config: ModelConfig, device: torch.device) -> Tensor:
     frequencies: Tensor = 1.0 / (config.rotary_base**exponents)
     if config.rotary_factor == 1.0:
         return frequencies
-    turns = config.rotary_original_length * frequencies / (2 * math.pi)
+    turns = config.rotary_original_length / (2 * math.pi / frequencies)  # in the order of Llama's own program
     share = ((turns - LOW) / (HIGH - LOW)).clamp(0.0, 1.0)  # 0 is slow, 1 is fast
     return (1 - share) * frequencies / config.rotary_factor + share * frequencies
