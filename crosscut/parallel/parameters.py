@@ -147,6 +147,16 @@ def _chunk(size: int, num_parts: int, index: int) -> tuple[int, int]:
     return first, min(length, size - first)
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """All of a distributed tensor, on every rank of its mesh, for writing it down; every one calls it.
+
+    Communication: an all-gather along each axis that cuts it.
+    """
+    assert isinstance(tensor, DTensor)
+    gathered: Tensor = tensor.full_tensor()
+    return gathered
+
+
 def gathered_over_data(tensor: Tensor) -> Tensor:
     """This rank's part on the tensor axis: the shares that data ranks hold of it, put together; a copy.
 

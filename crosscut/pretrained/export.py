@@ -1,0 +1,207 @@
+"""From a run's checkpoint, or from a model in memory at any layout, to a folder that `transformers` loads.
+
+One tensor at a time is whole. The folder appears under its name when all of it is stored.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crosscut.checkpoint import Folder, folder_at
+from crosscut.checkpoint.storage import storage_errors_told
+from crosscut.checkpoint.stored import StoredTensors
+from crosscut.config import CheckpointError, ConfigError, ModelConfig
+from crosscut.config.published import GENERATION_FILE, MODEL_FILE, TOKENIZER_FILE, published_table
+from crosscut.data import Tokenizer
+from crosscut.model import GPT
+from crosscut.parallel import reshard
+from crosscut.parallel.collectives import share_from_first
+from crosscut.parallel.parameters import whole
+from crosscut.pretrained.families import Weight, published_shapes, weights_of
+from crosscut.pretrained.source import ModelSource
+from crosscut.pretrained.writing import plan_files, write_tensors
+
+MAX_FILE_BYTES = 5 * 10**9
+"""Of the files that are written, unless something else is asked for."""
+
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+COMPANIONS = (TOKENIZER_CONFIG_FILE, "special_tokens_map.json", "chat_template.jinja", GENERATION_FILE)
+"""What may lie beside a tokenizer and belongs to it."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    folder: str
+    num_tensors: int
+    files: list[str]
+    """Of tensors."""
+    num_bytes: int
+    """Of all tensors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Target:
+    """Where a model goes, and what is written beside its tensors."""
+
+    folder: Folder
+    config: ModelConfig
+    dtype: torch.dtype
+    table: dict[str, Any]
+    """Its `config.json`."""
+    tokenizer: Path
+    ends: tuple[int, ...]
+    """Ids at which a text ends."""
+    max_file_bytes: int
+
+    @classmethod
+    def of(cls, out: str | Path, config: ModelConfig, dtype: torch.dtype, **beside: Any) -> "_Target":
+        """Raises `ConfigError` for a model that no published family can say."""
+        table = published_table(config, dtype=str(dtype).removeprefix("torch."), stops=beside["ends"])
+        return cls(folder=folder_at(out), config=config, dtype=dtype, table=table, **beside)
+
+    def require_new(self) -> None:
+        """Raise `ConfigError` where something is there."""
+        if self.folder.files() or self.folder.folders():
+            raise ConfigError(f"`{self.folder}` must be a new folder, but holds something. Choose another name.")
+
+    def write(self, tensors: Iterator[Tensor]) -> Exported:
+        """Write all of it, beside its place, and put it there."""
+        shapes = published_shapes(self.config)
+        files = plan_files(shapes, self.dtype, max_bytes=self.max_file_bytes)
+        draft = self.folder.draft()
+        with storage_errors_told(self.folder, "writable"):
+            draft.begin(MODEL_FILE)
+            try:
+                write_tensors(draft, files, self.dtype, tensors)
+                for name, content in _beside(self.tokenizer, self.ends).items():
+                    draft.write(name, content)
+                draft.write(MODEL_FILE, _json(self.table))
+                self.folder.publish(draft, MODEL_FILE)
+            except BaseException:
+                draft.remove(MODEL_FILE)
+                raise
+        num_bytes = sum(math.prod(shape) for shape in shapes.values()) * self.dtype.itemsize
+        return Exported(str(self.folder), len(shapes), [file.name for file in files], num_bytes)
+
+
+def export_checkpoint(
+    source: ModelSource,
+    out: str | Path,
+    *,
+    max_file_bytes: int = MAX_FILE_BYTES,
+    advance: Callable[[str], None] = lambda _: None,
+) -> Exported:
+    """Write the model of a checkpoint, whatever layout wrote it, to a new folder; one process does it, with no model.
+
+    `advance` is told the name of each tensor. Raises `ConfigError` for a model that no published family can say, a
+    folder that holds something, and a source that is no checkpoint; `CheckpointError` where something cannot be read
+    or written.
+    """
+    if source.is_published:
+        raise ConfigError(f"`{source.folder}` must be a run or a checkpoint, but is a Hugging Face folder already.")
+    stored = StoredTensors(source.folder)
+    dtype = stored.tensors["model.tokens.weight"].properties.dtype
+    ends = (source.end_of_text, *source.stops)
+    beside = {"tokenizer": source.tokenizer, "ends": ends, "max_file_bytes": max_file_bytes}
+    target = _Target.of(out, source.model, dtype, **beside)
+    target.require_new()
+    return target.write(_published(source.model, lambda name: stored.read(f"model.{name}"), advance))
+
+
+@torch.no_grad()
+def export_model(
+    model: GPT,
+    out: str | Path,
+    *,
+    tokenizer: Path,
+    stops: tuple[int, ...] = (),
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> None:
+    """Write a model in memory, cut and sharded in any way, to a new folder, with its `tokenizer.json`.
+
+    Texts end at the tokenizer's end of text, and at any of `stops`. Every rank calls it, and the first one writes.
+    Communication: each tensor is gathered in turn. Raises as `export_checkpoint`, on all ranks alike.
+    """
+    reshard(model)
+    parameters = dict(model.named_parameters())
+    ends = (Tokenizer.load(tokenizer).end_of_text, *stops)
+    beside = {"tokenizer": tokenizer, "ends": ends, "max_file_bytes": max_file_bytes}
+    target = _Target.of(out, model.config, model.tokens.weight.dtype, **beside)
+    tensors = _published(model.config, lambda name: whole(parameters[name]))
+    failure = _failure(target.require_new) if model.mesh.is_first_rank else None
+    if failure := share_from_first(failure):
+        raise failure
+    if model.mesh.is_first_rank:
+        failure = _failure(lambda: target.write(tensors))
+    for _ in tensors:  # the other ranks give their parts, and so does the first where it cannot write
+        pass
+    if failure := share_from_first(failure):
+        raise failure
+
+
+def _failure(action: Callable[[], Any]) -> CheckpointError | ConfigError | None:
+    """What a user is told of an action that failed, to be raised on all ranks."""
+    try:
+        action()
+    except (CheckpointError, ConfigError) as error:
+        return error
+    return None
+
+
+def _published(
+    config: ModelConfig, read: Callable[[str], Tensor], advance: Callable[[str], None] = lambda _: None
+) -> Iterator[Tensor]:
+    """The published tensors in the order of `published_shapes`, put together from ours, which `read` gives by name."""
+    made_of: dict[str, list[tuple[Weight, int]]] = {}
+    for weight in weights_of(config):
+        for index, source in enumerate(weight.sources):
+            made_of.setdefault(source.name, []).append((weight, index))
+    for name, pieces in made_of.items():
+        advance(name)
+        yield _put_together(pieces, read)
+
+
+def _put_together(pieces: list[tuple[Weight, int]], read: Callable[[str], Tensor]) -> Tensor:
+    """One published tensor: for each of our parameters with rows of it, which source of that one it is."""
+    found: Tensor | None = None
+    for weight, index in pieces:
+        source = weight.sources[index]
+        ours = read(weight.name)[: weight.shape[0]]
+        if len(weight.sources) > 1:
+            ours = ours[weight.rows(index).to(ours.device)]
+        if weight.shape_of(source) == tuple(ours.shape) and not source.transposed:
+            return ours
+        if found is None:
+            found = ours.new_empty(weight.shape_of(source))
+        rows = found.t() if source.transposed and found.dim() == 2 else found
+        rows[source.part * weight.source_rows :][: len(ours)] = ours
+    assert found is not None
+    return found
+
+
+def _beside(tokenizer: Path, ends: tuple[int, ...]) -> dict[str, bytes]:
+    """The tokenizer and what `transformers` needs to load it: what lies beside it, or the least that will do."""
+    files = {TOKENIZER_FILE: tokenizer.read_bytes()}
+    files |= {name: path.read_bytes() for name in COMPANIONS if (path := tokenizer.with_name(name)).is_file()}
+    if TOKENIZER_CONFIG_FILE not in files:
+        files[TOKENIZER_CONFIG_FILE] = _json(_tokenizer_table(tokenizer, ends[0]))
+    return files
+
+
+def _tokenizer_table(tokenizer: Path, end_of_text: int) -> dict[str, Any]:
+    import tokenizers
+
+    end = tokenizers.Tokenizer.from_file(str(tokenizer)).id_to_token(end_of_text)
+    return {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "clean_up_tokenization_spaces": False}
+
+
+def _json(table: dict[str, Any]) -> bytes:
+    return (json.dumps(table, indent=2) + "\n").encode()

@@ -1,0 +1,196 @@
+"""Whose rows our parameters are: one table a family, read in both directions.
+
+A published model names the same matrices otherwise and cuts them otherwise. Three things differ: queries, keys and
+values are three tensors (GPT-2: thirds of one), where ours are the queries and, head by head, keys and values; GPT-2
+keeps its matrices the other way round, [in, out]; and the vocabulary is not padded.
+
+H hidden size, A heads, K heads of keys and values, D head size, F width of the MLP, V vocabulary, P positions.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from crosscut.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Source:
+    """A published tensor, or one of several equal parts of its rows, as we have rows."""
+
+    name: str
+    part: int = 0
+    num_parts: int = 1
+    transposed: bool = False
+    """Whether our rows are its columns."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One of our parameters: the rows of its sources, `group` of them of each in turn."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Without the vocabulary's padding."""
+    sources: tuple[Source, ...]
+    group: int
+    """Rows of one source that follow each other; all of them where there is one source."""
+
+    @property
+    def source_rows(self) -> int:
+        """Rows that each source has."""
+        return self.shape[0] // len(self.sources)
+
+    def shape_of(self, source: Source) -> tuple[int, ...]:
+        """Of the whole published tensor."""
+        shape = (self.source_rows * source.num_parts, *self.shape[1:])
+        return shape[::-1] if source.transposed else shape
+
+    def rows(self, index: int) -> Tensor:
+        """Which of our rows those of source number `index` are, in their order: ascending."""
+        theirs = torch.arange(self.source_rows)
+        return (theirs // self.group * len(self.sources) + index) * self.group + theirs % self.group
+
+
+@dataclass(frozen=True)
+class _Names:
+    """How a family names what; a module's name stands for its weight and its bias."""
+
+    prefix: str
+    """Of all names but the output's; files of a model without its output leave it out."""
+    layer: str
+    """Before the names in a layer."""
+    root: Mapping[str, Source]
+    """By our module outside of layers."""
+    block: Mapping[str, tuple[Source, ...]]
+    """By our module in a layer."""
+    buffers: str
+    """A pattern for the names of what older versions stored beside parameters, and is computed."""
+
+
+_OUTPUT = Source("lm_head")
+
+_GPT2 = _Names(
+    prefix="transformer.",
+    layer="h.{}.",
+    root={"tokens": Source("wte"), "positions": Source("wpe"), "final_norm": Source("ln_f"), "output": _OUTPUT},
+    block={
+        "attention_norm": (Source("ln_1"),),
+        "attention.qkv.query": (Source("attn.c_attn", 0, 3, transposed=True),),
+        "attention.qkv.key_value": tuple(Source("attn.c_attn", part, 3, transposed=True) for part in (1, 2)),
+        "attention.output": (Source("attn.c_proj", transposed=True),),
+        "mlp_norm": (Source("ln_2"),),
+        "mlp.expand": (Source("mlp.c_fc", transposed=True),),
+        "mlp.contract": (Source("mlp.c_proj", transposed=True),),
+    },
+    buffers=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",
+)
+_LLAMA = _Names(
+    prefix="model.",
+    layer="layers.{}.",
+    root={"tokens": Source("embed_tokens"), "final_norm": Source("norm"), "output": _OUTPUT},
+    block={
+        "attention_norm": (Source("input_layernorm"),),
+        "attention.qkv.query": (Source("self_attn.q_proj"),),
+        "attention.qkv.key_value": (Source("self_attn.k_proj"), Source("self_attn.v_proj")),
+        "attention.query_norm": (Source("self_attn.q_norm"),),
+        "attention.key_norm": (Source("self_attn.k_norm"),),
+        "attention.output": (Source("self_attn.o_proj"),),
+        "mlp_norm": (Source("post_attention_layernorm"),),
+        "mlp.expand.gate": (Source("mlp.gate_proj"),),
+        "mlp.expand.up": (Source("mlp.up_proj"),),
+        "mlp.contract": (Source("mlp.down_proj"),),
+    },
+    buffers=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
+)
+
+
+def _names_of(config: ModelConfig) -> _Names:
+    return _GPT2 if config.positions == "learned" else _LLAMA
+
+
+def weights_of(config: ModelConfig) -> list[Weight]:
+    """All parameters of a model and where they stand in a published one, in the order in which they are used."""
+    names, shapes, weights = _names_of(config), _shapes(config), []
+    for module, source in names.root.items():
+        if module in shapes:
+            prefix = "" if source is _OUTPUT else names.prefix
+            weights += _parameters(config, module, module, shapes[module], prefix, (source,))
+    for layer in range(config.num_layers):
+        prefix = names.prefix + names.layer.format(layer)
+        for module, sources in names.block.items():
+            if module in shapes:
+                weights += _parameters(config, f"blocks.{layer}.{module}", module, shapes[module], prefix, sources)
+    return weights
+
+
+def published_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The tensors of the published model, by name, in the order of `weights_of`."""
+    return {source.name: weight.shape_of(source) for weight in weights_of(config) for source in weight.sources}
+
+
+def with_prefix(config: ModelConfig, names: list[str]) -> dict[str, str]:
+    """Names of a file by those that a whole model's has: a model without its output is stored without the prefix."""
+    prefix = _names_of(config).prefix
+    bare = not any(name.startswith(prefix) for name in names)
+    return {f"{prefix}{name}" if bare and not name.startswith(_OUTPUT.name) else name: name for name in names}
+
+
+def is_harmless(config: ModelConfig, name: str) -> bool:
+    """Whether a tensor that is no parameter of the model may be in its files."""
+    tied = config.tied and name == f"{_OUTPUT.name}.weight"
+    return tied or re.fullmatch(_names_of(config).buffers, name) is not None
+
+
+def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Of the weights, by module, in the root and in a layer."""
+    H, D, F = config.hidden_size, config.head_size, config.mlp_size
+    query, key_value = config.num_heads * D, 2 * config.num_kv_heads * D
+    shapes: dict[str, tuple[int, ...]] = {
+        "tokens": (config.vocab_size, H),
+        "final_norm": (H,),
+        "attention_norm": (H,),
+        "attention.qkv.query": (query, H),
+        "attention.qkv.key_value": (key_value, H),
+        "attention.output": (H, query),
+        "mlp_norm": (H,),
+        "mlp.contract": (H, F),
+    }
+    expand = ("mlp.expand",) if config.mlp == "gelu" else ("mlp.expand.gate", "mlp.expand.up")
+    shapes |= dict.fromkeys(expand, (F, H))
+    if config.positions == "learned":
+        shapes["positions"] = (config.max_sequence_length, H)
+    if config.qk_norm:
+        shapes |= dict.fromkeys(("attention.query_norm", "attention.key_norm"), (D,))
+    if not config.tied:
+        shapes["output"] = (config.vocab_size, H)
+    return shapes
+
+
+def _parameters(
+    config: ModelConfig, name: str, module: str, shape: tuple[int, ...], prefix: str, sources: tuple[Source, ...]
+) -> list[Weight]:
+    """A module's weight, and its bias where it has one."""
+    found = {"weight": shape}
+    if _has_bias(config, module, shape):
+        found["bias"] = shape[:1]
+    return [
+        Weight(
+            f"{name}.{kind}",
+            size,
+            tuple(replace(source, name=f"{prefix}{source.name}.{kind}") for source in sources),
+            config.head_size if len(sources) > 1 else size[0],
+        )
+        for kind, size in found.items()
+    ]
+
+
+def _has_bias(config: ModelConfig, module: str, shape: tuple[int, ...]) -> bool:
+    if "norm" in module:
+        return config.norm == "layer" and len(shape) == 1
+    if "." not in module:  # the embeddings and the output
+        return False
+    return config.biases == "all" or (config.biases == "qkv" and ".qkv." in module)

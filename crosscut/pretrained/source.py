@@ -1,0 +1,167 @@
+"""Where a model is: a run, one of its checkpoints, or a Hugging Face folder: found once, then loaded on each rank."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from crosscut.checkpoint import Folder, latest_good_checkpoint, list_checkpoints, load_model, require_undamaged
+from crosscut.checkpoint.folders import step_of
+from crosscut.checkpoint.inspection import root_of
+from crosscut.checkpoint.manifest import MANIFEST_FILE, Manifest
+from crosscut.checkpoint.storage import LocalFolder, folder_at
+from crosscut.config import CheckpointError, ConfigError, ModelConfig, RunConfig, load_run
+from crosscut.config.checks import require_one_of
+from crosscut.config.conventions import CONFIG_FILE, TOKENS_FOLDER
+from crosscut.config.precision import PRECISIONS
+from crosscut.config.published import MODEL_FILE, TOKENIZER_FILE, read_published
+from crosscut.data import Tokenizer
+from crosscut.data.hashing import sha256
+from crosscut.model import GPT
+from crosscut.parallel import ParallelMesh, RandomStreams, shard_model
+from crosscut.pretrained.loading import load_weights, require_weights
+
+_PRECISIONS = tuple(name for name, precision in PRECISIONS.items() if precision.products == precision.compute)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """A model that can be loaded, and what it takes to speak to it: a small value that can be sent to processes."""
+
+    name: str
+    """What to call it."""
+    folder: Folder
+    """A checkpoint, or a published model's folder."""
+    model: ModelConfig
+    tokenizer: Path
+    """Its `tokenizer.json`. A chat template lies beside it where there is one."""
+    end_of_text: int
+    """The id that ends a document, and begins one where there is no `begin_of_text`."""
+    stops: tuple[int, ...] = ()
+    """Further ids that end what the model writes, such as the end of a turn."""
+    begin_of_text: int | None = None
+    """The id that the model expects before every text; None where it expects none."""
+    is_published: bool = False
+    """Whether `folder` is a published model's."""
+
+    def load(self, mesh: ParallelMesh, *, precision: str = "float32") -> GPT:
+        """The model on one rank of any layout, its weights in the precision's own type, ready to be asked.
+
+        Every rank calls it. Raises `ConfigError` for a precision that has no type of its own, and `CheckpointError`
+        where the weights cannot be read.
+        """
+        require_one_of("precision", precision, _PRECISIONS)
+        dtype = getattr(torch, PRECISIONS[precision].compute)
+        model = GPT(self.model, mesh=mesh, streams=RandomStreams(mesh, seed=0), dtype=dtype)
+        shard_model(model, mesh, units=model.blocks, always_used=True)
+        if self.is_published:
+            load_weights(model, self.model, Path(str(self.folder)))
+        else:
+            load_model(self.folder, model=model, padded=model.padded_rows)
+        return model.eval()
+
+
+def find_model(place: str | Path) -> ModelSource:
+    """The model at a place: a run's folder (its newest good checkpoint), a checkpoint, or a Hugging Face folder.
+
+    For one process, before ranks start: a checkpoint's files are compared with their hashes, and a published model's
+    tensors with what it says of itself. Raises `ConfigError`, `CheckpointError` or `DataError`.
+    """
+    folder = folder_at(place)
+    names = folder.files()
+    if step_of(folder.name) is not None or MANIFEST_FILE in names:
+        return _in_checkpoint(folder, require_undamaged(folder, progress=True), place)
+    if CONFIG_FILE in names or list_checkpoints(folder):
+        good = latest_good_checkpoint(root_of(str(place)))
+        return _in_checkpoint(good.folder, good.manifest, place)
+    if MODEL_FILE in names and isinstance(folder, LocalFolder):
+        return _published(folder.path)
+    raise ConfigError(
+        f"`{place}` must be a run's folder, a checkpoint or a Hugging Face folder, but has no `{CONFIG_FILE}`, "
+        f"`{MANIFEST_FILE}` or `{MODEL_FILE}`. Name a folder such as `runs/demo`."
+    )
+
+
+def _published(folder: Path) -> ModelSource:
+    published = read_published(folder)
+    require_weights(published.model, folder)
+    tokenizer = folder / TOKENIZER_FILE
+    end = Tokenizer.load(tokenizer).end_of_text
+    return ModelSource(
+        name=folder.resolve().name,
+        folder=LocalFolder(folder),
+        model=published.model,
+        tokenizer=tokenizer,
+        end_of_text=end,
+        stops=_without(end, published.stops),
+        begin_of_text=_begin_of_text(tokenizer, {end, *published.stops}),
+        is_published=True,
+    )
+
+
+def _begin_of_text(tokenizer: Path, ends: set[int]) -> int | None:
+    """What the tokenizer's own template puts before a text."""
+    import tokenizers
+
+    ids = tokenizers.Tokenizer.from_file(str(tokenizer)).encode("").ids
+    return ids[0] if ids and ids[0] not in ends else None
+
+
+def _in_checkpoint(folder: Folder, manifest: Manifest, place: str | Path) -> ModelSource:
+    run, initial = _run_of(manifest.progress.config, folder)
+    root = Path(place) if (Path(place) / CONFIG_FILE).is_file() else _root_of_checkpoint(folder)
+    tokenizer = _tokenizer(run, root)
+    stops: tuple[int, ...] = ()
+    if initial is not None and _is_same_file(initial / TOKENIZER_FILE, tokenizer):
+        tokenizer, stops = initial / TOKENIZER_FILE, read_published(initial).stops
+    end = Tokenizer.load(tokenizer).end_of_text
+    return ModelSource(
+        name=f"{(root or Path(run.output.folder)).resolve().name}/{folder.name}",
+        folder=folder,
+        model=run.model,
+        tokenizer=tokenizer,
+        end_of_text=end,
+        stops=_without(end, stops),
+    )
+
+
+def _run_of(config: Mapping[str, Any], folder: Folder) -> tuple[RunConfig, Path | None]:
+    """The run that wrote a checkpoint, and the published folder that it started from.
+
+    The folder may hold something else by now: the checkpoint tells the model.
+    """
+    if not config:
+        raise CheckpointError(f"`{folder}` must be a checkpoint of a run, but does not say of which.")
+    training = dict(config["training"])
+    initial = training.pop("initialize_from", "")
+    return load_run({**config, "training": training}), Path(initial) if initial else None
+
+
+def _root_of_checkpoint(folder: Folder) -> Path | None:
+    """The run's folder, where a checkpoint lies in one."""
+    root = folder.path.parent.parent if isinstance(folder, LocalFolder) else None
+    return root if root is not None and (root / CONFIG_FILE).is_file() else None
+
+
+def _tokenizer(run: RunConfig, root: Path | None) -> Path:
+    """The tokenizer among the run's tokens; `root` is the run's folder, which may have been moved."""
+    folders = [Path(run.tokens_folder)]
+    if root is not None and not run.data.tokens:
+        folders.insert(0, root / TOKENS_FOLDER)
+    for folder in folders:
+        if (folder / TOKENIZER_FILE).is_file():
+            return folder / TOKENIZER_FILE
+    raise CheckpointError(
+        f"`{folders[0] / TOKENIZER_FILE}` must be there, since the run's tokens were made with it, but is missing. "
+        "Restore the folder of tokens."
+    )
+
+
+def _is_same_file(one: Path, other: Path) -> bool:
+    return one.is_file() and sha256(one) == sha256(other)
+
+
+def _without(end: int, stops: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(stop for stop in stops if stop != end)

@@ -1,0 +1,98 @@
+"""The safetensors files of a folder, read a part at a time.
+
+A rank asks for the rows and columns that it holds, and gets them in blocks. What a file maps into memory counts as the
+rank's own, and the system maps a whole neighbourhood of what is touched; so a file is opened for each block and closed
+after it, and no rank ever has more mapped than one block of whole rows.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crosscut.config import CheckpointError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Types that weights may have, by safetensors' names."""
+
+_BLOCK_BYTES = 1 << 22
+
+Region = tuple[slice, ...]
+"""Rows, or rows and columns, with start and stop."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a file."""
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """safetensors' name of it."""
+
+
+def list_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """All tensors of a folder by name, from the files' headers.
+
+    Raises `CheckpointError` where there are no files, one is missing or damaged, or the index names what is not there.
+    """
+    index = folder / INDEX_FILE
+    paths = _indexed_files(index) if index.is_file() else [folder / SINGLE_FILE]
+    tensors: dict[str, StoredTensor] = {}
+    for path in paths:
+        if not path.is_file():
+            raise CheckpointError(
+                f"`{folder}` must hold `{path.name}`, but does not. Download the model again, or save it as "
+                "safetensors with `save_pretrained`."
+            )
+        with _opened(path) as file:
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                part = file.get_slice(name)
+                tensors[name] = StoredTensor(path, name, tuple(part.get_shape()), str(part.get_dtype()))
+    return tensors
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    try:
+        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        return [index.with_name(name) for name in sorted(set(names))]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(
+            f"`{index}` must be an index that maps tensors to files, but cannot be read as one. Download it again."
+        ) from None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open  # only who reads such files needs it
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"`{path}` must be a whole safetensors file, but is not: {error}. Download it again."
+        ) from None
+
+
+def blocks(tensor: StoredTensor, region: Region) -> Iterator[tuple[int, Tensor]]:
+    """The parts of a region, some rows at a time, each with the number of its first row in the region.
+
+    What is given is mapped from the file: copy it, and let go of it before the next.
+    """
+    rows, *columns = region
+    row_bytes = math.prod(tensor.shape[1:]) * DTYPES[tensor.dtype].itemsize
+    step = max(1, _BLOCK_BYTES // max(1, row_bytes))
+    for first in range(rows.start, rows.stop, step):
+        with _opened(tensor.path) as file:
+            yield first - rows.start, file.get_slice(tensor.name)[slice(first, min(first + step, rows.stop)), *columns]

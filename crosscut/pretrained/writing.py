@@ -1,0 +1,79 @@
+"""Safetensors files written a tensor at a time, in as many files as their largest size asks for.
+
+The safetensors library writes a file from all of its tensors at once. The format lets it be done in turn: a header of
+known length tells where each tensor will lie, and the tensors follow it.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from crosscut.checkpoint import Folder
+from crosscut.pretrained.tensors import DTYPES, INDEX_FILE, SINGLE_FILE
+
+_ALIGNMENT = 8
+"""The tensors begin at a multiple of this many bytes."""
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class PlannedFile:
+    """A file and what it is to hold."""
+
+    name: str
+    shapes: Mapping[str, tuple[int, ...]]
+    """By tensor, in the order of the file."""
+
+
+def plan_files(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, *, max_bytes: int) -> list[PlannedFile]:
+    """Tensors in their order, in files of at most `max_bytes`; one that is larger gets a file of its own."""
+    groups: list[dict[str, tuple[int, ...]]] = [{}]
+    filled = 0
+    for name, shape in shapes.items():
+        size = math.prod(shape) * dtype.itemsize
+        if groups[-1] and filled + size > max_bytes:
+            groups.append({})
+            filled = 0
+        groups[-1][name] = shape
+        filled += size
+    if len(groups) == 1:
+        return [PlannedFile(SINGLE_FILE, groups[0])]
+    count = len(groups)
+    return [PlannedFile(f"model-{i:05d}-of-{count:05d}.safetensors", group) for i, group in enumerate(groups, 1)]
+
+
+def write_tensors(folder: Folder, files: list[PlannedFile], dtype: torch.dtype, tensors: Iterator[Tensor]) -> None:
+    """Write the files, and the index where there are several. `tensors` come in the order of the plan."""
+    for file in files:
+        with folder.create(file.name) as stream:
+            stream.write(_header(file.shapes, dtype))
+            for name, shape in file.shapes.items():
+                tensor = next(tensors)
+                assert (tuple(tensor.shape), tensor.dtype) == (shape, dtype), name
+                stream.write(tensor_bytes(tensor))
+                del tensor  # before the next is made
+    if len(files) > 1:
+        places = {name: file.name for file in files for name in file.shapes}
+        total = sum(math.prod(shape) for file in files for shape in file.shapes.values()) * dtype.itemsize
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        folder.write(INDEX_FILE, (json.dumps(index, indent=2) + "\n").encode())
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """A tensor's elements in their order."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+
+
+def _header(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> bytes:
+    table: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        start, end = end, end + math.prod(shape) * dtype.itemsize
+        table[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": (start, end)}
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text

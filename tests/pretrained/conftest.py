@@ -1,0 +1,23 @@
+"""Folders of tiny published models, each made once."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.pretrained.models import make
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a model of `models.FAMILIES`. Not to be changed: copy it."""
+    made: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in made:
+            path = tmp_path_factory.mktemp("published") / name.replace(" ", "-")
+            make(path, name)
+            made[name] = path
+        return made[name]
+
+    return folder

@@ -1,0 +1,163 @@
+"""What the tests of this folder run on ranks."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from crosscut.config import CrosscutError, Layout, ModelConfig
+from crosscut.model import GPT
+from crosscut.parallel import RandomStreams, enter_tensor_parallel, gather_from_tensor_parallel, make_mesh, reshard
+from crosscut.parallel.collectives import all_gather_objects
+from crosscut.parallel.parameters import local, local_offsets, local_part
+from crosscut.pretrained import ModelSource, export_model, loading, tensors, writing
+from tests.pretrained.models import TOKENS
+
+CPU = torch.device("cpu")
+
+
+def load(source: ModelSource, layout: Layout, precision: str) -> GPT:
+    return source.load(make_mesh(layout, CPU), precision=precision)
+
+
+@torch.no_grad()
+def logits_at_all_positions(model: GPT, tokens: Tensor) -> Tensor:
+    hidden = enter_tensor_parallel(model(tokens), model.mesh)
+    columns = hidden @ local(model.output_weight, hidden.dtype).t()
+    logits = gather_from_tensor_parallel(columns, model.mesh.tensor)[..., : model.config.vocab_size]
+    reshard(model)
+    return logits
+
+
+def logits(source: ModelSource, layout: Layout, precisions: list[str], tokens: Tensor = TOKENS) -> list[Tensor]:
+    """[B, S, V] in each precision."""
+    return [logits_at_all_positions(load(source, layout, precision), tokens) for precision in precisions]
+
+
+def logits_of_all(
+    sources: dict[str, ModelSource], layout: Layout, precisions: list[str]
+) -> dict[str, dict[str, Tensor]]:
+    """By source and precision."""
+    return {
+        name: dict(zip(precisions, logits(source, layout, precisions), strict=True)) for name, source in sources.items()
+    }
+
+
+def weights(source: ModelSource, layout: Layout) -> dict[str, Tensor]:
+    """All parameters, whole and without padding, and what this rank's padding sums to."""
+    model = load(source, layout, "float32")
+    whole = {name: p.detach().full_tensor() for name, p in model.named_parameters()}
+    padding = sum(float(whole[name][rows:].abs().sum()) for name, rows in model.padded_rows.items())
+    assert padding == 0.0, "padded rows are zero"
+    return {name: tensor[: model.padded_rows.get(name)].clone() for name, tensor in whole.items()}
+
+
+def elements_read(source: ModelSource, layout: Layout) -> tuple[int, int]:
+    """How many elements this rank takes from the files, and how many real ones it holds."""
+    read = 0
+    original = loading.blocks
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal read
+        for first, block in original(*arguments):
+            read += block.numel()
+            yield first, block
+
+    loading.blocks = counted
+    try:
+        model = load(source, layout, "float32")
+    finally:
+        loading.blocks = original
+    held = 0
+    for name, parameter in model.named_parameters():
+        rows = model.padded_rows.get(name, parameter.shape[0]) - local_offsets(parameter)[0]
+        held += local_part(parameter.detach())[: max(rows, 0)].numel()
+    return read, held
+
+
+def weights_in_blocks(source: ModelSource, layout: Layout, block_bytes: int) -> dict[str, Tensor]:
+    """As `weights`, read in blocks of that size."""
+    original = tensors._BLOCK_BYTES
+    tensors._BLOCK_BYTES = block_bytes
+    try:
+        return weights(source, layout)
+    finally:
+        tensors._BLOCK_BYTES = original
+
+
+def dtypes(source: ModelSource, precision: str) -> set[str]:
+    return {str(p.dtype) for p in load(source, Layout(), precision).parameters()}
+
+
+def shapes(config: ModelConfig) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
+    """Of all parameters of a model on one rank, and the padded rows of those that have some."""
+    mesh = make_mesh(Layout(), CPU)
+    model = GPT(config, mesh=mesh, streams=RandomStreams(mesh, seed=0))
+    found = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    return found, {name: found[name][0] for name in model.padded_rows}
+
+
+def export(source: ModelSource, layout: Layout, out: Path, max_file_bytes: int) -> None:
+    model = load(source, layout, "float32")
+    export_model(model, out, tokenizer=source.tokenizer, stops=source.stops, max_file_bytes=max_file_bytes)
+
+
+def export_raises(source: ModelSource, layout: Layout, out: Path, fails_after: int | None = None) -> list[str]:
+    """What exporting tells on every rank; with `fails_after` the disk is full after so many tensors."""
+    model = load(source, layout, "float32")
+    original = writing.tensor_bytes
+    written = 0
+
+    def full(tensor: Tensor) -> Any:
+        nonlocal written
+        written += 1
+        if written > fails_after:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(tensor)
+
+    if fails_after is not None:
+        writing.tensor_bytes = full
+    try:
+        export_model(model, out, tokenizer=source.tokenizer)
+    except CrosscutError as error:
+        message = f"{type(error).__name__}: {error}"
+    else:
+        message = ""
+    finally:
+        writing.tensor_bytes = original
+    return all_gather_objects(message, model.mesh.tensor)
+
+
+def greedy(source: ModelSource, layout: Layout, prompt: list[int], count: int) -> list[int]:
+    """The likeliest continuation."""
+    return _continued(load(source, layout, "float32"), prompt, count)
+
+
+@torch.no_grad()
+def _continued(model: GPT, prompt: list[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(model.logits(torch.tensor([tokens]))[0].argmax()))
+    return tokens[len(prompt) :]
+
+
+def golden(source: ModelSource, layout: Layout, prompts: list[list[int]], count: int) -> list[dict[str, Any]]:
+    """Mean loss of each prompt, the five likeliest tokens after it with their logits, and its continuation."""
+    model = load(source, layout, "float32")
+    found = []
+    for prompt in prompts:
+        tokens = torch.tensor([prompt])
+        scores = logits_at_all_positions(model, tokens)[0]
+        values, ids = scores[-1].topk(5)
+        found.append(
+            {
+                "loss": F.cross_entropy(scores[:-1], tokens[0, 1:]).item(),
+                "top5": list(zip(ids.tolist(), values.tolist(), strict=True)),
+                "greedy": _continued(model, prompt, count),
+            }
+        )
+    return found

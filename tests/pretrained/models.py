@@ -1,0 +1,82 @@
+"""Tiny random models of every family, made by `transformers`, and what it computes with them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from crosscut.data import Tokenizer
+
+B, S, V = 2, 12, 300
+TOKENS = torch.arange(B * S).view(B, S) * 37 % V
+
+_GPT2 = {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_positions": 64}
+_LLAMA = {
+    "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 48, "max_position_embeddings": 64, "tie_word_embeddings": False,
+}  # fmt: skip
+LLAMA3_ROPE = {
+    "rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+"""So that some of the tiny models' rotations are slow, some fast and some between."""
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", _GPT2),
+    "gpt2 untied": ("gpt2", {**_GPT2, "n_inner": 48, "tie_word_embeddings": False}),
+    "llama": ("llama", {**_LLAMA, "num_key_value_heads": 4}),
+    "llama tied": ("llama", {**_LLAMA, "tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
+    "llama multi-query": ("llama", {**_LLAMA, "num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True}),
+    "mistral": ("mistral", {**_LLAMA, "sliding_window": 16}),
+    "qwen2": ("qwen2", {**_LLAMA, "tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {**_LLAMA, "head_dim": 16}),
+}
+
+
+class InFloat64(TorchFunctionMode):
+    """What is float64 stays so: the norms of `transformers` go through float32 whatever the type is."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.to and args[0].dtype == torch.float64 and torch.float32 in args[1:]:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def make(folder: Path, name: str, **saving: Any) -> None:
+    """Write a model of `FAMILIES` with random weights, no norm at the identity and no bias at zero, and a tokenizer."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model_type, fields = FAMILIES[name]
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(model_type, vocab_size=V, bos_token_id=None, eos_token_id=0, pad_token_id=None, **fields)
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2).add_(1.0 if parameter.dim() == 1 else 0.0)
+    model.save_pretrained(folder, **saving)
+    Tokenizer.train(["the quick brown fox jumps over the lazy dog " * 50], vocab_size=V).save(folder / "tokenizer.json")
+
+
+def their_model(folder: Path, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+
+
+@torch.no_grad()
+def their_logits(folder: Path, dtype: torch.dtype, tokens: Tensor = TOKENS) -> Tensor:
+    """[B, S, V] by `transformers`, in float64 throughout where that is asked for."""
+    if dtype == torch.float64:
+        with InFloat64():
+            return their_model(folder, dtype)(tokens).logits
+    return their_model(folder, dtype)(tokens).logits
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    """Change keys of a folder's `config.json`."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))

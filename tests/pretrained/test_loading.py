@@ -1,0 +1,234 @@
+"""Published weights in: the logits of `transformers`, whichever ranks read what."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from crosscut.config import CheckpointError, ConfigError, Layout
+from crosscut.config.published import read_published
+from crosscut.pretrained import find_model, require_weights
+from crosscut.pretrained.families import weights_of
+from tests.pretrained import jobs
+from tests.pretrained.models import FAMILIES, make, their_logits
+
+TOLERANCES = {"float32": 1e-4, "float64": 1e-9}
+"""Of the largest logit."""
+
+
+def worst(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+@pytest.fixture(scope="module")
+def ours(ranks, published):
+    """Logits by tensor size, rank, family and precision."""
+    sources = {name: find_model(published(name)) for name in FAMILIES}
+    return {t: ranks.run(t, jobs.logits_of_all, sources, Layout(tensor=t), list(TOLERANCES)) for t in (1, 2, 4)}
+
+
+@pytest.mark.parametrize("precision", TOLERANCES)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_are_those_of_transformers(ours, published, name, precision):
+    theirs = their_logits(published(name), getattr(torch, precision))
+    for tensor, told in ours.items():
+        for logits in told:
+            assert worst(logits[name][precision], theirs) <= TOLERANCES[precision], f"tensor {tensor}"
+
+
+def test_float64_is_told_from_float32(published):
+    """The reference is not itself in float32, which would need another tolerance."""
+    folder = published("llama")
+    single, double = (their_logits(folder, dtype) for dtype in (torch.float32, torch.float64))
+    assert 1e-8 < worst(single, double) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(tensor=2, sequence_parallel=True),
+        Layout(data=2, sharding="zero3"),
+        Layout(tensor=2, data=2, sharding="zero3"),
+        Layout(tensor=2, data=2, sharding="zero2", sequence_parallel=True),
+    ],
+    ids=str,
+)
+def test_every_layout_holds_the_same_model(ranks, published, layout):
+    source = find_model(published("llama tied"))
+    (reference,) = ranks.run(1, jobs.weights, source, Layout())
+    for weights in ranks.run(layout.world_size, jobs.weights, source, layout):
+        assert weights.keys() == reference.keys()
+        assert all(torch.equal(weights[name], reference[name]) for name in reference)
+    theirs = their_logits(published("llama tied"), torch.float64)
+    for (ours,) in ranks.run(layout.world_size, jobs.logits, source, layout, ["float64"]):
+        assert worst(ours, theirs) <= 1e-9
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3"])
+@pytest.mark.parametrize("layout", [Layout(), Layout(tensor=4), Layout(data=2, sharding="zero3")], ids=str)
+def test_a_rank_reads_what_it_holds_and_no_more(ranks, published, name, layout):
+    source = find_model(published(name))
+    for read, held in ranks.run(layout.world_size, jobs.elements_read, source, layout):
+        assert read == held
+
+
+def test_many_files_are_one_model(ranks, published, tmp_path):
+    make(tmp_path / "many", "gpt2", max_shard_size="20KB")
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 3
+    (one,), (many,) = (
+        ranks.run(1, jobs.weights, find_model(folder), Layout()) for folder in (published("gpt2"), tmp_path / "many")
+    )
+    assert all(torch.equal(one[name], many[name]) for name in one)
+
+
+def test_blocks_of_rows_join(ranks, published):
+    source = find_model(published("gpt2"))
+    whole, pieces = (ranks.run(2, jobs.weights_in_blocks, source, Layout(tensor=2), size) for size in (1 << 20, 700))
+    for one, other in zip(whole, pieces, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_weights_are_held_in_the_precision(ranks, published, precision):
+    source = find_model(published("qwen2"))
+    (dtypes,) = ranks.run(1, jobs.dtypes, source, precision)
+    assert dtypes == {f"torch.{precision}"}
+    (reference,) = ranks.run(1, jobs.logits, source, Layout(), ["float32"])
+    (rounded,) = ranks.run(1, jobs.logits, source, Layout(), [precision])
+    assert worst(rounded[0].float(), reference[0]) < 0.1
+
+
+def test_float8_has_no_weights_of_its_own(ranks, published):
+    with pytest.raises(ConfigError, match="`precision` must be 'float32', 'bfloat16', 'float16' or 'float64', but is"):
+        ranks.run(1, jobs.load, find_model(published("gpt2")), Layout(), "float8")
+
+
+# What is wrong with a folder
+
+
+@pytest.fixture
+def copied(published, tmp_path):
+    """Copies a family's folder, its tensors changed by a function of them."""
+
+    def copy(name, change=lambda tensors: None):
+        folder = tmp_path / "copy"
+        shutil.copytree(published(name), folder)
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+        return folder
+
+    return copy
+
+
+def check(folder) -> None:
+    require_weights(read_published(folder).model, folder)
+
+
+def test_missing_tensors_are_named(copied):
+    def remove(tensors):
+        for name in list(tensors):
+            if name.endswith("k_proj.weight"):
+                del tensors[name]
+
+    folder = copied("llama", remove)
+    with pytest.raises(CheckpointError) as error:
+        check(folder)
+    assert str(error.value) == (
+        f"`{folder}` must hold all tensors that its `config.json` tells of, but lacks "
+        "`model.layers.0.self_attn.k_proj.weight`, `model.layers.1.self_attn.k_proj.weight`. Download "
+        "the missing files."
+    )
+
+
+def test_left_over_tensors_are_named(copied):
+    def add(tensors):
+        for i in range(5):
+            tensors[f"model.layers.0.adapter.{i}"] = torch.zeros(1)
+
+    with pytest.raises(
+        CheckpointError, match=r"has `model.layers.0.adapter.0`, .* and 2 more. The model computes some"
+    ):
+        check(copied("llama", add))
+
+
+@pytest.mark.parametrize(
+    ("name", "harmless"),
+    [
+        ("gpt2", "transformer.h.0.attn.bias"),
+        ("gpt2", "transformer.h.1.attn.masked_bias"),
+        ("gpt2", "lm_head.weight"),
+        ("llama", "model.layers.0.self_attn.rotary_emb.inv_freq"),
+        ("llama tied", "lm_head.weight"),
+    ],
+)
+def test_what_is_known_to_be_no_parameter_is_passed_over(copied, name, harmless):
+    check(copied(name, lambda tensors: tensors.update({harmless: torch.zeros(1)})))
+
+
+def test_an_untied_model_needs_its_output(copied):
+    with pytest.raises(CheckpointError, match=r"lacks `lm_head\.weight`"):
+        check(copied("llama", lambda tensors: tensors.pop("lm_head.weight")))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_names_may_lack_the_prefix(ranks, published, copied, name):
+    """As in the files of models without their output, GPT-2's own among them."""
+
+    def shorten(tensors):
+        for key in list(tensors):
+            tensors[key.removeprefix("transformer.").removeprefix("model.")] = tensors.pop(key)
+
+    (short,), (full,) = (
+        ranks.run(1, jobs.weights, find_model(folder), Layout()) for folder in (copied(name, shorten), published(name))
+    )
+    assert all(torch.equal(short[key], full[key]) for key in full)
+
+
+def test_another_shape_is_named(copied):
+    folder = copied("llama", lambda t: t.update({"model.norm.weight": torch.zeros(31)}))
+    with pytest.raises(CheckpointError) as error:
+        check(folder)
+    assert str(error.value) == (
+        f"`model.norm.weight` in `{folder}/model.safetensors` must have the shape [32] that `config.json` tells of, "
+        "but has [31]."
+    )
+
+
+def test_another_type_is_named(copied):
+    folder = copied("llama", lambda t: t.update({"model.norm.weight": torch.zeros(32, dtype=torch.int8)}))
+    with pytest.raises(CheckpointError, match=r"must be of type F64, F32, F16 or BF16, but is I8. Quantised weights"):
+        check(folder)
+
+
+def test_files_that_are_not_there_or_not_whole_are_named(copied, tmp_path):
+    folder = copied("llama")
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    with pytest.raises(CheckpointError, match=rf"`{path}` must be a whole safetensors file, but is not: "):
+        check(folder)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=rf"`{folder}` must hold `model.safetensors`, but does not. Download"):
+        check(folder)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
+    with pytest.raises(CheckpointError, match=rf"`{folder}` must hold `model-1.safetensors`, but does not"):
+        check(folder)
+    index.write_text("{}")
+    with pytest.raises(CheckpointError, match=rf"`{index}` must be an index that maps tensors to files"):
+        check(folder)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_table_names_the_models_parameters(ranks, published, name):
+    """All that there are, with their shapes but for the vocabulary's padding."""
+    source = find_model(published(name))
+    ((shapes, padded),) = ranks.run(1, jobs.shapes, source.model)
+    ours = {
+        weight.name: (padded.get(weight.name, weight.shape[0]), *weight.shape[1:])
+        for weight in weights_of(source.model)
+    }
+    assert ours == shapes
