@@ -1,10 +1,14 @@
-"""`crosscut checkpoint`: look at checkpoints, check them, compare them, repair what can be repaired."""
+"""`crosscut checkpoint`: look at checkpoints, check and compare them, repair what can be repaired, export them."""
 
 import dataclasses
 import json
 import sys
 
 import click
+
+from crosscut.config import ConfigError
+
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 _WHERE = "PLACE is a run's folder, a folder or URL of checkpoints, or one checkpoint."
 
@@ -13,7 +17,7 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Print figures i
 
 @click.group()
 def checkpoint() -> None:
-    """Inspect, verify, compare and repair checkpoints."""
+    """Inspect, verify, compare, repair and export checkpoints."""
 
 
 @checkpoint.command(help=f"Show what a checkpoint holds, of a run its newest.\n\n{_WHERE}")
@@ -71,6 +75,36 @@ def diff(first: str, second: str, as_json: bool) -> None:
     else:
         show_comparison(result)
     sys.exit(not result.same)
+
+
+@checkpoint.command(help=f"Write a checkpoint, of a run its newest, as a Hugging Face folder.\n\n{_WHERE}")
+@click.argument("place")
+@click.argument("out")
+@click.option(
+    "--max-file-size", default="5GB", show_default=True, help="Largest file of tensors, such as 500MB or 5GB."
+)
+@_as_json
+def export(place: str, out: str, max_file_size: str, as_json: bool) -> None:
+    """Write a checkpoint as a Hugging Face folder."""
+    max_file_bytes = _bytes_of(max_file_size)
+    from crosscut.cli.tables import counting
+    from crosscut.pretrained import export_checkpoint, find_model
+
+    with counting("export", shown=not as_json) as advance:
+        done = export_checkpoint(find_model(place), out, max_file_bytes=max_file_bytes, advance=advance)
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(done), indent=2))
+        return
+    files = f"{len(done.files)} file" + "s" * (len(done.files) > 1)
+    click.echo(f"{done.folder}: {done.num_tensors} tensors, {done.num_bytes / 1e6:,.1f} MB in {files}")
+
+
+def _bytes_of(size: str) -> int:
+    """The bytes that `500MB` stands for."""
+    number, unit = size[:-2], _UNITS.get(size[-2:].upper())
+    if unit is None or not number.isdigit() or int(number) == 0:
+        raise ConfigError(f"`--max-file-size` must be a size such as 500MB or 5GB, but is {size!r}.")
+    return int(number) * unit
 
 
 @checkpoint.command()

@@ -125,6 +125,11 @@ class Tokenizer:
         """Text of ids; special tokens are left out."""
         return self._inner.decode(list(ids), skip_special_tokens=True)
 
+    def has_ids_of(self, other: Tokenizer) -> bool:
+        """Whether every token has the id that it has in another tokenizer."""
+        ours, theirs = (one._inner.get_vocab(with_added_tokens=True) for one in (self, other))
+        return ours == theirs
+
     def save(self, path: Path) -> None:
         """Write a `tokenizer.json`."""
         self._inner.save(str(path))

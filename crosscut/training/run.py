@@ -20,7 +20,8 @@ from crosscut.checkpoint import (
 )
 from crosscut.config import ConfigError, LayoutError, RunConfig, RunStopped, write_toml
 from crosscut.config.conventions import CONFIG_FILE
-from crosscut.data import Sampler, TokenFolder, ValidationSampler, prepare
+from crosscut.config.published import TOKENIZER_FILE, is_published
+from crosscut.data import Sampler, TokenFolder, Tokenizer, ValidationSampler, prepare
 from crosscut.parallel import launch, make_mesh, process_group
 from crosscut.parallel.collectives import share_from_first
 from crosscut.parallel.mesh import world_size_message
@@ -34,6 +35,7 @@ from crosscut.parallel.processes import (
     was_started,
 )
 from crosscut.parallel.stopping import ignore_requests
+from crosscut.pretrained import load_weights, require_weights
 from crosscut.training.batches import Batches
 from crosscut.training.loop import Loop
 from crosscut.training.profiling import Profiler, require_steps
@@ -141,6 +143,8 @@ def _prepare(run: RunConfig, resume: Resume, profile: bool = False) -> _Prepared
             )
     if profile:
         require_steps(run.training.steps - done)
+    if run.training.initialize_from and checkpoint is None:
+        _check_initial_weights(run, tokens)
     folder.mkdir(parents=True, exist_ok=True)
     if good is not None:
         mark_passed_over(good)
@@ -165,6 +169,23 @@ def with_vocabulary(run: RunConfig, tokens: TokenFolder) -> RunConfig:
             "Leave it out to take the tokenizer's."
         )
     return dataclasses.replace(run, model=dataclasses.replace(run.model, vocab_size=size))
+
+
+def _check_initial_weights(run: RunConfig, tokens: TokenFolder) -> None:
+    """Raise where the folder that the run starts from lacks its model's weights, or has other ids than its tokens."""
+    folder = Path(run.training.initialize_from)
+    if not is_published(folder):
+        raise ConfigError(
+            f"`training.initialize_from` must name a Hugging Face folder, but `{folder}` has no `config.json`. Check "
+            "the path."
+        )
+    require_weights(run.model, folder)
+    theirs = folder / TOKENIZER_FILE
+    if theirs.is_file() and not tokens.tokenizer().has_ids_of(Tokenizer.load(theirs)):
+        raise ConfigError(
+            f"`data.tokens` must be made with the tokenizer of `training.initialize_from`, `{theirs}`, but "
+            f"`{tokens.path}` was made with another. Make them anew, with data.tokenizer={theirs}."
+        )
 
 
 def identity_of(run: RunConfig, tokens: TokenFolder) -> dict[str, Any]:
@@ -194,6 +215,8 @@ def _train(prepared: _Prepared) -> int:
     mesh = make_mesh(run.layout, choose_device(run.training.device))
     tokens = TokenFolder.open(Path(run.tokens_folder), verify=False)  # the hashes have been compared
     trainer = Trainer(run, mesh)
+    if run.training.initialize_from and prepared.checkpoint is None:
+        load_weights(trainer.model, run.model, Path(run.training.initialize_from))
     profiler = Profiler(trainer, Path(run.output.folder)) if prepared.profile else None
     loop = Loop(run, trainer, Batches(run, tokens, mesh), identity=prepared.identity, profiler=profiler)
     with loop.saver:

@@ -1,0 +1,235 @@
+"""Runs that start from published weights, and what becomes of them: checkpoints found, loaded and exported."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from crosscut.cli.main import commands
+from crosscut.config import CheckpointError, ConfigError, DataError, Layout, RunConfig, load_run
+from crosscut.pretrained import find_model
+from crosscut.training import run_training
+from crosscut.training.run import _prepare, _train
+from tests.pretrained import jobs
+from tests.pretrained.models import edit
+from tests.pretrained.test_export import assert_same_tensors
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "foxes.jsonl"
+    path.write_text('{"text": "the quick brown fox jumps over the lazy dog, again and again and again"}\n' * 60)
+    return path
+
+
+def make_run(folder: Path, text: Path, out: Path, *overrides: str) -> RunConfig:
+    """A run that changes nothing: its learning rate is 0."""
+    table = {
+        "data": {"text": [str(text)], "num_shards": 1},
+        "training": {
+            "initialize_from": str(folder), "steps": 1, "batch_size": 2, "sequence_length": 16,
+            "validation_sequences": 2, "precision": "float32",
+        },
+        "optimizer": {"learning_rate": 0.0, "min_learning_rate": 0.0, "warmup_steps": 0},
+        "output": {"folder": str(out), "sample_tokens": 0},
+    }  # fmt: skip
+    return load_run(table, overrides)
+
+
+@pytest.fixture(scope="module")
+def trained(published, text, tmp_path_factory) -> Path:
+    """The folder of such a run of the tied Llama, with a copy of the folder that it started from beside it."""
+    root = tmp_path_factory.mktemp("trained")
+    shutil.copytree(published("llama tied"), root / "initial")
+    edit(root / "initial", eos_token_id=[0, 11])
+    run_training(make_run(root / "initial", text, root / "run"))
+    return root
+
+
+@pytest.fixture
+def moved(trained, tmp_path) -> Path:
+    """A copy of the run's folder, elsewhere."""
+    shutil.copytree(trained / "run", tmp_path / "moved")
+    return tmp_path / "moved"
+
+
+def export(place: Path, out: Path, *options: str) -> str:
+    result = CliRunner().invoke(commands, ["checkpoint", "export", str(place), str(out), *options])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.stdout
+
+
+def test_a_run_starts_from_the_folders_weights(trained, tmp_path):
+    """In through the training, out through a checkpoint: the same bits."""
+    told = export(trained / "run", tmp_path / "out")
+    assert told == f"{tmp_path / 'out'}: 20 tensors, 0.1 MB in 1 file\n"
+    assert_same_tensors(trained / "initial", tmp_path / "out")
+    assert find_model(tmp_path / "out").model == find_model(trained / "initial").model
+
+
+def test_two_ranks_start_from_the_same_weights(ranks, published, text, tmp_path):
+    prepared = _prepare(make_run(published("gpt2"), text, tmp_path / "run", "layout.tensor=2"), resume=False)
+    ranks.run(2, _train, prepared)
+    export(tmp_path / "run", tmp_path / "out", "--max-file-size", "40KB")
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
+    assert_same_tensors(published("gpt2"), tmp_path / "out")
+
+
+def test_an_export_keeps_ends_of_text_and_the_chat_template(trained, moved, tmp_path):
+    (trained / "initial" / "chat_template.jinja").write_text("{{ messages }}")
+    export(moved, tmp_path / "out", "--json")
+    assert (tmp_path / "out" / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert find_model(tmp_path / "out").stops == (11,)
+
+
+@pytest.mark.parametrize("size", ["5", "GB", "0GB", "5TB", "-1GB"])
+def test_a_size_that_is_none_is_named(trained, tmp_path, size):
+    with pytest.raises(ConfigError, match=f"`--max-file-size` must be a size such as 500MB or 5GB, but is '{size}'"):
+        export(trained / "run", tmp_path / "out", "--max-file-size", size)
+
+
+def test_a_run_goes_on_from_its_checkpoint_without_the_folder(trained, moved):
+    config = moved / "config.toml"
+    config.write_text(config.read_text().replace(str(trained / "initial"), str(moved / "gone")))
+    run_training(load_run(config, [f"output.folder={moved}", "training.steps=2"]), resume=True)
+    ours, theirs = (find_model(place) for place in (moved, trained / "initial"))
+    assert ours.folder.name == "step-00000002"
+    assert ours.model == theirs.model
+
+
+def test_a_run_must_find_its_folder_to_start(trained, text, tmp_path):
+    run = make_run(trained / "initial", text, tmp_path / "run")
+    lost = load_run(_table(run), [f"training.initialize_from={tmp_path}/lost"])
+    with pytest.raises(ConfigError) as error:
+        run_training(lost)
+    assert str(error.value) == (
+        f"`training.initialize_from` must name a Hugging Face folder, but `{tmp_path}/lost` has no `config.json`. "
+        "Check the path."
+    )
+
+
+def test_a_run_does_not_start_without_all_weights(trained, text, tmp_path):
+    shutil.copytree(trained / "initial", tmp_path / "initial")
+    (tmp_path / "initial" / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"must hold `model\.safetensors`, but does not"):
+        run_training(make_run(tmp_path / "initial", text, tmp_path / "run"))
+    assert not (tmp_path / "run" / "config.toml").exists()
+
+
+def test_tokens_of_another_tokenizer_are_refused(trained, published, text, tmp_path):
+    from crosscut.data import Tokenizer
+
+    other = tmp_path / "tokenizer.json"
+    Tokenizer.train(["pack my box with five dozen liquor jugs"] * 9, vocab_size=270).save(other)
+    with pytest.raises(
+        ConfigError, match=r"`data\.tokens` must be made with the tokenizer of `training\.initialize_from`"
+    ):
+        run_training(make_run(published("llama"), text, tmp_path / "run", f"data.tokenizer={other}"))
+
+
+def _table(run: RunConfig) -> dict:
+    import dataclasses
+
+    return dataclasses.asdict(run)
+
+
+# Places
+
+
+def test_a_run_a_checkpoint_and_a_folder_of_them_are_found(trained):
+    checkpoint = trained / "run" / "checkpoints" / "step-00000001"
+    found = [find_model(place) for place in (trained / "run", str(checkpoint), checkpoint.parent)]
+    assert found[0] == found[1] == found[2]
+    source = found[0]
+    assert (source.name, str(source.folder)) == ("run/step-00000001", str(checkpoint))
+    assert source.tokenizer == trained / "initial" / "tokenizer.json", "with its chat template, if it has one"
+    assert (source.end_of_text, source.stops, source.begin_of_text) == (0, (11,), None)
+    assert not source.is_published
+
+
+def test_a_published_folder_is_found(trained):
+    source = find_model(trained / "initial")
+    assert (source.name, source.is_published) == ("initial", True)
+    assert source.tokenizer == trained / "initial" / "tokenizer.json"
+    assert (source.end_of_text, source.stops, source.begin_of_text) == (0, (11,), None)
+
+
+def test_a_checkpoint_is_the_model_that_was_trained(ranks, trained):
+    """At another layout, too."""
+    run, initial = find_model(trained / "run"), find_model(trained / "initial")
+    ((ours,),) = ranks.run(1, jobs.logits, run, Layout(), ["bfloat16"])
+    ((theirs,),) = ranks.run(1, jobs.logits, initial, Layout(), ["bfloat16"])
+    assert torch.equal(ours, theirs)
+    for ours, theirs in zip(
+        ranks.run(4, jobs.logits, run, Layout(tensor=4), ["float64"]),
+        ranks.run(4, jobs.logits, initial, Layout(tensor=4), ["float64"]),
+        strict=True,
+    ):
+        assert torch.equal(ours[0], theirs[0])
+
+
+def test_a_moved_run_has_its_tokenizer_with_it(trained, moved, published):
+    shutil.copy(published("gpt2") / "tokenizer.json", moved / "tokens" / "tokenizer.json")
+    text = (moved / "tokens" / "tokenizer.json").read_text()
+    (moved / "tokens" / "tokenizer.json").write_text(text + " ")  # no longer the same file as the initial one
+    source = find_model(moved)
+    assert source.tokenizer == moved / "tokens" / "tokenizer.json"
+    assert source.name == "moved/step-00000001"
+    assert source.stops == ()
+
+
+def test_a_run_without_its_tokens_is_told(trained, moved, monkeypatch):
+    config = (moved / "config.toml").read_text()
+    (moved / "config.toml").write_text(config)
+    (moved / "tokens" / "tokenizer.json").unlink()
+    (trained / "run" / "tokens").rename(trained / "run" / "hidden")
+    try:
+        with pytest.raises(CheckpointError, match=rf"`{moved}/tokens/tokenizer.json` must be there, since the run's"):
+            find_model(moved)
+    finally:
+        (trained / "run" / "hidden").rename(trained / "run" / "tokens")
+
+
+def test_the_newest_good_checkpoint_is_taken(trained, moved, capfd):
+    shutil.copytree(moved / "checkpoints" / "step-00000001", moved / "checkpoints" / "step-00000002")
+    (moved / "checkpoints" / "step-00000002" / "__0_0.distcp").unlink()
+    assert find_model(moved).folder.name == "step-00000001"
+    assert "A damaged checkpoint is passed over" in capfd.readouterr().err
+    with pytest.raises(CheckpointError, match="must be there, but is missing"):
+        find_model(moved / "checkpoints" / "step-00000002")
+
+
+def test_a_place_that_is_nothing_is_told(tmp_path):
+    with pytest.raises(ConfigError) as error:
+        find_model(tmp_path)
+    assert str(error.value) == (
+        f"`{tmp_path}` must be a run's folder, a checkpoint or a Hugging Face folder, but has no `config.toml`, "
+        "`manifest.json` or `config.json`. Name a folder such as `runs/demo`."
+    )
+
+
+def test_a_folder_without_a_tokenizer_is_told(trained, tmp_path):
+    shutil.copytree(trained / "initial", tmp_path / "initial")
+    (tmp_path / "initial" / "tokenizer.json").unlink()
+    with pytest.raises(
+        DataError, match=r"tokenizer.json` must be a readable `tokenizer.json`, but is not: No such file"
+    ):
+        find_model(tmp_path / "initial")
+
+
+def test_what_a_template_puts_first_begins_a_text(trained, tmp_path):
+    import tokenizers
+
+    shutil.copytree(trained / "initial", tmp_path / "initial")
+    path = tmp_path / "initial" / "tokenizer.json"
+    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    tokenizer.add_special_tokens(["<s>"])
+    begin = tokenizer.token_to_id("<s>")
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", begin)]
+    )
+    tokenizer.save(str(path))
+    assert find_model(tmp_path / "initial").begin_of_text == begin
