@@ -7,16 +7,48 @@ import click
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--prompt", default="", help="Start of the text; empty starts at an end of text.")
-@click.option("--tokens", "num_tokens", default=200, show_default=True, help="Longest continuation, in tokens.")
+@click.argument("place")
+@click.option("--prompt", help="Start of the text; empty starts at an end of text.")
+@click.option(
+    "--prompts",
+    "file",
+    type=click.Path(path_type=Path),
+    help="A file of prompts, one a line, or .jsonl with a `prompt` in each line.",
+)
+@click.option("--samples", default=1, show_default=True, help="Texts for each prompt.")
+@click.option("--tokens", "num_tokens", type=int, help="Longest continuation in tokens.  [default: 200, if they fit]")
 @click.option("--temperature", default=0.8, show_default=True, help="Spread of the choices; 0 takes the likeliest.")
-@click.option("--top-k", default=50, show_default=True, help="Choose among this many likeliest tokens.")
+@click.option("--top-k", default=50, show_default=True, help="Choose among this many likeliest tokens; 0 among all.")
+@click.option("--top-p", default=1.0, show_default=True, help="... among the fewest likeliest with this probability.")
+@click.option("--repetition-penalty", default=1.0, show_default=True, help="Above 1 disfavours tokens already there.")
+@click.option("--stop", multiple=True, help="The text ends before this; may be given several times.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the choices.")
+@click.option("--slide", is_flag=True, help="Let a text outgrow the model's window, which forgets its beginning then.")
 @click.option("--tensor", default=1, show_default=True, help="Tensor ranks to cut the model over, whatever trained it.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-def generate(folder: Path, prompt: str, tensor: int, device: str, **choice: Any) -> None:
-    """Write a text with the newest checkpoint of the run in FOLDER."""
-    from crosscut.generation import Sampling, generate_text
+@click.option("--precision", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="A line of JSON for each text: prompt, text, token ids, finish.")
+def generate(
+    place: str, prompt: str | None, file: Path | None, samples: int, num_tokens: int | None, slide: bool, tensor: int,
+    device: str, precision: str, as_json: bool, **choice: Any,
+) -> None:  # fmt: skip
+    """Write text with the model at PLACE: a run's folder, one of its checkpoints, or a Hugging Face folder.
 
-    generate_text(folder, prompt, Sampling(**choice), tensor=tensor, device=device)
+    Of a run, also one in progress, it is the newest checkpoint. A single text is shown as it is written, several
+    samples side by side. Without a prompt it asks for one after the other at a terminal, until Ctrl-D; elsewhere it
+    starts at an end of text.
+    """
+    from crosscut.generation import Sampling
+    from crosscut.generation.order import Order, write_order
+    from crosscut.generation.prompts import can_ask, read_prompts
+
+    if prompt is not None and file is not None:
+        raise click.UsageError("Give --prompt or --prompts, not both.")
+    prompts = read_prompts(file) if file is not None else (prompt or "",)
+    if prompt is None and file is None and can_ask() and not as_json:
+        prompts = ()
+    order = Order(
+        prompts=prompts, samples=samples, sampling=Sampling(**choice), num_tokens=num_tokens, slide=slide,
+        as_json=as_json, tensor=tensor, device=device, precision=precision,
+    )  # fmt: skip
+    write_order(place, order)

@@ -1,6 +1,7 @@
 """Text from a given model, on any layout."""
 
-from crosscut.generation.sampling import Sampling, sample
-from crosscut.generation.text import continue_text, generate_text
+from crosscut.generation.decoder import Decoder, Piece
+from crosscut.generation.sampling import Sampling
+from crosscut.generation.text import continue_text
 
-__all__ = ["Sampling", "continue_text", "generate_text", "sample"]
+__all__ = ["Decoder", "Piece", "Sampling", "continue_text"]

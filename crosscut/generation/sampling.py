@@ -1,72 +1,134 @@
-"""Sampling a continuation token by token.
+"""Choosing the next token: a function of the scores, the text so far and one number.
 
-Every rank computes the same logits and draws from the same stream, so the ranks agree without sending their choice;
-those that share one copy of the model make sure.
+Every rank sees the same scores and works out the same number, so the ranks agree without sending their choice. The
+number is a function of (seed, sample, position): what a text becomes depends neither on the layout nor on what else is
+written beside it, and a text that is taken up in the middle goes on as it would have.
+
+Scores s become probabilities in the order that others use, too: repetition penalty, temperature, the top k, the top p.
+
+    p_i = exp(s_i / t) / sum over what is left of exp(s_j / t)
+
+Shapes: V vocabulary.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from crosscut.config import ConfigError
-from crosscut.model import GPT
-from crosscut.parallel import ParallelMesh, reshard, seed_of
-from crosscut.parallel.collectives import all_reduce
+from crosscut.config.checks import require_at_least
+from crosscut.parallel import seed_of
+
+_LIKELIEST = 1024
+"""Tokens that are sorted to find the top p; more where these do not come to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How the next token is chosen."""
+    """How a text goes on and where it ends. Raises `ConfigError` for what cannot be."""
 
     num_tokens: int = 200
     """Longest continuation."""
     temperature: float = 0.8
     """Spread of the choices; 0 takes the likeliest."""
     top_k: int = 50
-    """Choose among this many likeliest tokens."""
+    """Choose among this many likeliest tokens; 0 among all."""
+    top_p: float = 1.0
+    """Choose among the fewest likeliest tokens that together have this probability."""
+    repetition_penalty: float = 1.0
+    """Scores of tokens that the text already holds are divided by it where positive, multiplied where negative."""
     seed: int = 0
+    """Seed of the choices."""
+    stop: tuple[str, ...] = ()
+    """The text ends before the first of these."""
+    alternatives: int | None = None
+    """How many of the likeliest tokens to tell beside each choice, with log probabilities; None tells none at all."""
 
     def __post_init__(self) -> None:
-        for name, minimum in (("num_tokens", 0), ("temperature", 0), ("top_k", 1)):
-            if not getattr(self, name) >= minimum:
-                raise ConfigError(f"`{name}` must be at least {minimum}, but is {getattr(self, name)}.")
+        for name, minimum in (("num_tokens", 1), ("temperature", 0), ("top_k", 0), ("alternatives", 0)):
+            if (value := getattr(self, name)) is not None:
+                require_at_least(name, value, minimum)
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"`top_p` must be above 0 and at most 1, but is {self.top_p}.")
+        if not 0 < self.repetition_penalty < math.inf:
+            raise ConfigError(f"`repetition_penalty` must be a number above 0, but is {self.repetition_penalty}.")
+        if "" in self.stop:
+            raise ConfigError("`stop` must hold texts to stop at, but one of them is empty. Leave it out.")
 
 
-@torch.no_grad()
-def sample(model: GPT, prompt: Sequence[int], sampling: Sampling, *, stop: int | None = None) -> list[int]:
-    """Continue a prompt of at least one token id; gives the new ids only, the same on every rank.
+@dataclass(frozen=True)
+class Likelihood:
+    """What the model thought of a token before penalty, temperature and cuts."""
 
-    Ends early at the id `stop`, which is not given. The context is the last tokens that the model's positions allow.
+    logprob: float
+    """Natural logarithm of the chosen token's probability."""
+    alternatives: tuple[tuple[int, float], ...]
+    """The likeliest tokens and theirs, likeliest first."""
+
+
+def number_of(seed: int, sample: int, position: int) -> float:
+    """The number, at least 0 and below 1, that chooses the token at a position of a text."""
+    return (seed_of("sample", seed, sample, position) >> 10) / 2**53  # the bits that a float keeps
+
+
+def choose(scores: Tensor, sampling: Sampling, *, seen: Collection[int], number: float) -> int:
+    """The next token by the `scores` [V] in float32, after the tokens `seen` in prompt and text.
+
+    Tokens that are left are laid side by side in the order of their ids, each as wide as its probability; the choice
+    is where `number` falls. So scores that differ in their last digits give the same choice but at a border, which an
+    order by probability would not.
     """
-    was_training = model.training
-    model.eval()
-    generator = torch.Generator().manual_seed(seed_of("sample", sampling.seed))
-    tokens = list(prompt)
-    try:
-        for _ in range(sampling.num_tokens):
-            context = torch.tensor([tokens[-model.config.max_sequence_length :]], device=model.mesh.device)
-            choice = _agreed(_draw(model.logits(context)[0].float().cpu(), sampling, generator), model.mesh)
-            if choice == stop:
-                break
-            tokens.append(choice)
-    finally:
-        reshard(model)
-        model.train(was_training)
-    return tokens[len(prompt) :]
-
-
-def _agreed(choice: int, mesh: ParallelMesh) -> int:
-    """One choice for all ranks that gather layers together: devices of other kinds may round a close call otherwise."""
-    if mesh.sharding is None:
-        return choice
-    return int(all_reduce(torch.tensor(choice, device=mesh.device), mesh.data, "max"))
-
-
-def _draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    if sampling.repetition_penalty != 1.0 and seen:
+        scores = _penalized(scores, seen, sampling.repetition_penalty)
     if sampling.temperature == 0:
-        return int(logits.argmax())
-    values, indices = logits.topk(min(sampling.top_k, logits.numel()))
-    chances = torch.softmax(values / sampling.temperature, 0)
-    return int(indices[torch.multinomial(chances, 1, generator=generator)])
+        return int(scores.argmax())
+    chances, tokens = _candidates(scores, sampling)
+    tokens, order = tokens.sort()
+    ends = chances[order].cumsum(0)
+    place = int(torch.searchsorted(ends, ends[-1] * number, right=True))
+    return int(tokens[min(place, len(tokens) - 1)])
+
+
+def likelihood_of(scores: Tensor, token: int, num_alternatives: int) -> Likelihood:
+    """How likely the model found a token, by its `scores` [V], and which it found likeliest."""
+    total = scores.logsumexp(0)
+    values, tokens = scores.topk(min(num_alternatives, scores.numel()))
+    told = zip(tokens.tolist(), (values - total).tolist(), strict=True)
+    return Likelihood(float(scores[token] - total), tuple(told))
+
+
+def _penalized(scores: Tensor, seen: Collection[int], penalty: float) -> Tensor:
+    index = torch.tensor(sorted(seen), device=scores.device)
+    found = scores[index]
+    return scores.index_copy(0, index, torch.where(found > 0, found / penalty, found * penalty))
+
+
+def _candidates(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """The tokens to choose among and their probabilities up to a factor, in float64, on the CPU."""
+    size = scores.numel()
+    if 0 < sampling.top_k < size:
+        values, tokens = scores.topk(sampling.top_k)
+        chances = _chances(values, sampling.temperature)
+    else:
+        chances, tokens = _chances(scores, sampling.temperature), torch.arange(size)
+    mass = float(chances.sum()) * sampling.top_p
+    if sampling.top_p < 1.0 and len(tokens) == size:
+        chances, tokens = _likeliest(chances, mass)
+    chances, tokens = chances.cpu(), tokens.cpu()
+    if sampling.top_p < 1.0:
+        count = int(torch.searchsorted(chances.cumsum(0), mass)) + 1
+        chances, tokens = chances[:count], tokens[:count]
+    return chances, tokens
+
+
+def _chances(scores: Tensor, temperature: float) -> Tensor:
+    return ((scores.double() - scores.max()) / temperature).exp()
+
+
+def _likeliest(chances: Tensor, mass: float) -> tuple[Tensor, Tensor]:
+    """So many of the tokens that they have the mass, likeliest first: a few are found faster than all are sorted."""
+    values, tokens = chances.topk(min(_LIKELIEST, chances.numel()))
+    return (values, tokens) if float(values.sum()) >= mass else chances.sort(descending=True)

@@ -1,0 +1,148 @@
+"""`crosscut generate`: from a place where a model is and an order to texts on the screen."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import click
+
+from crosscut.config import ConfigError, Layout, LayoutError
+from crosscut.config.model import require_tensor_axis
+from crosscut.data import Tokenizer
+from crosscut.generation.decoder import Decoder, prompt_too_long
+from crosscut.generation.display import Silent, Written, display_for
+from crosscut.generation.prompts import ask
+from crosscut.generation.sampling import Sampling
+from crosscut.parallel import ParallelMesh, joined_rank, launch, make_mesh, process_group
+from crosscut.parallel.collectives import share_from_first
+from crosscut.parallel.mesh import world_size_message
+from crosscut.parallel.processes import (
+    choose_device,
+    is_first_started,
+    ranks_on_this_machine,
+    require_devices,
+    started_world_size,
+    was_started,
+)
+from crosscut.pretrained import ModelSource, find_model
+
+USUAL_TOKENS = 200
+"""Longest continuation where none is asked for, or what the window has room for."""
+
+_MOST_ROWS = 16
+"""Texts that are written at a time; the others wait."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What is to be written."""
+
+    prompts: tuple[str, ...]
+    """Empty to ask for one after the other at the terminal."""
+    samples: int
+    """Texts for each prompt."""
+    sampling: Sampling
+    """How, but for the length."""
+    num_tokens: int | None
+    """Longest continuation; None takes the usual one where it fits."""
+    slide: bool
+    """Whether texts may outgrow the model's window."""
+    as_json: bool
+    tensor: int
+    """Ranks to cut the model over."""
+    device: str
+    precision: str
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise ConfigError(f"`samples` must be at least 1, but is {self.samples}.")
+        if self.num_tokens is not None:
+            replace(self.sampling, num_tokens=self.num_tokens)  # raises
+
+
+def write_order(place: str, order: Order) -> None:
+    """Write with the model at `place`, cut over the ranks that are asked for or that torchrun started.
+
+    Raises `ConfigError`, `LayoutError`, `DataError` or `CheckpointError` before a rank starts.
+    """
+    if was_started() and started_world_size() != order.tensor:
+        raise LayoutError(world_size_message(Layout(tensor=order.tensor), started_world_size()))
+    require_devices(order.device, ranks_on_this_machine(order.tensor))
+    if not was_started():
+        launch(_write_rank, (_checked(place, order), order), num_ranks=order.tensor)
+        return
+    with joined_rank():
+        device = choose_device(order.device)
+        with process_group(device):  # what is newest in a run in progress is for one rank to say
+            source = share_from_first(_checked(place, order) if is_first_started() else None)
+            _write(source, order, make_mesh(Layout(tensor=order.tensor), device))
+
+
+def _checked(place: str, order: Order) -> ModelSource:
+    source = find_model(place)
+    require_tensor_axis(source.model, order.tensor)
+    tokenizer = Tokenizer.load(source.tokenizer)
+    for prompt in order.prompts:
+        _request(prompt, tokenizer, source, order)
+    return source
+
+
+def _write_rank(source: ModelSource, order: Order) -> None:
+    device = choose_device(order.device)
+    with process_group(device):
+        _write(source, order, make_mesh(Layout(tensor=order.tensor), device))
+
+
+def _write(source: ModelSource, order: Order, mesh: ParallelMesh) -> None:
+    model = source.load(mesh, precision=order.precision)
+    tokenizer = Tokenizer.load(source.tokenizer)
+    num_rows = min(_MOST_ROWS, max(len(order.prompts), 1) * order.samples)
+    decoder = Decoder(model, tokenizer, num_rows=num_rows, stops=source.stops, slide=order.slide)
+    for prompts in _rounds(order, mesh):
+        try:
+            requests = [_request(prompt, tokenizer, source, order) for prompt in prompts]
+        except ConfigError as error:  # of a prompt that was just typed; the others have been checked
+            if mesh.is_first_rank:
+                click.echo(f"crosscut: {error}", err=True)
+            continue
+        _write_round(decoder, prompts, requests, order, show=mesh.is_first_rank)
+
+
+def _rounds(order: Order, mesh: ParallelMesh) -> Iterator[tuple[str, ...]]:
+    """Prompts that are written together: all that there are, or each as it is typed."""
+    if order.prompts:
+        yield order.prompts
+        return
+    while (prompt := share_from_first(ask() if mesh.is_first_rank else None)) is not None:
+        yield (prompt,)
+
+
+def _request(prompt: str, tokenizer: Tokenizer, source: ModelSource, order: Order) -> tuple[list[int], Sampling]:
+    """The ids of a prompt and how to go on. Raises `ConfigError` where that does not fit the window."""
+    ids = tokenizer.encode(prompt) or [source.end_of_text]
+    window = source.model.max_sequence_length
+    room = window - len(ids) + 1  # the last one need not be read
+    if order.slide:
+        return ids, replace(order.sampling, num_tokens=order.num_tokens or USUAL_TOKENS)
+    if room < 1:
+        raise ConfigError(prompt_too_long(len(ids), window))
+    if order.num_tokens is not None and order.num_tokens > room:
+        raise ConfigError(
+            f"`num_tokens` must be at most {room} after a prompt of {len(ids)} tokens in a window of {window}, but is "
+            f"{order.num_tokens}. Ask for fewer, or let the window slide."
+        )
+    return ids, replace(order.sampling, num_tokens=order.num_tokens or min(USUAL_TOKENS, room))
+
+
+def _write_round(
+    decoder: Decoder, prompts: tuple[str, ...], requests: list[tuple[list[int], Sampling]], order: Order, *, show: bool
+) -> None:
+    texts, of_number = [], {}
+    for prompt, (ids, sampling) in zip(prompts, requests, strict=True):
+        for sample in range(order.samples):
+            texts.append(Written(prompt, sample))
+            of_number[decoder.add(ids, sampling, sample=sample)] = texts[-1]
+    with display_for(texts, as_json=order.as_json) if show else Silent(texts) as display:
+        for piece in decoder.run():
+            text = of_number[piece.number]
+            text.add(piece)
+            display.show(text, piece)

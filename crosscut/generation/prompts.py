@@ -1,0 +1,60 @@
+"""Prompts from a file, and from a person at a terminal."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from crosscut.config import DataError
+
+
+def read_prompts(path: Path) -> tuple[str, ...]:
+    """The prompts of a file: one a line, or of a `.jsonl` file the `prompt` of each line. Empty lines are left out.
+
+    Raises `DataError` where the file cannot be read, holds none, or has a line that is no prompt.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise DataError(f"`{path}` must be a readable file of prompts, but is not: {reason}.") from None
+    of_line = _of_record if path.suffix == ".jsonl" else _of_line
+    prompts = tuple(of_line(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip())
+    if not prompts:
+        raise DataError(f"`{path}` must hold a prompt a line, but holds none.")
+    return prompts
+
+
+def _of_line(line: str, _place: str) -> str:
+    return line
+
+
+def _of_record(line: str, place: str) -> str:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"`{place}` must be a JSON object with a `prompt`, but is no JSON: {error}.") from None
+    prompt = record.get("prompt") if isinstance(record, dict) else None
+    if not isinstance(prompt, str):
+        raise DataError(f"`{place}` must be a JSON object whose `prompt` is a text, but is {line.strip()[:60]}.")
+    return prompt
+
+
+def can_ask() -> bool:
+    """Whether a person sits at the command's terminal."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def ask() -> str | None:
+    """A prompt that a person types; None when there is to be no other."""
+    if not sys.stdin.isatty():  # a rank that was started has its input closed, but still the terminal
+        os.dup2(os.open("/dev/tty", os.O_RDONLY), 0)
+        sys.stdin = os.fdopen(0)
+    try:
+        typed: str = click.prompt("prompt", prompt_suffix="> ", default="", show_default=False)
+    except click.Abort:
+        click.echo()
+        return None
+    return typed

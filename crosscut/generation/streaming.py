@@ -1,0 +1,77 @@
+"""Text from tokens as they come, without what may still change.
+
+A token may end in the middle of a character, and a text may end in the middle of what could become a stop string: such
+an end is held back until the next tokens decide. The pieces that are given, joined, are the text.
+"""
+
+from collections.abc import Sequence
+
+from crosscut.data import Tokenizer
+
+_CONTEXT = 6
+"""Earlier tokens that new ones are decoded with: some decoders drop a space at the very start."""
+
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
+"""What decoders give for bytes that are no character, such as the first ones of a longer one."""
+
+
+class TextStream:
+    """The text of one continuation: tokens in, text that is safe to show out."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._settle(list(prompt))
+        self._stops = _Stops(stop)
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether a stop string came; what follows is no part of the text."""
+        return self._stops.found
+
+    def push(self, token: int) -> str:
+        """What the next token adds to the text that is safe to show."""
+        self._ids.append(token)
+        text = self._tokenizer.decode(self._ids)
+        whole = text.rstrip(_BROKEN)
+        new = whole[self._num_shown :]
+        if len(whole) == len(text):
+            self._settle(self._ids)
+        else:
+            self._num_shown = max(self._num_shown, len(whole))
+        return self._stops.push(new)
+
+    def finish(self) -> str:
+        """The end of a text that no stop string ended: what was held back, broken characters and all."""
+        return self._stops.push(self._tokenizer.decode(self._ids)[self._num_shown :]) + self._stops.finish()
+
+    def _settle(self, ids: list[int]) -> None:
+        """Go on from tokens whose text has been handed on, keeping the last of them for the decoding of the next."""
+        self._ids = ids[-_CONTEXT:]
+        self._num_shown = len(self._tokenizer.decode(self._ids).rstrip(_BROKEN))
+
+
+class _Stops:
+    """Looks for the first stop string in text that comes in pieces; how it is cut into pieces makes no difference."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+        self.found = False
+
+    def push(self, text: str) -> str:
+        """What is sure to come before any stop string. Nothing after the one that is complete first."""
+        if self.found or not text:
+            return ""
+        text = self._held + text
+        ends = [(place + len(stop), place) for stop in self._stops if (place := text.find(stop)) >= 0]
+        if ends:
+            self.found, self._held = True, ""
+            return text[: min(ends)[1]]
+        keep = max((n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def finish(self) -> str:
+        """What was held back for a stop string that did not come."""
+        held, self._held = self._held, ""
+        return held
