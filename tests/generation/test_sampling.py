@@ -1,68 +1,110 @@
+import math
+
 import pytest
 import torch
 
-from crosscut.config import ConfigError, Layout, ModelConfig
-from crosscut.generation import Sampling, sample
-from crosscut.model import GPT, initialize
-from crosscut.parallel import RandomStreams, make_mesh, shard_model
+from crosscut.config import ConfigError
+from crosscut.generation import Sampling
+from crosscut.generation.sampling import choose, likelihood_of, number_of
 
-MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, vocab_size=100, max_sequence_length=10, dropout=0.5)
-
-
-def make(layout: Layout) -> GPT:
-    mesh = make_mesh(layout, torch.device("cpu"))
-    model = GPT(MODEL, mesh=mesh, streams=RandomStreams(mesh, 0), dtype=torch.float64)
-    shard_model(model, mesh, units=model.blocks, always_used=True)
-    initialize(model, 1)
-    for parameter in model.parameters():
-        parameter.data.to_local().mul_(8)  # far from uniform, so that choices differ
-    return model
+CHANCES = (0.1, 0.4, 0.2, 0.25, 0.05)
+SCORES = torch.tensor(CHANCES).log()
 
 
-def write(layout: Layout, sampling: Sampling, stop: int | None = None) -> list[int]:
-    return sample(make(layout), [5, 6, 7], sampling, stop=stop)
+def chosen(scores: torch.Tensor = SCORES, seen: tuple[int, ...] = (), **how: float) -> list[tuple[int, float]]:
+    """Which tokens numbers from 0 to 1 choose, in that order, and the share of the numbers that each takes."""
+    sampling = Sampling(**{"temperature": 1.0, "top_k": 0, **how})
+    tokens = [choose(scores, sampling, seen=seen, number=(i + 0.5) / 1000) for i in range(1000)]
+    return [(token, tokens.count(token) / 1000) for token in dict.fromkeys(tokens)]
 
 
-LAYOUTS = [Layout(), Layout(tensor=2), Layout(tensor=4), Layout(tensor=4, sequence_parallel=True)]
-LAYOUTS += [Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True)]
+def about(expected: list[tuple[int, float]]) -> list[tuple[int, object]]:
+    return [(token, pytest.approx(share, abs=0.002)) for token, share in expected]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_every_layout_and_rank_writes_the_same(ranks, layout):
-    sampling = Sampling(num_tokens=20, temperature=1.0, top_k=40, seed=3)  # longer than the model's positions
-    expected = ranks.run(1, write, Layout(), sampling)[0]
-    assert len(expected) == 20
-    assert ranks.run(layout.world_size, write, layout, sampling) == [expected] * layout.world_size
+def test_tokens_are_as_wide_as_their_probability_and_in_the_order_of_their_ids():
+    assert chosen() == about(list(enumerate(CHANCES)))
 
 
-def greedy_by_hand() -> list[int]:
-    model = make(Layout()).eval()
-    tokens = [5, 6, 7]
-    with torch.no_grad():
-        for _ in range(5):
-            tokens.append(int(model.logits(torch.tensor([tokens])).argmax()))
-    return tokens[3:]
+def test_temperature_spreads_and_narrows():
+    for temperature in (0.5, 2.0):
+        powers = [p ** (1 / temperature) for p in CHANCES]
+        assert chosen(temperature=temperature) == about([(i, p / sum(powers)) for i, p in enumerate(powers)])
 
 
-def test_temperature_zero_takes_the_likeliest(ranks):
-    assert ranks.run(1, write, Layout(), Sampling(num_tokens=5, temperature=0.0))[0] == ranks.run(1, greedy_by_hand)[0]
+def test_temperature_zero_takes_the_likeliest():
+    assert chosen(temperature=0.0, top_k=3, top_p=0.5) == [(1, 1.0)]
 
 
-def test_another_seed_writes_another_text(ranks):
-    texts = [ranks.run(1, write, Layout(), Sampling(num_tokens=20, temperature=1.5, seed=s))[0] for s in (1, 1, 2)]
-    assert texts[0] == texts[1] != texts[2]
+def test_a_temperature_of_almost_zero_does_too():
+    assert chosen(temperature=1e-30) == [(1, 1.0)]
 
 
-def test_text_ends_before_the_stop(ranks):
-    sampling = Sampling(num_tokens=20, temperature=1.0, seed=3)
-    whole = ranks.run(1, write, Layout(), sampling)[0]
-    stop = whole[4]
-    assert ranks.run(1, write, Layout(), sampling, stop)[0] == whole[: whole.index(stop)]
+def test_top_k_keeps_the_likeliest():
+    assert chosen(top_k=2) == about([(1, 0.4 / 0.65), (3, 0.25 / 0.65)])
+    assert chosen(top_k=99) == chosen()
+
+
+def test_top_p_keeps_the_fewest_that_come_to_it():
+    assert chosen(top_p=0.39) == [(1, 1.0)]
+    assert chosen(top_p=0.41) == about([(1, 0.4 / 0.65), (3, 0.25 / 0.65)])
+    assert chosen(top_p=0.66) == about([(1, 0.4 / 0.85), (2, 0.2 / 0.85), (3, 0.25 / 0.85)])
+
+
+def test_top_p_counts_what_top_k_has_left():
+    assert chosen(top_k=2, top_p=0.6) == [(1, 1.0)]  # 0.4 of 0.65 is more than 0.6
+    assert chosen(top_k=2, top_p=0.62) == about([(1, 0.4 / 0.65), (3, 0.25 / 0.65)])
+
+
+@pytest.mark.parametrize("top_p", [0.05, 0.9])
+def test_top_p_of_a_large_vocabulary_is_that_of_sorting_all(top_p):
+    scores = torch.randn(5000, generator=torch.Generator().manual_seed(0)) / 10  # flat: 0.9 is more than 1,024 tokens
+    chances, order = scores.double().softmax(0).sort(descending=True)
+    kept = order[: 1 + int((chances.cumsum(0) < top_p).sum())].sort().values
+    assert (len(kept) > 1024) == (top_p == 0.9)
+    ends = scores.double().softmax(0)[kept].cumsum(0)
+    for number in (0.0, 0.123, 0.5, 0.777, 0.9999):
+        expected = int(kept[int((ends <= ends[-1] * number).sum())])
+        assert choose(scores, Sampling(temperature=1.0, top_k=0, top_p=top_p), seen=(), number=number) == expected
+
+
+def test_repetition_penalty_divides_positive_scores_and_multiplies_negative_ones():
+    scores = torch.tensor([2.0, 1.5, -1.0, -3.0])
+    penalized = torch.tensor([2.0 / 1.5, 1.5, -1.0 * 1.5, -3.0])
+    assert chosen(scores, seen=(0, 2, 2), repetition_penalty=1.5) == about(
+        list(enumerate(penalized.softmax(0).tolist()))
+    )
+    assert choose(scores, Sampling(temperature=0.0, repetition_penalty=1.5), seen=(0,), number=0.0) == 1
+    assert scores[0] == 2.0, "the scores are somebody else's"
+
+
+def test_likelihood_is_the_models_own():
+    found = likelihood_of(SCORES, 2, 3)
+    assert found.logprob == pytest.approx(math.log(0.2), abs=1e-6)
+    assert found.alternatives == tuple((i, pytest.approx(math.log(CHANCES[i]), abs=1e-6)) for i in (1, 3, 2))
+
+
+def test_numbers_differ_with_seed_sample_and_position_and_are_even():
+    numbers = {number_of(*place) for place in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]}
+    assert len(numbers) == 4
+    many = sorted(number_of(0, 0, i) for i in range(2000))
+    assert 0 <= many[0] < many[-1] < 1
+    assert max(abs(number - (i + 0.5) / 2000) for i, number in enumerate(many)) < 0.04  # Kolmogorov's distance
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "minimum"), [("num_tokens", -1, 0), ("temperature", -0.5, 0), ("top_k", 0, 1)]
-)
-def test_impossible_sampling_is_refused(field, value, minimum):
-    with pytest.raises(ConfigError, match=rf"`{field}` must be at least {minimum}, but is {value}"):
+    ("field", "value", "limit"),
+    [
+        ("num_tokens", 0, "at least 1"), ("temperature", -0.5, "at least 0"), ("temperature", math.nan, "at least 0"),
+        ("top_k", -1, "at least 0"), ("top_p", 0.0, "above 0 and at most 1"), ("top_p", 1.5, "above 0 and at most 1"),
+        ("repetition_penalty", 0.0, "a number above 0"), ("alternatives", -1, "at least 0"),
+    ],
+)  # fmt: skip
+def test_impossible_sampling_is_refused(field, value, limit):
+    with pytest.raises(ConfigError, match=rf"`{field}` must be {limit}, but is {value}"):
         Sampling(**{field: value})
+
+
+def test_an_empty_stop_string_is_refused():
+    with pytest.raises(ConfigError, match="`stop` must hold texts to stop at, but one of them is empty"):
+        Sampling(stop=("a", ""))
