@@ -94,8 +94,8 @@ class _Text:
 class Decoder:
     """Writes many texts with one model; see the module's docstring.
 
-    `stops` are the ids that end a text, by default the tokenizer's end of text. `slide` lets texts outgrow the
-    window. Without a tokenizer there are tokens only. The model is left in evaluation mode.
+    `stops` are ids that end a text beside the tokenizer's end of text. `slide` lets texts outgrow the window. Without a
+    tokenizer there are tokens only. The model is left in evaluation mode.
     """
 
     def __init__(
@@ -104,14 +104,13 @@ class Decoder:
         tokenizer: Tokenizer | None,
         *,
         num_rows: int,
-        stops: Collection[int] | None = None,
+        stops: Collection[int] = (),
         slide: bool = False,
     ) -> None:
         self.model, self.tokenizer, self.slide = model.eval(), tokenizer, slide
         self.window = model.config.max_sequence_length
         """Tokens that the model can see."""
-        ends = [] if tokenizer is None else [tokenizer.end_of_text]
-        self.stops = frozenset(ends if stops is None else stops)
+        self.stops = frozenset(stops) | (set() if tokenizer is None else {tokenizer.end_of_text})
         self._cache = KeyValueCache(model, num_rows=num_rows, capacity=min(_FIRST_CAPACITY, self.window))
         self._rows: list[_Text | None] = [None] * num_rows
         self._waiting: deque[_Text] = deque()

@@ -118,7 +118,8 @@ def _rounds(order: Order, mesh: ParallelMesh) -> Iterator[tuple[str, ...]]:
 
 def _request(prompt: str, tokenizer: Tokenizer, source: ModelSource, order: Order) -> tuple[list[int], Sampling]:
     """The ids of a prompt and how to go on. Raises `ConfigError` where that does not fit the window."""
-    ids = tokenizer.encode(prompt) or [source.end_of_text]
+    begin = [] if source.begin_of_text is None else [source.begin_of_text]
+    ids = [*begin, *tokenizer.encode(prompt)] or [source.end_of_text]
     window = source.model.max_sequence_length
     room = window - len(ids) + 1  # the last one need not be read
     if order.slide:

@@ -1,9 +1,11 @@
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from crosscut.data import Tokenizer
-from crosscut.generation.streaming import TextStream
+from crosscut.generation.streaming import TextStream, _Stops
 
 TEXT = "naïve — 日本語 🙂🙃 café\n" * 3
 
@@ -95,16 +97,14 @@ def test_the_stop_string_that_is_complete_first_counts(by_bytes):
 
 @given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.data())
 def test_how_text_is_cut_into_tokens_makes_no_difference(text, stops, data):
-    from crosscut.generation.streaming import _Stops
-
     def shown(pieces: list[str]) -> tuple[str, bool]:
-        filter = _Stops(stops)
-        out = "".join(filter.push(piece) for piece in pieces)
-        return (out if filter.found else out + filter.finish()), filter.found
+        looking = _Stops(stops)
+        out = "".join(looking.push(piece) for piece in pieces)
+        return (out if looking.found else out + looking.finish()), looking.found
 
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
     borders = [0, *cuts, len(text)]
-    pieces = [text[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(borders)]
     ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
     expected = text if not ends else min((text.find(s) + len(s), text[: text.find(s)]) for s in stops if s in text)[1]
     assert shown(pieces) == shown(list(text)) == (expected, bool(ends))

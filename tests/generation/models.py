@@ -1,0 +1,27 @@
+"""Small models of both families, far from uniform, so that choices differ."""
+
+import torch
+
+from crosscut.config import Layout, ModelConfig
+from crosscut.model import GPT, initialize
+from crosscut.parallel import RandomStreams, make_mesh, shard_model
+
+SIZES = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "max_sequence_length": 12, "dropout": 0.5}
+FAMILIES = {
+    "gpt2": {},
+    "llama": {
+        "num_kv_heads": 2, "positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "tied": False,
+    },
+}  # fmt: skip
+
+
+def make(layout: Layout = Layout(), family: str = "gpt2", **sizes: int) -> GPT:  # noqa: B008
+    mesh = make_mesh(layout, torch.device("cpu"))
+    config = ModelConfig(**{"vocab_size": 100, **SIZES, **FAMILIES[family], **sizes})
+    model = GPT(config, mesh=mesh, streams=RandomStreams(mesh, 0), dtype=torch.float64)
+    shard_model(model, mesh, units=model.blocks, always_used=True)
+    initialize(model, 1)
+    for name, parameter in model.named_parameters():
+        if "norm" not in name:
+            parameter.data.to_local().mul_(8)
+    return model

@@ -1,0 +1,218 @@
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from crosscut.config import ConfigError, Layout
+from crosscut.generation import Decoder, Piece, Sampling, decoder
+from crosscut.generation.sampling import choose, number_of
+from tests.generation.models import make
+
+Job = tuple[list[int], Sampling]
+
+JOBS: list[Job] = [
+    ([5, 6, 7], Sampling(num_tokens=20, temperature=1.0, top_k=40, seed=3)),  # outgrows the window of 12
+    (list(range(40, 70)), Sampling(num_tokens=7, top_k=0, top_p=0.7)),  # begins longer than it
+    ([1], Sampling(num_tokens=9, temperature=0.0, repetition_penalty=1.4)),
+    ([8] * 10, Sampling(num_tokens=1, seed=2)),
+    ([30, 31, 32, 33, 34, 35, 36], Sampling(num_tokens=12, temperature=1.5, top_k=0, seed=1)),
+]
+
+
+def write(layout: Layout, family: str, jobs: Sequence[Job], num_rows: int, at_once: int = 8) -> list[list[int]]:
+    """The new tokens of each job; prompts are read in pieces of a few tokens."""
+    decoder._TOKENS_AT_ONCE = at_once
+    decoder._FIRST_CAPACITY = 4
+    try:
+        writer = Decoder(make(layout, family), None, num_rows=num_rows, slide=True)
+        found: dict[int, list[int]] = {writer.add(*job): [] for job in jobs}
+        for piece in writer.run():
+            found[piece.number].append(piece.token)
+    finally:
+        decoder._TOKENS_AT_ONCE, decoder._FIRST_CAPACITY = 512, 256
+    return list(found.values())
+
+
+def write_alone(family: str, jobs: Sequence[Job]) -> list[list[int]]:
+    return [write(Layout(), family, [job], 1, 512)[0] for job in jobs]
+
+
+def recompute(family: str, jobs: Sequence[Job], window: int = 12) -> list[list[int]]:
+    """Without a cache: each token from a pass over what the text sees, by the rule in `decoder`'s docstring."""
+    model = make(Layout(), family).eval()
+    found = []
+    for prompt, sampling in jobs:
+        tokens = list(prompt)
+        for _ in range(sampling.num_tokens):
+            first = max(0, -((window - len(tokens)) // (window // 2))) * (window // 2)
+            assert len(tokens) <= window or window // 2 < len(tokens) - first <= window
+            with torch.no_grad():
+                scores = model.logits(torch.tensor([tokens[first:]]))[0].float()
+            number = number_of(sampling.seed, 0, len(tokens))
+            tokens.append(choose(scores, sampling, seen=set(tokens), number=number))
+        found.append(tokens[len(prompt) :])
+    return found
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_cached_texts_are_those_of_recomputing_everything(ranks, family):
+    expected = ranks.run(1, recompute, family, JOBS)[0]
+    assert [len(tokens) for tokens in expected] == [20, 7, 9, 1, 12]
+    assert ranks.run(1, write_alone, family, JOBS)[0] == expected
+
+
+LAYOUTS = [Layout(), Layout(tensor=2), Layout(tensor=4), Layout(tensor=4, sequence_parallel=True)]
+LAYOUTS += [Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True)]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_layout_and_rank_writes_the_same_beside_others(ranks, layout, family):
+    expected = ranks.run(1, write_alone, family, JOBS)[0]
+    assert ranks.run(layout.world_size, write, layout, family, JOBS, 3) == [expected] * layout.world_size
+
+
+def taken_up_again() -> tuple[list[int], list[int]]:
+    sampling = Sampling(num_tokens=20, temperature=1.0, top_k=0)
+    model = make()
+    whole = [piece.token for piece in running(model, ([5], sampling)).run()]
+    rest = [piece.token for piece in running(model, ([5, *whole[:9]], sampling)).run()]
+    return whole[9:], rest[:11]
+
+
+def running(model, *jobs: Job, num_rows: int = 4, **options) -> Decoder:
+    writer = Decoder(model, None, num_rows=num_rows, slide=True, **options)
+    for job in jobs:
+        writer.add(*job)
+    return writer
+
+
+def test_a_text_that_is_taken_up_in_the_middle_goes_on_as_it_would_have(ranks):
+    whole, rest = ranks.run(1, taken_up_again)[0]
+    assert whole == rest
+
+
+def samples() -> list[list[int]]:
+    writer = Decoder(make(), None, num_rows=2, slide=True)
+    found: list[list[int]] = [[] for _ in range(4)]
+    for seed in (0, 1):
+        for sample in (0, 1):
+            writer.add([5], Sampling(num_tokens=10, temperature=1.0, seed=seed), sample=sample)
+    for piece in writer.run():
+        found[piece.number].append(piece.token)
+    return found
+
+
+def test_samples_and_seeds_differ(ranks):
+    texts = ranks.run(1, samples)[0]
+    assert len({tuple(text) for text in texts}) == 4
+
+
+def by_steps() -> tuple[list[list[Piece]], bool]:
+    """Three texts of 3, 1 and 2 tokens on two rows."""
+    writer = running(make(), *(([5], Sampling(num_tokens=n)) for n in (3, 1, 2)), num_rows=2)
+    steps = []
+    while not writer.is_idle:
+        steps.append(writer.step())
+    return steps, not writer.step()
+
+
+def test_a_step_writes_one_token_of_each_and_a_row_that_is_free_goes_to_the_next(ranks):
+    steps, nothing_left = ranks.run(1, by_steps)[0]
+    assert [[piece.number for piece in pieces] for pieces in steps] == [[0, 1], [0, 2], [0, 2]]
+    assert [[piece.finish for piece in pieces] for pieces in steps] == [["", "length"], ["", ""], ["length", "length"]]
+    assert nothing_left
+
+
+def reading_beside_writing() -> list[list[int]]:
+    decoder._TOKENS_AT_ONCE = 4
+    try:
+        writer = running(make(), ([5], Sampling(num_tokens=5)), ([7] * 10, Sampling(num_tokens=1)))
+        steps = []
+        while not writer.is_idle:
+            steps.append([piece.number for piece in writer.step()])
+    finally:
+        decoder._TOKENS_AT_ONCE = 512
+    return steps
+
+
+def test_others_go_on_while_a_long_prompt_is_read(ranks):
+    assert ranks.run(1, reading_beside_writing)[0] == [[0], [0], [0, 1], [0], [0]]
+
+
+def cancelled() -> tuple[list[int], list[int], bool]:
+    job: Job = ([5, 6], Sampling(num_tokens=6, temperature=1.0))
+    model = make()
+    expected = [piece.token for piece in running(model, job).run()]
+    writer = running(model, *[job] * 4, num_rows=2)
+    writer.step()
+    for number in (0, 2, 0):  # one that runs, one that waits, one that is gone
+        writer.cancel(number)
+    found: dict[int, list[int]] = {1: expected[:1], 3: []}
+    for piece in writer.run():
+        found[piece.number].append(piece.token)
+    writer.add([5], Sampling())
+    writer.step()
+    writer.cancel(4)
+    return expected, [found[1], found[3]], writer.is_idle
+
+
+def test_cancelled_texts_are_gone_and_disturb_no_others(ranks):
+    expected, others, is_idle = ranks.run(1, cancelled)[0]
+    assert others == [expected, expected]
+    assert is_idle
+
+
+def ended() -> dict[str, list[Piece]]:
+    model = make()
+    job: Job = ([5, 6, 7], Sampling(num_tokens=20, temperature=1.0))
+    whole = list(running(model, job).run())
+    stopped = list(running(model, job, stops=[whole[4].token]).run())
+    full = Decoder(model, None, num_rows=1)
+    full.add(*job)
+    return {"whole": whole, "stopped": stopped, "full": list(full.run())}
+
+
+def test_a_text_ends_at_a_stop_or_where_the_window_is_full(ranks):
+    found = ranks.run(1, ended)[0]
+    tokens = {name: [piece.token for piece in pieces] for name, pieces in found.items()}
+    first = tokens["whole"].index(tokens["whole"][4])
+    assert tokens["stopped"] == tokens["whole"][: first + 1]
+    assert tokens["full"] == tokens["whole"][:10], "the last of 13 tokens need not be seen by any other"
+    assert {name: [p.finish for p in pieces if p.finish] for name, pieces in found.items()} == {
+        "whole": ["length"], "stopped": ["stop"], "full": ["length"]
+    }  # fmt: skip
+
+
+def likelihoods() -> tuple[list[Piece], torch.Tensor]:
+    model = make()
+    pieces = list(running(model, ([5, 6], Sampling(num_tokens=2, alternatives=3, temperature=2.0, top_k=2))).run())
+    with torch.no_grad():
+        scores = model.logits(torch.tensor([[5, 6]]))[0]
+    return pieces, scores.log_softmax(0)
+
+
+def test_probabilities_are_the_models_own(ranks):
+    pieces, expected = ranks.run(1, likelihoods)[0]
+    assert pieces[0].logprob == pytest.approx(float(expected[pieces[0].token]), abs=1e-5)
+    top = expected.topk(3)
+    assert [token for token, _ in pieces[0].alternatives] == top.indices.tolist()
+    assert [logprob for _, logprob in pieces[0].alternatives] == pytest.approx(top.values.tolist(), abs=1e-5)
+
+
+def refused(prompt: list[int], sampling: Sampling) -> None:
+    Decoder(make(), None, num_rows=1).add(prompt, sampling)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "message"),
+    [
+        ([], Sampling(), "A prompt must have at least one token, but has none"),
+        ([5, 100], Sampling(), "ids must be from 0 to 99, the last of the model's vocabulary, but are from 5 to 100"),
+        ([5] * 13, Sampling(), r"at most as long as the model's window \(12 tokens\), but is 13"),
+        ([5], Sampling(stop=("a",)), "`stop` must be left out where tokens are not decoded"),
+    ],
+)
+def test_impossible_prompts_are_refused(ranks, prompt, sampling, message):
+    with pytest.raises(ConfigError, match=message):
+        ranks.run(1, refused, prompt, sampling)

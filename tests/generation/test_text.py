@@ -1,0 +1,61 @@
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from crosscut.config import Layout
+from crosscut.data import Tokenizer
+from crosscut.generation import Decoder, Piece, Sampling, continue_text
+from tests.generation.models import make
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    Tokenizer.train(["as it was said of old, so it was done, and so it is"] * 4, vocab_size=280).save(path)
+    return path
+
+
+def pieces(path: Path, stop: tuple[str, ...]) -> list[Piece]:
+    tokenizer = Tokenizer.load(path)
+    writer = Decoder(make(vocab_size=tokenizer.vocab_size), tokenizer, num_rows=1, slide=True)
+    writer.add(tokenizer.encode("so it"), Sampling(num_tokens=60, temperature=1.0, stop=stop))
+    return list(writer.run())
+
+
+def test_the_text_ends_before_a_stop_string(ranks, tokenizer):
+    whole = "".join(piece.text for piece in ranks.run(1, pieces, tokenizer, ())[0])
+    stop = whole[20:23]
+    stopped = ranks.run(1, pieces, tokenizer, (stop,))[0]
+    assert "".join(piece.text for piece in stopped) == whole[: whole.index(stop)]
+    assert [piece.finish for piece in stopped if piece.finish] == ["stop"]
+
+
+def test_pieces_are_the_text_of_the_tokens(ranks, tokenizer):
+    written = ranks.run(1, pieces, tokenizer, ())[0]
+    ids = [piece.token for piece in written]
+    assert "".join(piece.text for piece in written) == Tokenizer.load(tokenizer).decode(ids)
+    assert len(ids) == 60
+
+
+def while_training(path: Path, layout: Layout) -> tuple[str, bool, bool]:
+    """What a run that is in training has of `continue_text`, and whether the model is as it was."""
+    tokenizer = Tokenizer.load(path)
+    tokens = SimpleNamespace(tokenizer=lambda: tokenizer, end_of_text=tokenizer.end_of_text)
+    model = make(layout, vocab_size=tokenizer.vocab_size).train()
+    names = {name: parameter.shape for name, parameter in model.named_parameters()}
+    text = continue_text(model, tokens, "so it", Sampling(num_tokens=20, temperature=1.0))
+    return text, model.training, names == {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+LAYOUTS = [Layout(), Layout(tensor=2, sequence_parallel=True), Layout(data=2, sharding="zero3")]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_model_in_training_writes_without_dropout_and_stays_in_training(ranks, tokenizer, layout):
+    whole = "".join(piece.text for piece in ranks.run(1, pieces, tokenizer, ())[0])
+    text, training, same = ranks.run(layout.world_size, while_training, tokenizer, layout)[-1]
+    assert text.startswith("so it")
+    assert ("so it" + whole).startswith(text)
+    assert training
+    assert same
