@@ -19,7 +19,7 @@ import click
 @click.option("--tokens", "num_tokens", type=int, help="Longest continuation in tokens.  [default: 200, if they fit]")
 @click.option("--temperature", default=0.8, show_default=True, help="Spread of the choices; 0 takes the likeliest.")
 @click.option("--top-k", default=50, show_default=True, help="Choose among this many likeliest tokens; 0 among all.")
-@click.option("--top-p", default=1.0, show_default=True, help="... among the fewest likeliest with this probability.")
+@click.option("--top-p", default=1.0, show_default=True, help="... among the fewest with this probability in all.")
 @click.option("--repetition-penalty", default=1.0, show_default=True, help="Above 1 disfavours tokens already there.")
 @click.option("--stop", multiple=True, help="The text ends before this; may be given several times.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the choices.")

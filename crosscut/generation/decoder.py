@@ -23,7 +23,7 @@ from torch import Tensor
 
 from crosscut.config import ConfigError
 from crosscut.data import Tokenizer
-from crosscut.generation.sampling import Sampling, choose, likelihood_of, number_of
+from crosscut.generation.sampling import Numbers, Sampling, choose, likelihood_of
 from crosscut.generation.streaming import TextStream
 from crosscut.model import GPT, KeyValueCache
 from crosscut.parallel import ParallelMesh, reshard
@@ -60,8 +60,8 @@ class _Text:
     """A prompt and what has been written after it."""
 
     def __init__(self, number: int, prompt: Sequence[int], sampling: Sampling, sample: int, stream: TextStream | None):
-        self.number, self.sampling, self.sample, self.stream = number, sampling, sample, stream
-        self.tokens = list(prompt)
+        self.number, self.sampling, self.stream = number, sampling, stream
+        self.tokens, self.numbers = list(prompt), Numbers(sampling.seed, sample, prompt)
         self.most_tokens = len(prompt) + sampling.num_tokens
         self.seen = set(prompt) if sampling.repetition_penalty != 1.0 else set()
         self.first = 0
@@ -74,9 +74,14 @@ class _Text:
         """Tokens that are still to be read before the next one can be chosen."""
         return len(self.tokens) - self.first - self.num_read
 
+    def choose(self, scores: Tensor) -> int:
+        """The next token by the scores [V]."""
+        return choose(scores, self.sampling, seen=self.seen, number=self.numbers.next())
+
     def append(self, token: int, *, is_end: bool) -> tuple[str, Finish]:
         """Add a token: what that adds to the text, and whether it ends it."""
         self.tokens.append(token)
+        self.numbers.add(token)
         if self.sampling.repetition_penalty != 1.0:
             self.seen.add(token)
         if is_end:
@@ -169,7 +174,10 @@ class Decoder:
                 f"vocabulary, but are from {min(prompt)} to {max(prompt)}. Use this model's tokenizer."
             )
         if len(prompt) > self.window and not self.slide:
-            raise ConfigError(prompt_too_long(len(prompt), self.window))
+            raise ConfigError(
+                f"A prompt must be at most as long as the model's window ({self.window} tokens), but is {len(prompt)}. "
+                "Shorten it, or let the window slide."
+            )
         if sampling.stop and self.tokenizer is None:
             raise ConfigError("`stop` must be left out where tokens are not decoded, but is given. Pass a tokenizer.")
 
@@ -234,7 +242,9 @@ class Decoder:
             text.num_read += count
             if not text.unread:
                 ready.append((row, text))
-        choices = [_choose_for(text, scores[row]) for row, text in ready]
+        choices = [
+            choose(scores[row], text.sampling, seen=text.seen, number=text.numbers.next()) for row, text in ready
+        ]
         return [
             self._extend(row, text, token, scores[row])
             for (row, text), token in zip(ready, _agreed(choices, self.model.mesh), strict=True)
@@ -259,19 +269,6 @@ class Decoder:
     def _free(self, row: int) -> None:
         self._rows[row] = None
         self._cache.set_length(row, 0)
-
-
-def prompt_too_long(length: int, window: int) -> str:
-    """The message for a prompt that does not fit the window."""
-    return (
-        f"A prompt must be at most as long as the model's window ({window} tokens), but is {length}. Shorten it, or "
-        "let the window slide."
-    )
-
-
-def _choose_for(text: _Text, scores: Tensor) -> int:
-    number = number_of(text.sampling.seed, text.sample, len(text.tokens))
-    return choose(scores, text.sampling, seen=text.seen, number=number)
 
 
 def _agreed(choices: list[int], mesh: ParallelMesh) -> list[int]:

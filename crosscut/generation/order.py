@@ -6,18 +6,20 @@ from dataclasses import dataclass, replace
 import click
 
 from crosscut.config import ConfigError, Layout, LayoutError
+from crosscut.config.checks import require_at_least
 from crosscut.config.model import require_tensor_axis
 from crosscut.data import Tokenizer
-from crosscut.generation.decoder import Decoder, prompt_too_long
+from crosscut.generation.decoder import Decoder
 from crosscut.generation.display import Silent, Written, display_for
 from crosscut.generation.prompts import ask
 from crosscut.generation.sampling import Sampling
-from crosscut.parallel import ParallelMesh, joined_rank, launch, make_mesh, process_group
+from crosscut.parallel import ParallelMesh, launch, make_mesh, process_group
 from crosscut.parallel.collectives import share_from_first
 from crosscut.parallel.mesh import world_size_message
 from crosscut.parallel.processes import (
     choose_device,
     is_first_started,
+    joined_rank,
     ranks_on_this_machine,
     require_devices,
     started_world_size,
@@ -53,10 +55,9 @@ class Order:
     precision: str
 
     def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise ConfigError(f"`samples` must be at least 1, but is {self.samples}.")
+        require_at_least("--samples", self.samples, 1)
         if self.num_tokens is not None:
-            replace(self.sampling, num_tokens=self.num_tokens)  # raises
+            require_at_least("--tokens", self.num_tokens, 1)
 
 
 def write_order(place: str, order: Order) -> None:
@@ -120,18 +121,21 @@ def _request(prompt: str, tokenizer: Tokenizer, source: ModelSource, order: Orde
     """The ids of a prompt and how to go on. Raises `ConfigError` where that does not fit the window."""
     begin = [] if source.begin_of_text is None else [source.begin_of_text]
     ids = [*begin, *tokenizer.encode(prompt)] or [source.end_of_text]
+    most = USUAL_TOKENS if order.num_tokens is None else order.num_tokens
     window = source.model.max_sequence_length
-    room = window - len(ids) + 1  # the last one need not be read
-    if order.slide:
-        return ids, replace(order.sampling, num_tokens=order.num_tokens or USUAL_TOKENS)
-    if room < 1:
-        raise ConfigError(prompt_too_long(len(ids), window))
-    if order.num_tokens is not None and order.num_tokens > room:
+    room = window - len(ids) + 1  # the last token need not be read
+    start = f"{prompt[:40]}..." if len(prompt) > 40 else prompt
+    if room < 1 and not order.slide:
         raise ConfigError(
-            f"`num_tokens` must be at most {room} after a prompt of {len(ids)} tokens in a window of {window}, but is "
-            f"{order.num_tokens}. Ask for fewer, or let the window slide."
+            f"The prompt {start!r} must fit the model's window of {window} tokens, but has {len(ids)}. Shorten it, or "
+            "pass --slide."
         )
-    return ids, replace(order.sampling, num_tokens=order.num_tokens or min(USUAL_TOKENS, room))
+    if order.num_tokens is not None and most > room and not order.slide:
+        raise ConfigError(
+            f"`--tokens` must be at most {room} after the prompt {start!r} of {len(ids)} tokens in the model's window "
+            f"of {window}, but is {most}. Ask for fewer, or pass --slide."
+        )
+    return ids, replace(order.sampling, num_tokens=most if order.slide else min(most, room))
 
 
 def _write_round(

@@ -1,8 +1,9 @@
 """Choosing the next token: a function of the scores, the text so far and one number.
 
 Every rank sees the same scores and works out the same number, so the ranks agree without sending their choice. The
-number is a function of (seed, sample, position): what a text becomes depends neither on the layout nor on what else is
-written beside it, and a text that is taken up in the middle goes on as it would have.
+number is a function of (seed, sample, the tokens so far): what a text becomes depends neither on the layout nor on what
+else is written beside it, one that is taken up in the middle goes on as it would have, and different prompts under one
+seed have nothing to do with each other.
 
 Scores s become probabilities in the order that others use, too: repetition penalty, temperature, the top k, the top p.
 
@@ -11,8 +12,9 @@ Scores s become probabilities in the order that others use, too: repetition pena
 Shapes: V vocabulary.
 """
 
+import hashlib
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +22,6 @@ from torch import Tensor
 
 from crosscut.config import ConfigError
 from crosscut.config.checks import require_at_least
-from crosscut.parallel import seed_of
 
 _LIKELIEST = 1024
 """Tokens that are sorted to find the top p; more where these do not come to it."""
@@ -69,9 +70,21 @@ class Likelihood:
     """The likeliest tokens and theirs, likeliest first."""
 
 
-def number_of(seed: int, sample: int, position: int) -> float:
-    """The number, at least 0 and below 1, that chooses the token at a position of a text."""
-    return (seed_of("sample", seed, sample, position) >> 10) / 2**53  # the bits that a float keeps
+class Numbers:
+    """The numbers that choose a text's tokens, each a function of the seed, the sample and the tokens so far."""
+
+    def __init__(self, seed: int, sample: int, tokens: Iterable[int] = ()) -> None:
+        self._hash = hashlib.blake2b(f"sample/{seed}/{sample}".encode(), digest_size=8)
+        for token in tokens:
+            self.add(token)
+
+    def add(self, token: int) -> None:
+        """The text goes on with a token."""
+        self._hash.update(b"/%d" % token)
+
+    def next(self) -> float:
+        """The number for the token that follows: at least 0, below 1, and any as likely as any other."""
+        return (int.from_bytes(self._hash.digest(), "little") >> 11) / 2**53  # the bits that a float keeps
 
 
 def choose(scores: Tensor, sampling: Sampling, *, seen: Collection[int], number: float) -> int:

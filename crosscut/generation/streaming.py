@@ -20,7 +20,8 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
-        self._settle(list(prompt))
+        self._ids, self._num_shown = list(prompt), 0
+        self._settle()
         self._stops = _Stops(stop)
 
     @property
@@ -35,7 +36,7 @@ class TextStream:
         whole = text.rstrip(_BROKEN)
         new = whole[self._num_shown :]
         if len(whole) == len(text):
-            self._settle(self._ids)
+            self._settle()
         else:
             self._num_shown = max(self._num_shown, len(whole))
         return self._stops.push(new)
@@ -44,9 +45,9 @@ class TextStream:
         """The end of a text that no stop string ended: what was held back, broken characters and all."""
         return self._stops.push(self._tokenizer.decode(self._ids)[self._num_shown :]) + self._stops.finish()
 
-    def _settle(self, ids: list[int]) -> None:
-        """Go on from tokens whose text has been handed on, keeping the last of them for the decoding of the next."""
-        self._ids = ids[-_CONTEXT:]
+    def _settle(self) -> None:
+        """Forget tokens whose text has been handed on, but for some that the next ones are decoded with."""
+        self._ids = self._ids[-_CONTEXT:]
         self._num_shown = len(self._tokenizer.decode(self._ids).rstrip(_BROKEN))
 
 

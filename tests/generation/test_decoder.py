@@ -5,7 +5,7 @@ import torch
 
 from crosscut.config import ConfigError, Layout
 from crosscut.generation import Decoder, Piece, Sampling, decoder
-from crosscut.generation.sampling import choose, number_of
+from crosscut.generation.sampling import Numbers, choose
 from tests.generation.models import make
 
 Job = tuple[list[int], Sampling]
@@ -48,7 +48,7 @@ def recompute(family: str, jobs: Sequence[Job], window: int = 12) -> list[list[i
             assert len(tokens) <= window or window // 2 < len(tokens) - first <= window
             with torch.no_grad():
                 scores = model.logits(torch.tensor([tokens[first:]]))[0].float()
-            number = number_of(sampling.seed, 0, len(tokens))
+            number = Numbers(sampling.seed, 0, tokens).next()
             tokens.append(choose(scores, sampling, seen=set(tokens), number=number))
         found.append(tokens[len(prompt) :])
     return found

@@ -5,7 +5,7 @@ import torch
 
 from crosscut.config import ConfigError
 from crosscut.generation import Sampling
-from crosscut.generation.sampling import choose, likelihood_of, number_of
+from crosscut.generation.sampling import Numbers, choose, likelihood_of
 
 CHANCES = (0.1, 0.4, 0.2, 0.25, 0.05)
 SCORES = torch.tensor(CHANCES).log()
@@ -84,12 +84,16 @@ def test_likelihood_is_the_models_own():
     assert found.alternatives == tuple((i, pytest.approx(math.log(CHANCES[i]), abs=1e-6)) for i in (1, 3, 2))
 
 
-def test_numbers_differ_with_seed_sample_and_position_and_are_even():
-    numbers = {number_of(*place) for place in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]}
-    assert len(numbers) == 4
-    many = sorted(number_of(0, 0, i) for i in range(2000))
-    assert 0 <= many[0] < many[-1] < 1
-    assert max(abs(number - (i + 0.5) / 2000) for i, number in enumerate(many)) < 0.04  # Kolmogorov's distance
+def test_numbers_differ_with_seed_sample_and_text_and_are_even():
+    places = [(0, 0, []), (1, 0, []), (0, 1, []), (0, 0, [1]), (0, 0, [11]), (0, 0, [1, 1])]
+    assert len({Numbers(*place).next() for place in places}) == len(places)
+    numbers, found = Numbers(0, 0), []
+    for _ in range(2000):
+        numbers.add(7)
+        found.append(numbers.next())
+    assert found[3] == Numbers(0, 0, [7] * 4).next()
+    assert 0 <= min(found) < max(found) < 1
+    assert max(abs(x - (i + 0.5) / 2000) for i, x in enumerate(sorted(found))) < 0.04  # Kolmogorov's distance
 
 
 @pytest.mark.parametrize(
