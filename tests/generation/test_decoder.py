@@ -54,9 +54,17 @@ def recompute(family: str, jobs: Sequence[Job], window: int = 12) -> list[list[i
     return found
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_cached_texts_are_those_of_recomputing_everything(ranks, family):
-    expected = ranks.run(1, recompute, family, JOBS)[0]
+@pytest.fixture(scope="module", params=["gpt2", "llama"])
+def family(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def expected(ranks, family) -> list[list[int]]:
+    return ranks.run(1, recompute, family, JOBS)[0]
+
+
+def test_cached_texts_are_those_of_recomputing_everything(ranks, family, expected):
     assert [len(tokens) for tokens in expected] == [20, 7, 9, 1, 12]
     assert ranks.run(1, write_alone, family, JOBS)[0] == expected
 
@@ -65,10 +73,8 @@ LAYOUTS = [Layout(), Layout(tensor=2), Layout(tensor=4), Layout(tensor=4, sequen
 LAYOUTS += [Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True)]
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_every_layout_and_rank_writes_the_same_beside_others(ranks, layout, family):
-    expected = ranks.run(1, write_alone, family, JOBS)[0]
+def test_every_layout_and_rank_writes_the_same_beside_others(ranks, layout, family, expected):
     assert ranks.run(layout.world_size, write, layout, family, JOBS, 3) == [expected] * layout.world_size
 
 

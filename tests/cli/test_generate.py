@@ -1,0 +1,180 @@
+"""Text from a run of a few steps."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from crosscut.cli import main as run_main
+from tests.cli.conftest import TINY
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, book: Path) -> Path:
+    """A run of four steps; its window is 64 tokens."""
+    from crosscut.config import load_run
+    from crosscut.training import run_training
+
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    table = {"model": {"num_layers": 1, "hidden_size": 1, "num_heads": 1}}
+    run_training(load_run(table, [*TINY, f"data.text={book}", f"output.folder={folder}"]))
+    return folder
+
+
+@pytest.fixture
+def generate(trained, monkeypatch, capsys):
+    """Runs the command in this process; gives what it printed."""
+
+    def run(*arguments: str) -> str:
+        capsys.readouterr()
+        monkeypatch.setattr("sys.argv", ["crosscut", "generate", str(trained), *arguments])
+        run_main()
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def fail(generate, capsys, monkeypatch):
+    """Runs the command, which must fail before a rank starts; gives its message."""
+    import crosscut.generation.order
+
+    def no_launch(*_arguments: object, **_options: object) -> None:
+        raise AssertionError("a process was about to start")
+
+    monkeypatch.setattr(crosscut.generation.order, "launch", no_launch)
+
+    def run(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as stopped:
+            generate(*arguments)
+        assert stopped.value.code == 2
+        return capsys.readouterr().err.strip().splitlines()[-1].removeprefix("crosscut: ")
+
+    return run
+
+
+def records(printed: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in printed.splitlines()]
+
+
+def test_one_text_is_the_prompt_and_what_follows(generate):
+    printed = generate("--prompt", "It was", "--tokens", "8")
+    (record,) = records(generate("--prompt", "It was", "--tokens", "8", "--json"))
+    assert printed == f"It was{record['text']}\n"
+    assert len(record["tokens"]) == 8
+    assert record["finish"] == "length"
+
+
+def test_without_a_prompt_a_text_begins(generate):
+    (record,) = records(generate("--temperature", "0", "--json"))
+    assert record["prompt"] == ""
+    assert len(record["tokens"]) == 64, "200 do not fit: 64 are read, the end of text before them too"
+
+
+def test_samples_of_a_file_of_prompts_come_in_order_and_are_those_of_each_alone(generate, tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("It was\n\nFellow citizens of the Senate\n")
+    options = ("--samples", "2", "--tokens", "9", "--top-p", "0.9", "--temperature", "1.5", "--seed", "4")
+    found = records(generate("--prompts", str(file), *options, "--json"))
+    assert [(record["prompt"], record["sample"]) for record in found] == [
+        (prompt, sample) for prompt in ("It was", "Fellow citizens of the Senate") for sample in (0, 1)
+    ]
+    assert len({tuple(record["tokens"]) for record in found}) == 4
+    assert records(generate("--prompt", "Fellow citizens of the Senate", *options, "--json")) == found[2:]
+    printed = generate("--prompts", str(file), *options)
+    assert printed.startswith(f"--- 1 of 4, sample 1\nIt was{found[0]['text']}\n--- 2 of 4, sample 2\n")
+
+
+def test_prompts_may_be_records(generate, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"prompt": "two\nlines", "number": 1}) + "\n")
+    (record,) = records(generate("--prompts", str(file), "--tokens", "1", "--json"))
+    assert record["prompt"] == "two\nlines"
+
+
+def test_stop_strings_end_a_text(generate):
+    (whole,) = records(generate("--prompt", "It", "--tokens", "30", "--json"))
+    stop = whole["text"][5:8]
+    (record,) = records(generate("--prompt", "It", "--tokens", "30", "--stop", "@@", "--stop", stop, "--json"))
+    assert record["text"] == whole["text"][: whole["text"].index(stop)]
+    assert record["finish"] == "stop"
+
+
+def test_a_sliding_window_lets_a_text_go_on(generate):
+    (record,) = records(generate("--prompt", "It was", "--tokens", "100", "--slide", "--json"))
+    assert len(record["tokens"]) == 100
+
+
+def test_an_older_checkpoint_writes_another_text(generate, trained, monkeypatch, capsys):
+    options = ("--prompt", "It was", "--temperature", "3", "--top-k", "0", "--tokens", "50")
+    newest = generate(*options)
+    older = trained / "checkpoints" / "step-00000002"
+    monkeypatch.setattr("sys.argv", ["crosscut", "generate", str(older), *options])
+    run_main()
+    assert capsys.readouterr().out not in ("", newest)
+
+
+def test_what_cannot_be_is_told_before_a_rank_starts(fail, tmp_path):
+    assert fail("--tensor", "3") == "`layout.tensor` must divide `model.num_heads` (4), but is 3. Try 1, 2 or 4."
+    assert fail("--prompt", "é" * 40).startswith(
+        f"The prompt '{'é' * 40}' must fit the model's window of 64 tokens, but has 80. Shorten it, or pass --slide."
+    )
+    assert fail("--prompt", "é", "--tokens", "64") == (
+        "`--tokens` must be at most 63 after the prompt 'é' of 2 tokens in the model's window of 64, but is 64. Ask "
+        "for fewer, or pass --slide."
+    )
+    assert fail("--tokens", "0") == "`--tokens` must be at least 1, but is 0."
+    assert fail("--samples", "0") == "`--samples` must be at least 1, but is 0."
+    assert fail("--top-p", "2") == "`top_p` must be above 0 and at most 1, but is 2.0."
+    assert "Give --prompt or --prompts, not both." in fail("--prompt", "a", "--prompts", "b")
+
+
+def test_a_file_without_prompts_is_told(fail, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    assert fail("--prompts", str(file)) == (
+        f"`{file}` must be a readable file of prompts, but is not: No such file or directory."
+    )
+    file.write_text("\n")
+    assert fail("--prompts", str(file)) == f"`{file}` must hold a prompt a line, but holds none."
+    file.write_text('{"prompt": "a"}\n{"text": "b"}\n')
+    assert fail("--prompts", str(file)) == (
+        f'`{file}:2` must be a JSON object whose `prompt` is a text, but is {{"text": "b"}}.'
+    )
+    file.write_text("a\n")
+    assert fail("--prompts", str(file)).startswith(f"`{file}:1` must be a JSON object with a `prompt`, but is no JSON:")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="takes the terminal as Linux does")
+def test_at_a_terminal_it_asks_for_prompts(trained):
+    ours, theirs = pty.openpty()
+    take = "fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    command = [sys.executable, "-m", "crosscut", "generate", str(trained), "--tensor", "2", "--tokens", "5"]
+    with subprocess.Popen(
+        [sys.executable, "-c", f"import fcntl, os, sys, termios; {take}", *command], stdin=theirs, stdout=theirs,
+        stderr=theirs, start_new_session=True,
+    ) as running:  # fmt: skip
+        os.close(theirs)
+        shown = read_until(ours, "prompt> ")
+        os.write(ours, b"It was\n")
+        shown += read_until(ours, "prompt> ")
+        os.write(ours, "é".encode() * 40 + b"\n")
+        shown += read_until(ours, "prompt> ")
+        os.write(ours, b"\x04")
+        assert running.wait(60) == 0, shown
+    os.close(ours)
+    assert "It was" in shown.replace("prompt> It was", "", 1)
+    assert "must fit the model's window of 64 tokens" in shown.replace("\r\n", " ")
+
+
+def read_until(terminal: int, end: str) -> str:
+    shown = b""
+    while not shown.endswith(end.encode()):
+        try:
+            shown += os.read(terminal, 1024)
+        except OSError:  # the command has ended
+            raise AssertionError(shown.decode()) from None
+    return shown.decode()
