@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from crosscut.config import ModelConfig
 from crosscut.parallel import ColumnParallelLinear, ColumnParallelLinears, ParallelMesh, RowParallelLinear
+from crosscut.parallel.functions import run
 
 
 class MLP(nn.Module):
@@ -53,7 +54,7 @@ class GatedMLP(nn.Module):
     def _activate(self, gate: Tensor, up: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
             return F.silu(gate) * up
-        y: Tensor = _SwiGLU.apply(gate, up)
+        y: Tensor = run(_SwiGLU, gate, up)
         return y
 
 

@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from crosscut.config import LayoutError
 from crosscut.config.conventions import num_pieces
 from crosscut.parallel.collectives import wait
+from crosscut.parallel.functions import run
 from crosscut.parallel.mesh import Axis, ParallelMesh
 from crosscut.parallel.operators import (
     finish_enter_forward,
@@ -55,7 +56,18 @@ class _EnterAndMultiply(Function):
         weights, biases = _halves(layers)
         ctx.save_for_backward(x, *weights)
         ctx.mesh, ctx.products, ctx.has_bias = mesh, products, [bias is not None for bias in biases]
-        return _entered_products(x, mesh, products, weights, biases)
+        pieces = _pieces(x, mesh, products, x.numel() * mesh.tensor.size)
+        entering = [start_enter_forward(piece, mesh) for piece in pieces]
+        if len(entering) == 1:
+            whole = finish_enter_forward(entering[0], mesh)
+            return tuple(products.output(whole, *layer) for layer in zip(weights, biases, strict=True))
+        shape = (x.shape[0], x.shape[1] * mesh.tensor.size, *x.shape[2:-1])
+        outputs = tuple(x.new_empty(*shape, weight.shape[0]) for weight in weights)
+        for i, piece in enumerate(entering):
+            whole = finish_enter_forward(piece, mesh)
+            for y, weight, bias in zip(outputs, weights, biases, strict=True):
+                _multiply_into(y.chunk(len(entering))[i], whole, weight, bias)
+        return outputs
 
     @staticmethod
     @once_differentiable
@@ -79,24 +91,6 @@ class _EnterAndMultiply(Function):
             ]
         grad_x = None if pending is None else wait(pending, mesh.tensor)
         return grad_x, None, None, *grad_weights, *grad_biases
-
-
-def _entered_products(
-    x: Tensor, mesh: ParallelMesh, products: Products, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
-) -> tuple[Tensor, ...]:
-    """The forward pass of several layers of one input."""
-    pieces = _pieces(x, mesh, products, x.numel() * mesh.tensor.size)
-    entering = [start_enter_forward(piece, mesh) for piece in pieces]
-    if len(entering) == 1:
-        whole = finish_enter_forward(entering[0], mesh)
-        return tuple(products.output(whole, w, b) for w, b in zip(weights, biases, strict=True))
-    shape = (x.shape[0], x.shape[1] * mesh.tensor.size, *x.shape[2:-1])
-    outputs = tuple(x.new_empty(*shape, weight.shape[0]) for weight in weights)
-    for i, piece in enumerate(entering):
-        whole = finish_enter_forward(piece, mesh)
-        for y, weight, bias in zip(outputs, weights, biases, strict=True):
-            _multiply_into(y.chunk(len(entering))[i], whole, weight, bias)
-    return outputs
 
 
 class _MultiplyAndLeave(Function):
@@ -292,9 +286,7 @@ def _multiply_entered(x: Tensor, layers: Sequence[ColumnParallelLinear]) -> tupl
     if mesh.symmetric_memory:
         products = gather_and_multiply(x, weights, mesh)
         return tuple(y if bias is None else y + bias for y, bias in zip(products, biases, strict=True))
-    if not torch.is_grad_enabled():  # PyTorch's compiler cannot tell a context from tensors without a backward pass
-        return _entered_products(x, mesh, layers[0].products, weights, biases)
-    outputs: tuple[Tensor, ...] = _EnterAndMultiply.apply(x, mesh, layers[0].products, *weights, *biases)
+    outputs: tuple[Tensor, ...] = run(_EnterAndMultiply, x, mesh, layers[0].products, *weights, *biases)
     return outputs
 
 
@@ -338,7 +330,7 @@ class RowParallelLinear(nn.Module):
         if self.mesh.symmetric_memory and is_needed:
             product = multiply_and_scatter(x, weight, self.mesh)
             return product if bias is None else product + bias
-        y: Tensor = _MultiplyAndLeave.apply(x, weight, bias, self.mesh, self.products, is_needed)
+        y: Tensor = run(_MultiplyAndLeave, x, weight, bias, self.mesh, self.products, is_needed)
         return y
 
 

@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import _symmetric_memory  # registers the operators, and names a group that may use them
 
 from crosscut.config import Layout, LayoutError
+from crosscut.parallel.functions import run
 from crosscut.parallel.mesh import Axis, ParallelMesh
 from crosscut.parallel.operators import SEQUENCE_DIM, finish_enter_forward, start_enter_again
 from crosscut.parallel.products import ORDINARY
@@ -80,9 +81,7 @@ def gather_and_multiply(x: Tensor, weights: Sequence[Tensor], mesh: ParallelMesh
 
     Forward: an all-gather, in pieces. Backward: a reduce-scatter, in pieces, and an all-gather beside it.
     """
-    if not torch.is_grad_enabled():  # see `linear._multiply_entered`
-        return tuple(_gathered_products(x, [weight.t() for weight in weights], mesh.tensor, keep=False)[1])
-    products: tuple[Tensor, ...] = _GatherAndMultiply.apply(x, mesh, *weights)
+    products: tuple[Tensor, ...] = run(_GatherAndMultiply, x, mesh, *weights)
     return products
 
 
@@ -91,7 +90,7 @@ def multiply_and_scatter(x: Tensor, weight: Tensor, mesh: ParallelMesh) -> Tenso
 
     Forward: a reduce-scatter, in pieces. Backward: an all-gather, in pieces.
     """
-    y: Tensor = _MultiplyAndScatter.apply(x, weight, mesh)
+    y: Tensor = run(_MultiplyAndScatter, x, weight, mesh)
     return y
 
 
