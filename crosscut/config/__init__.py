@@ -15,6 +15,7 @@ from crosscut.config.errors import (
     RunStopped,
     TrainingError,
 )
+from crosscut.config.evaluation import EvaluationConfig
 from crosscut.config.files import write_whole
 from crosscut.config.layout import Layout
 from crosscut.config.loading import dump_toml, load_layout, load_run, write_toml
@@ -37,6 +38,7 @@ __all__ = [
     "CrosscutError",
     "DataConfig",
     "DataError",
+    "EvaluationConfig",
     "Layout",
     "LayoutError",
     "ModelConfig",

@@ -41,14 +41,16 @@ class Document(NamedTuple):
     """Bytes on disk of the whole corpus that had been read by then; for progress."""
 
 
-def read_documents(patterns: Sequence[str], *, text_key: str = "text") -> Iterator[Document]:
+def read_documents(
+    patterns: Sequence[str], *, text_key: str = "text", setting: str = "data.text"
+) -> Iterator[Document]:
     """Read the documents of a corpus one by one, in the order of `find_sources`.
 
     Documents without any text are passed over. Raises `DataError` for everything `find_sources` and `read_chunks`
     raise it for, and, naming the file and the place in it, for bytes that are not UTF-8, a line that is not JSON, and
     a text that is missing or no string; at the end also when there was no document at all.
     """
-    return read_sources(find_sources(patterns), text_key=text_key)
+    return read_sources(find_sources(patterns, setting=setting), text_key=text_key)
 
 
 def read_sources(sources: Sequence[Source], *, text_key: str) -> Iterator[Document]:

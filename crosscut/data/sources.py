@@ -50,39 +50,39 @@ class Source:
     """Time of the last change, nanoseconds since the epoch."""
 
 
-def find_sources(patterns: Iterable[str]) -> list[Source]:
+def find_sources(patterns: Iterable[str], *, setting: str = "data.text") -> list[Source]:
     """List the files of a corpus: patterns in the order given, the files of each sorted by name, each file once.
 
     A pattern is a file, a folder (searched all the way down for files of the known suffixes, hidden ones left out), a
     glob, or a name of `BUILTIN_CORPORA`. Raises `DataError` when a pattern matches nothing, names a file of another
-    suffix, or cannot be looked at.
+    suffix, or cannot be looked at; its message calls the patterns `setting`.
     """
     found: dict[Path, Source] = {}
     for pattern in patterns:
-        for name, path in _match(pattern):
+        for name, path in _match(pattern, setting):
             key = path.resolve()
             if key not in found:
                 found[key] = _describe(len(found), name, path)
     if not found:
-        raise DataError("`data.text` must name at least one file, folder or glob, but is empty.")
+        raise DataError(f"`{setting}` must name at least one file, folder or glob, but is empty.")
     return list(found.values())
 
 
-def _match(pattern: str) -> list[tuple[str, Path]]:
+def _match(pattern: str, setting: str) -> list[tuple[str, Path]]:
     if pattern.startswith("builtin:"):
         if pattern not in BUILTIN_CORPORA:
             known = listed(f"`{name}`" for name in BUILTIN_CORPORA)
-            raise DataError(f"A built-in corpus must be {known}, but `data.text` names `{pattern}`.")
+            raise DataError(f"A built-in corpus must be {known}, but `{setting}` names `{pattern}`.")
         return [(pattern, BUILTIN_CORPORA[pattern])]
     if not pattern:
-        raise DataError("`data.text` must name files, folders or globs, but one of its names is empty.")
+        raise DataError(f"`{setting}` must name files, folders or globs, but one of its names is empty.")
     try:
         matches = _expand(Path(pattern).expanduser())
         files = [file for match in matches for file in (_folder(match) if match.is_dir() else [match])]
     except OSError as error:
         raise unreadable(pattern, error) from None
     if not matches:
-        raise DataError(f"`data.text` must name files that are there, but nothing matches `{pattern}`.")
+        raise DataError(f"`{setting}` must name files that are there, but nothing matches `{pattern}`.")
     if not files:
         raise DataError(f"`{pattern}` must hold a file ending in {listed(SUFFIXES)}, but holds none.")
     return [(file.as_posix(), file) for file in files]

@@ -1,5 +1,27 @@
-"""Scores of a given model, on any layout."""
+"""Scores of a given model, on any layout (docs/evaluation.md)."""
 
+from crosscut.evaluation.evaluate import evaluate, make_tasks
+from crosscut.evaluation.lambada import Lambada
 from crosscut.evaluation.perplexity import Score, evaluate_loss
+from crosscut.evaluation.scoring import WindowScores, score_windows
+from crosscut.evaluation.task import Figures, Result, Task
+from crosscut.evaluation.text import Text
+from crosscut.evaluation.wikitext import WikiText103
+from crosscut.evaluation.windows import Window, sliding_windows
 
-__all__ = ["Score", "evaluate_loss"]
+__all__ = [
+    "Figures",
+    "Lambada",
+    "Result",
+    "Score",
+    "Task",
+    "Text",
+    "WikiText103",
+    "Window",
+    "WindowScores",
+    "evaluate",
+    "evaluate_loss",
+    "make_tasks",
+    "score_windows",
+    "sliding_windows",
+]

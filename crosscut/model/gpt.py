@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from crosscut.config import ModelConfig
+from crosscut.config import IGNORED, ModelConfig
 from crosscut.model.block import Block, make_norm
 from crosscut.model.cache import KeyValueCache, Reading
 from crosscut.model.rotary import rotations
@@ -23,11 +23,13 @@ from crosscut.parallel import (
     ParallelMesh,
     PositionEmbedding,
     RandomStreams,
+    TokenScores,
     VocabParallelEmbedding,
     VocabParallelOutput,
     enter_tensor_parallel,
     gather_from_tensor_parallel,
     vocab_parallel_cross_entropy,
+    vocab_parallel_scores,
 )
 from crosscut.parallel.parameters import local
 
@@ -117,6 +119,26 @@ class GPT(nn.Module):
             scale=scale,
             passes=self.loss_passes,
         )
+
+    @torch.no_grad()
+    def scores(self, tokens: Tensor, targets: Tensor) -> TokenScores:
+        """Loss and hit of each of `targets` [B, S] given `tokens` [B, S]: [B, S] each, the same on all tensor ranks.
+
+        Only the hidden states of targets that are not ignored meet the vocabulary. Any length will do, see `logits`.
+        """
+        length = tokens.shape[1]
+        num_filled = self._num_filled(length)
+        hidden = enter_tensor_parallel(self(F.pad(tokens, (0, num_filled)), num_filled=num_filled), self.mesh)
+        kept = targets != IGNORED
+        found = vocab_parallel_scores(
+            hidden[:, :length][kept],
+            local(self.output_weight, hidden.dtype),
+            targets[kept],
+            vocab_size=self.config.vocab_size,
+            axis=self.mesh.tensor,
+        )
+        losses = found.losses.new_zeros(targets.shape).masked_scatter_(kept, found.losses)
+        return TokenScores(losses, torch.zeros_like(kept).masked_scatter_(kept, found.hits))
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Scores of the next token after the last position of `tokens` [B, S]: [B, V], the same on all ranks.

@@ -34,6 +34,7 @@ from crosscut.parallel.processes import launch, process_group
 from crosscut.parallel.products import FLOAT8, ORDINARY, Products
 from crosscut.parallel.random import Dropout, RandomStreams, disturb_, normal_, seed_of
 from crosscut.parallel.recorder import CollectiveRecorder, Sent
+from crosscut.parallel.scores import TokenScores, vocab_parallel_scores
 from crosscut.parallel.sharding import Reducer, ShardedReducer, make_reducer, reshard, shard_model
 from crosscut.parallel.stopping import Stopped, StopRequest
 from crosscut.parallel.symmetric_memory import enable_symmetric_memory, require_symmetric_memory
@@ -63,6 +64,7 @@ __all__ = [
     "ShardedReducer",
     "StopRequest",
     "Stopped",
+    "TokenScores",
     "VocabParallelEmbedding",
     "VocabParallelOutput",
     "clip_gradients_",
@@ -95,4 +97,5 @@ __all__ = [
     "sharded_parameter",
     "use_products",
     "vocab_parallel_cross_entropy",
+    "vocab_parallel_scores",
 ]

@@ -26,7 +26,7 @@ from crosscut.parallel.loss_passes import LossPasses
 from crosscut.parallel.mesh import Axis
 
 
-class _Part(NamedTuple):
+class VocabularyPart(NamedTuple):
     """The part of the vocabulary that a rank holds."""
 
     axis: Axis
@@ -76,16 +76,22 @@ def vocab_parallel_cross_entropy(
     if chunk is None:
         chunk = default_loss_chunk(local_size, hidden.shape[0], device=hidden.device.type)
     require_at_least("chunk_tokens", chunk, 1)
-    _require_fit(hidden, weight, targets, vocab_size, axis)
-    first = axis.rank * local_size
-    part = _Part(axis, first, max(0, min(local_size, vocab_size - first)))
+    require_fit(hidden, weight, targets, vocab_size, axis)
+    part = vocabulary_part(weight, vocab_size, axis)
     # A function's own view of what needs a gradient does not know of `torch.no_grad`.
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     loss: Tensor = _ProjectAndCompare.apply(hidden, weight, targets, part, _Plan(scale, chunk, needs_grad, passes))
     return loss
 
 
-def _require_fit(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, axis: Axis) -> None:
+def vocabulary_part(weight: Tensor, vocab_size: int, axis: Axis) -> VocabularyPart:
+    """The part whose rows `weight` [V/T, H] is."""
+    local_size = weight.shape[0]
+    first = axis.rank * local_size
+    return VocabularyPart(axis, first, max(0, min(local_size, vocab_size - first)))
+
+
+def require_fit(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, axis: Axis) -> None:
     """Raise unless there is a target per row of `hidden` and a row of weight for each target."""
     if hidden.shape[0] != targets.shape[0]:
         raise LayoutError(
@@ -106,7 +112,7 @@ def _require_fit(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: in
 
 class _ProjectAndCompare(Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, part: _Part, plan: _Plan) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, part: VocabularyPart, plan: _Plan) -> Tensor:
         rows = weight.to(hidden.dtype)
         grad_hidden = torch.empty_like(hidden) if plan.needs_grad else None
         grad_weight = torch.zeros_like(weight) if plan.needs_grad else None
@@ -118,7 +124,7 @@ class _ProjectAndCompare(Function):
         for start in range(0, hidden.shape[0], plan.chunk):
             piece = slice(start, start + plan.chunk)
             if buffer is not None:
-                product = _project(hidden[piece], rows, buffer)
+                product = project(hidden[piece], rows, buffer)
                 in_place = product if product.dtype == wide else buffer[: product.shape[0]].copy_(product)
                 log_p, losses = _compare(in_place, targets[piece], part)
                 error = _error(log_p, targets[piece], part, product) if plan.needs_grad else None
@@ -146,14 +152,14 @@ class _ProjectAndCompare(Function):
         return grad_hidden.mul_(factor), grad_weight.mul_(factor), None, None, None
 
 
-def _project(x: Tensor, rows: Tensor, buffer: Tensor) -> Tensor:
+def project(x: Tensor, rows: Tensor, buffer: Tensor) -> Tensor:
     """Logits [C, V/T] in the type of `x`; in the buffer, where that has this type."""
     if buffer.dtype == x.dtype:
         return torch.mm(x, rows.t(), out=buffer[: x.shape[0]])
     return x @ rows.t()
 
 
-def _compare(logits: Tensor, targets: Tensor, part: _Part) -> tuple[Tensor, Tensor]:
+def _compare(logits: Tensor, targets: Tensor, part: VocabularyPart) -> tuple[Tensor, Tensor]:
     """Logarithms of the probabilities [C, V/T], in place of the logits, and the losses [C]."""
     if part.num_real == 0:
         logits.zero_()  # whatever is finite: this rank's share is taken as none below
@@ -166,7 +172,7 @@ def _compare(logits: Tensor, targets: Tensor, part: _Part) -> tuple[Tensor, Tens
     log_sum = first - log_p[:, 0] if part.num_real else torch.full_like(first, -torch.inf)
     highest = all_reduce(log_sum, part.axis, "max")
     mine = log_sum - highest
-    index, here = _local_index(targets, part)
+    index, here = local_index(targets, part)
     target = log_p.gather(1, index.unsqueeze(1)).squeeze(1)
     sums, target = all_reduce(torch.stack([mine.exp(), (target + mine).masked_fill(~here, 0.0)]), part.axis).unbind()
     if part.axis.size > 1:
@@ -174,15 +180,17 @@ def _compare(logits: Tensor, targets: Tensor, part: _Part) -> tuple[Tensor, Tens
     return log_p, sums.log() - target
 
 
-def _error(log_p: Tensor, targets: Tensor, part: _Part, product: Tensor) -> Tensor:
+def _error(log_p: Tensor, targets: Tensor, part: VocabularyPart, product: Tensor) -> Tensor:
     """Probabilities less one at the target [C, V/T], in place of the product and in its type."""
-    index, here = _local_index(targets, part)
+    index, here = local_index(targets, part)
     at_target = log_p.gather(1, index.unsqueeze(1)).exp_() - here.unsqueeze(1).to(log_p.dtype)
     error = torch.exp(log_p, out=product)
     return error.scatter_(1, index.unsqueeze(1), at_target.to(error.dtype))
 
 
-def _compare_compiled(logits: Tensor, targets: Tensor, part: _Part, plan: _Plan) -> tuple[Tensor, Tensor | None]:
+def _compare_compiled(
+    logits: Tensor, targets: Tensor, part: VocabularyPart, plan: _Plan
+) -> tuple[Tensor, Tensor | None]:
     """The losses [C] and, where gradients are asked for, probabilities less one at the target [C, V/T]."""
     passes = plan.passes
     assert passes is not None
@@ -194,7 +202,7 @@ def _compare_compiled(logits: Tensor, targets: Tensor, part: _Part, plan: _Plan)
     return sums.log() - target, error
 
 
-def _local_index(targets: Tensor, part: _Part) -> tuple[Tensor, Tensor]:
+def local_index(targets: Tensor, part: VocabularyPart) -> tuple[Tensor, Tensor]:
     """Each target's row on this rank (0 where it is elsewhere), and whether it is here."""
     index = targets - part.first
     here = (index >= 0) & (index < part.num_real)

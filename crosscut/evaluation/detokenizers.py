@@ -1,0 +1,139 @@
+"""From WikiText's words, cut apart by spaces, back to text as people write it (paper, section 4.2.1).
+
+Two ways to do it:
+
+- `paper` are the rules of the paper's authors, which later evaluations took over. With GPT-2's tokenizer the test set
+  comes out as the paper's T = 270,329 tokens. The paper calls its detokenizers invertible; these rules are not: every
+  second apostrophe of the whole text is taken for an opening quotation mark, every other one for a closing one, and the
+  blanks beside it are lost.
+- `invertible` loses nothing: `restore` gives back every file, byte by byte, so that the probability of the text is that
+  of the words. It does so by checking: a line whose words would not come back is left as it is, behind a tab.
+"""
+
+import re
+from collections.abc import Iterator
+from types import MappingProxyType
+
+NAMES = ("paper", "invertible")
+"""The detokenizers."""
+
+
+def detokenize(text: str, detokenizer: str) -> str:
+    """The text of a WikiText file, by the detokenizer of this name."""
+    return by_the_paper(text) if detokenizer == "paper" else invertibly(text)
+
+
+_IN_TURN = (
+    ("s '", "s'"), (" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", "."),
+    (" : ", ": "), (" ; ", "; "), (" . ", ". "), (" ! ", "! "), (" ? ", "? "), (" , ", ", "),
+)  # fmt: skip
+_PAIRS = tuple(
+    (re.compile(rf"{first}\s*([^{last}]*?)\s*{last}"), rf"{first[-1]}\1{last[-1]}")
+    for first, last in ((r"\(", r"\)"), (r"\[", r"\]"), ("{", "}"), ('"', '"'), ("'", "'"))
+)
+_AT_LAST = (
+    ("= = = =", "===="), ("= = =", "==="), ("= =", "=="), (" ° ", "°"), (" \n", "\n"), ("\n ", "\n"),
+    (" N ", " 1 "), (" 's", "'s"),
+)  # fmt: skip
+
+
+def by_the_paper(text: str) -> str:
+    """By the rules of the paper's authors, in their order, over the whole text without the blanks around it."""
+    text = text.strip()
+    for old, new in _IN_TURN:
+        text = text.replace(old, new)
+    for pattern, new in _PAIRS:
+        text = pattern.sub(new, text)
+    for old, new in _AT_LAST:
+        text = text.replace(old, new)
+    return text
+
+
+_VERBATIM = "\t"
+_INNER = MappingProxyType({"@-@": "-", "@,@": ",", "@.@": "."})
+_CLOSING = frozenset(",;:!?.)]}")
+_OPENING = frozenset("([{")
+_SUFFIX = re.compile(r"'[^\W\d_]")
+"""What follows a word without a blank: the end of `it's`."""
+_ABBREVIATION = re.compile(
+    r"(?:(?:[A-Z]\.)+|[eip]\.[ge]\.|Nos?\.|Col\.|St\.|vs\.|Gen\.|Dr\.|Mrs?\.|Ms\.|Sr\.|Bros\.|Capt\.|Maj\.|Lt\.|"
+    r"Sgt\.|Rev\.|Prof\.|Gov\.|Sen\.|Mt\.|pp?\.|v\.|\.+)$"
+)
+"""Words whose point is their own and ends no sentence."""
+_BETWEEN = re.compile(r"(?<=[^\s@])(-|(?<=\d)[.,](?=\d))(?=[^\s@])")
+"""A mark inside a word or a number, which WikiText writes as ` @-@ `."""
+
+
+def invertibly(text: str) -> str:
+    """So that `restore` gives back the text."""
+    *lines, last = text.split("\n")
+    return "\n".join([*map(_join_line, lines), _VERBATIM + last if last else last])
+
+
+def restore(text: str) -> str:
+    """The text that `invertibly` was given."""
+    *lines, last = text.split("\n")
+    return "\n".join([*map(_split_line, lines), last.removeprefix(_VERBATIM)])
+
+
+def _join_line(line: str) -> str:
+    """A line as people write it, where that can be undone."""
+    if line == " ":
+        return ""
+    joined = "".join(_joined(line[1:-1].split(" ")))
+    return joined if joined and _split_line(joined) == line else _VERBATIM + line
+
+
+def _split_line(line: str) -> str:
+    if line.startswith(_VERBATIM):
+        return line.removeprefix(_VERBATIM)
+    return f" {' '.join(_split(line))} " if line else " "
+
+
+def _joined(words: list[str]) -> Iterator[str]:
+    """The words, each with the blank before it where there is to be one."""
+    num_quotes, before, glued = 0, "", True
+    for word in words:
+        glue_next = word in _OPENING or word in _INNER
+        if word == '"':
+            num_quotes += 1
+            glue_next = num_quotes % 2 == 1
+            glued |= not glue_next
+        heading = word == before == "="
+        suffix = bool(before[-1:].isalpha() and _SUFFIX.match(word)) or (word == "'" and before[-1:] in ("s", "z", "x"))
+        if word in _CLOSING or word in _INNER or heading or suffix:
+            glued = True
+        yield _INNER.get(word, word) if glued else f" {_INNER.get(word, word)}"
+        before, glued = word, glue_next
+
+
+def _split(line: str) -> Iterator[str]:
+    """The words of a line that `_joined` has made."""
+    for piece in re.split(r'[ ]|(")', line):
+        if piece == '"':
+            yield piece
+        elif piece:
+            yield from _words(piece)
+
+
+def _words(chunk: str) -> Iterator[str]:
+    """The words in what stands between two blanks or quotation marks."""
+    while chunk and chunk[0] in _OPENING:
+        yield chunk[0]
+        chunk = chunk[1:]
+    tail = []
+    while chunk and chunk[-1] in _CLOSING and not _ABBREVIATION.match(chunk):
+        tail.append(chunk[-1])
+        chunk = chunk[:-1]
+    if set(chunk) == {"="}:
+        yield from chunk
+    elif chunk:
+        yield from _inner_words(chunk)
+    yield from reversed(tail)
+
+
+def _inner_words(chunk: str) -> Iterator[str]:
+    """The words of a chunk whose brackets and last points are off."""
+    for piece in _BETWEEN.sub(r" @\1@ ", chunk).split(" "):
+        word, apostrophe, suffix = piece.partition("'")
+        yield from (word, apostrophe + suffix) if word and apostrophe else (piece,)

@@ -1,0 +1,83 @@
+"""A model scored on the tasks that a config names."""
+
+import time
+from collections.abc import Iterable
+
+from crosscut.config import ConfigError, EvaluationConfig
+from crosscut.data import Tokenizer
+from crosscut.evaluation.lambada import Lambada
+from crosscut.evaluation.progress import progress
+from crosscut.evaluation.scoring import Follow, Rounds, score_windows
+from crosscut.evaluation.task import Result, Task
+from crosscut.evaluation.text import Text
+from crosscut.evaluation.wikitext import WikiText103
+from crosscut.model import GPT
+
+
+def make_tasks(
+    config: EvaluationConfig,
+    tokenizer: Tokenizer,
+    *,
+    longest: int,
+    vocab_size: int,
+    begin_of_text: int | None = None,
+) -> list[Task]:
+    """The tasks of a config, their files read, for a model of `vocab_size` tokens that reads at most `longest` at once.
+
+    Texts begin with the id that the model expects before every text, or else with an end of text, as in training. For
+    one process: what the ranks get are plain values. Raises `ConfigError` or `DataError`.
+    """
+    if tokenizer.vocab_size > vocab_size:
+        raise ConfigError(
+            f"The tokenizer's vocabulary must be within the model's ({vocab_size:,}), but has {tokenizer.vocab_size:,} "
+            "entries. Take the tokenizer that the model was trained with."
+        )
+    window, overlap = config.window_for(longest), config.overlap
+    start = tokenizer.end_of_text if begin_of_text is None else begin_of_text
+    before = () if begin_of_text is None else (begin_of_text,)
+    sliding = {"start": start, "window": window, "overlap": overlap}
+    tasks: list[Task] = []
+    if config.wikitext103:
+        tasks.append(WikiText103(config.wikitext103, tokenizer, detokenizer=config.detokenizer, **sliding))
+    if config.lambada:
+        tasks.append(Lambada(config.lambada, tokenizer, before=before, window=window))
+    if config.text:
+        tasks.append(Text(config.text, tokenizer, text_key=config.text_key, **sliding))
+    return tasks
+
+
+def evaluate(
+    model: GPT,
+    tasks: Iterable[Task],
+    *,
+    batch_size: int,
+    shown: bool = False,
+    around: Follow = iter,
+) -> list[Result]:
+    """Score a model at any layout on tasks; every rank calls it and gets the same figures.
+
+    With `shown` the first rank shows how far it is. `around` goes along with the rounds of batches, of which every rank
+    has the same number.
+    """
+    return [_done(model, task, batch_size, shown=shown, around=around) for task in tasks]
+
+
+def _done(model: GPT, task: Task, batch_size: int, *, shown: bool, around: Follow) -> Result:
+    num_tokens = sum(window.length for window in task.windows)
+    began = time.perf_counter()
+    with progress(task.name, num_tokens, shown=shown and model.mesh.is_first_rank) as advance:
+
+        def follow(rounds: Rounds) -> Rounds:
+            for group in around(rounds):
+                yield group
+                advance(model.mesh.data.size * sum(task.windows[i].length for i in group))
+
+        scores = score_windows(model, task.texts, task.windows, batch_size=batch_size, follow=follow)
+    return Result(
+        task=task.name,
+        found=task.figures(scores),
+        protocol=task.protocol,
+        data=task.data,
+        seconds=time.perf_counter() - began,
+        tokens_read=num_tokens,
+    )

@@ -1,0 +1,93 @@
+"""LAMBADA cloze accuracy (paper, section 4.2.2).
+
+Given a passage without its last word, the model is to write that word. It counts as right where each of its tokens is
+the likeliest one, given the passage and the word's true tokens before it (teacher forcing).
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from crosscut.config import ConfigError, DataError
+from crosscut.evaluation.scoring import Ids, WindowScores
+from crosscut.evaluation.task import Encoder, Figures, as_ids, exponential, hashed, read_text
+from crosscut.evaluation.windows import Window
+
+
+class Lambada:
+    """The last words of LAMBADA's passages, in their raw form.
+
+    Beside the paper's accuracy: how often the last token alone is right, which others print, and the perplexity of a
+    last word. The passage comes after the ids `before`, which are none for the paper's models. Raises `DataError` for a
+    file that cannot be read or a passage of a single word, `ConfigError` for a window that cannot hold a last word.
+    """
+
+    name = "lambada"
+
+    def __init__(self, file: str, tokenizer: Encoder, *, before: Sequence[int] = (), window: int) -> None:
+        path = Path(file)
+        self._num_before = len(before)
+        self.texts: list[Ids] = []
+        self.windows: list[Window] = []
+        for number, passage in enumerate(_passages(path), 1):
+            ids, first = last_word(passage, tokenizer)
+            if not first:
+                raise DataError(
+                    f"`evaluation.lambada` must hold passages of several words, but number {number} of `{file}` is "
+                    f"{passage[:60]!r}. Take the file in its raw form."
+                )
+            if len(ids) - first > window:
+                raise ConfigError(
+                    f"`evaluation.window` must hold every last word of `{file}`, of which one has "
+                    f"{len(ids) - first} tokens, but is {window}."
+                )
+            ids, first = [*before, *ids], len(before) + first
+            self.windows.append(Window(len(self.texts), max(0, len(ids) - 1 - window), len(ids), first))
+            self.texts.append(as_ids(ids))
+        self.protocol: dict[str, Any] = {"window": window, "right": "all tokens of the last word, teacher forcing"}
+        self.data = [hashed(file, path)]
+
+    def figures(self, scores: WindowScores) -> Figures:
+        """The paper's accuracy, and what others print."""
+        num_targets = [window.num_targets for window in self.windows]
+        num = len(self.windows)
+        return Figures(
+            figures={
+                "accuracy": int((scores.hits == num_targets).sum()) / num,
+                "last_token_accuracy": int(scores.last_hits.sum()) / num,
+                "perplexity": exponential(float(scores.losses.sum()) / num),
+            },
+            counts={
+                "passages": num,
+                "tokens": sum(map(len, self.texts)) - num * self._num_before,
+                "passages_of_one_last_token": num_targets.count(1),
+                "passages_cut": sum(window.start > 0 for window in self.windows),
+            },
+        )
+
+
+def last_word(passage: str, tokenizer: Encoder) -> tuple[list[int], int]:
+    """The ids of a passage, and which is the first of its last word's; 0 where it has no word before."""
+    context, blank, _ = passage.rpartition(" ")
+    ids = tokenizer.encode(passage)
+    if not blank:
+        return ids, 0
+    before = tokenizer.encode(context.rstrip())
+    shared = next((i for i, (a, b) in enumerate(zip(ids, before, strict=False)) if a != b), len(before))
+    return ids, min(shared, len(ids) - 1)
+
+
+def _passages(path: Path) -> list[str]:
+    """A passage a line; in a .jsonl file as the value of `text`."""
+    lines = [line for line in read_text(path, "evaluation.lambada").splitlines() if line.strip()]
+    if path.suffix == ".jsonl":
+        try:
+            lines = [json.loads(line)["text"] for line in lines]
+        except (ValueError, KeyError, TypeError):
+            raise DataError(
+                f"`evaluation.lambada` must hold an object with `text` on every line, but `{path}` does not."
+            ) from None
+    if not lines:
+        raise DataError(f"`evaluation.lambada` must hold passages, but `{path}` holds none.")
+    return [line.strip() for line in lines]

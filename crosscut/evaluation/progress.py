@@ -1,0 +1,39 @@
+"""How far a task is: a bar with a rate and the time left on a terminal, elsewhere a line every ten seconds."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+@contextmanager
+def progress(name: str, num_tokens: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
+    """Gives the function that says how many more tokens are read; what it shows goes to the error stream."""
+    if not shown:
+        yield lambda _: None
+        return
+    console = Console(stderr=True)
+    began = last = time.monotonic()
+    done = 0
+    columns = (TextColumn(name), BarColumn(), TextColumn("{task.fields[told]}"))
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task(name, total=num_tokens, told="")
+
+        def advance(more: int) -> None:
+            nonlocal done, last
+            done = min(num_tokens, done + more)
+            now = time.monotonic()
+            rate = done / max(now - began, 1e-3)
+            left = timedelta(seconds=round((num_tokens - done) / rate)) if done else "?"
+            told = f"{done / num_tokens:.0%}  {rate:,.0f} tokens/s  {left} left"
+            bar.update(task, completed=done, told=told)
+            if not console.is_terminal and now - last > _SECONDS_BETWEEN_LINES:
+                last = now
+                console.print(f"{name}  {told}", highlight=False)
+
+        yield advance

@@ -1,0 +1,82 @@
+"""How well a model predicts a text of one's own: per token, per byte, and for each document."""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from crosscut.data import read_documents
+from crosscut.data.documents import Document
+from crosscut.data.sources import find_sources
+from crosscut.evaluation.scoring import Ids, WindowScores
+from crosscut.evaluation.task import Encoder, Figures, as_ids, exponential, hashed
+from crosscut.evaluation.windows import Window, sliding_windows
+
+
+class Text:
+    """Perplexity of documents, windowed as WikiText is.
+
+    A .txt file is a document, and so is a line of a .jsonl file or a row of a .parquet file. Each comes after the id
+    `start`, and all of its tokens are scored. Bits per byte, of the text in UTF-8, compare models of any vocabulary.
+    Raises `DataError` for files that cannot be read.
+    """
+
+    name = "text"
+
+    def __init__(
+        self,
+        patterns: Sequence[str],
+        tokenizer: Encoder,
+        *,
+        start: int,
+        window: int,
+        overlap: int,
+        text_key: str,
+    ) -> None:
+        self.texts: list[Ids] = []
+        self.windows: list[Window] = []
+        self._documents: list[dict[str, Any]] = []
+        for source, record, text in _whole_documents(patterns, text_key):
+            ids = tokenizer.encode(text)
+            self.windows += sliding_windows(len(self.texts), len(ids) + 1, window=window, overlap=overlap)
+            self.texts.append(as_ids([start, *ids]))
+            size = {"tokens": len(ids), "bytes": len(text.encode("utf-8"))}
+            self._documents.append({"source": source, "record": record, **size})
+        self.protocol: dict[str, Any] = {"window": window, "overlap": overlap}
+        self.data = [hashed(source.name, source.path) for source in find_sources(patterns, setting="evaluation.text")]
+
+    def figures(self, scores: WindowScores) -> Figures:
+        """Of all documents together, and of each."""
+        losses = np.zeros(len(self.texts))
+        np.add.at(losses, [window.text for window in self.windows], scores.losses)
+        documents = [
+            {**document, **_figures(float(loss), document["tokens"], document["bytes"])}
+            for document, loss in zip(self._documents, losses, strict=True)
+        ]
+        tokens, size = (sum(document[name] for document in self._documents) for name in ("tokens", "bytes"))
+        return Figures(
+            figures=_figures(float(losses.sum()), tokens, size),
+            counts={"documents": len(documents), "tokens": tokens, "bytes": size, "windows": len(self.windows)},
+            documents=documents,
+        )
+
+
+def _figures(loss: float, num_tokens: int, num_bytes: int) -> dict[str, float]:
+    return {
+        "perplexity": exponential(loss / num_tokens),
+        "bits_per_byte": loss / math.log(2) / num_bytes,
+        "loss_per_token": loss / num_tokens,
+    }
+
+
+def _whole_documents(patterns: Sequence[str], text_key: str) -> Iterator[tuple[str, int, str]]:
+    """Source, record and text of each document; the pieces in which a .txt file is read are one."""
+
+    def place(document: Document) -> tuple[int, int]:
+        return document.source.index, 1 if document.source.format == "text" else document.record
+
+    for (_, record), pieces in groupby(read_documents(patterns, text_key=text_key, setting="evaluation.text"), place):
+        first, *rest = pieces
+        yield first.source.name, record, "".join(piece.text for piece in (first, *rest))

@@ -1,0 +1,57 @@
+"""WikiText-103 perplexity (paper, section 4.2.1).
+
+The file holds words cut apart by spaces; the model reads text and its own tokens. So the losses of all T tokens are
+summed, and divided by the number of words T_o that the file had before anything was done to it:
+
+    perplexity = exp(-1 / T_o  sum_t log P(t | those before it in the window))
+
+which makes models of any vocabulary comparable with each other and with those that predict words.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from crosscut.config import DataError
+from crosscut.evaluation.detokenizers import detokenize
+from crosscut.evaluation.scoring import Ids, WindowScores
+from crosscut.evaluation.task import Encoder, Figures, as_ids, exponential, hashed, read_text
+from crosscut.evaluation.windows import Window, sliding_windows
+
+
+class WikiText103:
+    """The perplexity of a WikiText-103 file, in its tokenised or its raw form.
+
+    The text comes after the id `start`, so that all of its T tokens are scored. Raises `DataError` for a file that
+    cannot be read or is none of WikiText's.
+    """
+
+    name = "wikitext103"
+
+    def __init__(
+        self, file: str, tokenizer: Encoder, *, start: int, window: int, overlap: int, detokenizer: str
+    ) -> None:
+        path = Path(file)
+        words = read_text(path, "evaluation.wikitext103")
+        if " @-@ " not in words:
+            raise DataError(
+                f"`evaluation.wikitext103` must be a file of WikiText-103, whose hyphens are ` @-@ `, but `{file}` has "
+                "none. Take `wiki.test.tokens` or `wiki.test.raw`, or score another text with `evaluation.text`."
+            )
+        self.num_words = len(words.strip().split(" "))
+        ids = tokenizer.encode(detokenize(words, detokenizer))
+        self.texts: list[Ids] = [as_ids([start, *ids])]
+        self.windows: list[Window] = list(sliding_windows(0, len(ids) + 1, window=window, overlap=overlap))
+        self.protocol: dict[str, Any] = {"window": window, "overlap": overlap, "detokenizer": detokenizer}
+        self.data = [hashed(file, path)]
+
+    def figures(self, scores: WindowScores) -> Figures:
+        """Perplexity by the paper's count of words, and by the model's own tokens."""
+        loss, num_tokens = float(scores.losses.sum()), len(self.texts[0]) - 1
+        return Figures(
+            figures={
+                "perplexity": exponential(loss / self.num_words),
+                "perplexity_per_token": exponential(loss / num_tokens),
+                "loss_per_token": loss / num_tokens,
+            },
+            counts={"words": self.num_words, "tokens": num_tokens, "windows": len(self.windows)},
+        )
