@@ -9,6 +9,7 @@ import click
 
 from crosscut import __version__
 from crosscut.cli.checkpoint import checkpoint
+from crosscut.cli.evaluate import evaluate
 from crosscut.cli.generate import generate
 from crosscut.cli.prepare import prepare
 from crosscut.cli.train import train
@@ -27,7 +28,7 @@ def commands() -> None:
     """Train transformers too big for one GPU by cutting every layer's matrices."""
 
 
-for command in (prepare, train, verify, generate, checkpoint):
+for command in (prepare, train, verify, evaluate, generate, checkpoint):
     commands.add_command(command)
 
 

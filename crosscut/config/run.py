@@ -14,6 +14,7 @@ from crosscut.config.checks import (
 )
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, TOKENS_FOLDER
 from crosscut.config.errors import ConfigError, LayoutError
+from crosscut.config.evaluation import EvaluationConfig
 from crosscut.config.layout import Layout
 from crosscut.config.model import ModelConfig, require_tensor_axis
 from crosscut.config.precision import FLOAT8_MULTIPLE
@@ -116,6 +117,7 @@ class RunConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
 
     def __post_init__(self) -> None:
@@ -125,6 +127,8 @@ class RunConfig:
         self._check_warm_up()
         self._check_float8()
         self._check_compile()
+        if self.evaluation.has_tasks:
+            self.evaluation.window_for(self.training.sequence_length)
 
     @property
     def micro_batch_size(self) -> int:

@@ -19,6 +19,7 @@ from crosscut.evaluation import Score, evaluate_loss
 from crosscut.parallel import Stopped, StopRequest, find_drift
 from crosscut.training.batches import Batches, BatchesAhead
 from crosscut.training.diagnosis import explain_non_finite
+from crosscut.training.evaluations import Evaluations
 from crosscut.training.following import Follower
 from crosscut.training.metrics import Metrics
 from crosscut.training.optimizer import apply_settings
@@ -46,7 +47,7 @@ class Outcome:
 
 
 class Loop:
-    """Trains, validates and keeps checkpoints, as the run asks for."""
+    """Trains, validates, evaluates and keeps checkpoints, as the run asks for."""
 
     def __init__(
         self,
@@ -56,9 +57,10 @@ class Loop:
         *,
         identity: Mapping[str, Any] | None = None,
         profiler: Profiler | None = None,
+        evaluations: Evaluations | None = None,
     ) -> None:
         """`identity` is what the run's checkpoints say of themselves (`checkpoint.Progress`)."""
-        self.profiler = profiler
+        self.profiler, self.evaluations = profiler, evaluations
         self.run, self.trainer, self.batches, self.mesh = run, trainer, batches, trainer.mesh
         self.identity = dict(identity or {})
         self.folder = Path(run.output.folder)
@@ -94,6 +96,9 @@ class Loop:
                         if last or _is_due(done, training.validate_every):
                             self._catch_up(follower)
                             after = self.validate(done, metrics, request)
+                        if self.evaluations and self.evaluations.is_due(done):
+                            self._catch_up(follower)
+                            metrics.scores(done, self.evaluations.figures(self.trainer.model, request))
                     except Stopped:
                         stopped = True
                     saving = stopped or last or _is_due(done, self.run.checkpoint.every)

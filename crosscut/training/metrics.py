@@ -72,6 +72,13 @@ class Metrics:
                 self._write(step, {"validation_loss": loss, "validation_perplexity": perplexity})
             self._display.line(f"step {step:>6}  validation loss {loss:.4f}  perplexity {perplexity:.2f}")
 
+    def scores(self, step: int, figures: Mapping[str, float]) -> None:
+        """Note the figures of an evaluation after `step` steps."""
+        if self.active:
+            self._write(step, figures)
+            told = "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items())
+            self._display.line(f"step {step:>6}  {told}")
+
     def _write(self, step: int, values: Mapping[str, Value]) -> None:
         with self._disk_errors_told():
             self._file.write(json.dumps({"step": step, **{name: _as_json(v) for name, v in values.items()}}) + "\n")

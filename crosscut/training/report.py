@@ -17,10 +17,12 @@ from rich.text import Text
 from crosscut.config import RunConfig, write_whole
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
 from crosscut.data import TokenFolder
+from crosscut.evaluation.report import show
 from crosscut.generation import Sampling, continue_text
 from crosscut.model import GPT
 from crosscut.planner import count_parameters
 from crosscut.training.compilation import uncompiled
+from crosscut.training.evaluations import last_figures
 from crosscut.training.loop import Outcome
 from crosscut.training.metrics import METRICS_FILE, read_metrics
 
@@ -42,7 +44,7 @@ def write_report(run: RunConfig, model: GPT, tokens: TokenFolder, outcome: Outco
     if text:
         write_whole(folder / SAMPLE_FILE, text + "\n")
     plot_losses(folder)
-    summary = summarize(run, outcome)
+    summary = {**summarize(run, outcome), "evaluation": last_figures(read_metrics(folder))}
     write_whole(folder / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
     print_summary(run, summary, text, Console())
 
@@ -146,6 +148,9 @@ def _summary_rows(run: RunConfig, summary: dict[str, Any]) -> Iterator[tuple[str
         "perplexity",
         Text.assemble(f"{before:,.1f} before, ", (f"{after:,.1f}", "bold"), f" after {tokens}; {scored}"),
     )
+    if summary["evaluation"]:
+        figures = ", ".join(f"{name.replace('_', ' ')} {show(name, v)}" for name, v in summary["evaluation"].items())
+        yield "evaluation", Text(figures)
     if summary["tokens_per_second"]:
         rate, peak = (_short(summary[f"{name}flops_per_second"], _RATES) for name in ("model_", "peak_"))
         share = f"{summary['utilisation']:.0%} of {peak}FLOP/s ({summary['peak']})"

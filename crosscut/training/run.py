@@ -37,6 +37,7 @@ from crosscut.parallel.processes import (
 from crosscut.parallel.stopping import ignore_requests
 from crosscut.pretrained import load_weights, require_weights
 from crosscut.training.batches import Batches
+from crosscut.training.evaluations import Evaluations
 from crosscut.training.loop import Loop
 from crosscut.training.profiling import Profiler, require_steps
 from crosscut.training.report import SUMMARY_FILE, typed_command, write_report
@@ -133,6 +134,7 @@ def _prepare(run: RunConfig, resume: Resume, profile: bool = False) -> _Prepared
     run = with_vocabulary(run, tokens)
     Sampler(tokens.train, sequence_length=run.training.sequence_length, seed=run.training.seed)  # raises if too short
     ValidationSampler(tokens.validation, sequence_length=run.training.sequence_length)
+    Evaluations(run, tokens)  # raises where a text cannot be scored
     identity, done = identity_of(run, tokens), 0
     if checkpoint is not None:
         done = require_identity(checkpoint, identity).step
@@ -218,7 +220,8 @@ def _train(prepared: _Prepared) -> int:
     if run.training.initialize_from and prepared.checkpoint is None:
         load_weights(trainer.model, run.model, Path(run.training.initialize_from))
     profiler = Profiler(trainer, Path(run.output.folder)) if prepared.profile else None
-    loop = Loop(run, trainer, Batches(run, tokens, mesh), identity=prepared.identity, profiler=profiler)
+    parts = {"profiler": profiler, "evaluations": Evaluations(run, tokens)}
+    loop = Loop(run, trainer, Batches(run, tokens, mesh), identity=prepared.identity, **parts)
     with loop.saver:
         outcome = loop.train(prepared.checkpoint)
         if not outcome.stopped:

@@ -14,6 +14,7 @@ SUMMARY = {
     "validation_perplexity_before": 4321.0,
     "validation_perplexity_after": 98.765,
     "validation_tokens": 16_384,
+    "evaluation": {"lambada_accuracy": 0.4518, "wikitext103_perplexity": 19.31},
     "tokens_per_second": 6789.0,
     "model_flops_per_second": 1.234e12,
     "utilisation": 0.345,
@@ -34,7 +35,7 @@ def test_summary_says_what_came_out_and_what_comes_next(tmp_path):
     for expected in (
         "GPT-2, 2.64M parameters", "2 processes", "4,321.0 before, 98.8 after 300 steps (614k tokens)",
         "6,789 tokens/s, 1.23 TFLOP/s: 34% of 3.6 TFLOP/s", "And so it was.", "training.steps=600",
-        "tensorboard --logdir", "sample.txt",
+        "tensorboard --logdir", "sample.txt", "lambada accuracy 45.18%, wikitext103 perplexity 19.31",
     ):  # fmt: skip
         assert expected in out, expected
     assert f"generate '{tmp_path}/a run' --prompt 'It'\"'\"'s'" in out

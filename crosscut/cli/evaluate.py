@@ -1,0 +1,82 @@
+"""`crosscut evaluate`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from crosscut.config import ConfigError, EvaluationConfig, Layout
+from crosscut.config.checks import listed
+from crosscut.config.evaluation import DETOKENIZERS
+from crosscut.config.precision import PRECISIONS
+
+_TASKS = ("wikitext103", "lambada")
+_PRECISIONS = [name for name in PRECISIONS if name != "float8"]
+
+
+@click.command()
+@click.argument("place")
+@click.option("--task", "tasks", multiple=True, metavar="NAME=FILE", help="wikitext103=FILE or lambada=FILE.")
+@click.option("--text", multiple=True, metavar="FILE", help="Your own text: a file, folder or glob; repeatable.")
+@click.option("--text-key", default="text", show_default=True, help="Where jsonl and parquet files hold the text.")
+@click.option("--window", default=0, help="Tokens read at once.  [default: 1024, or fewer where the model has fewer]")
+@click.option("--overlap", "--stride", default=32, show_default=True, help="Tokens by which the window moves on.")
+@click.option("--detokenizer", type=click.Choice(DETOKENIZERS), default="paper", show_default=True)
+@click.option("--batch-size", default=8, show_default=True, help="Windows that a data rank reads together.")
+@click.option("--tensor", default=1, show_default=True, help="Tensor ranks to cut the model over, whatever trained it.")
+@click.option("--data", default=1, show_default=True, help="Copies of the model, each on its part of the windows.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option("--precision", type=click.Choice(_PRECISIONS), default="float32", show_default=True)
+@click.option("--output", type=click.Path(path_type=Path), help="Write the figures and how they came about as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print figures instead of a table.")
+def evaluate(
+    place: str,
+    tasks: tuple[str, ...],
+    tensor: int,
+    data: int,
+    device: str,
+    precision: str,
+    output: Path | None,
+    as_json: bool,
+    **protocol: Any,
+) -> None:
+    """Score a model by the paper's protocols: perplexity of WikiText-103, LAMBADA, your own text.
+
+    PLACE is a run's folder, one of its checkpoints, or a Hugging Face folder. The score is the same on every layout.
+    """
+    config = EvaluationConfig(**_files(tasks), **protocol)
+    if not config.has_tasks:
+        raise ConfigError("There must be something to score, but no `--task` and no `--text` is given. Name a file.")
+    layout = Layout(tensor=tensor, data=data)
+    from crosscut.evaluation.run import Machinery, evaluate_place
+    from crosscut.parallel.processes import is_first_started
+
+    on = Machinery(layout=layout, device=device, precision=precision)
+    report = evaluate_place(place, config, on, output=output)
+    if not is_first_started():
+        return
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+        return
+    from rich.console import Console
+
+    from crosscut.evaluation.report import print_report
+
+    print_report(report, Console())
+
+
+def _files(tasks: tuple[str, ...]) -> dict[str, str]:
+    """The file of each task."""
+    files: dict[str, str] = {}
+    for task in tasks:
+        name, equals, file = task.partition("=")
+        if name not in _TASKS or not equals or not file:
+            ways = listed(f"`{known}=FILE`" for known in _TASKS)
+            raise ConfigError(f"`--task` must be {ways}, but is `{task}`. Another text is scored with `--text`.")
+        if name in files:
+            raise ConfigError(
+                f"`--task {name}=FILE` must be given once, but is given for `{files[name]}` and `{file}`."
+            )
+        files[name] = file
+    return files

@@ -1,0 +1,61 @@
+"""What an evaluation found, as a table to read."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_NAMES = {"wikitext103": "WikiText-103", "lambada": "LAMBADA", "text": "text"}
+_MOST_DOCUMENTS = 20
+
+
+def print_report(report: Mapping[str, Any], console: Console) -> None:
+    """Print the figures of every task, and of the first documents of a text."""
+    model = report["model"]
+    on = f"{report['layout']}, {report['device']}, {report['precision']}"
+    console.print(Text(f"{model['name']}, {model['parameters']:,} parameters, on {on}", style="bold"), soft_wrap=True)
+    for name, task in report["tasks"].items():
+        console.print()
+        console.print(Text(f"{_NAMES[name]}: {', '.join(entry['file'] for entry in task['data'])}"), soft_wrap=True)
+        console.print(_figures(task))
+        if documents := task.get("documents"):
+            console.print(_documents(documents[:_MOST_DOCUMENTS]))
+            if len(documents) > _MOST_DOCUMENTS:
+                console.print(f"and {len(documents) - _MOST_DOCUMENTS:,} more documents, in the result file")
+
+
+def _figures(task: Mapping[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(justify="right")
+    table.add_column()
+    for position, (name, value) in enumerate(task["figures"].items()):
+        table.add_row(Text(show(name, value), style="bold" if position == 0 else ""), _words(name))
+    counts = ", ".join(f"{value:,} {_words(name)}" for name, value in task["counts"].items())
+    protocol = ", ".join(f"{_words(name)} {value}" for name, value in task["protocol"].items())
+    for told in (counts, protocol, f"{task['tokens_per_second']:,.0f} tokens/s, {task['seconds']:.1f} s"):
+        table.add_row("", Text(told, style="dim"))
+    return table
+
+
+def _documents(documents: list[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("document", overflow="fold")
+    for name in ("tokens", "perplexity", "bits per byte"):
+        table.add_column(name, justify="right")
+    for document in documents:
+        figures = (show(name, document[name]) for name in ("perplexity", "bits_per_byte"))
+        table.add_row(Text(f"{document['source']}:{document['record']}"), f"{document['tokens']:,}", *figures)
+    return table
+
+
+def show(name: str, value: float | None) -> str:
+    """A figure as people read it: a share in per cent, the others in as many digits as say something."""
+    if value is None:
+        return "infinite"
+    return f"{value:.2%}" if name.endswith("accuracy") else f"{value:,.4g}" if value < 1e3 else f"{value:,.0f}"
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
