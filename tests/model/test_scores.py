@@ -1,0 +1,62 @@
+"""`GPT.scores`: loss and hit of single targets, at every layout."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from crosscut.config import IGNORED, Layout
+from tests.model.twins import CONFIG, randomised
+from tests.ranks import RankPool
+
+LAYOUTS = [
+    Layout(),
+    Layout(tensor=2),
+    Layout(tensor=4),
+    Layout(tensor=2, sequence_parallel=True),
+    Layout(tensor=4, sequence_parallel=True),
+]
+
+
+def example(length: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, CONFIG.vocab_size, (3, length), generator=generator)
+    targets = torch.randint(0, CONFIG.vocab_size, (3, length), generator=generator)
+    return tokens, targets.masked_fill(torch.rand(3, length, generator=generator) < 0.4, IGNORED)
+
+
+def scores(layout: Layout, length: int, hit: bool) -> dict[str, Any]:
+    """With `hit`, every second target is what the model finds likeliest."""
+    model = randomised(layout).eval()
+    tokens, targets = example(length)
+    with torch.no_grad():
+        logits = torch.stack([model.logits(tokens[:, : i + 1]) for i in range(length)], 1)
+    if hit:
+        targets[:, ::2] = logits.argmax(2)[:, ::2]
+    losses, hits = model.scores(tokens, targets)
+    return {"logits": logits, "targets": targets, "losses": losses, "hits": hits}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("length", [16, 7])  # the tensor axis does not divide 7
+def test_each_target_is_scored_from_its_own_logits(ranks: RankPool, layout: Layout, length: int) -> None:
+    for result in ranks.run(layout.world_size, scores, layout, length, True):
+        logits, targets = result["logits"], result["targets"]
+        losses = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+        torch.testing.assert_close(result["losses"], losses, rtol=1e-11, atol=1e-11)
+        assert torch.equal(result["hits"], logits.argmax(2) == targets)
+        assert result["hits"].any()
+        assert not result["hits"].all()
+
+
+def nothing(layout: Layout) -> tuple[Tensor, Tensor]:
+    tokens, targets = example(5)
+    return tuple(randomised(layout).scores(tokens, torch.full_like(targets, IGNORED)))
+
+
+def test_nothing_is_scored_where_all_targets_are_ignored(ranks: RankPool) -> None:
+    for losses, hits in ranks.run(2, nothing, Layout(tensor=2, sequence_parallel=True)):
+        assert torch.equal(losses, torch.zeros(3, 5, dtype=torch.float64))
+        assert not hits.any()
