@@ -45,7 +45,7 @@ def evaluate(
 
     PLACE is a run's folder, one of its checkpoints, or a Hugging Face folder. The score is the same on every layout.
     """
-    config = EvaluationConfig(**_files(tasks), **protocol)
+    config = EvaluationConfig(**protocol, **_files(tasks))
     if not config.has_tasks:
         raise ConfigError("There must be something to score, but no `--task` and no `--text` is given. Name a file.")
     layout = Layout(tensor=tensor, data=data)
@@ -66,7 +66,7 @@ def evaluate(
     print_report(report, Console())
 
 
-def _files(tasks: tuple[str, ...]) -> dict[str, str]:
+def _files(tasks: tuple[str, ...]) -> dict[str, Any]:
     """The file of each task."""
     files: dict[str, str] = {}
     for task in tasks:

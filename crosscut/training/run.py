@@ -220,8 +220,14 @@ def _train(prepared: _Prepared) -> int:
     if run.training.initialize_from and prepared.checkpoint is None:
         load_weights(trainer.model, run.model, Path(run.training.initialize_from))
     profiler = Profiler(trainer, Path(run.output.folder)) if prepared.profile else None
-    parts = {"profiler": profiler, "evaluations": Evaluations(run, tokens)}
-    loop = Loop(run, trainer, Batches(run, tokens, mesh), identity=prepared.identity, **parts)
+    loop = Loop(
+        run,
+        trainer,
+        Batches(run, tokens, mesh),
+        identity=prepared.identity,
+        profiler=profiler,
+        evaluations=Evaluations(run, tokens),
+    )
     with loop.saver:
         outcome = loop.train(prepared.checkpoint)
         if not outcome.stopped:

@@ -1,0 +1,62 @@
+"""The real command."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from crosscut.cli.main import commands
+from crosscut.config import ConfigError
+from tests.pretrained.models import make
+
+TEXT = "the quick brown fox jumps over the lazy dog, and the dog jumps over the quick brown fox. " * 3
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    make(folder, "llama")
+    (folder / "text.txt").write_text(TEXT)
+    (folder / "lambada.txt").write_text("the quick brown fox jumps over the dog\nthe lazy dog\n")
+    return folder
+
+
+def arguments(model: Path, *more: str) -> list[str]:
+    files = ["--text", str(model / "text.txt"), "--task", f"lambada={model / 'lambada.txt'}"]
+    return ["evaluate", str(model), *files, "--window", "16", "--stride", "4", "--device", "cpu", *more]
+
+
+def test_ranks_give_what_one_process_gives(model, crosscut, tmp_path):
+    written = tmp_path / "scores.json"
+    one = CliRunner().invoke(commands, arguments(model, "--json"), catch_exceptions=False)
+    assert one.exit_code == 0
+    four = crosscut(*arguments(model, "--tensor", "2", "--data", "2", "--output", str(written)))
+    assert four.returncode == 0, four.stderr
+    assert "LAMBADA" in four.stdout
+    assert "perplexity" in four.stdout
+    assert "tensor 2 x data 2, cpu, float32" in four.stdout
+    expected, found = json.loads(one.stdout)["tasks"], json.loads(written.read_text())["tasks"]
+    for task in ("lambada", "text"):
+        assert found[task]["figures"] == pytest.approx(expected[task]["figures"], rel=1e-5)
+        for name in ("counts", "protocol", "data"):
+            assert found[task][name] == expected[task][name]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "There must be something to score, but no `--task` and no `--text` is given. Name a file."),
+        (("--task", "lambda=x"), "`--task` must be `wikitext103=FILE` or `lambada=FILE`, but is `lambda=x`."),
+        (("--task", "lambada"), "`--task` must be `wikitext103=FILE` or `lambada=FILE`, but is `lambada`."),
+        (
+            ("--task", "lambada=a", "--task", "lambada=b"),
+            "`--task lambada=FILE` must be given once, but is given for `a`",
+        ),
+        (("--text", "a.txt", "--overlap", "0"), "`evaluation.overlap` must be at least 1, but is 0."),
+    ],
+)
+def test_a_mistake_is_one_message(options, message):
+    result = CliRunner().invoke(commands, ["evaluate", "somewhere", *options])
+    assert isinstance(result.exception, ConfigError)
+    assert str(result.exception).startswith(message)
