@@ -1,0 +1,104 @@
+"""Scores while the model trains."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from crosscut.config import ConfigError, DataError
+from crosscut.data import TokenFolder
+from crosscut.evaluation import evaluate
+from crosscut.training.evaluations import Evaluations, last_figures
+from crosscut.training.loop import Loop
+from crosscut.training.run import _prepare
+from tests.training.jobs import parts
+
+FIGURES = {
+    "wikitext103_perplexity", "wikitext103_perplexity_per_token", "wikitext103_loss_per_token",
+    "lambada_accuracy", "lambada_last_token_accuracy", "lambada_perplexity",
+}  # fmt: skip
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> tuple[str, ...]:
+    """The overrides that name them."""
+    (tmp_path / "wiki.tokens").write_text(
+        " The Congress of the United @-@ States met , and the people were glad . \n" * 20
+    )
+    (tmp_path / "lambada.txt").write_text("the people of the United States\nI have the honor to report\n")
+    return (
+        f"evaluation.wikitext103={tmp_path / 'wiki.tokens'}",
+        f"evaluation.lambada={tmp_path / 'lambada.txt'}",
+        "evaluation.overlap=8",
+        "evaluation.batch_size=3",
+    )
+
+
+def trained(run) -> dict:
+    """Rows of the metrics, and the figures of the model that came out, scored once more."""
+    trainer, batches = parts(run)
+    evaluations = Evaluations(run, TokenFolder.open(Path(run.tokens_folder), verify=False))
+    Path(run.output.folder).mkdir(parents=True, exist_ok=True)
+    Loop(run, trainer, batches, evaluations=evaluations).train()
+    again = evaluate(trainer.model, evaluations.tasks, batch_size=5)
+    return {f"{result.task}_{name}": value for result in again for name, value in result.found.figures.items()}
+
+
+def rows_of(run) -> list[dict]:
+    rows = [json.loads(line) for line in (Path(run.output.folder) / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "lambada_accuracy" in row]
+
+
+@pytest.mark.parametrize(
+    "layout", [(), ("layout.tensor=2", "layout.data=2", "layout.sharding=zero3")], ids=["one", "four"]
+)
+def test_scores_are_noted_every_so_many_steps_and_at_the_end(ranks, run_with, texts, layout):
+    run = run_with(*texts, *layout, "evaluation.every=4", "training.steps=6", "model.dropout=0.0")
+    again = ranks.run(run.layout.world_size, trained, run)[0]
+    rows = rows_of(run)
+    assert [row["step"] for row in rows] == [4, 6]
+    assert set(rows[0]) == {"step", *FIGURES}
+    assert rows[1]["wikitext103_perplexity"] < rows[0]["wikitext103_perplexity"], "nothing was learned"
+    assert {name: rows[1][name] for name in FIGURES} == pytest.approx(again, rel=1e-5)
+    assert last_figures(rows) == pytest.approx(again, rel=1e-5)
+
+
+def test_without_an_interval_only_the_last_model_is_scored(ranks, run_with, texts):
+    run = run_with(*texts, "training.steps=3")
+    ranks.run(1, trained, run)
+    assert [row["step"] for row in rows_of(run)] == [3]
+
+
+def test_tensorboard_holds_the_scores(ranks, run_with, texts):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = run_with(*texts, "training.steps=3")
+    ranks.run(1, trained, run)
+    events = EventAccumulator(str(Path(run.output.folder) / "tensorboard"))
+    events.Reload()
+    (noted,) = (row["wikitext103_perplexity"] for row in rows_of(run))
+    assert [event.value for event in events.Scalars("wikitext103_perplexity")] == pytest.approx([noted])
+
+
+def test_a_text_that_cannot_be_scored_is_told_before_the_run(run_with, texts):
+    with pytest.raises(DataError, match=r"^`evaluation.lambada` must be a readable file, but `nowhere.txt` is not"):
+        _prepare(run_with(*texts, "evaluation.lambada=nowhere.txt"), resume=False)
+    with pytest.raises(ConfigError, match=r"^`evaluation.window` must be at most the 32 tokens"):
+        run_with(*texts, "evaluation.window=64")
+    with pytest.raises(ConfigError, match=r"^`evaluation.overlap` must be at most the window's 32 tokens, but is 64"):
+        run_with(*texts, "evaluation.overlap=64")
+
+
+def test_a_run_that_scores_nothing_needs_no_window(run_with):
+    run_with("training.sequence_length=16")
+
+
+def test_the_last_figures_are_those_of_the_last_evaluation():
+    rows = [
+        {"step": 1, "loss": 2.0},
+        {"step": 1, "text_perplexity": 9.0},
+        {"step": 2, "text_perplexity": 8.0},
+        {"step": 2},
+    ]
+    assert last_figures(rows) == {"text_perplexity": 8.0}
+    assert last_figures(rows[:1]) == {}
