@@ -49,7 +49,8 @@ def evaluate(
     if not config.has_tasks:
         raise ConfigError("There must be something to score, but no `--task` and no `--text` is given. Name a file.")
     layout = Layout(tensor=tensor, data=data)
-    from crosscut.evaluation.run import Machinery, evaluate_place
+    from crosscut.evaluation.ranks import Machinery
+    from crosscut.evaluation.run import evaluate_place
     from crosscut.parallel.processes import is_first_started
 
     on = Machinery(layout=layout, device=device, precision=precision)

@@ -1,49 +1,30 @@
-"""A whole evaluation: finds the model, reads the texts, starts or joins the ranks, writes what came out."""
+"""A whole evaluation: finds the model, reads the texts, scores on all ranks, writes what came out."""
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from crosscut import __version__
-from crosscut.config import ConfigError, EvaluationConfig, Layout, LayoutError, RunConfig, TrainingConfig, write_whole
+from crosscut.config import ConfigError, EvaluationConfig, write_whole
 from crosscut.data import Tokenizer
 from crosscut.evaluation.evaluate import evaluate, make_tasks
+from crosscut.evaluation.ranks import Machinery, with_model
 from crosscut.evaluation.task import Result, Task
-from crosscut.parallel import launch, make_mesh, process_group
-from crosscut.parallel.mesh import world_size_message
-from crosscut.parallel.processes import (
-    choose_device,
-    is_first_started,
-    joined_rank,
-    ranks_on_this_machine,
-    require_devices,
-    started_world_size,
-    was_started,
-)
+from crosscut.model import GPT
+from crosscut.parallel.processes import choose_device, is_first_started
 from crosscut.planner import count_parameters
-from crosscut.pretrained import ModelSource, find_model
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machinery:
-    """On what a model is scored; it changes no score but in the last digits."""
-
-    layout: Layout = field(default_factory=Layout)
-    device: str = "auto"
-    precision: str = "float32"
-    """Of weights and products."""
+from crosscut.pretrained import ModelSource
 
 
 @dataclass(frozen=True)
-class _Job:
-    """What every rank is told."""
+class _Told:
+    """What every rank gets beside the model."""
 
-    source: ModelSource
     tasks: list[Task]
-    config: EvaluationConfig
-    on: Machinery
+    batch_size: int
     shown: bool
 
 
@@ -52,61 +33,58 @@ def evaluate_place(
 ) -> dict[str, Any]:
     """Score the model at `place` on the tasks of `config`; gives the report, and writes it to `output` as JSON.
 
-    Starts the ranks that the layout asks for, or joins those that torchrun started. Files, sizes and the model are
-    looked at before a rank starts. Raises `ConfigError`, `LayoutError`, `DataError` or `CheckpointError`.
+    Files, sizes and the model are looked at before a rank starts. With `shown` progress is. Raises `ConfigError`,
+    `LayoutError`, `DataError` or `CheckpointError`.
     """
-    if was_started() and started_world_size() != on.layout.world_size:
-        raise LayoutError(world_size_message(on.layout, started_world_size()))
-    require_devices(on.device, ranks_on_this_machine(on.layout.world_size))
-    if output is not None and not output.parent.is_dir():
-        raise ConfigError(f"`--output` must be a file in a folder that is there, but `{output.parent}` is not.")
-    job = _prepare(place, config, on, shown)
-    if was_started():
-        with joined_rank():
-            results = _evaluate_rank(job)
-    else:
-        results = launch(_evaluate_rank, (job,), num_ranks=on.layout.world_size)
-    report = _report(place, job, results)
-    if output is not None and is_first_started():
-        write_whole(output, json.dumps(report, indent=2) + "\n")
+    require_writable(output)
+
+    def prepare(source: ModelSource) -> _Told:
+        tasks = make_tasks(
+            config,
+            Tokenizer.load(source.tokenizer),
+            longest=source.model.max_sequence_length,
+            vocab_size=source.model.vocab_size,
+            begin_of_text=source.begin_of_text,
+        )
+        return _Told(tasks, config.batch_size, shown)
+
+    source, results = with_model(place, on, prepare, _score)
+    tasks = {"batch_size": config.batch_size, "tasks": {result.task: result.to_json() for result in results}}
+    report = {**described(place, source, on), **tasks}
+    write_report(report, output)
     return report
 
 
-def _prepare(place: str, config: EvaluationConfig, on: Machinery, shown: bool) -> _Job:
-    source = find_model(place)
-    # A run's own checks tell whether the layout can cut the model.
-    shape = TrainingConfig(batch_size=on.layout.data, sequence_length=on.layout.tensor)
-    RunConfig(model=source.model, layout=on.layout, training=shape)
-    tasks = make_tasks(
-        config,
-        Tokenizer.load(source.tokenizer),
-        longest=source.model.max_sequence_length,
-        vocab_size=source.model.vocab_size,
-        begin_of_text=source.begin_of_text,
-    )
-    return _Job(source, tasks, config, on, shown)
+def _score(model: GPT, _source: ModelSource, told: _Told) -> list[Result]:
+    return evaluate(model, told.tasks, batch_size=told.batch_size, shown=told.shown)
 
 
-def _evaluate_rank(job: _Job) -> list[Result]:
-    device = choose_device(job.on.device)
-    with process_group(device):
-        model = job.source.load(make_mesh(job.on.layout, device), precision=job.on.precision)
-        return evaluate(model, job.tasks, batch_size=job.config.batch_size, shown=job.shown)
-
-
-def _report(place: str, job: _Job, results: list[Result]) -> dict[str, Any]:
-    """The figures and all it takes to get them again."""
+def described(place: str, source: ModelSource, on: Machinery) -> dict[str, Any]:
+    """What was scored, and on what: with a task's own protocol all it takes to get its figures again."""
     return {
         "model": {
-            "name": job.source.name,
+            "name": source.name,
             "place": place,
-            "parameters": count_parameters(job.source.model),
-            "vocab_size": job.source.model.vocab_size,
+            "parameters": count_parameters(source.model),
+            "vocab_size": source.model.vocab_size,
         },
-        "layout": str(job.on.layout),
-        "device": choose_device(job.on.device).type,
-        "precision": job.on.precision,
-        "batch_size": job.config.batch_size,
+        "layout": str(on.layout),
+        "device": choose_device(on.device).type,
+        "precision": on.precision,
         "versions": {"crosscut": __version__, "torch": version("torch")},
-        "tasks": {result.task: result.to_json() for result in results},
     }
+
+
+def require_writable(output: Path | None) -> None:
+    """Raise `ConfigError` where a result file cannot be, before it has taken hours to have something to write."""
+    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+        raise ConfigError(
+            f"`--output` must be a file in a folder that is there, but is `{output}`. Make the folder, or choose "
+            "another name."
+        )
+
+
+def write_report(report: Mapping[str, Any], output: Path | None) -> None:
+    """Write the result file, where one is asked for, beside and renamed; the first rank does."""
+    if output is not None and is_first_started():
+        write_whole(output, json.dumps(report, indent=2) + "\n")

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 
 from crosscut.config import ConfigError, DataError, EvaluationConfig, Layout, LayoutError
 from crosscut.data import Tokenizer
-from crosscut.evaluation.run import Machinery, evaluate_place
+from crosscut.evaluation.ranks import Machinery
+from crosscut.evaluation.run import evaluate_place
 from tests.pretrained.models import make, their_model
 
 PASSAGES = ["the quick brown fox jumps over the lazy dog", "over the lazy dog the quick fox", "a dog jumps over a dog"]
@@ -121,7 +122,7 @@ def test_mistakes_are_told_before_a_rank_starts(
     def no_launch(*_arguments: object, **_options: object) -> None:
         raise AssertionError("a process was about to start")
 
-    monkeypatch.setattr("crosscut.evaluation.run.launch", no_launch)
+    monkeypatch.setattr("crosscut.evaluation.ranks.launch", no_launch)
 
     def told(error: type[Exception], place: Path = model, on: Machinery | None = None, **config: object) -> str:
         output = config.pop("output", None)
