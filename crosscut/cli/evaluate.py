@@ -23,6 +23,10 @@ _PRECISIONS = [name for name in PRECISIONS if name != "float8"]
 @click.option("--window", default=0, help="Tokens read at once.  [default: 1024, or fewer where the model has fewer]")
 @click.option("--overlap", "--stride", default=32, show_default=True, help="Tokens by which the window moves on.")
 @click.option("--detokenizer", type=click.Choice(DETOKENIZERS), default="paper", show_default=True)
+@click.option("--harness", metavar="TASK,...", default="", help="Tasks of EleutherAI's lm-eval instead.")
+@click.option("--harness-folder", default="", help="A folder with lm-eval task files of your own.")
+@click.option("--limit", default=0, help="Examples of each lm-eval task.  [default: all]")
+@click.option("--shots", default=-1, help="Examples before each lm-eval question.  [default: the task's]")
 @click.option("--batch-size", default=8, show_default=True, help="Windows that a data rank reads together.")
 @click.option("--tensor", default=1, show_default=True, help="Tensor ranks to cut the model over, whatever trained it.")
 @click.option("--data", default=1, show_default=True, help="Copies of the model, each on its part of the windows.")
@@ -39,6 +43,10 @@ def evaluate(
     precision: str,
     output: Path | None,
     as_json: bool,
+    harness: str,
+    harness_folder: str,
+    limit: int,
+    shots: int,
     **protocol: Any,
 ) -> None:
     """Score a model by the paper's protocols: perplexity of WikiText-103, LAMBADA, your own text.
@@ -46,25 +54,43 @@ def evaluate(
     PLACE is a run's folder, one of its checkpoints, or a Hugging Face folder. The score is the same on every layout.
     """
     config = EvaluationConfig(**protocol, **_files(tasks))
-    if not config.has_tasks:
-        raise ConfigError("There must be something to score, but no `--task` and no `--text` is given. Name a file.")
+    if config.has_tasks == bool(harness):
+        raise ConfigError(
+            "There must be something to score, either files (`--task`, `--text`) or tasks of lm-eval (`--harness`), "
+            f"but {'both are' if harness else 'neither is'} given."
+        )
     layout = Layout(tensor=tensor, data=data)
     from crosscut.evaluation.ranks import Machinery
-    from crosscut.evaluation.run import evaluate_place
     from crosscut.parallel.processes import is_first_started
 
     on = Machinery(layout=layout, device=device, precision=precision)
-    report = evaluate_place(place, config, on, output=output)
-    if not is_first_started():
-        return
+    if harness:
+        from crosscut.harness import Harness, run_harness
+
+        size = {"limit": limit, "shots": shots, "batch_size": config.batch_size}
+        wanted = Harness(tasks=tuple(harness.split(",")), folder=harness_folder, **size)
+        report = run_harness(place, wanted, on, output=output)
+    else:
+        from crosscut.evaluation.run import evaluate_place
+
+        report = evaluate_place(place, config, on, output=output)
+    if is_first_started():
+        _show(report, as_json=as_json)
+
+
+def _show(report: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report, indent=2))
-        return
-    from rich.console import Console
+    elif "harness" in report:
+        from lm_eval.utils import make_table
 
-    from crosscut.evaluation.report import print_report
+        click.echo(make_table(report["harness"]))
+    else:
+        from rich.console import Console
 
-    print_report(report, Console())
+        from crosscut.evaluation.report import print_report
+
+        print_report(report, Console())
 
 
 def _files(tasks: tuple[str, ...]) -> dict[str, Any]:

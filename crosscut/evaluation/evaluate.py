@@ -1,16 +1,17 @@
 """A model scored on the tasks that a config names."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from crosscut.config import ConfigError, EvaluationConfig
 from crosscut.data import Tokenizer
 from crosscut.evaluation.lambada import Lambada
 from crosscut.evaluation.progress import progress
-from crosscut.evaluation.scoring import Follow, Rounds, score_windows
+from crosscut.evaluation.scoring import Follow, Ids, Rounds, WindowScores, score_windows
 from crosscut.evaluation.task import Result, Task
 from crosscut.evaluation.text import Text
 from crosscut.evaluation.wikitext import WikiText103
+from crosscut.evaluation.windows import Window
 from crosscut.model import GPT
 
 
@@ -63,21 +64,37 @@ def evaluate(
 
 
 def _done(model: GPT, task: Task, batch_size: int, *, shown: bool, around: Follow) -> Result:
-    num_tokens = sum(window.length for window in task.windows)
     began = time.perf_counter()
-    with progress(task.name, num_tokens, shown=shown and model.mesh.is_first_rank) as advance:
-
-        def follow(rounds: Rounds) -> Rounds:
-            for group in around(rounds):
-                yield group
-                advance(model.mesh.data.size * sum(task.windows[i].length for i in group))
-
-        scores = score_windows(model, task.texts, task.windows, batch_size=batch_size, follow=follow)
+    scores = score_with_progress(
+        model, task.name, task.texts, task.windows, batch_size=batch_size, shown=shown, around=around
+    )
     return Result(
         task=task.name,
         found=task.figures(scores),
         protocol=task.protocol,
         data=task.data,
         seconds=time.perf_counter() - began,
-        tokens_read=num_tokens,
+        tokens_read=sum(window.length for window in task.windows),
     )
+
+
+def score_with_progress(
+    model: GPT,
+    name: str,
+    texts: Sequence[Ids],
+    windows: Sequence[Window],
+    *,
+    batch_size: int,
+    shown: bool,
+    around: Follow = iter,
+) -> WindowScores:
+    """As `score_windows`; with `shown` the first rank shows how far it is."""
+    num_tokens = sum(window.length for window in windows)
+    with progress(name, num_tokens, shown=shown and model.mesh.is_first_rank) as advance:
+
+        def follow(rounds: Rounds) -> Rounds:
+            for group in around(rounds):
+                yield group
+                advance(model.mesh.data.size * sum(windows[i].length for i in group))
+
+        return score_windows(model, texts, windows, batch_size=batch_size, follow=follow)

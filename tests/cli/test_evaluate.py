@@ -45,7 +45,7 @@ def test_ranks_give_what_one_process_gives(model, crosscut, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "There must be something to score, but no `--task` and no `--text` is given. Name a file."),
+        ((), "There must be something to score, either files (`--task`, `--text`) or tasks of lm-eval"),
         (("--task", "lambda=x"), "`--task` must be `wikitext103=FILE` or `lambada=FILE`, but is `lambda=x`."),
         (("--task", "lambada"), "`--task` must be `wikitext103=FILE` or `lambada=FILE`, but is `lambada`."),
         (

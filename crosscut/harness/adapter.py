@@ -1,0 +1,110 @@
+"""What lm-eval asks of a model, answered by all ranks together.
+
+Every rank runs lm-eval alike, so every rank is asked the same, and the requests are shared between the data ranks here
+and nowhere else.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import normalize_gen_kwargs
+
+from crosscut.data import Tokenizer
+from crosscut.evaluation import Window, sliding_windows
+from crosscut.evaluation.evaluate import score_with_progress
+from crosscut.evaluation.task import as_ids
+from crosscut.generation import Decoder, Sampling
+from crosscut.model import GPT
+from crosscut.pretrained import ModelSource
+
+_Pair = tuple[tuple[str, str], list[int], list[int]]
+"""Texts of context and continuation, and the ids of both."""
+
+
+class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
+    """A model for lm-eval. As with its own `hf` models nothing comes before a context, unless that is empty."""
+
+    def __init__(self, model: GPT, source: ModelSource, *, batch_size: int) -> None:
+        super().__init__()
+        self.model, self.source, self.batch_size = model, source, batch_size
+        self.tokenizer = Tokenizer.load(source.tokenizer)
+        self.max_length = source.model.max_sequence_length
+        self.shown = model.mesh.is_first_rank
+
+    @property
+    def eot_token_id(self) -> int:
+        """The id that ends a document."""
+        return self.source.end_of_text
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What comes before a text that has nothing before it."""
+        begin = self.source.begin_of_text
+        return self.eot_token_id if begin is None else begin
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:  # noqa: ARG002
+        """Ids of a text, without any that the tokenizer would put around it."""
+        return self.tokenizer.encode(string)
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        """Log probability of each continuation, and whether it is the likeliest one."""
+        found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+        return found
+
+    def _loglikelihood_tokens(self, requests: Sequence[_Pair], **_: Any) -> list[tuple[float, bool]]:
+        texts = [as_ids([*context, *continuation]) for _, context, continuation in requests]
+        windows = []
+        for number, (_, context, continuation) in enumerate(requests):
+            stop = len(context) + len(continuation)
+            start = max(0, stop - 1 - self.max_length)
+            windows.append(Window(number, start, stop, max(start + 1, len(context))))
+        scores = score_with_progress(
+            self.model, "loglikelihood", texts, windows, batch_size=self.batch_size, shown=self.shown
+        )
+        return [
+            (-float(loss), int(hits) == window.num_targets)
+            for loss, hits, window in zip(scores.losses, scores.hits, windows, strict=True)
+        ]
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:  # noqa: ARG002
+        """Log probability of each whole text, in windows as long as the model allows that share no target."""
+        texts = [as_ids([self.prefix_token_id, *self.tok_encode(request.args[0])]) for request in requests]
+        length = self.max_length
+        windows = [
+            w for i, text in enumerate(texts) for w in sliding_windows(i, len(text), window=length, overlap=length)
+        ]
+        scores = score_with_progress(
+            self.model, "rolling loglikelihood", texts, windows, batch_size=self.batch_size, shown=self.shown
+        )
+        totals = np.zeros(len(texts))
+        np.add.at(totals, [window.text for window in windows], -scores.losses)
+        return [float(total) for total in totals]
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:  # noqa: ARG002
+        """What the model writes after each context. Every data rank writes all of it."""
+        decoder = Decoder(self.model, self.tokenizer, num_rows=self.batch_size, stops=self.source.stops)
+        written: dict[int, str] = {}
+        for number, request in enumerate(requests):
+            context, wishes = request.args
+            sampling = _sampling(wishes, self.max_length)
+            ids = self.tok_encode(context) or [self.prefix_token_id]
+            room = self.max_length - sampling.num_tokens
+            written[decoder.add(ids[-room:], sampling, sample=number)] = ""
+        for piece in decoder.run():
+            written[piece.number] += piece.text
+        return list(written.values())
+
+
+def _sampling(wishes: dict[str, Any], max_length: int) -> Sampling:
+    """As lm-eval's `hf` models take the same words; without `do_sample` the likeliest token is written."""
+    asked = normalize_gen_kwargs(wishes)
+    return Sampling(
+        num_tokens=min(asked["max_gen_toks"], max_length - 1),
+        temperature=asked.get("temperature", 0.0) if not asked["do_sample"] else asked.get("temperature") or 1.0,
+        top_k=asked.get("top_k", 0),
+        top_p=asked.get("top_p", 1.0),
+        stop=tuple(text for text in asked["until"] if text),
+    )

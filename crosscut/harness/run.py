@@ -1,0 +1,106 @@
+"""lm-eval's tasks on a model at a place: looked for before ranks start, run by all of them alike."""
+
+import json
+import logging
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from crosscut.config import ConfigError
+from crosscut.config.checks import require_at_least
+from crosscut.evaluation.ranks import Machinery, with_model
+from crosscut.evaluation.run import described, require_writable, write_report
+from crosscut.model import GPT
+from crosscut.pretrained import ModelSource
+
+_KEPT = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better")
+"""What is reported of lm-eval's own answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Harness:
+    """What lm-eval is to run."""
+
+    tasks: tuple[str, ...]
+    folder: str = ""
+    """A folder with task files of one's own."""
+    limit: int = 0
+    """Examples of each task; 0 takes all."""
+    shots: int = -1
+    """Examples in front of each question; -1 takes the task's own number."""
+    batch_size: int = 8
+
+    def __post_init__(self) -> None:
+        require_at_least("--limit", self.limit, 0)
+        require_at_least("--shots", self.shots, -1)
+        require_at_least("--batch-size", self.batch_size, 1)
+
+
+def run_harness(place: str, harness: Harness, on: Machinery, *, output: Path | None = None) -> dict[str, Any]:
+    """Run lm-eval's tasks with the model at `place`; gives the report, and writes it to `output` as JSON.
+
+    Raises `ConfigError` where lm-eval is not installed or does not know a task, and as `evaluate_place`.
+    """
+    require_writable(output)
+    _require_installed()
+
+    def prepare(_source: ModelSource) -> Harness:
+        _require_tasks(harness)
+        return harness
+
+    source, found = with_model(place, on, prepare, _run)
+    report = {
+        **described(place, source, on),
+        "batch_size": harness.batch_size,
+        "harness": {"lm-eval": version("lm-eval"), "limit": harness.limit or None, **found},
+    }
+    write_report(report, output)
+    return report
+
+
+def _run(model: GPT, source: ModelSource, harness: Harness) -> dict[str, Any]:
+    from lm_eval import simple_evaluate
+
+    from crosscut.harness.adapter import CrosscutLM
+
+    first = model.mesh.is_first_rank
+    if not first:
+        logging.getLogger("lm_eval").setLevel(logging.CRITICAL)
+    found = simple_evaluate(
+        model=CrosscutLM(model, source, batch_size=harness.batch_size),
+        tasks=list(harness.tasks),
+        num_fewshot=None if harness.shots < 0 else harness.shots,
+        limit=harness.limit or None,
+        bootstrap_iters=100_000 if first else 0,
+        log_samples=False,
+        task_manager=_task_manager(harness),
+    )
+    return json.loads(json.dumps({key: found[key] for key in _KEPT if key in found}, default=str)) if found else {}
+
+
+def _task_manager(harness: Harness) -> Any:
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_path=harness.folder or None)
+
+
+def _require_installed() -> None:
+    if find_spec("lm_eval") is None:
+        raise ConfigError(
+            "`--harness` must find lm-eval, but it is not installed. Try `pip install 'crosscut[harness]'`."
+        )
+
+
+def _require_tasks(harness: Harness) -> None:
+    """Raise `ConfigError` naming a task that lm-eval does not know."""
+    if harness.folder and not Path(harness.folder).is_dir():
+        raise ConfigError(f"`--harness-folder` must be a folder with task files, but `{harness.folder}` is none.")
+    known = _task_manager(harness).all_tasks
+    for task in harness.tasks:
+        if task not in known:
+            close = get_close_matches(task, known, n=1)
+            hint = f"The nearest is `{close[0]}`." if close else "`lm-eval ls tasks` lists them."
+            raise ConfigError(f"`--harness` must name tasks of lm-eval, but `{task}` is none. {hint}")
