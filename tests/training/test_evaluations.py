@@ -8,6 +8,7 @@ import pytest
 from crosscut.config import ConfigError, DataError
 from crosscut.data import TokenFolder
 from crosscut.evaluation import evaluate
+from crosscut.parallel import Stopped
 from crosscut.training.evaluations import Evaluations, last_figures
 from crosscut.training.loop import Loop
 from crosscut.training.run import _prepare
@@ -78,6 +79,28 @@ def test_tensorboard_holds_the_scores(ranks, run_with, texts):
     events.Reload()
     (noted,) = (row["wikitext103_perplexity"] for row in rows_of(run))
     assert [event.value for event in events.Scalars("wikitext103_perplexity")] == pytest.approx([noted])
+
+
+class _AskedAfterOneBatch:
+    """A request to stop, as `StopRequest` gives it."""
+
+    def checked(self, rounds):
+        for number, group in enumerate(rounds):
+            if number == 1:
+                raise Stopped
+            yield group
+
+
+def stopped_in_between(run) -> bool:
+    trainer, _ = parts(run)
+    evaluations = Evaluations(run, TokenFolder.open(Path(run.tokens_folder), verify=False))
+    with pytest.raises(Stopped):
+        evaluations.figures(trainer.model, _AskedAfterOneBatch())
+    return trainer.model.training
+
+
+def test_a_request_to_stop_is_heard_between_two_batches(ranks, run_with, texts):
+    assert ranks.run(1, stopped_in_between, run_with(*texts))[0], "the model must be left in training mode"
 
 
 def test_a_text_that_cannot_be_scored_is_told_before_the_run(run_with, texts):
