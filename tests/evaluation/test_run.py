@@ -2,18 +2,15 @@
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-import torch.nn.functional as F
 
 from crosscut.config import ConfigError, DataError, EvaluationConfig, Layout, LayoutError
-from crosscut.data import Tokenizer
 from crosscut.evaluation.ranks import Machinery
 from crosscut.evaluation.run import evaluate_place
-from tests.pretrained.models import make, their_model
+from tests.evaluation.theirs import Theirs
+from tests.pretrained.models import make
 
 PASSAGES = ["the quick brown fox jumps over the lazy dog", "over the lazy dog the quick fox", "a dog jumps over a dog"]
 WORDS = " \n = Foxes = \n \n the quick @-@ brown fox , it jumps over the lazy dog . " * 5 + "\n"
@@ -42,46 +39,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> EvaluationConfig:
     )
 
 
-class Theirs:
-    """The protocols written down a second time: one target at a time, from `transformers`' logits."""
-
-    def __init__(self, folder: Path) -> None:
-        self.model = their_model(folder, torch.float32).eval()
-        self.tokenizer = Tokenizer.load(folder / "tokenizer.json")
-
-    @torch.no_grad()
-    def sliding(self, text: str, window: int, overlap: int) -> tuple[float, int]:
-        """Sum of losses and number of tokens."""
-        ids = torch.tensor([0, *self.tokenizer.encode(text)])
-        total = 0.0
-        for first, last in self._pieces(len(ids), window, overlap):
-            start = max(0, last - window)
-            losses = F.cross_entropy(
-                self.model(ids[start:last][None]).logits[0], ids[start + 1 : last + 1], reduction="none"
-            )
-            total += float(losses[first - start - 1 :].sum())
-        return total, len(ids) - 1
-
-    @staticmethod
-    def _pieces(length: int, window: int, overlap: int) -> Iterator[tuple[int, int]]:
-        """First and last target of each window."""
-        done = 0
-        while done < length - 1:
-            last = min(length - 1, done + (overlap if done else window))
-            yield done + 1, last
-            done = last
-
-    @torch.no_grad()
-    def last_words(self) -> Iterator[tuple[bool, bool, float]]:
-        """Whether all tokens are right, whether the last one is, and the loss."""
-        for passage in PASSAGES:
-            num = len(self.tokenizer.encode(passage.rpartition(" ")[0]))
-            ids = torch.tensor(self.tokenizer.encode(passage))
-            logits = self.model(ids[None]).logits[0, num - 1 : -1]
-            right = logits.argmax(1) == ids[num:]
-            yield bool(right.all()), bool(right[-1]), float(F.cross_entropy(logits, ids[num:], reduction="sum"))
-
-
 def test_figures_are_those_of_transformers(model: Path, files: EvaluationConfig, tmp_path: Path) -> None:
     from crosscut.evaluation.detokenizers import by_the_paper
 
@@ -98,7 +55,7 @@ def test_figures_are_those_of_transformers(model: Path, files: EvaluationConfig,
     assert wiki["figures"]["perplexity"] == pytest.approx(math.exp(loss / num_words), rel=1e-4)
     assert wiki["figures"]["perplexity_per_token"] == pytest.approx(math.exp(loss / num_tokens), rel=1e-4)
 
-    lambada, expected = report["tasks"]["lambada"]["figures"], list(theirs.last_words())
+    lambada, expected = report["tasks"]["lambada"]["figures"], list(theirs.last_words(PASSAGES))
     assert lambada["accuracy"] == sum(all_right for all_right, _, _ in expected) / 3
     assert lambada["last_token_accuracy"] == sum(last for _, last, _ in expected) / 3
     assert lambada["perplexity"] == pytest.approx(math.exp(sum(loss for _, _, loss in expected) / 3), rel=1e-4)
