@@ -14,12 +14,9 @@ import re
 from collections.abc import Iterator
 from types import MappingProxyType
 
-NAMES = ("paper", "invertible")
-"""The detokenizers."""
-
 
 def detokenize(text: str, detokenizer: str) -> str:
-    """The text of a WikiText file, by the detokenizer of this name."""
+    """The text of a WikiText file, by the `paper` or the `invertible` one."""
     return by_the_paper(text) if detokenizer == "paper" else invertibly(text)
 
 
