@@ -45,7 +45,7 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         begin = self.source.begin_of_text
         return self.eot_token_id if begin is None else begin
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:  # noqa: ARG002
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_options: Any) -> list[int]:  # noqa: ARG002
         """Ids of a text, without any that the tokenizer would put around it."""
         return self.tokenizer.encode(string)
 
@@ -54,7 +54,7 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
         return found
 
-    def _loglikelihood_tokens(self, requests: Sequence[_Pair], **_: Any) -> list[tuple[float, bool]]:
+    def _loglikelihood_tokens(self, requests: Sequence[_Pair], **_options: Any) -> list[tuple[float, bool]]:
         texts = [as_ids([*context, *continuation]) for _, context, continuation in requests]
         windows = []
         for number, (_, context, continuation) in enumerate(requests):
