@@ -32,6 +32,7 @@ from crosscut.parallel import (
     vocab_parallel_scores,
 )
 from crosscut.parallel.parameters import local
+from crosscut.parallel.products import ORDINARY
 
 
 class GPT(nn.Module):
@@ -175,5 +176,5 @@ class GPT(nn.Module):
 
     def _scores(self, hidden: Tensor) -> Tensor:
         """Hidden states [B, H] to scores [B, V]."""
-        columns = hidden @ local(self.output_weight, hidden.dtype).t()
+        columns = ORDINARY.output(hidden, local(self.output_weight, hidden.dtype))
         return gather_from_tensor_parallel(columns, self.mesh.tensor)[:, : self.config.vocab_size]

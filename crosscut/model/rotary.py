@@ -20,19 +20,21 @@ LOW, HIGH = 1.0, 4.0
 
 
 def rotations(places: Tensor, config: ModelConfig) -> Tensor:
-    """Cosines and sines for tokens at `places` [S] or [B, S]: [2, S, D] or [2, B, 1, S, D], in float32."""
+    """Cosines and sines for tokens at `places` [S] or [B, S]: [2, S, D] or [2, B, 1, S, D], in float32.
+
+    The sines of a pair's first element are negative, as `rotate` needs them.
+    """
     angles = places.float().unsqueeze(-1) * _frequencies(config, places.device)
-    angles = torch.cat((angles, angles), -1)
     if angles.dim() > 2:
         angles = angles.unsqueeze(1)  # for all heads of a row
-    return torch.stack((angles.cos(), angles.sin()))
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     """Turn queries or keys [B, A, S, D] by what `rotations` gave, in their type."""
     cos, sin = rotation
-    first, second = x.chunk(2, -1)
-    turned: Tensor = x * cos + torch.cat((-second, first), -1) * sin
+    turned: Tensor = x * cos + x.roll(x.shape[-1] // 2, -1) * sin
     return turned
 
 

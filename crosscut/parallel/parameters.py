@@ -61,8 +61,15 @@ def local(parameter: Tensor, dtype: torch.dtype) -> Tensor:
 
     The cast is part of the graph: with float32 parameters and bfloat16 activations, gradients arrive as float32.
     """
+    return _own_part(parameter, None, dtype)
+
+
+def _own_part(parameter: Tensor, gradient: list[Placement] | None, dtype: torch.dtype) -> Tensor:
     assert isinstance(parameter, DTensor)
-    return parameter.to_local().to(dtype)
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return parameter.to_local(grad_placements=gradient).to(dtype)
+    part = parameter._local_tensor  # what `to_local` makes a view of: text asks for it many hundred times a token
+    return part if part.dtype == dtype else part.to(dtype)
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -107,9 +114,7 @@ def local_on_sequence(parameter: Tensor, mesh: ParallelMesh, dtype: torch.dtype)
 
     Under sequence parallelism its gradient is `Partial`: each rank has seen a part of the tokens.
     """
-    assert isinstance(parameter, DTensor)
-    placements = [Partial()] if mesh.sequence_parallel else [Replicate()]
-    return parameter.to_local(grad_placements=placements).to(dtype)
+    return _own_part(parameter, [Partial()] if mesh.sequence_parallel else [Replicate()], dtype)
 
 
 def local_inside(parameter: Tensor, dtype: torch.dtype) -> Tensor:
@@ -117,8 +122,7 @@ def local_inside(parameter: Tensor, dtype: torch.dtype) -> Tensor:
 
     Its gradient is `Partial`: each rank has used it on what is its own.
     """
-    assert isinstance(parameter, DTensor)
-    return parameter.to_local(grad_placements=[Partial()]).to(dtype)
+    return _own_part(parameter, [Partial()], dtype)
 
 
 def cut_dim(parameter: Tensor) -> int | None:

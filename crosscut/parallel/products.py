@@ -23,6 +23,10 @@ from torch import Tensor
 
 from crosscut.config.precision import FLOAT8_MULTIPLE
 
+NARROW = range(4, 17)
+"""Tokens for which a product on the CPU is turned round. Measured, in weights of 3.5 to 113 MB on a Xeon with AVX-512:
+up to 3 tokens F.linear reads memory as fast as it goes; 8 take three times as long, turned round less than twice."""
+
 _SMALLEST = 1e-12
 """The largest element of a tensor counts as at least this, so that zeros have a scale."""
 
@@ -46,6 +50,9 @@ class Products(ABC):
 @final
 class _Ordinary(Products):
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if _is_narrow(x):
+            y = torch.mm(weight, x.reshape(-1, x.shape[-1]).t()).t().reshape(*x.shape[:-1], weight.shape[0])
+            return y if bias is None else y.add_(bias)
         return F.linear(x, weight, bias)
 
     def input_gradient(self, grad: Tensor, weight: Tensor, onto: Tensor | None = None) -> Tensor:
@@ -89,6 +96,13 @@ ORDINARY: Products = _Ordinary()
 
 FLOAT8: Products = _Float8()
 """In 8 bits, from and to wider types."""
+
+
+def _is_narrow(x: Tensor) -> bool:
+    """Whether the weight had better be the first factor: MKL reads it faster so for a few tokens, of as many texts."""
+    if torch.is_grad_enabled() or x.dtype != torch.float32 or x.is_cuda:
+        return False
+    return NARROW.start <= x.numel() // x.shape[-1] < NARROW.stop
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
