@@ -32,8 +32,9 @@ from crosscut.parallel.collectives import all_reduce
 _TOKENS_AT_ONCE = 512
 """Prompt tokens, filled-up ones among them, that a step reads beside the running texts."""
 
-_FIRST_CAPACITY = 256
-"""Tokens of each row that the cache has room for at first; doubled when a row needs more, up to the window."""
+_FIRST_CAPACITY = 128
+"""Tokens of each row that the cache has room for at first; half as much again when a row needs more, up to the
+window."""
 
 Finish = Literal["", "stop", "length"]
 
@@ -231,7 +232,7 @@ class Decoder:
 
     def _make_room(self, num_tokens: int) -> None:
         if num_tokens > self._cache.capacity:
-            self._cache.grow(min(self.window, max(num_tokens, 2 * self._cache.capacity)))
+            self._cache.grow(min(self.window, max(num_tokens, self._cache.capacity * 3 // 2)))
 
     def _follow(self, counts: dict[int, int], scores: dict[int, Tensor]) -> list[Piece]:
         """Choose the next token of each row that has now been read."""

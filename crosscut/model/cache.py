@@ -50,7 +50,8 @@ class KeyValueCache:
         """Make room for so many tokens of each row."""
         more = capacity - self.capacity
         if more > 0:
-            self._layers = [F.pad(layer, (0, 0, 0, more)) for layer in self._layers]
+            for i, layer in enumerate(self._layers):  # one after the other: never all of them twice
+                self._layers[i] = F.pad(layer, (0, 0, 0, more))
             self.capacity = capacity
 
     def begin(self, counts: Sequence[int], *, length: int, first_row: int) -> "Reading":

@@ -51,7 +51,7 @@ class Products(ABC):
 class _Ordinary(Products):
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if _is_narrow(x):
-            y = torch.mm(weight, x.reshape(-1, x.shape[-1]).t()).t().reshape(*x.shape[:-1], weight.shape[0])
+            y = torch.mm(weight, x.reshape(-1, x.shape[-1]).t()).t().contiguous().view(*x.shape[:-1], -1)
             return y if bias is None else y.add_(bias)
         return F.linear(x, weight, bias)
 

@@ -1,4 +1,4 @@
-"""The products of a linear layer in 8 bits: near the exact ones, and the same however a matrix is cut."""
+"""A linear layer's products: of few tokens; in 8 bits, near the exact ones and the same however a matrix is cut."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from crosscut.parallel import (
     normal_,
     use_products,
 )
-from crosscut.parallel.products import _cast
+from crosscut.parallel.products import NARROW, _cast
 from tests.ranks import RankPool
 
 CPU = torch.device("cpu")
@@ -131,3 +131,16 @@ def test_products_with_a_part_of_small_elements_are_near_the_exact_ones_where_th
         alone = FLOAT8.output(x, part)
         assert _distance(alone, exact) < 0.045
         assert _distance(alone, whole) > 0.1 if is_small else torch.equal(alone, whole)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, NARROW.start, 8, NARROW.stop - 1, NARROW.stop])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_products_of_a_few_tokens_are_those_of_many(num_tokens, has_bias):
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(*shape, generator=generator) for shape in ((num_tokens, 1, 24), (40, 24)))
+    bias = torch.randn(40, generator=generator) if has_bias else None
+    expected = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    with torch.no_grad():
+        found = ORDINARY.output(x, weight, bias)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
