@@ -19,6 +19,6 @@ def run(function: type[Function], *arguments: Any) -> Any:
     What `apply` does around a forward pass takes longer than the product of a single token with a small matrix. And a
     compiler that traces one with any number of arguments, and no backward pass, may take its context for a tensor.
     """
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if torch.is_grad_enabled():
         return function.apply(*arguments)
     return function.forward(_Forgetful(), *arguments)
