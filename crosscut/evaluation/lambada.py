@@ -45,7 +45,11 @@ class Lambada:
             ids, first = [*before, *ids], len(before) + first
             self.windows.append(Window(len(self.texts), max(0, len(ids) - 1 - window), len(ids), first))
             self.texts.append(as_ids(ids))
-        self.protocol: dict[str, Any] = {"window": window, "right": "all tokens of the last word, teacher forcing"}
+        self.protocol: dict[str, Any] = {
+            "window": window,
+            "counted": "all tokens of the last word, teacher forcing",
+            "first_id": before[0] if before else None,
+        }
         self.data = [hashed(file, path)]
 
     def figures(self, scores: WindowScores) -> Figures:

@@ -23,7 +23,7 @@ def print_report(report: Mapping[str, Any], console: Console) -> None:
         if documents := task.get("documents"):
             console.print(_documents(documents[:_MOST_DOCUMENTS]))
             if len(documents) > _MOST_DOCUMENTS:
-                console.print(f"and {len(documents) - _MOST_DOCUMENTS:,} more documents, in the result file")
+                console.print(f"and {len(documents) - _MOST_DOCUMENTS:,} more documents: --json tells of all")
 
 
 def _figures(task: Mapping[str, Any]) -> Table:
@@ -54,7 +54,14 @@ def show(name: str, value: float | None) -> str:
     """A figure as people read it: a share in per cent, the others in as many digits as say something."""
     if value is None:
         return "infinite"
-    return f"{value:.2%}" if name.endswith("accuracy") else f"{value:,.4g}" if value < 1e3 else f"{value:,.0f}"
+    if name.endswith("accuracy"):
+        return f"{value:.2%}"
+    return f"{value:,.0f}" if 1e3 <= value < 1e6 else f"{value:.4g}"
+
+
+def in_a_line(figures: Mapping[str, float | None]) -> str:
+    """Figures of several tasks in one line, without those per token, which say the same again."""
+    return ", ".join(f"{_words(name)} {show(name, v)}" for name, v in figures.items() if not name.endswith("per_token"))
 
 
 def _words(name: str) -> str:

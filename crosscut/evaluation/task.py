@@ -43,7 +43,7 @@ class Task(Protocol):
     texts: list[Ids]
     windows: list[Window]
     protocol: dict[str, Any]
-    """How it is done, in words and numbers that tell two ways apart."""
+    """How it is done, in words and numbers that tell two ways apart; `first_id` is what comes before each text."""
     data: list[dict[str, str]]
     """The files and their hashes."""
 

@@ -41,7 +41,12 @@ class WikiText103:
         ids = tokenizer.encode(detokenize(words, detokenizer))
         self.texts: list[Ids] = [as_ids([start, *ids])]
         self.windows: list[Window] = list(sliding_windows(0, len(ids) + 1, window=window, overlap=overlap))
-        self.protocol: dict[str, Any] = {"window": window, "overlap": overlap, "detokenizer": detokenizer}
+        self.protocol: dict[str, Any] = {
+            "window": window,
+            "overlap": overlap,
+            "detokenizer": detokenizer,
+            "first_id": start,
+        }
         self.data = [hashed(file, path)]
 
     def figures(self, scores: WindowScores) -> Figures:

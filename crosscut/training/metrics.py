@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
 from crosscut.config import write_whole
+from crosscut.evaluation.report import in_a_line
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -76,8 +77,7 @@ class Metrics:
         """Note the figures of an evaluation after `step` steps."""
         if self.active:
             self._write(step, figures)
-            told = "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items())
-            self._display.line(f"step {step:>6}  {told}")
+            self._display.line(f"step {step:>6}  {in_a_line(figures)}")
 
     def _write(self, step: int, values: Mapping[str, Value]) -> None:
         with self._disk_errors_told():

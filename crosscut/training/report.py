@@ -17,7 +17,7 @@ from rich.text import Text
 from crosscut.config import RunConfig, write_whole
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
 from crosscut.data import TokenFolder
-from crosscut.evaluation.report import show
+from crosscut.evaluation.report import in_a_line
 from crosscut.generation import Sampling, continue_text
 from crosscut.model import GPT
 from crosscut.planner import count_parameters
@@ -149,8 +149,7 @@ def _summary_rows(run: RunConfig, summary: dict[str, Any]) -> Iterator[tuple[str
         Text.assemble(f"{before:,.1f} before, ", (f"{after:,.1f}", "bold"), f" after {tokens}; {scored}"),
     )
     if summary["evaluation"]:
-        figures = ", ".join(f"{name.replace('_', ' ')} {show(name, v)}" for name, v in summary["evaluation"].items())
-        yield "evaluation", Text(figures)
+        yield "evaluation", Text(in_a_line(summary["evaluation"]))
     if summary["tokens_per_second"]:
         rate, peak = (_short(summary[f"{name}flops_per_second"], _RATES) for name in ("model_", "peak_"))
         share = f"{summary['utilisation']:.0%} of {peak}FLOP/s ({summary['peak']})"

@@ -78,3 +78,12 @@ def test_a_step_that_was_validated_before_the_stop_keeps_that_row(tmp_path):
             metrics.validation(3, loss=loss, perplexity=2.0)
             metrics.validation(4, loss=loss, perplexity=2.0)
     assert [(row["step"], row["validation_loss"]) for row in read_metrics(tmp_path)] == [(3, 1.0), (4, 2.0)]
+
+
+def test_scores_are_a_row_and_a_line(tmp_path, capsys):
+    figures = {"wikitext103_perplexity": 19.31, "wikitext103_loss_per_token": 2.69, "lambada_accuracy": 0.4518}
+    with Metrics(tmp_path, num_steps=10, start=0, active=True) as metrics:
+        metrics.scores(4, {**figures, "text_perplexity": float("inf")})
+    assert read_metrics(tmp_path) == [{"step": 4, **figures, "text_perplexity": None}]
+    line = "step      4  wikitext103 perplexity 19.31, lambada accuracy 45.18%, text perplexity inf"
+    assert line in capsys.readouterr().out
