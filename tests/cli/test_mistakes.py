@@ -98,7 +98,7 @@ def test_run_folder_that_is_a_file_is_told(fail, tmp_path):
 
 
 def test_generating_without_a_run_is_told(fail):
-    assert fail("generate", "nowhere").startswith("`nowhere` must be the folder of a run, but has no `config.toml`.")
+    assert fail("generate", "nowhere").startswith("`nowhere` must be a run's folder, a checkpoint or a Hugging Face")
 
 
 def test_cuda_without_a_device_is_told(fail, monkeypatch):
