@@ -6,8 +6,8 @@
 Every contender, a program at a batch size, lives in its own process, loads the model once and writes when it is its
 turn: the same random prompts, the same number of new tokens, the likeliest ones, on the same number of threads. A round
 is one turn of each, so that a machine that slows down slows down all; the first round is not counted. Rates are of new
-tokens, the reading of the prompts included; how long that took alone is told beside. Memory is the peak of the whole
-process. The texts are compared.
+tokens, the reading of the prompts included; how long that took alone is told beside, and the processor's time for a
+token of each text, which a busy machine changes least. Memory is the peak of the whole process. The texts are compared.
 """
 
 import argparse
@@ -116,9 +116,9 @@ def take_part(program: str, batch_size: int, task: Task, orders: Connection) -> 
         write = PROGRAMS[program](task, batch_size)
         orders.send("ready")
         while (num_new := orders.recv()) is not None:
-            start = time.perf_counter()
+            start, start_cpu = time.perf_counter(), time.process_time()
             texts = write(num_new)
-            orders.send((time.perf_counter() - start, texts))
+            orders.send((time.perf_counter() - start, time.process_time() - start_cpu, texts))
         orders.send(peak_bytes())
 
 
@@ -127,8 +127,10 @@ class Contender:
 
     def __init__(self, program: str, batch_size: int, task: Task) -> None:
         self.program, self.batch_size, self.task = program, batch_size, task
-        self.seconds: list[float] = []
-        self.reading: list[float] = []
+        self.turns: list[tuple[float, float]] = []
+        """Seconds and the processor's seconds of each turn."""
+        self.readings: list[tuple[float, float]] = []
+        """Of the first token alone."""
         self.texts: list[list[int]] = []
         self.failure = ""
         context = mp.get_context("spawn")
@@ -139,10 +141,11 @@ class Contender:
 
     def turn(self) -> None:
         """Write once, and once only the first token."""
-        for num_new, seconds in ((self.task.num_new, self.seconds), (1, self.reading)):
-            if (answer := self._ask(num_new)) is not None:
-                seconds.append(answer[0])
-                self.texts = answer[1] if num_new > 1 else self.texts
+        if (answer := self._ask(self.task.num_new)) is not None:
+            self.turns.append(answer[:2])
+            self.texts = answer[2]
+        if (answer := self._ask(1)) is not None:
+            self.readings.append(answer[:2])
 
     def finish(self) -> int:
         """End the process; its peak memory in bytes."""
@@ -180,16 +183,18 @@ def figures_of(contender: Contender) -> dict[str, Any]:
     name = {"program": contender.program, "batch_size": contender.batch_size}
     if contender.failure:
         return {**name, "failure": contender.failure}
-    seconds = statistics.median(contender.seconds[1:])
-    num_new = contender.batch_size * contender.task.num_new
-    reading = statistics.median(contender.reading[1:])
+    num_new, num_steps = contender.batch_size * contender.task.num_new, max(contender.task.num_new - 1, 1)
+    turns, readings = contender.turns[1:], contender.readings[1:]
+    seconds, cpu_seconds = (statistics.median(turn[i] for turn in turns) for i in (0, 1))
+    reading, cpu_reading = (statistics.median(turn[i] for turn in readings) for i in (0, 1))
     return {
         **name,
         "tokens_per_second": num_new / seconds,
-        "best_tokens_per_second": num_new / min(contender.seconds[1:]),
+        "best_tokens_per_second": num_new / min(turn[0] for turn in turns),
         "seconds": seconds,
         "seconds_to_first_token": reading,
-        "seconds_per_step": (seconds - reading) / max(contender.task.num_new - 1, 1),
+        "seconds_per_step": (seconds - reading) / num_steps,
+        "cpu_seconds_per_step": (cpu_seconds - cpu_reading) / num_steps,
         "peak_bytes": contender.finish(),
         "texts": contender.texts,
     }
@@ -197,7 +202,7 @@ def figures_of(contender: Contender) -> dict[str, Any]:
 
 def report(rows: list[dict[str, Any]]) -> None:
     """Print the table and the ratios that the goals are about."""
-    print(f"{'':14}{'batch':>6}{'tokens/s':>10}{'best':>8}{'first token s':>15}{'step ms':>9}{'peak MiB':>10}")
+    print(f"{'':14}{'batch':>6}{'tokens/s':>10}{'best':>8}{'first s':>9}{'step ms':>9}{'CPU ms':>8}{'peak MiB':>10}")
     for row in rows:
         start = f"{row['program']:14}{row['batch_size']:>6}"
         if "failure" in row:
@@ -205,8 +210,8 @@ def report(rows: list[dict[str, Any]]) -> None:
             continue
         print(
             f"{start}{row['tokens_per_second']:>10.1f}{row['best_tokens_per_second']:>8.1f}"
-            f"{row['seconds_to_first_token']:>15.3f}{1000 * row['seconds_per_step']:>9.1f}"
-            f"{row['peak_bytes'] / 2**20:>10,.0f}"
+            f"{row['seconds_to_first_token']:>9.3f}{1000 * row['seconds_per_step']:>9.1f}"
+            f"{1000 * row['cpu_seconds_per_step']:>8.1f}{row['peak_bytes'] / 2**20:>10,.0f}"
         )
     for text in ratios(rows):
         print(text)
@@ -220,10 +225,12 @@ def ratios(rows: list[dict[str, Any]]) -> Iterator[str]:
         if program != "crosscut" or theirs is None:
             continue
         rate = ours["tokens_per_second"] / theirs["tokens_per_second"]
+        cpu = theirs["cpu_seconds_per_step"] / ours["cpu_seconds_per_step"]
         memory = ours["peak_bytes"] / theirs["peak_bytes"]
         same = sum(a == b for a, b in zip(ours["texts"], theirs["texts"], strict=True))
         yield (
-            f"batch {size}: {rate:.2f} of transformers' tokens/s (goal {GOAL}), {memory:.2f} of its memory (goal 1.0); "
+            f"batch {size}: {rate:.2f} of transformers' tokens/s (goal {GOAL}), {cpu:.2f} of its steps in the "
+            f"processor's time, {memory:.2f} of its memory (goal 1.0); "
             f"{same} of {size} texts are the same to the last token"
         )
 
