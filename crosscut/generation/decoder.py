@@ -32,7 +32,7 @@ from crosscut.parallel.collectives import all_reduce
 _TOKENS_AT_ONCE = 512
 """Prompt tokens, filled-up ones among them, that a step reads beside the running texts."""
 
-_FIRST_CAPACITY = 128
+_FIRST_CAPACITY = 64
 """Tokens of each row that the cache has room for at first; half as much again when a row needs more, up to the
 window."""
 

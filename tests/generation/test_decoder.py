@@ -29,7 +29,7 @@ def write(layout: Layout, family: str, jobs: Sequence[Job], num_rows: int, at_on
         for piece in writer.run():
             found[piece.number].append(piece.token)
     finally:
-        decoder._TOKENS_AT_ONCE, decoder._FIRST_CAPACITY = 512, 128
+        decoder._TOKENS_AT_ONCE, decoder._FIRST_CAPACITY = 512, 64
     return list(found.values())
 
 
