@@ -12,6 +12,7 @@ from crosscut.cli.checkpoint import checkpoint
 from crosscut.cli.evaluate import evaluate
 from crosscut.cli.generate import generate
 from crosscut.cli.prepare import prepare
+from crosscut.cli.serve import serve
 from crosscut.cli.train import train
 from crosscut.cli.verify import verify
 from crosscut.config import CrosscutError, RankFailure, RunStopped
@@ -28,7 +29,7 @@ def commands() -> None:
     """Train transformers too big for one GPU by cutting every layer's matrices."""
 
 
-for command in (prepare, train, verify, evaluate, generate, checkpoint):
+for command in (prepare, train, verify, evaluate, generate, serve, checkpoint):
     commands.add_command(command)
 
 

@@ -127,7 +127,9 @@ def _take_as_many_threads() -> None:
     torch.set_num_threads(int(threads))
 
 
-def launch(function: Callable[..., _T], arguments: tuple[Any, ...], *, num_ranks: int) -> _T:
+def launch(
+    function: Callable[..., _T], arguments: tuple[Any, ...], *, num_ranks: int, signals: tuple[int, ...] = REQUESTS
+) -> _T:
     """Run `function(*arguments)` in `num_ranks` processes of this machine; in this process when it is one.
 
     `function` must be importable by name, and return something that can be pickled; the first rank's is returned.
@@ -136,7 +138,8 @@ def launch(function: Callable[..., _T], arguments: tuple[Any, ...], *, num_ranks
 
     The first SIGTERM or SIGUSR1 is passed on to the ranks (see `stopping`), which then are waited for. An interrupt or
     a second SIGTERM stops them all at once, as does the first where a rank takes no requests: `SystemExit` with 128 +
-    the signal. The ranks also end when this process is killed.
+    the signal. The ranks also end when this process is killed. `signals` may name SIGINT beside the two that are passed
+    on; then a second interrupt is the one that stops them all.
     """
     if num_ranks == 1:
         return function(*arguments)
@@ -152,7 +155,7 @@ def launch(function: Callable[..., _T], arguments: tuple[Any, ...], *, num_ranks
                 logs_specs=DefaultLogsSpecs(log_dir=folder),
                 start_method="spawn",
             )
-            requests = _PassedOn(list(context.pids().values()))
+            requests = _PassedOn(list(context.pids().values()), signals)
             result = context.wait(period=_POLL)
         except SignalException as stopped:
             if stopped.sigval == signal.SIGINT:
@@ -165,7 +168,7 @@ def launch(function: Callable[..., _T], arguments: tuple[Any, ...], *, num_ranks
     assert result is not None
     if result.is_failed():
         (failure,) = result.failures.values()  # the first that was seen; the rest were stopped for it
-        if requests.first and -failure.exitcode in REQUESTS:  # it was not where it could take a request
+        if requests.first and -failure.exitcode in signals:  # it was not where it could take a request
             raise SystemExit(128 + requests.first)
         _raise(failure, num_ranks)
     value: _T = result.return_values[0]
@@ -175,19 +178,19 @@ def launch(function: Callable[..., _T], arguments: tuple[Any, ...], *, num_ranks
 class _PassedOn:
     """Passes the first request to stop on to the ranks; put in place of PyTorch's handlers, which would end them."""
 
-    def __init__(self, ranks: list[int]) -> None:
+    def __init__(self, ranks: list[int], signals: tuple[int, ...]) -> None:
         self.ranks = ranks
         self.first = 0
         """The signal that asked first, 0 until then."""
         self._when = 0.0
         if threading.current_thread() is threading.main_thread():
-            for number in REQUESTS:
+            for number in signals:
                 signal.signal(number, self._take)
 
     def _take(self, number: int, _frame: object) -> None:
         now = time.monotonic()
-        if self.first and number == signal.SIGTERM and now - self._when > SAME_REQUEST:
-            raise SignalException("stopped at once", sigval=signal.SIGTERM)
+        if self.first and number != signal.SIGUSR1 and now - self._when > SAME_REQUEST:
+            raise SignalException("stopped at once", sigval=signal.Signals(number))
         if not self.first:
             self.first, self._when = number, now
         for pid in self.ranks:

@@ -25,10 +25,11 @@ import torch
 import torch.distributed as dist
 
 REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
+"""The signals that ask a run to stop. A program that ends well by Ctrl-C, too, takes SIGINT beside them."""
 
 SAME_REQUEST = 2.0
 """Seconds within which further signals are copies of the first: to a process, to its group, and passed on by torchrun.
-A SIGTERM that comes later ends the process at once."""
+A SIGTERM that comes later ends the process at once, as does a SIGINT where it is taken."""
 
 _UNTIL_PASSED_ON = 2.0
 """Seconds in which `launch` passes on the request that a SIGTERM to all processes is."""
@@ -56,17 +57,20 @@ def ignore_requests() -> None:
 class StopRequest:
     """A context in which SIGTERM and SIGUSR1 no longer end the process, but make `check` raise on all ranks alike.
 
+    `signals` may name others to take so. `told` is called, in a thread of its own, when this rank is asked.
+
     Every rank enters it, and calls `check` and `meet` equally often and in the same order. Outside the main thread of a
     process signals cannot be taken, but the votes of other ranks hold. After it both signals do what they did before;
-    but where `check` has raised and no error followed, the process is about to end with what it has written, and they
-    are ignored from then on (`ignore_requests`).
+    but where `check` has raised, or `accept` was called, and no error followed, the process is about to end with what
+    it has written, and they are ignored from then on (`ignore_requests`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, signals: tuple[int, ...] = REQUESTS, told: Callable[[], None] | None = None) -> None:
         self.asked = False
         """Whether this rank was asked to stop; the others may not know of it yet."""
+        self._told = told
         self._agreed = False
-        self._signals = _Signals(self._ask)
+        self._signals = _Signals(self._ask, signals)
         self._group: dist.ProcessGroup | None = None
         self._vote: tuple[dist.Work, torch.Tensor] | None = None
 
@@ -100,6 +104,10 @@ class StopRequest:
             self._agreed = True
             raise Stopped
 
+    def accept(self) -> None:
+        """Say that all ranks stop here, which they have agreed on by other means than `check`."""
+        self._agreed = True
+
     def checked(self, items: Iterable[_T]) -> Iterator[_T]:
         """The items, with a `check` before each: for work of many parts, as many on every rank."""
         for item in items:
@@ -120,13 +128,16 @@ class StopRequest:
 
     def _ask(self) -> None:
         self.asked = True
+        if self._told is not None:
+            self._told()
 
 
 class _Signals:
     """Takes the process's signals from Python's main thread to a thread of its own."""
 
-    def __init__(self, ask: Callable[[], None]) -> None:
+    def __init__(self, ask: Callable[[], None], numbers: tuple[int, ...]) -> None:
         self._ask = ask
+        self._numbers = numbers
         self._first = 0.0
         self._certain = threading.Event()
         self._handlers: dict[int, object] = {}
@@ -136,7 +147,7 @@ class _Signals:
             return
         self._here, self._there = socket.socketpair()
         self._there.setblocking(False)
-        self._handlers = {number: signal.signal(number, _do_nothing) for number in REQUESTS}
+        self._handlers = {number: signal.signal(number, _do_nothing) for number in self._numbers}
         self._old_descriptor = signal.set_wakeup_fd(self._there.fileno(), warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._listen, daemon=True, name="signals")
         self._thread.start()
@@ -161,7 +172,7 @@ class _Signals:
     def _listen(self) -> None:
         while numbers := self._here.recv(64):
             for number in numbers:
-                if number in REQUESTS:
+                if number in self._numbers:
                     self._take_one(number)
 
     def _take_one(self, number: int) -> None:
@@ -172,7 +183,7 @@ class _Signals:
             self._first = now
             if multiprocessing.parent_process() is not None and number == signal.SIGTERM:
                 threading.Thread(target=self._leave_unless_passed_on, daemon=True).start()
-        elif number == signal.SIGTERM and now - self._first > SAME_REQUEST:
+        elif number != signal.SIGUSR1 and now - self._first > SAME_REQUEST:
             os._exit(128 + number)
         self._ask()
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -68,6 +69,27 @@ def test_a_rank_alone_stops_at_once(ranks: RankPool) -> None:
 def test_nobody_stops_unasked_nor_when_there_is_no_check_left(ranks: RankPool) -> None:
     assert ranks.run(2, stopped_at, {}, signal.SIGTERM) == [CHECKS, CHECKS]
     assert ranks.run(2, stopped_at, {0: CHECKS - 1}, signal.SIGTERM) == [CHECKS, CHECKS]
+
+
+def told_and_left(accepted: bool) -> tuple[bool, list[bool]]:
+    """Whether a callback was told of a SIGINT, and which signals are ignored afterwards."""
+    numbers = (*REQUESTS, signal.SIGINT)
+    handlers = [signal.getsignal(number) for number in numbers]
+    told = threading.Event()
+    with StopRequest(numbers, told.set) as request:
+        os.kill(os.getpid(), signal.SIGINT)
+        was_told = told.wait(5)
+        if accepted:
+            request.accept()
+    ignored = [signal.getsignal(number) == signal.SIG_IGN for number in numbers]
+    for number, handler in zip(numbers, handlers, strict=True):
+        signal.signal(number, handler)
+    return was_told, ignored
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_an_interrupt_is_a_request_where_it_is_taken_for_one(ranks: RankPool, accepted: bool) -> None:
+    assert ranks.run(2, told_and_left, accepted) == [(True, [accepted] * 3)] * 2
 
 
 def items_until_stopped() -> list[int]:

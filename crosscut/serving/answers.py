@@ -1,0 +1,191 @@
+"""The answers of the two protocols, as JSON objects: whole, or in the chunks of a stream."""
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from crosscut.generation import Piece
+from crosscut.serving.requests import Request, Served
+
+Json = dict[str, Any]
+
+
+class Answer(ABC):
+    """What is said to one request; a protocol says how. `spell` gives the bytes of a token."""
+
+    prefix: str
+    """What the answer's id begins with."""
+    kind: str
+    """The whole answer's `object`."""
+    chunk_kind: str
+    """A chunk's."""
+
+    def __init__(self, request: Request, served: Served, spell: Callable[[int], bytes]) -> None:
+        self.request = request
+        self.served = served
+        self.spell = spell
+        self.num_written = 0
+        """Tokens of all choices, those that end a text among them."""
+        self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": served.name}
+
+    @abstractmethod
+    def opening(self, which: int) -> Json | None:
+        """A choice's first chunk, which comes before any of its tokens; None where there is nothing to say."""
+
+    @abstractmethod
+    def delta(self, which: int, piece: Piece) -> Json:
+        """A choice of a chunk: what a token adds."""
+
+    @abstractmethod
+    def choice(self, which: int, pieces: Sequence[Piece]) -> Json:
+        """A choice of a whole answer."""
+
+    def whole(self, choices: Sequence[Sequence[Piece]]) -> Json:
+        """The answer in one piece."""
+        self.num_written = sum(map(len, choices))
+        told = [self.choice(which, pieces) for which, pieces in enumerate(choices)]
+        return self._head | {"object": self.kind, "choices": told, "usage": self._usage()}
+
+    def openings(self) -> Iterator[Json]:
+        """The chunks that come before all tokens."""
+        for which in range(len(self.request.prompts) * self.request.num_choices):
+            if (opening := self.opening(which)) is not None:
+                yield self._chunk([opening])
+
+    def chunk(self, which: int, piece: Piece) -> Json:
+        """The chunk that tells one token."""
+        self.num_written += 1
+        return self._chunk([self.delta(which, piece)])
+
+    def closing(self) -> Iterator[Json]:
+        """The chunk after all tokens, where the client asked for the counts."""
+        if self.request.include_usage:
+            yield self._chunk([]) | {"usage": self._usage()}
+
+    def tells(self, piece: Piece) -> bool:
+        """Whether a token's probability is told; it is not of the one that ends the text."""
+        return piece.logprob is not None and piece.token not in self.served.stops
+
+    def _chunk(self, choices: list[Json]) -> Json:
+        usage = {"usage": None} if self.request.include_usage else {}
+        return self._head | {"object": self.chunk_kind, "choices": choices} | usage
+
+    def _usage(self) -> Json:
+        num_read = sum(map(len, self.request.prompts))
+        return {
+            "prompt_tokens": num_read,
+            "completion_tokens": self.num_written,
+            "total_tokens": num_read + self.num_written,
+        }
+
+
+class CompletionAnswer(Answer):
+    """Of /v1/completions."""
+
+    prefix = "cmpl"
+    kind = chunk_kind = "text_completion"
+
+    def __init__(self, request: Request, served: Served, spell: Callable[[int], bytes]) -> None:
+        super().__init__(request, served, spell)
+        self._offsets = [len(self._prompt(which)) for which in range(len(request.prompts) * request.num_choices)]
+        """Characters of each choice that have been told."""
+
+    def opening(self, which: int) -> Json | None:
+        """The prompt, where it is to be told again."""
+        prompt = self._prompt(which)
+        return {"index": which, "text": prompt, "logprobs": None, "finish_reason": None} if prompt else None
+
+    def delta(self, which: int, piece: Piece) -> Json:
+        """A token's text."""
+        return {
+            "index": which,
+            "text": piece.text,
+            "logprobs": self._logprobs(which, [piece]),
+            "finish_reason": piece.finish or None,
+        }
+
+    def choice(self, which: int, pieces: Sequence[Piece]) -> Json:
+        """A text."""
+        return {
+            "index": which,
+            "text": self._prompt(which) + "".join(piece.text for piece in pieces),
+            "logprobs": self._logprobs(which, pieces),
+            "finish_reason": pieces[-1].finish,
+        }
+
+    def _prompt(self, which: int) -> str:
+        if not self.request.echo:
+            return ""
+        prompt = self.request.prompts[which // self.request.num_choices]
+        return self.served.tokenizer.decode(prompt)
+
+    def _logprobs(self, which: int, pieces: Sequence[Piece]) -> Json | None:
+        if self.request.sampling.alternatives is None:
+            return None
+        logprobs: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for piece in pieces:
+            if self.tells(piece):
+                logprobs["tokens"].append(self._spelled(piece.token))
+                logprobs["token_logprobs"].append(piece.logprob)
+                likeliest = {self._spelled(token): logprob for token, logprob in reversed(piece.alternatives)}
+                logprobs["top_logprobs"].append(likeliest)
+                logprobs["text_offset"].append(self._offsets[which])
+            self._offsets[which] += len(piece.text)
+        return logprobs
+
+    def _spelled(self, token: int) -> str:
+        """A token as this protocol spells one that is no whole characters."""
+        content = self.spell(token)
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+
+class ChatAnswer(Answer):
+    """Of /v1/chat/completions."""
+
+    prefix = "chatcmpl"
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def opening(self, which: int) -> Json | None:
+        """Who speaks."""
+        delta = {"role": "assistant", "content": ""}
+        return {"index": which, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def delta(self, which: int, piece: Piece) -> Json:
+        """A token's text."""
+        return {
+            "index": which,
+            "delta": {"content": piece.text} if piece.text else {},
+            "logprobs": self._logprobs([piece]),
+            "finish_reason": piece.finish or None,
+        }
+
+    def choice(self, which: int, pieces: Sequence[Piece]) -> Json:
+        """A message."""
+        content = "".join(piece.text for piece in pieces)
+        return {
+            "index": which,
+            "message": {"role": "assistant", "content": content, "refusal": None},
+            "logprobs": self._logprobs(pieces),
+            "finish_reason": pieces[-1].finish,
+        }
+
+    def _logprobs(self, pieces: Sequence[Piece]) -> Json | None:
+        if self.request.sampling.alternatives is None:
+            return None
+        told = [
+            self._entry(piece.token, piece.logprob)
+            | {"top_logprobs": [self._entry(token, logprob) for token, logprob in piece.alternatives]}
+            for piece in pieces
+            if self.tells(piece)
+        ]
+        return {"content": told, "refusal": None}
+
+    def _entry(self, token: int, logprob: float | None) -> Json:
+        content = self.spell(token)
+        return {"token": content.decode(errors="replace"), "logprob": logprob, "bytes": list(content)}

@@ -1,0 +1,243 @@
+"""The web application: routes, JSON in, JSON or a stream of events out."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from crosscut.generation import Piece
+from crosscut.serving.answers import Answer, ChatAnswer, CompletionAnswer, Json
+from crosscut.serving.desk import Desk, Job
+from crosscut.serving.fields import parse
+from crosscut.serving.guard import Guard
+from crosscut.serving.refusals import Refusal
+from crosscut.serving.requests import Request, Served, read_chat, read_completion, unknown_model
+
+_PAGE = Path(__file__).parent / "page"
+
+_PATHS = "/v1/models, /v1/completions, /v1/chat/completions, /health and the page at /"
+
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Cache-Control": "no-cache",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+_T = TypeVar("_T")
+
+
+def make_application(
+    served: Served, desk: Desk, spell: Callable[[int], bytes], *, key: str | None, names: Iterable[str]
+) -> Starlette:
+    """The application that serves a model: texts are written at the `desk`, `spell` gives a token's bytes.
+
+    `key` and `names`: who may ask, see `Guard`.
+    """
+    handlers = _Handlers(served, desk, spell)
+    return Starlette(
+        routes=[
+            Route("/", handlers.page),
+            Route("/page/{name}", handlers.page),
+            Route("/health", handlers.health),
+            Route("/v1/models", handlers.models),
+            Route("/v1/models/{name:path}", handlers.model),
+            Route("/v1/completions", handlers.completions, methods=["POST"]),
+            Route("/v1/chat/completions", handlers.chat, methods=["POST"]),
+        ],
+        middleware=[Middleware(Guard, key=key, names=names)],
+        exception_handlers={
+            Refusal: _refused,
+            HTTPException: _not_found,
+            ClientDisconnect: _left,
+            Exception: _failed,
+        },
+        lifespan=handlers.opened,
+    )
+
+
+class _Handlers:
+    """What each route does."""
+
+    def __init__(self, served: Served, desk: Desk, spell: Callable[[int], bytes]) -> None:
+        self._served = served
+        self._desk = desk
+        self._spell = spell
+        self._files = frozenset(file.name for file in _PAGE.iterdir())
+
+    @asynccontextmanager
+    async def opened(self, _: Starlette) -> AsyncIterator[None]:
+        self._desk.open()
+        yield
+
+    async def page(self, request: HttpRequest) -> Response:
+        name = request.path_params.get("name", "index.html")
+        if name not in self._files:
+            raise HTTPException(404)
+        return FileResponse(_PAGE / name, headers=_PAGE_HEADERS)
+
+    async def health(self, _: HttpRequest) -> Response:
+        stopping = self._desk.is_stopping
+        figures = {"rows": self._desk.num_rows, "running": self._desk.num_running, "waiting": self._desk.num_waiting}
+        told = {"status": "stopping" if stopping else "ok", "model": self._served.name}
+        return JSONResponse(told | figures, 503 if stopping else 200)
+
+    async def models(self, _: HttpRequest) -> Response:
+        return JSONResponse({"object": "list", "data": [_model(self._served)]})
+
+    async def model(self, request: HttpRequest) -> Response:
+        if (name := request.path_params["name"]) != self._served.name:
+            raise unknown_model(name, self._served)
+        return JSONResponse(_model(self._served))
+
+    async def completions(self, request: HttpRequest) -> Response:
+        asked = await _read(request, read_completion, self._served)
+        return await _answered(request, CompletionAnswer(asked, self._served, self._spell), self._desk)
+
+    async def chat(self, request: HttpRequest) -> Response:
+        asked = await _read(request, read_chat, self._served)
+        return await _answered(request, ChatAnswer(asked, self._served, self._spell), self._desk)
+
+
+def _model(served: Served) -> Json:
+    """The model in OpenAI's form, and what the page needs to know of it."""
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "crosscut",
+        "window": served.window,
+        "chat": served.template is not None,
+    }
+
+
+async def _read(request: HttpRequest, read: Callable[[object, Served], Request], served: Served) -> Request:
+    """What a request asks for; a long prompt is encoded in another thread, so that streams go on meanwhile."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Refusal(
+            f"`Content-Type` must be application/json, but is {kind or 'missing'}. Set the header.", status=415
+        )
+    body = await request.body()
+    return await asyncio.to_thread(lambda: read(parse(body), served))
+
+
+async def _answered(request: HttpRequest, answer: Answer, desk: Desk) -> Response:
+    """The answer as it was asked for. Its texts are given up when the client goes away."""
+    job = desk.submit(list(answer.request.orders()))
+    if answer.request.stream:
+        return _Events(answer, job, desk)
+    try:
+        return JSONResponse(answer.whole(await _until_gone(_collect(job), request.receive)))
+    finally:
+        desk.withdraw(job)
+
+
+async def _collect(job: Job) -> list[list[Piece]]:
+    """All tokens of each text."""
+    choices: list[list[Piece]] = [[] for _ in job.keys]
+    async for which, piece in job:
+        choices[which].append(piece)
+    return choices
+
+
+class _Events(Response):
+    """A stream of server-sent events: one for each token, as it is written."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, answer: Answer, job: Job, desk: Desk) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._answer = answer
+        self._job = job
+        self._desk = desk
+
+    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await _until_gone(self._send(send), receive)
+        except ClientDisconnect:
+            pass
+        finally:
+            self._desk.withdraw(self._job)
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async for event in self._events():
+            await send({"type": "http.response.body", "body": b"data: %s\n\n" % event, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        """A refusal after the start is an event, too, which clients raise."""
+        try:
+            for chunk in self._answer.openings():
+                yield _json(chunk)
+            async for which, piece in self._job:
+                yield _json(self._answer.chunk(which, piece))
+            for chunk in self._answer.closing():
+                yield _json(chunk)
+            yield b"[DONE]"
+        except Refusal as refusal:
+            yield _json(refusal.body)
+
+
+async def _until_gone(work: Awaitable[_T], receive: Receive) -> _T:
+    """The outcome of `work`, which is cancelled when the client goes away: `ClientDisconnect`."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect
+    finally:
+        task.cancel()
+        gone.cancel()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _json(value: Json) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+async def _refused(_: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    return JSONResponse(error.body, error.status, error.headers)
+
+
+async def _not_found(request: HttpRequest, error: Exception) -> Response:
+    """An unknown path or method."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        message = f"The method must be {allowed} at {request.url.path}, but is {request.method}."
+    else:
+        message = f"The path must be one of {_PATHS}, but is {request.url.path}."
+    refusal = Refusal(message, status=error.status_code)
+    return JSONResponse(refusal.body, refusal.status, error.headers)
+
+
+async def _left(_: HttpRequest, _error: Exception) -> Response:
+    """Nobody hears this."""
+    return Response(status_code=499)
+
+
+async def _failed(_: HttpRequest, _error: Exception) -> Response:
+    """Our own fault; the traceback is the server's to print."""
+    refusal = Refusal("The server has failed at this request; its log says how.", status=500)
+    return JSONResponse(refusal.body, refusal.status)

@@ -1,0 +1,208 @@
+"""Starting and ending a server: the model on all ranks, the web in a thread of the first.
+
+The first rank computes like the others; a thread of it talks to clients. A signal asks the server to stop: it takes no
+new requests, answers those that it has, and ends well.
+"""
+
+import ipaddress
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+import click
+import uvicorn
+from starlette.applications import Starlette
+
+from crosscut.config import ConfigError, Layout, LayoutError
+from crosscut.config.model import require_tensor_axis
+from crosscut.data import Tokenizer
+from crosscut.generation import Decoder
+from crosscut.parallel import ParallelMesh, StopRequest, launch, make_mesh, process_group
+from crosscut.parallel.collectives import share_from_first
+from crosscut.parallel.mesh import world_size_message
+from crosscut.parallel.processes import (
+    choose_device,
+    is_first_started,
+    joined_rank,
+    ranks_on_this_machine,
+    require_devices,
+    started_world_size,
+    was_started,
+)
+from crosscut.parallel.stopping import REQUESTS, ignore_requests
+from crosscut.pretrained import ModelSource, find_model
+from crosscut.serving.application import make_application
+from crosscut.serving.chat import ChatTemplate
+from crosscut.serving.desk import Desk
+from crosscut.serving.loop import write_texts
+from crosscut.serving.requests import Served
+from crosscut.serving.tokens import TokenBytes
+
+SIGNALS = (*REQUESTS, signal.SIGINT)
+"""What ends a server well."""
+
+_UNTIL_CLOSED = 5
+"""Seconds that connections have to close once all is answered."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Where a server listens, who may ask, and what computes. Raises `ConfigError` for what cannot be."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 takes any that is free."""
+    api_key: str | None = None
+    """What clients must show; needed where other machines can reach the server."""
+    tensor: int = 1
+    device: str = "auto"
+    precision: str = "float32"
+    rows: int = 16
+    """Texts that are written at once."""
+
+    def __post_init__(self) -> None:
+        if self.api_key == "":
+            raise ConfigError("`--api-key` must hold a key, but is empty. Leave it out, or unset CROSSCUT_API_KEY.")
+        if self.api_key is None and not _is_loopback(self.host):
+            raise ConfigError(
+                f"`--api-key` must be set where other machines reach the server, but is not, and `--host` is "
+                f"{self.host}. Set CROSSCUT_API_KEY, or leave out --host."
+            )
+
+
+def serve(place: str, options: ServerOptions) -> None:
+    """Serve the model at `place` until a signal asks to stop.
+
+    On ranks of its own, or on those that torchrun started. Raises `ConfigError`, `LayoutError`, `DataError` or
+    `CheckpointError` before a rank starts.
+    """
+    if was_started() and started_world_size() != options.tensor:
+        raise LayoutError(world_size_message(Layout(tensor=options.tensor), started_world_size()))
+    require_devices(options.device, ranks_on_this_machine(options.tensor))
+    if was_started():
+        with joined_rank():
+            device = choose_device(options.device)
+            with process_group(device):
+                source = share_from_first(_checked(place, options) if is_first_started() else None)
+                _serve(source, options, make_mesh(Layout(tensor=options.tensor), device))
+    else:
+        launch(_serve_rank, (_checked(place, options), options), num_ranks=options.tensor, signals=SIGNALS)
+    ignore_requests()
+
+
+def _checked(place: str, options: ServerOptions) -> ModelSource:
+    source = find_model(place)
+    require_tensor_axis(source.model, options.tensor)
+    ChatTemplate.find(source.tokenizer)  # a broken one is told before any process starts,
+    with _bound(options):  # as is a port that is taken
+        return source
+
+
+def _serve_rank(source: ModelSource, options: ServerOptions) -> None:
+    device = choose_device(options.device)
+    with process_group(device):
+        _serve(source, options, make_mesh(Layout(tensor=options.tensor), device))
+
+
+def _serve(source: ModelSource, options: ServerOptions, mesh: ParallelMesh) -> None:
+    with _bound(options) if mesh.is_first_rank else nullcontext() as listener:
+        tokenizer = Tokenizer.load(source.tokenizer)
+        stops = frozenset({source.end_of_text, *source.stops})
+        model = source.load(mesh, precision=options.precision)
+        decoder = Decoder(model, tokenizer, num_rows=options.rows, stops=stops)
+        if listener is None:
+            with StopRequest(SIGNALS) as request:
+                write_texts(decoder, None)
+                request.accept()
+            return
+        served = Served(
+            name=source.name,
+            window=source.model.max_sequence_length,
+            tokenizer=tokenizer,
+            begin=() if source.begin_of_text is None else (source.begin_of_text,),
+            stops=stops,
+            template=ChatTemplate.find(source.tokenizer),
+            created=int(time.time()),
+        )
+        desk = Desk(options.rows)
+        names = {"localhost", "127.0.0.1", "[::1]", options.host}
+        application = make_application(served, desk, TokenBytes(source.tokenizer), key=options.api_key, names=names)
+        with StopRequest(SIGNALS, desk.stop) as request:
+            with _talking(application, listener, desk):
+                click.echo(_greeting(source, options, listener))
+                write_texts(decoder, desk)
+            request.accept()
+
+
+@contextmanager
+def _bound(options: ServerOptions) -> Iterator[socket.socket]:
+    """The address to listen at, reserved. Raises `ConfigError` where it cannot be had."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((options.host, options.port))
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"`--host` and `--port` must be an address of this machine that is free, but are {options.host} and "
+                f"{options.port}: {error}. Try another port."
+            ) from None
+        yield listener
+
+
+@contextmanager
+def _talking(application: Starlette, listener: socket.socket, desk: Desk) -> Iterator[None]:
+    """A thread that talks to clients meanwhile; without it, the server is to stop."""
+    settings = uvicorn.Config(
+        application,
+        ws="none",
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_UNTIL_CLOSED,
+    )
+    server = uvicorn.Server(settings)
+
+    failures = []
+
+    def talk() -> None:
+        try:
+            server.run(sockets=[listener])
+        except BaseException as error:  # uvicorn leaves by SystemExit, too
+            failures.append(error)
+        finally:
+            desk.stop()
+
+    thread = threading.Thread(target=talk, daemon=True, name="clients")
+    thread.start()
+    while not server.started and thread.is_alive():
+        time.sleep(0.01)
+    try:
+        if server.started:
+            yield
+    finally:
+        desk.close()
+        server.should_exit = True
+        thread.join(2 * _UNTIL_CLOSED)
+    if failures:
+        raise failures[0]
+
+
+def _greeting(source: ModelSource, options: ServerOptions, listener: socket.socket) -> str:
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    return (
+        f"{source.name} at http://{host}:{listener.getsockname()[1]} (tensor {options.tensor}, {options.rows} texts at "
+        "once). Open it in a browser, or point an OpenAI client at its /v1. Ctrl-C ends it."
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,51 @@
+"""What single tokens spell, in bytes: a token may be part of a character, which no text can show."""
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""How sentencepiece writes a space."""
+
+
+class TokenBytes:
+    """The bytes of every token of a `tokenizer.json`; what the decoders of byte-level BPE and sentencepiece do."""
+
+    def __init__(self, tokenizer: Path) -> None:
+        self._inner = tokenizers.Tokenizer.from_file(str(tokenizer))
+        self._added = {number: token.content for number, token in self._inner.get_added_tokens_decoder().items()}
+        self._by_character = _byte_of_character() if _is_byte_level(tokenizer) else None
+
+    def __call__(self, token: int) -> bytes:
+        """The bytes of a token; none for an id that stands for nothing."""
+        if (added := self._added.get(token)) is not None:
+            return added.encode()
+        spelled = self._inner.id_to_token(token) or ""
+        if self._by_character is not None:
+            return b"".join(self._by_character.get(character, character.encode()) for character in spelled)
+        if match := _BYTE.fullmatch(spelled):
+            return bytes.fromhex(match.group(1))
+        return spelled.replace(_SPACE, " ").encode()
+
+
+def _is_byte_level(tokenizer: Path) -> bool:
+    decoder = json.loads(tokenizer.read_text(encoding="utf-8")).get("decoder")
+    return any(one.get("type") == "ByteLevel" for one in _decoders(decoder))
+
+
+def _decoders(decoder: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
+    return () if decoder is None else [decoder, *decoder.get("decoders", ())]
+
+
+def _byte_of_character() -> dict[str, bytes]:
+    """Byte-level BPE spells a byte that prints as itself and the others as the characters from U+0100 on."""
+    printing = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printing]
+    characters = {byte: chr(byte) for byte in printing} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    return {character: bytes([byte]) for byte, character in characters.items()}

@@ -1,0 +1,170 @@
+"""A tiny model folder with a chat template, and real servers of it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from crosscut.data import Tokenizer, read_documents
+
+TEMPLATE = """\
+{% for message in messages %}
+{% if message['role'] == 'assistant' and loop.first %}
+{{ raise_exception('a chat must not begin with an answer') }}
+{% endif %}
+{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' -}}
+{% endfor %}
+{% if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n' -}}
+{% endif %}
+"""
+
+WINDOW = 256
+NAME = "tiny-llama"
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of two layers with random weights, in Hugging Face's form."""
+    folder = tmp_path_factory.mktemp("models") / NAME
+    folder.mkdir()
+    vocab_size = write_tokenizer(folder)
+    write_weights(folder, vocab_size)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+def write_tokenizer(folder: Path) -> int:
+    """A byte-level BPE with the tokens of a chat; its vocabulary's size."""
+    text = next(iter(read_documents(["builtin:state-of-the-union"], text_key="text"))).text
+    file = folder / "tokenizer.json"
+    Tokenizer.train([text], vocab_size=400).save(file)
+    content = json.loads(file.read_text())
+    size = len(content["model"]["vocab"])
+    plain = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    marks = [{"id": size + i, "content": f"<|im_{name}|>"} | plain for i, name in enumerate(("start", "end"))]
+    content["added_tokens"] += marks
+    file.write_text(json.dumps(content))
+    config = {"bos_token": None, "eos_token": "<|im_end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, size + 1]}))
+    return size + 2
+
+
+def write_weights(folder: Path, vocab_size: int) -> None:
+    hidden, mlp, layers, heads, key_value_heads = 32, 64, 2, 4, 2
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_value_heads,
+        "max_position_embeddings": WINDOW,
+        "vocab_size": vocab_size,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "eos_token_id": 0,
+        "torch_dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    narrow = hidden * key_value_heads // heads
+    shapes = {"model.embed_tokens": (vocab_size, hidden), "model.norm": (hidden,)}
+    for layer in range(layers):
+        name = f"model.layers.{layer}"
+        shapes |= {f"{name}.input_layernorm": (hidden,), f"{name}.post_attention_layernorm": (hidden,)}
+        shapes |= {f"{name}.self_attn.{one}_proj": (hidden, hidden) for one in "qo"}
+        shapes |= {f"{name}.self_attn.{one}_proj": (narrow, hidden) for one in "kv"}
+        shapes |= {f"{name}.mlp.{one}_proj": (mlp, hidden) for one in ("gate", "up")}
+        shapes |= {f"{name}.mlp.down_proj": (hidden, mlp)}
+    draw = torch.Generator().manual_seed(1)
+    weights = {
+        f"{name}.weight": torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=draw) * 0.25
+        for name, shape in shapes.items()
+    }
+    weights["model.embed_tokens.weight"][[0, vocab_size - 1]] = 0.0  # those that end a text are never the likeliest
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+@dataclass
+class Server:
+    """A running `crosscut serve`."""
+
+    process: subprocess.Popen[str]
+    url: str
+
+    def ask(self, path: str, body: object = None, **options: Any) -> tuple[int, Any]:
+        """The status and the JSON that a request is answered with; a body of bytes goes as it is."""
+        headers = {"Content-Type": "application/json"} | options.pop("headers", {})
+        data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, headers, **options)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return response.status, json.loads(response.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read())
+
+    def wait_for(self, **figures: int) -> None:
+        """Wait until /health tells these figures."""
+        deadline = time.monotonic() + 20
+        while not figures.items() <= (told := self.ask("/health")[1]).items():
+            assert time.monotonic() < deadline, told
+            time.sleep(0.01)
+
+    def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """Ask it to stop; its exit status and what it said on the error stream."""
+        self.process.send_signal(number)
+        _, errors = self.process.communicate(timeout=60)
+        return self.process.returncode, errors
+
+
+def start(folder: Path, *arguments: str, **environment: str) -> Server:
+    """Start a server at a free port; the model is loaded when this returns."""
+    command = [sys.executable, "-m", "crosscut", "serve", str(folder), "--port", "0", "--device", "cpu", *arguments]
+    variables = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    variables["OMP_NUM_THREADS"] = "1"  # threads that wait for each other make a tiny model slower
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables | environment
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    found = re.search(r"http://\S+", line)
+    if found is None:
+        process.kill()
+        raise AssertionError(line + process.communicate()[1])
+    return Server(process, found.group())
+
+
+@pytest.fixture(scope="session")
+def whole(model_folder: Path) -> Iterator[Server]:
+    """A server of the uncut model."""
+    server = start(model_folder)
+    yield server
+    assert server.stop() == (0, "")
+
+
+@pytest.fixture(scope="session")
+def cut(model_folder: Path) -> Iterator[Server]:
+    """A server of the model cut over two ranks."""
+    server = start(model_folder, "--tensor", "2", "--rows", "4")
+    yield server
+    assert server.stop() == (0, "")

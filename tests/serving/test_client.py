@@ -1,0 +1,203 @@
+"""The official OpenAI client, unchanged, against real servers."""
+
+import asyncio
+import math
+import time
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from tests.serving.conftest import NAME, Server
+
+PROMPT = "Fellow citizens of the Senate"
+QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who are you?"}]
+
+
+def client_of(server: Server) -> OpenAI:
+    return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(params=["whole", "cut"])
+def server(request: pytest.FixtureRequest) -> Server:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def client(server: Server):
+    with client_of(server) as client:
+        yield client
+
+
+def test_models_are_listed(client):
+    (model,) = client.models.list().data
+    assert (model.id, model.object, model.owned_by) == (NAME, "model", "crosscut")
+    assert client.models.retrieve(NAME).id == NAME
+
+
+def test_a_text_is_completed(client):
+    answer = client.completions.create(model=NAME, prompt=PROMPT, max_tokens=12, temperature=0)
+    (choice,) = answer.choices
+    assert answer.object == "text_completion"
+    assert choice.text
+    assert choice.finish_reason in ("length", "stop")
+    assert answer.usage.completion_tokens <= 12
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_a_stream_tells_the_same_text(client):
+    wish = {"model": NAME, "prompt": PROMPT, "max_tokens": 24, "temperature": 0.9, "seed": 5}
+    whole = client.completions.create(**wish)
+    chunks = list(client.completions.create(**wish, stream=True, stream_options={"include_usage": True}))
+    assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == whole.choices[0].text
+    assert [chunk.choices[0].finish_reason for chunk in chunks[-2:-1]] == [whole.choices[0].finish_reason]
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    assert (chunks[-1].choices, chunks[-1].usage) == ([], whole.usage)
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_a_chat_is_answered(client):
+    answer = client.chat.completions.create(model=NAME, messages=QUESTION, max_completion_tokens=10, seed=1)
+    (choice,) = answer.choices
+    assert answer.object == "chat.completion"
+    assert choice.message.role == "assistant"
+    assert choice.message.content
+    assert answer.usage.completion_tokens <= 10
+
+
+def test_a_chat_is_streamed(client):
+    wish = {"model": NAME, "messages": QUESTION, "max_tokens": 24, "seed": 2}
+    whole = client.chat.completions.create(**wish)
+    chunks = list(client.chat.completions.create(**wish, stream=True))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+
+
+def test_the_layout_makes_no_difference(whole, cut):
+    wish = {"model": NAME, "prompt": [PROMPT, "We"], "n": 2, "max_tokens": 30, "temperature": 1.0, "seed": 11}
+    texts = []
+    for server in (whole, cut):
+        with client_of(server) as client:
+            texts.append([choice.text for choice in client.completions.create(**wish).choices])
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) == 4
+
+
+def test_choices_come_in_the_order_of_prompts(whole):
+    with client_of(whole) as client:
+        wish = {"model": NAME, "max_tokens": 8, "temperature": 0.7, "seed": 3}
+        both = client.completions.create(**wish, prompt=["One", "Two"], n=2).choices
+        assert [choice.index for choice in both] == [0, 1, 2, 3]
+        alone = client.completions.create(**wish, prompt="Two", n=2).choices
+        assert [choice.text for choice in both[2:]] == [choice.text for choice in alone]
+        streamed = [""] * 4
+        for chunk in client.completions.create(**wish, prompt=["One", "Two"], n=2, stream=True):
+            for choice in chunk.choices:
+                streamed[choice.index] += choice.text
+        assert streamed == [choice.text for choice in both]
+
+
+def test_ids_are_a_prompt(whole):
+    with client_of(whole) as client:
+        wish = {"model": NAME, "max_tokens": 6, "temperature": 0}
+        assert client.completions.create(**wish, prompt=[40, 41, 42]).usage.prompt_tokens == 3
+        two = client.completions.create(**wish, prompt=[[40, 41], [42, 43, 44]])
+        assert (two.usage.prompt_tokens, len(two.choices)) == (5, 2)
+
+
+def test_an_echo_begins_with_the_prompt(whole):
+    with client_of(whole) as client:
+        wish = {"model": NAME, "prompt": PROMPT, "max_tokens": 4, "temperature": 0}
+        plain = client.completions.create(**wish).choices[0].text
+        assert client.completions.create(**wish, echo=True).choices[0].text == PROMPT + plain
+        chunks = client.completions.create(**wish, echo=True, stream=True)
+        assert "".join(chunk.choices[0].text for chunk in chunks) == PROMPT + plain
+
+
+def test_a_stop_string_ends_the_text_before_it(whole):
+    with client_of(whole) as client:
+        wish = {"model": NAME, "prompt": PROMPT, "max_tokens": 40, "temperature": 0.9, "seed": 8}
+        text = client.completions.create(**wish).choices[0].text
+        stop = text[9:12]
+        choice = client.completions.create(**wish, stop=[stop]).choices[0]
+        assert (choice.text, choice.finish_reason) == (text[: text.index(stop)], "stop")
+
+
+def test_probabilities_of_a_completion(whole):
+    with client_of(whole) as client:
+        wish = {"model": NAME, "prompt": PROMPT, "max_tokens": 10, "temperature": 0, "logprobs": 3}
+        choice = client.completions.create(**wish).choices[0]
+        told = choice.logprobs
+        assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == len(told.text_offset)
+        assert "".join(token for token in told.tokens if not token.startswith("bytes:")) in choice.text or any(
+            token.startswith("bytes:") for token in told.tokens
+        )
+        for token, logprob, likeliest in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
+            assert logprob < 0
+            assert max(likeliest, key=likeliest.__getitem__) == token  # temperature 0 takes the likeliest
+            assert math.isclose(likeliest[token], logprob)
+        assert told.text_offset[0] == 0
+        chunks = list(client.completions.create(**wish, stream=True))
+        assert [token for chunk in chunks for token in chunk.choices[0].logprobs.tokens] == told.tokens
+        assert [at for chunk in chunks for at in chunk.choices[0].logprobs.text_offset] == told.text_offset
+
+
+def test_probabilities_of_a_chat(whole):
+    with client_of(whole) as client:
+        wish = {"model": NAME, "messages": QUESTION, "max_tokens": 10, "seed": 4, "logprobs": True, "top_logprobs": 5}
+        choice = client.chat.completions.create(**wish).choices[0]
+        content = b"".join(bytes(token.bytes) for token in choice.logprobs.content)
+        assert content.decode(errors="replace") == choice.message.content
+        for token in choice.logprobs.content:
+            assert len(token.top_logprobs) == 5
+            assert token.logprob <= token.top_logprobs[0].logprob < 0
+        chunks = list(client.chat.completions.create(**wish, stream=True))
+        streamed = [
+            token for chunk in chunks if chunk.choices[0].logprobs for token in chunk.choices[0].logprobs.content
+        ]
+        assert streamed == choice.logprobs.content
+
+
+def test_without_a_seed_texts_differ(whole):
+    with client_of(whole) as client:
+        wish = {"model": NAME, "prompt": PROMPT, "max_tokens": 30}
+        texts = {client.completions.create(**wish).choices[0].text for _ in range(3)}
+        assert len(texts) == 3
+
+
+def test_mistakes_are_the_clients_own_errors(whole):
+    with client_of(whole) as client:
+        with pytest.raises(openai.NotFoundError, match="`model` must be a model that is served"):
+            client.completions.create(model="gpt-5", prompt=PROMPT)
+        with pytest.raises(openai.BadRequestError, match="`presence_penalty` must be left out or 0") as caught:
+            client.completions.create(model=NAME, prompt=PROMPT, presence_penalty=1)
+        assert (caught.value.param, caught.value.type) == ("presence_penalty", "invalid_request_error")
+
+
+@pytest.mark.parametrize("name", ["whole", "cut"])
+def test_200_requests_at_once_are_all_answered(name, request, record_property):
+    server = request.getfixturevalue(name)
+    count = 200 if name == "whole" else 50
+
+    async def ask_all() -> list[str]:
+        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+
+            async def ask(number: int) -> str:
+                if number % 2:
+                    answer = await client.completions.create(
+                        model=NAME, prompt=f"Number {number}", max_tokens=12, seed=number
+                    )
+                    return answer.choices[0].text
+                stream = await client.chat.completions.create(
+                    model=NAME, messages=QUESTION, max_tokens=12, seed=number, stream=True
+                )
+                return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+            return await asyncio.gather(*(ask(number) for number in range(count)))
+
+    began = time.perf_counter()
+    texts = asyncio.run(ask_all())
+    record_property("seconds", time.perf_counter() - began)
+    assert len(texts) == count
+    server.wait_for(running=0, waiting=0)

@@ -1,0 +1,128 @@
+"""What passes between the thread that talks to clients and the one that computes."""
+
+import asyncio
+import time
+
+import pytest
+
+from crosscut.generation import Piece, Sampling
+from crosscut.serving.desk import Desk, Job, News
+from crosscut.serving.refusals import Refusal
+from crosscut.serving.requests import Order
+
+
+def orders(count: int) -> list[Order]:
+    return [Order((5, 6, number), Sampling(), 0) for number in range(count)]
+
+
+def run(talk) -> None:
+    """Run clients' side in an event loop."""
+    asyncio.run(talk())
+
+
+def test_pieces_come_back_to_their_text():
+    async def talk() -> None:
+        desk = Desk(num_rows=4)
+        desk.open()
+        job = desk.submit(orders(2))
+        news = desk.take(idle=True)
+        assert news == News(tuple(orders(2)))
+        desk.began([7, 8])
+        desk.deliver([Piece(8, 1, "b"), Piece(7, 2, "a", finish="stop")])
+        desk.deliver([Piece(8, 3, "c", finish="length")])
+        assert [(which, piece.text) async for which, piece in job] == [(1, "b"), (0, "a"), (1, "c")]
+        assert (desk.num_running, desk.num_waiting) == (0, 0)
+
+    run(talk)
+
+
+def test_nothing_new_is_no_news():
+    assert Desk(num_rows=1).take(idle=False) is None
+
+
+def test_a_server_without_work_gives_a_sign_of_life(monkeypatch):
+    monkeypatch.setattr("crosscut.serving.desk.HEARTBEAT", 0.05)
+    began = time.monotonic()
+    assert Desk(num_rows=1).take(idle=True) is None
+    assert time.monotonic() - began >= 0.05
+
+
+def test_a_withdrawn_text_is_cancelled_by_its_number():
+    async def talk() -> None:
+        desk = Desk(num_rows=1)
+        desk.open()
+        job = desk.submit(orders(2))
+        desk.take(idle=True)
+        desk.began([3, 4])
+        desk.deliver([Piece(3, 1, finish="stop")])
+        await asyncio.sleep(0)  # the piece arrives
+        desk.withdraw(job)
+        assert desk.take(idle=False) == News(cancelled=(4,))
+        assert desk.take(idle=False) is None
+
+    run(talk)
+
+
+def test_a_text_that_is_withdrawn_at_once_never_begins():
+    async def talk() -> None:
+        desk = Desk(num_rows=1)
+        desk.open()
+        desk.withdraw(desk.submit(orders(1)))
+        assert desk.take(idle=True) is None
+
+    run(talk)
+
+
+def test_more_than_may_wait_is_refused_whole():
+    async def talk() -> None:
+        desk = Desk(num_rows=2, most_waiting=3)
+        desk.open()
+        first = desk.submit(orders(4))
+        assert (desk.num_running, desk.num_waiting) == (2, 2)
+        with pytest.raises(Refusal, match="At most 3 texts may wait, but 2 do and 2 more are asked for") as refused:
+            desk.submit(orders(2))
+        assert (refused.value.status, refused.value.headers) == (503, {"Retry-After": "1"})
+        desk.submit(orders(1))
+        desk.withdraw(first)
+        desk.submit(orders(4))
+
+    run(talk)
+
+
+def test_a_stopped_desk_answers_what_it_has_and_takes_no_more():
+    async def talk() -> None:
+        desk = Desk(num_rows=2)
+        desk.open()
+        desk.submit(orders(1))
+        desk.stop()
+        with pytest.raises(Refusal, match="about to stop") as refused:
+            desk.submit(orders(1))
+        assert refused.value.status == 503
+        assert desk.take(idle=True) == News(tuple(orders(1)))
+        desk.began([0])
+        assert desk.take(idle=False) is None
+        assert desk.take(idle=True) == News(end=True)
+
+    run(talk)
+
+
+def test_the_grace_time_ends():
+    async def talk() -> None:
+        desk = Desk(num_rows=2, grace=-1.0)
+        desk.open()
+        job = desk.submit(orders(1))
+        desk.take(idle=True)
+        desk.began([0])
+        desk.stop()
+        assert desk.take(idle=False) == News(end=True)
+        desk.close()
+        await ends_in_vain(job)
+        assert desk.num_running == 0
+
+    run(talk)
+
+
+async def ends_in_vain(job: Job) -> None:
+    with pytest.raises(Refusal, match="The server has stopped before the text was complete") as refused:
+        await anext(job)
+    assert refused.value.status == 503

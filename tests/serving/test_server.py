@@ -1,0 +1,141 @@
+"""The life of a server: starting, giving up what nobody waits for, stopping."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from http.client import HTTPConnection
+from types import MappingProxyType
+
+import pytest
+
+from crosscut.cli.serve import serve as command
+from crosscut.config import ConfigError, LayoutError
+from crosscut.data import read_documents
+from crosscut.serving import ServerOptions, serve
+from tests.cli.conftest import TINY
+from tests.serving.conftest import NAME, WINDOW, Server, start
+
+KEY = {"Authorization": "Bearer secret"}
+
+LONG = {"model": NAME, "prompt": "We", "max_tokens": WINDOW - 10, "temperature": 2.0, "n": 4}
+"""A request that keeps four rows busy for hundreds of steps, unless the model ends a text by chance."""
+
+
+def post(server: Server, body: object, headers: Mapping[str, str] = MappingProxyType({})) -> HTTPConnection:
+    """Send a request and do not wait for the answer."""
+    host, port = server.url.removeprefix("http://").split(":")
+    connection = HTTPConnection(host, int(port), timeout=60)
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json", **headers})
+    return connection
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole answer"])
+@pytest.mark.parametrize("name", ["whole", "cut"])
+def test_a_client_that_goes_away_frees_its_rows(name, stream, request):
+    server: Server = request.getfixturevalue(name)
+    connections = [post(server, LONG | {"stream": stream, "n": 128}) for _ in range(3)]
+    deadline = time.monotonic() + 20
+    while not server.ask("/health")[1]["waiting"]:
+        assert time.monotonic() < deadline
+    for connection in connections:
+        connection.close()
+    server.wait_for(running=0, waiting=0)
+    began = time.monotonic()
+    assert server.ask("/v1/completions", LONG | {"n": 1, "max_tokens": 1})[0] == 200
+    assert time.monotonic() - began < 5  # 384 texts of 246 tokens would keep it waiting for longer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_a_stopped_server_answers_what_it_has(model_folder, tensor, number):
+    server = start(model_folder, "--tensor", str(tensor))
+    with closing(post(server, LONG)) as connection:
+        server.wait_for(running=4)
+        assert server.stop(number) == (0, "")
+        assert_whole(connection)
+
+
+def assert_whole(connection: HTTPConnection) -> None:
+    """The answer is there, and complete."""
+    with connection.getresponse() as response:
+        choices = json.loads(response.read())["choices"]
+    assert [choice["finish_reason"] in ("length", "stop") for choice in choices] == [True] * 4
+
+
+def test_a_key_is_asked_for_and_an_interrupt_ends_it_well(model_folder):
+    """One server for both, since starting one takes seconds."""
+    server = start(model_folder, "--host", "0.0.0.0", CROSSCUT_API_KEY="secret")
+    server.url = server.url.replace("0.0.0.0", "127.0.0.1")
+    for headers, what in (({}, "is missing"), ({"Authorization": "Bearer wrong"}, "is another")):
+        status, content = server.ask("/v1/models", headers=headers)
+        assert (status, content["error"]["code"]) == (401, "invalid_api_key")
+        assert f"`Authorization` must be `Bearer` and the server's key, but {what}." in content["error"]["message"]
+    assert server.ask("/v1/models", headers=KEY | {"Host": "model.example"})[0] == 200
+    with closing(post(server, LONG, headers=KEY)) as connection:
+        server.wait_for(running=4)  # without a key
+        assert server.stop(signal.SIGINT) == (0, "")
+        assert_whole(connection)
+
+
+@pytest.mark.slow
+def test_a_run_is_served_at_its_newest_checkpoint(tmp_path):
+    """It has no chat template, so it completes text only."""
+    text = next(iter(read_documents(["builtin:state-of-the-union"], text_key="text"))).text
+    (tmp_path / "book.txt").write_text("\n\n".join(text[i : i + 500] for i in range(0, len(text), 500)) * 20)
+    run = tmp_path / "run"
+    overrides = (*TINY, f"data.text={tmp_path / 'book.txt'}", f"output.folder={run}", "training.device=cpu")
+    subprocess.run([sys.executable, "-m", "crosscut", "train", *overrides], check=True, capture_output=True)
+    server = start(run)
+    (model,) = server.ask("/v1/models")[1]["data"]
+    assert model["id"].startswith("run/step-")
+    assert model["chat"] is False
+    assert server.ask(f"/v1/models/{model['id']}") == (200, model)
+    status, content = server.ask("/v1/completions", {"model": model["id"], "prompt": "We", "max_tokens": 5})
+    assert status == 200
+    assert content["model"] == model["id"]
+    chat = {"model": model["id"], "messages": [{"role": "user", "content": "Hello"}]}
+    status, content = server.ask("/v1/chat/completions", chat)
+    assert (status, content["error"]["code"]) == (400, "no_chat_template")
+    assert content["error"]["message"].endswith("must have a chat template to chat, but has none. Use /v1/completions.")
+    assert server.stop() == (0, "")
+
+
+def test_another_host_needs_a_key():
+    with pytest.raises(ConfigError, match="`--api-key` must be set where other machines reach the server, but is not"):
+        ServerOptions(host="0.0.0.0")
+
+
+def test_an_empty_key_is_refused():
+    with pytest.raises(ConfigError, match="`--api-key` must hold a key, but is empty"):
+        ServerOptions(api_key="")
+
+
+def test_a_port_that_is_taken_is_told(model_folder):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"that is free, but are 127.0.0.1 and {port}: "):
+            serve(str(model_folder), ServerOptions(port=port, device="cpu"))
+
+
+def test_a_place_without_a_model_is_told(tmp_path):
+    with pytest.raises(ConfigError, match="must be a run's folder, a checkpoint or a Hugging Face folder, but has no"):
+        serve(str(tmp_path), ServerOptions())
+
+
+def test_a_layout_that_the_model_does_not_allow_is_told(model_folder):
+    with pytest.raises(LayoutError, match=r"must divide `model.num_heads` \(4\), but is 3"):
+        serve(str(model_folder), ServerOptions(tensor=3, device="cpu"))
+
+
+def test_a_missing_package_is_told_with_its_extra(monkeypatch, tmp_path):
+    monkeypatch.setattr("crosscut.cli.serve.find_spec", lambda name: None if name == "uvicorn" else object())
+    with pytest.raises(ConfigError, match=r"but uvicorn cannot be found. Install .*crosscut\[serve\]"):
+        command.callback(place=str(tmp_path))
