@@ -200,18 +200,19 @@ def _serve(connection: Connection, port: int) -> None:
 
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    meshes = _meshes_made_from_now_on()
     connection.send_bytes(READY)
     while True:
         try:
             order, job = connection.recv()
         except (EOFError, OSError):
             os._exit(0)  # what is left of a process group must not hold the test session up
-        connection.send_bytes(_answer(order, job, store))
+        connection.send_bytes(_answer(order, job, store, meshes))
 
 
-def _answer(order: tuple[Any, ...], job: bytes, store: Any) -> bytes:
+def _answer(order: tuple[Any, ...], job: bytes, store: Any, meshes: list[Any]) -> bytes:
     try:
-        return pickle.dumps(("result", pickle.dumps(_run(order, job, store))))
+        return pickle.dumps(("result", pickle.dumps(_run(order, job, store, meshes))))
     except BaseException as error:
         text = traceback.format_exc()
         lost_connection = any(sign in str(error) for sign in ("by peer", "Broken pipe", "Connection refused"))
@@ -222,7 +223,7 @@ def _answer(order: tuple[Any, ...], job: bytes, store: Any) -> bytes:
         return pickle.dumps(("error", pickled, text, lost_connection))
 
 
-def _run(order: tuple[Any, ...], job: bytes, store: Any) -> Any:
+def _run(order: tuple[Any, ...], job: bytes, store: Any, meshes: list[Any]) -> Any:
     import torch
     import torch.distributed as dist
 
@@ -245,14 +246,38 @@ def _run(order: tuple[Any, ...], job: bytes, store: Any) -> Any:
             timeout=timedelta(seconds=time_limit),
         )
         try:
-            return function(*pickle.loads(arguments))
+            dist.barrier()  # a rank whose job fails at once must not cut off one that is still connecting,
+            result = function(*pickle.loads(arguments))
+            dist.barrier()  # nor one that is done with it another that still makes a group
+            return result
         finally:
             dist.destroy_process_group()
-            _forget_groups()
+            _forget(meshes)
 
 
-def _forget_groups() -> None:
-    """Empty PyTorch's caches of what it worked out for this job's groups, which would keep them and their threads."""
+def _meshes_made_from_now_on() -> list[Any]:
+    """A list that every `DeviceMesh` joins when it is made."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    made: list[Any] = []
+    make = DeviceMesh.__init__
+
+    def make_and_note(mesh: Any, *arguments: Any, **options: Any) -> None:
+        make(mesh, *arguments, **options)
+        made.append(mesh)
+
+    DeviceMesh.__init__ = make_and_note
+    return made
+
+
+def _forget(meshes: list[Any]) -> None:
+    """Let a job's groups go, whose threads end with them, and what PyTorch has worked out for its meshes.
+
+    PyTorch has more caches that keep a mesh than those that can be emptied, and a mesh keeps its groups.
+    """
+    for mesh in meshes:
+        mesh._pg_registry.clear()
+    meshes.clear()
     from torch.distributed.tensor import _collective_utils, _redistribute
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 

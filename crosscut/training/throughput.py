@@ -15,6 +15,11 @@ from crosscut.parallel.collectives import all_gather_objects
 from crosscut.planner import find_hardware, model_flops_per_token
 from crosscut.training.precision import compute_dtype
 
+_WARM_UP = 2
+"""Products before those that count against the time."""
+_SECONDS_TO_MEASURE = 0.1
+"""A CPU without instructions for float16 takes a tenth of a second for one product of 512 rows."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
@@ -83,16 +88,22 @@ def _over_all_ranks(value: Any, mesh: ParallelMesh) -> list[Any]:
 
 
 def measure_matrix_rate(device: torch.device, dtype: torch.dtype, *, size: int = 0, repeats: int = 10) -> float:
-    """FLOP/s of a square matrix product on this rank's device: the best of `repeats`."""
-    size = size or (8192 if device.type == "cuda" else 1024)
+    """FLOP/s of a square matrix product on this rank's device: the best of `repeats`, or of as many as fit in the time
+    that a run's start may take for it.
+    """
+    size = size or (8192 if device.type == "cuda" else 512)
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    best = float("inf")
-    for _ in range(repeats + 2):
+    best, left = float("inf"), _SECONDS_TO_MEASURE
+    for repeat in range(_WARM_UP + repeats):
         synchronize(device)
         start = time.perf_counter()
         a @ b
         synchronize(device)
-        best = min(best, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        best = min(best, seconds)
+        left -= seconds if repeat >= _WARM_UP else 0.0
+        if left <= 0.0:
+            break
     return 2.0 * size**3 / best
 
 

@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,14 +23,39 @@ def run(name: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_gpu_benchmark_runs_on_the_cpu(tmp_path):
-    file = tmp_path / "figures.json"
-    printed = run("gpu.py", "--device", "cpu", "--tiny", "--json", str(file))
-    told = json.loads(file.read_text())
+@dataclass
+class TinyRun:
+    """A run of `gpu.py` on the CPU: what it printed, its figures, and those that it had when the second came."""
+
+    printed: str
+    told: dict[str, Any]
+    told_early: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def tiny_run(tmp_path_factory) -> TinyRun:
+    folder = tmp_path_factory.mktemp("gpu")
+    file = folder / "figures.json"
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--device", "cpu", "--tiny", "--json", str(file)]
+    printed, early = [], {}
+    with (
+        (folder / "errors").open("w") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=folder) as running,
+    ):
+        for line in running.stdout:
+            printed.append(line)
+            if line.startswith("plain, tiny") and not early:
+                early = json.loads(file.read_text())
+    assert running.returncode == 0, (folder / "errors").read_text()
+    return TinyRun("".join(printed), json.loads(file.read_text()), early)
+
+
+def test_gpu_benchmark_runs_on_the_cpu(tiny_run):
+    told = tiny_run.told
     rows = {row["name"]: row for row in told["measurements"]}
     assert {row["group"] for row in rows.values()} == {"models", "precision", "layouts", "recomputation"}
     for name, row in rows.items():
-        assert name in printed
+        assert name in tiny_run.printed
         if name.startswith("float8") and not row["turns"]:
             assert row["remarks"][0].startswith("failed: "), "this processor has no such products, and says so"
             continue
@@ -45,16 +72,10 @@ def test_gpu_benchmark_runs_on_the_cpu(tmp_path):
     assert set(told["machine"]) >= {"date", "device", "driver", "torch", "transformers", "commit", "source_sha256"}
 
 
-def test_gpu_benchmark_writes_after_every_measurement(tmp_path):
-    file = tmp_path / "figures.json"
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--device", "cpu", "--tiny", "--json", str(file)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as running:
-        for printed in running.stdout:
-            if printed.startswith("plain, tiny"):  # the second one
-                break
-        running.kill()
-    told = json.loads(file.read_text())
+def test_gpu_benchmark_writes_after_every_measurement(tiny_run):
+    told = tiny_run.told_early
     assert [row["name"] for row in told["measurements"]][:1] == ["crosscut, tiny"]
+    assert len(told["measurements"]) < len(tiny_run.told["measurements"])
     assert told["measurements"][0]["figures"]["tokens_per_second"] > 0
     assert len(told["goals"]) == 7
 

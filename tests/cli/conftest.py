@@ -1,6 +1,7 @@
 """A small text file and a way to run the real command."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -43,6 +44,31 @@ def crosscut() -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         return run_python("-m", "crosscut", *arguments, timeout=timeout)
+
+    return run
+
+
+@pytest.fixture
+def crosscut_here(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `crosscut` with arguments in this process, which has imported torch; the ranks it starts are processes."""
+    from crosscut.cli import main
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["crosscut", *arguments])
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+        status: object = 0
+        capfd.readouterr()
+        try:
+            main()
+        except SystemExit as ended:
+            status = ended.code
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        assert isinstance(status, int)
+        return subprocess.CompletedProcess(arguments, status, *capfd.readouterr())
 
     return run
 

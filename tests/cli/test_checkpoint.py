@@ -11,11 +11,12 @@ from click.testing import CliRunner, Result
 
 from crosscut.cli.main import commands
 from crosscut.config import CheckpointError, load_run
-from tests.cli.conftest import TINY, run_python
+from tests.cli.conftest import TINY
+from tests.training.jobs import whole_run
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, book) -> Path:
+def runs(ranks, tmp_path_factory, book) -> Path:
     """The same run by one process (`one`) and by two (`two`)."""
     from crosscut.training import run_training
 
@@ -24,10 +25,9 @@ def runs(tmp_path_factory, book) -> Path:
     settings = [*TINY, f"data.text={book}", f"data.tokens={folder}/tokens", "training.precision=float64"]
     run = load_run(table, [*settings, f"output.folder={folder}/one"])
     run_training(run)
-    result = run_python(
-        "-m", "crosscut", "train", str(folder / "one" / "config.toml"), "layout.tensor=2", f"output.folder={folder}/two"
+    ranks.run(
+        2, whole_run, load_run(folder / "one" / "config.toml", ["layout.tensor=2", f"output.folder={folder}/two"])
     )
-    assert result.returncode == 0, result.stderr
     return folder
 
 

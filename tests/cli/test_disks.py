@@ -14,7 +14,7 @@ LIMIT = 300_000
 
 def train(book, folder, *overrides: str) -> subprocess.CompletedProcess[str]:
     """A run on a disk that takes no large files, which every write finds out as it does a full disk."""
-    command = [sys.executable, "-m", "crosscut", "train", *TINY, "layout.tensor=2", "checkpoint.every=1"]
+    command = [sys.executable, "-m", "crosscut", "train", *TINY, "checkpoint.every=1"]
     return subprocess.run(
         [*command, f"data.text={book}", f"output.folder={folder}", *overrides],
         capture_output=True,
@@ -27,7 +27,7 @@ def train(book, folder, *overrides: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is raised as an error on Linux")
 def test_run_stops_when_a_checkpoint_cannot_be_written(book, tmp_path):
-    result = train(book, tmp_path / "run")
+    result = train(book, tmp_path / "run", "layout.tensor=2")
     assert result.returncode == 2, result.stderr
     lines = [line for line in result.stderr.splitlines() if line.startswith("crosscut:")]
     assert lines[0].startswith("crosscut: No checkpoint was written, and the run stops at its next checkpoint. ")
@@ -38,7 +38,7 @@ def test_run_stops_when_a_checkpoint_cannot_be_written(book, tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is raised as an error on Linux")
 def test_run_goes_on_without_checkpoints_if_it_is_to(book, tmp_path):
-    result = train(book, tmp_path / "run", "checkpoint.on_failure=continue")
+    result = train(book, tmp_path / "run", "layout.tensor=1", "checkpoint.on_failure=continue")
     assert "after 4 steps" in result.stdout
     assert result.stderr.count("No checkpoint was written, and the run goes on.") == 4, "said at each"
     assert result.returncode == 2, "the trained model is nowhere, which the exit status must tell"

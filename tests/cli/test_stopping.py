@@ -67,7 +67,7 @@ ENDLESS = ("training.steps=1000000", "training.validate_every=0", "checkpoint.ev
 
 
 @pytest.mark.parametrize("layout", [pytest.param("layout.tensor=1", marks=pytest.mark.slow), "layout.tensor=2"])
-def test_stopped_run_exits_75_and_the_same_command_completes_it(crosscut, book, tmp_path, layout):
+def test_stopped_run_exits_75_and_the_same_command_completes_it(crosscut_here, book, tmp_path, layout):
     run = tmp_path / "run"
     command = ("train", *TINY, f"data.text={book}", layout, f"output.folder={run}", "--resume", "auto")
     process = start("-m", "crosscut", *command, *ENDLESS)
@@ -81,32 +81,34 @@ def test_stopped_run_exits_75_and_the_same_command_completes_it(crosscut, book, 
     assert errors.splitlines()[-1].startswith(f"crosscut: Stopped as asked, after step {step} of 1000000. The check")
     assert "--resume auto`." in errors
     assert "Traceback" not in errors
-    completed = crosscut(*command, f"training.steps={step + 3}")
+    completed = crosscut_here(*command, f"training.steps={step + 3}")
     assert completed.returncode == 0, completed.stderr
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "loss" in row] == list(range(1, step + 4))
-    again = crosscut(*command, f"training.steps={step + 3}")
+    again = crosscut_here(*command, f"training.steps={step + 3}")
     assert (again.returncode, again.stderr) == (0, "")
     assert f"is complete: all {step + 3} steps are done." in again.stdout
 
 
-def test_request_during_preparation_ends_at_once(book, tmp_path):
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)],  # one handler takes both
+)
+def test_request_during_preparation_ends_at_once(book, tmp_path, number):
     """There is nothing to save, so nothing is said of a checkpoint."""
-    corpus = tmp_path / "long.txt"
+    corpus, run = tmp_path / "long.txt", tmp_path / "run"
     corpus.write_text(book.read_text() * 60)  # seconds of work
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        run = tmp_path / f"run-{number}"
-        process = start("-m", "crosscut", "train", *TINY, f"data.text={corpus}", f"output.folder={run}")
-        deadline = time.monotonic() + 60
-        while not list(run.glob(".tokens*")) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        begin = time.monotonic()
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 128 + number, errors
-        assert time.monotonic() - begin < 10
-        assert "checkpoint" not in errors
-        assert not (run / "tokens").exists()
+    process = start("-m", "crosscut", "train", *TINY, f"data.text={corpus}", f"output.folder={run}")
+    deadline = time.monotonic() + 60
+    while not list(run.glob(".tokens*")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    begin = time.monotonic()
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, errors
+    assert time.monotonic() - begin < 10
+    assert "checkpoint" not in errors
+    assert not (run / "tokens").exists()
 
 
 @pytest.mark.slow

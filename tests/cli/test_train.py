@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,17 +12,31 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import TINY
+from tests.cli.conftest import TINY, run_python
 
 # The loopback device has this name on Linux only; elsewhere gloo finds an interface by itself.
 ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
 
 
-def test_readers_own_text_trains_resumes_elsewhere_and_writes(crosscut, book, tmp_path):
-    run = tmp_path / "run"
-    trained = crosscut("train", *TINY, f"data.text={book}", "layout.tensor=2", f"output.folder={run}")
-    assert trained.returncode == 0, trained.stderr
-    assert "perplexity" in trained.stdout
+@pytest.fixture(scope="module")
+def trained(book, tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A run over two ranks by the real command: its folder, and what it said."""
+    run = tmp_path_factory.mktemp("trained") / "run"
+    command = ("train", *TINY, f"data.text={book}", "layout.tensor=2", f"output.folder={run}")
+    return run, run_python("-m", "crosscut", *command)
+
+
+@pytest.fixture
+def run(trained, tmp_path) -> Path:
+    """A copy of that run's folder, to go on with."""
+    shutil.copytree(trained[0], tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_readers_own_text_trains(trained):
+    run, done = trained
+    assert done.returncode == 0, done.stderr
+    assert "perplexity" in done.stdout
     for name in ("config.toml", "metrics.jsonl", "loss.png", "sample.txt", "summary.json"):
         assert (run / name).stat().st_size > 0, name
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
@@ -30,25 +45,27 @@ def test_readers_own_text_trains_resumes_elsewhere_and_writes(crosscut, book, tm
     assert summary["validation_perplexity_after"] < summary["validation_perplexity_before"]
     assert summary["layout"] == "tensor 2 x data 1"
 
-    config = str(run / "config.toml")
-    resumed = crosscut("train", config, "--resume", "training.steps=6", "layout.tensor=1", "layout.data=2")
+
+def test_trained_model_resumes_elsewhere_and_writes(crosscut_here, run):
+    config, folder = str(run / "config.toml"), f"output.folder={run}"
+    resumed = crosscut_here("train", config, folder, "--resume", "training.steps=6", "layout.tensor=1", "layout.data=2")
     assert resumed.returncode == 0, resumed.stderr
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines() if '"loss"' in line]
     assert steps == [1, 2, 3, 4, 5, 6]
 
-    written = crosscut("generate", str(run), "--prompt", "Fellow citizens", "--tokens", "10", "--tensor", "4")
+    written = crosscut_here("generate", str(run), "--prompt", "Fellow citizens", "--tokens", "10", "--tensor", "2")
     assert written.returncode == 0, written.stderr
     assert written.stdout.startswith("Fellow citizens")
 
 
-def test_prepare_makes_the_tokens_that_train_then_uses(crosscut, book, tmp_path):
+def test_prepare_makes_the_tokens_that_train_then_uses(crosscut_here, book, tmp_path):
     options = (*TINY, f"data.text={book}", "layout.tensor=1", f"output.folder={tmp_path / 'run'}")
-    prepared = crosscut("prepare", *options)
+    prepared = crosscut_here("prepare", *options)
     assert prepared.returncode == 0, prepared.stderr
     assert "training and" in prepared.stdout
     manifest = tmp_path / "run" / "tokens" / "manifest.json"
     made = manifest.stat().st_mtime_ns
-    trained = crosscut("train", *options)
+    trained = crosscut_here("train", *options)
     assert trained.returncode == 0, trained.stderr
     assert manifest.stat().st_mtime_ns == made
 
@@ -102,12 +119,9 @@ def test_killed_rank_ends_the_run_in_seconds_and_leaves_the_last_checkpoint(book
     assert list((run / "checkpoints").glob("step-*"))
 
 
-def test_diverging_run_says_where_and_keeps_the_last_good_checkpoint(crosscut, book, tmp_path):
-    run = tmp_path / "run"
-    options = (*TINY, f"data.text={book}", f"output.folder={run}", "layout.tensor=2", "training.validate_every=0")
-    assert crosscut("train", *options).returncode == 0
-    config = str(run / "config.toml")
-    failed = crosscut("train", config, "--resume", "training.steps=50", "optimizer.learning_rate=1e30")
+def test_diverging_run_says_where_and_keeps_the_last_good_checkpoint(crosscut_here, run):
+    command = ("train", str(run / "config.toml"), f"output.folder={run}", "--resume", "training.validate_every=0")
+    failed = crosscut_here(*command, "training.steps=50", "optimizer.learning_rate=1e30")
     assert failed.returncode == 2
     assert "Traceback" not in failed.stderr
     assert "The loss and its gradient must be finite, but at step" in failed.stderr
@@ -115,7 +129,7 @@ def test_diverging_run_says_where_and_keeps_the_last_good_checkpoint(crosscut, b
     assert "It began in the " in failed.stderr
     names = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert "step-00000004" in names
-    resumed = crosscut("train", config, "--resume", "training.steps=5")
+    resumed = crosscut_here(*command, "training.steps=5", "layout.tensor=1")
     assert resumed.returncode == 0, resumed.stderr
 
 

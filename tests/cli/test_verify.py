@@ -1,4 +1,4 @@
-"""The real command."""
+"""`crosscut verify`: by the real command where what it starts is looked at, in this process where what it says is."""
 
 import json
 
@@ -10,15 +10,15 @@ RUN = (
 )  # fmt: skip
 
 
-def test_verify_prints_a_table_and_its_verdict(crosscut):
-    done = crosscut("verify", *RUN, "--layout", "tensor=2")
+def test_verify_prints_a_table_and_its_verdict(crosscut_here):
+    done = crosscut_here("verify", *RUN, "--layout", "tensor=1")
     assert done.returncode == 0, done.stderr
     assert "blocks.0.attention.qkv" in done.stdout
-    assert "tensor 2 x data 1 is the uncut model" in done.stdout
+    assert "tensor 1 x data 1 is the uncut model" in done.stdout
 
 
-def test_verify_takes_several_layouts_and_answers_in_json(crosscut):
-    done = crosscut(
+def test_verify_takes_several_layouts_and_answers_in_json(crosscut_here):
+    done = crosscut_here(
         "verify", *RUN, "--layout", "tensor=1,data=1", "--layout", "tensor=2,sequence_parallel=true", "--json"
     )
     assert done.returncode == 0, done.stderr
@@ -56,14 +56,14 @@ def test_difference_exits_with_1_and_names_the_module(tmp_path):
     assert "blocks.0.attention" in done.stdout.partition("It begins in the forward pass of ")[2]
 
 
-def test_layout_with_an_unknown_axis_names_the_nearest(crosscut):
-    done = crosscut("verify", "--layout", "tensr=2")
+def test_layout_with_an_unknown_axis_names_the_nearest(crosscut_here):
+    done = crosscut_here("verify", "--layout", "tensr=2")
     assert done.returncode == 2
     assert "`layout.tensr` must be a key of `layout`, but there is none of that name. The nearest is" in done.stderr
 
 
-def test_layout_that_the_model_does_not_allow_is_refused(crosscut):
-    done = crosscut("verify", *RUN, "--layout", "tensor=3")
+def test_layout_that_the_model_does_not_allow_is_refused(crosscut_here):
+    done = crosscut_here("verify", *RUN, "--layout", "tensor=3")
     assert done.returncode == 2
     assert "`layout.tensor` must divide `model.num_heads` (4), but is 3. Try 1, 2 or 4." in done.stderr
 

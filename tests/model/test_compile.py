@@ -22,7 +22,15 @@ def _compiled_and_eager(layout: Layout) -> tuple[float, float]:
     return (compiled - eager).abs().item(), (weight.grad.full_tensor() - expected).abs().max().item()
 
 
-@pytest.mark.parametrize("layout", [Layout(), Layout(tensor=2), Layout(tensor=2, sequence_parallel=True)], ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(Layout(), marks=pytest.mark.slow),  # the same without collectives
+        Layout(tensor=2),
+        Layout(tensor=2, sequence_parallel=True),
+    ],
+    ids=str,
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
 def test_whole_loss_compiles_to_the_eager_result(ranks: RankPool, layout: Layout) -> None:
     for loss, gradient in ranks.run(layout.tensor, _compiled_and_eager, layout):

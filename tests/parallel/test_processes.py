@@ -37,18 +37,19 @@ def work(folder: str, what: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         if rank == 1 and what == "leave":
             os._exit(3)
-        if what != "succeed":
-            dist.all_reduce(torch.ones(1))  # waits for the other rank in vain
+        dist.all_reduce(torch.ones(1))  # in vain, where the other rank has failed
         if what == "wait":
             (Path(folder) / str(os.getpid())).touch()
             time.sleep(100)
-        threads = torch.get_num_threads()
-    (Path(folder) / f"rank {rank}").write_text(f"{os.environ['LOCAL_WORLD_SIZE']} {threads}")
 
 
-def threads_of_first(_: str) -> int:
-    """On a rank: three threads on the first, two on the second; how many there are in a process group."""
-    torch.set_num_threads(3 - int(os.environ["RANK"]))
+def threads_of_first(folder: str) -> int:
+    """On a rank: note its share of the cores, then take three threads on the first, two on the second; how many there
+    are in a process group.
+    """
+    rank = int(os.environ["RANK"])
+    (Path(folder) / f"rank {rank}").write_text(f"{os.environ['LOCAL_WORLD_SIZE']} {torch.get_num_threads()}")
+    torch.set_num_threads(3 - rank)
     with process_group(CPU):
         return torch.get_num_threads()
 
@@ -76,16 +77,11 @@ LEFT = "rank 1 of 2 exited with code 3; the other ranks were stopped."
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_ranks_share_the_cores_and_end(tmp_path: Path) -> None:
-    launch(work, (str(tmp_path), "succeed"), num_ranks=2)
+def test_ranks_share_the_cores_compute_with_the_fewest_threads_of_any_and_end(tmp_path: Path) -> None:
+    assert launch(threads_of_first, (str(tmp_path),), num_ranks=2) == 2
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     written = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert written == dict.fromkeys(("rank 0", "rank 1"), f"2 {max(1, cores // 2)}")
-
-
-@pytest.mark.usefixtures("nothing_left")
-def test_all_ranks_compute_with_the_fewest_threads_of_any() -> None:
-    assert launch(threads_of_first, ("",), num_ranks=2) == 2
 
 
 def test_the_traceback_is_that_of_the_rank_at_fault(tmp_path: Path) -> None:
@@ -98,6 +94,7 @@ def test_the_traceback_is_that_of_the_rank_at_fault(tmp_path: Path) -> None:
     assert "by peer" not in str(caught.value)
 
 
+@pytest.mark.slow  # `tests/cli/test_train.py` sees one come through, as a user does, of a run that diverges
 @pytest.mark.usefixtures("nothing_left")
 def test_a_user_s_error_comes_through_as_itself(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -105,12 +102,9 @@ def test_a_user_s_error_comes_through_as_itself(tmp_path: Path) -> None:
     assert str(caught.value) == MESSAGE
 
 
+@pytest.mark.slow  # `tests/cli/test_train.py` kills a rank of a run
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [("be killed", KILLED), pytest.param("leave", LEFT, marks=pytest.mark.slow)],
-    ids=["be killed", "leave"],
-)
+@pytest.mark.parametrize(("what", "message"), [("be killed", KILLED), ("leave", LEFT)], ids=["be killed", "leave"])
 def test_a_rank_that_dies_takes_the_run_down_and_is_named(tmp_path: Path, what: str, message: str) -> None:
     begin = time.monotonic()
     with pytest.raises(RankFailure) as caught:
@@ -181,6 +175,7 @@ def test_a_request_to_stop_is_passed_on_and_the_ranks_are_waited_for(tmp_path: P
     assert 0 < step < 50
 
 
+@pytest.mark.slow  # `tests/cli/test_stopping.py` asks the ranks of a run twice
 @pytest.mark.usefixtures("nothing_left")
 def test_a_copy_of_the_request_that_comes_after_the_stop_ends_no_rank(tmp_path: Path) -> None:
     def ask_twice(_: list[int]) -> None:

@@ -191,7 +191,14 @@ sys.exit(75)
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, -2)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGTERM, 75),
+        pytest.param(signal.SIGUSR1, 75, marks=pytest.mark.slow),  # taken like SIGTERM
+        (signal.SIGINT, -2),
+    ],
+)
 def test_after_a_stop_further_requests_change_nothing_but_an_interrupt_ends_it(number: int, code: int) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,

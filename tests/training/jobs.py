@@ -1,10 +1,14 @@
-"""What the tests of this folder run on ranks."""
+"""What the tests of this folder, and others, run on ranks."""
 
+import contextlib
+import io
 import math
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
 
 from crosscut.config import RunConfig, TrainingError
 from crosscut.data import TokenFolder
@@ -14,6 +18,7 @@ from crosscut.training.diagnosis import explain_non_finite
 from crosscut.training.loop import Loop
 from crosscut.training.profiling import Profiler
 from crosscut.training.result import NonFiniteError
+from crosscut.training.run import Resume, run_training
 from crosscut.training.step import Trainer
 
 CPU = torch.device("cpu")
@@ -44,6 +49,17 @@ def loop(
         for name, p in trainer.model.named_parameters()
     }
     return {"before": outcome.before.loss, "after": outcome.after.loss, "weights": weights}
+
+
+def whole_run(run: RunConfig, resume: Resume = False) -> str:
+    """A run from its tokens to its report, as ranks do it that others have started; what this rank prints."""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setenv("RANK", str(dist.get_rank()))
+        patch.setenv("WORLD_SIZE", str(dist.get_world_size()))
+        patch.setattr("crosscut.training.run.process_group", lambda _: contextlib.nullcontext())  # the pool's is there
+        run_training(run, resume=resume)
+    return printed.getvalue()
 
 
 def record_step(run: RunConfig) -> list[tuple[str, str, int]]:

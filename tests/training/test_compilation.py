@@ -26,8 +26,8 @@ pytestmark = [  # what the compiler does inside is not ours to mend
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
 ]
-LAYOUTS = [
-    ("layout.tensor=1",),
+LAYOUTS = [  # the slow ones are the quick one with fewer collectives
+    pytest.param(("layout.tensor=1",), marks=pytest.mark.slow),
     pytest.param(("layout.tensor=2",), marks=pytest.mark.slow),
     ("layout.tensor=2", "layout.sequence_parallel=true"),
 ]

@@ -12,6 +12,7 @@ from crosscut.checkpoint import list_checkpoints
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import CheckpointError, TrainingError
 from crosscut.training.loop import Loop
+from tests.training.conftest import tiny_run
 from tests.training.jobs import loop, parts
 
 
@@ -80,17 +81,30 @@ LAYOUTS = {
     "tensor=2 data=2 zero3": ("layout.tensor=2", "layout.data=2", "layout.sharding=zero3"),
     "data=4 zero2 in groups of 2": ("layout.data=4", "layout.sharding=zero2", "layout.shard_group=2"),
 }
+AS_IN_TEST_RESUME = ("tensor=4 sequence parallel", "data=2", "tensor=2 data=2")
+"""Layouts like those that runs go on with in `test_resume.py`, where every step is compared."""
+EXACT = ("model.dropout=0.0", "training.precision=float64", "checkpoint.keep=5")
 
 
-@pytest.mark.parametrize("options", LAYOUTS.values(), ids=LAYOUTS)
-def test_run_resumes_on_another_layout(ranks, run_with, options):
+@pytest.fixture(scope="module")
+def whole(ranks, tokens_folder, tmp_path_factory) -> tuple[Path, dict]:
+    """A run of one rank to go on from: its checkpoint after step 3, and how it ends."""
+    run = tiny_run(tokens_folder, tmp_path_factory.mktemp("whole"), *EXACT)
+    outcome = ranks.run(1, loop, run)[0]
+    return checkpoint_of(run, 3), outcome
+
+
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(LAYOUTS[name], marks=pytest.mark.slow if name in AS_IN_TEST_RESUME else ()) for name in LAYOUTS],
+    ids=LAYOUTS,
+)
+def test_run_resumes_on_another_layout(ranks, run_with, whole, options):
     """The vocabulary of 500 is padded to 512 or 1,024 entries, as the tensor size has it."""
-    base = ("model.dropout=0.0", "training.precision=float64", "checkpoint.keep=5")
-    run = run_with(*base)
-    whole = ranks.run(1, loop, run)[0]
-    other = run_with(*base, *options)
-    resumed = ranks.run(other.layout.world_size, loop, other, checkpoint_of(run, 3))[0]
-    for name, weight in whole["weights"].items():
+    checkpoint, outcome = whole
+    other = run_with(*EXACT, *options)
+    resumed = ranks.run(other.layout.world_size, loop, other, checkpoint)[0]
+    for name, weight in outcome["weights"].items():
         torch.testing.assert_close(weight, resumed["weights"][name], rtol=1e-9, atol=1e-12, msg=name)
 
 

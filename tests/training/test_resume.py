@@ -79,7 +79,8 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", ["1x1", "data 2", "2x2", "4x1 split", "zero3"])
+# What is slow here and below repeats a quick case on another layout.
+@pytest.mark.parametrize("layout", ["1x1", pytest.param("data 2", marks=pytest.mark.slow), "2x2", "4x1 split", "zero3"])
 def test_same_layout_goes_on_to_the_last_bit(ranks, run_with, layout):
     """With dropout on: the random streams are functions of the step, so nothing of them needs storing."""
     run = run_with(HERE, "model.dropout=0.1", *LAYOUTS[layout])
@@ -93,7 +94,7 @@ def test_same_layout_goes_on_to_the_last_bit(ranks, run_with, layout):
             assert torch.equal(weight, theirs["weights"][name]), name
 
 
-@pytest.mark.parametrize("layout", ["2x2"])
+@pytest.mark.parametrize("layout", ["data 2", pytest.param("2x2", marks=pytest.mark.slow)])
 def test_float16_goes_on_to_the_last_bit(ranks, run_with, layout):
     run = run_with(HERE, "training.precision=float16", "checkpoint.every=1", *LAYOUTS[layout])
     whole = train(ranks, run)
@@ -111,7 +112,9 @@ def test_float16_goes_on_to_the_last_bit(ranks, run_with, layout):
                 assert torch.equal(weight, theirs["weights"][name]), name
 
 
-@pytest.mark.parametrize("pair", [("2x2", "1x1"), ("1x1", "4x1 split")], ids=" to ".join)
+@pytest.mark.parametrize(
+    "pair", [("2x2", "1x1"), pytest.param(("1x1", "4x1 split"), marks=pytest.mark.slow)], ids=" to ".join
+)
 def test_loss_scale_is_the_same_on_any_layout(ranks, run_with, pair):
     saved_by, resumed_by = pair
     base = (HERE, "training.precision=float16", "model.dropout=0.0", "training.steps=8", "checkpoint.every=7")

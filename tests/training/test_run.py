@@ -1,8 +1,6 @@
 """What is found out, and made, before a process starts."""
 
-import contextlib
 import dataclasses
-import io
 import json
 import shutil
 import signal
@@ -17,7 +15,7 @@ from crosscut.data import TokenFolder, prepare
 from crosscut.training import run_training
 from crosscut.training.run import _prepare, identity_of, is_complete, with_vocabulary
 from tests.training.conftest import tiny_run
-from tests.training.jobs import loop
+from tests.training.jobs import loop, whole_run
 
 
 def tokens_of(run) -> TokenFolder:
@@ -182,14 +180,7 @@ def test_run_whose_last_checkpoint_is_damaged_is_not_complete(trained, capsys):
 def joined(run, mine: str) -> str:
     """What a rank that was started by others does, where it alone would see another folder than the first one."""
     run = dataclasses.replace(run, output=dataclasses.replace(run.output, folder=mine)) if dist.get_rank() else run
-    environment = {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
-    printed = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        patch.setattr("crosscut.training.run.process_group", lambda _: contextlib.nullcontext())  # the pool's is there
-        run_training(run, resume="auto")
-    return printed.getvalue()
+    return whole_run(run, "auto")
 
 
 def test_first_rank_decides_whether_the_run_is_complete(ranks, run_with, tmp_path):
