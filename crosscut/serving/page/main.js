@@ -9,6 +9,7 @@ const HINTS = {
   chat: "Ask something below, and the model answers.",
 };
 
+const narrow = matchMedia("(width < 52rem)");
 const $ = (id) => document.getElementById(id);
 const mode = () => document.querySelector("[name=mode]:checked").value;
 
@@ -67,7 +68,7 @@ function clear() {
   $("figures").textContent = "";
   for (const id of ["copy", "clear", "seed-used", "problem"]) $(id).hidden = true;
   hide();
-  $("prompt").focus();
+  if (!narrow.matches) $("prompt").focus(); // a phone would cover half the page with its keyboard
 }
 
 function tell(problem) {
@@ -229,7 +230,6 @@ document.querySelectorAll(".slider input").forEach((slider) => slider.addEventLi
 $("copy").addEventListener("click", copy);
 $("clear").addEventListener("click", clear);
 
-const narrow = matchMedia("(width < 52rem)");
 const fold = () => { $("settings").open = !narrow.matches; };
 narrow.addEventListener("change", fold);
 
