@@ -300,8 +300,19 @@ def storage_errors_told(folder: Folder, must: str) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """One line of what an exception says, without its full stop."""
+    """One line of what an exception says, without its full stop; of one that came of a storage's, what that one says.
+
+    PyTorch's writer stumbles over its own position once a write has failed.
+    """
+    error = _from_storage(error) or error
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror} (`{error.filename}`)" if error.filename else error.strerror
     text = str(error).strip()
     return text.splitlines()[0].rstrip(".") if text else type(error).__name__
+
+
+def _from_storage(error: BaseException | None) -> OSError | None:
+    """The first error of the operating system among those that led to an exception."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error

@@ -125,7 +125,7 @@ def trained(tmp_path_factory, book):
         ("training.seed=5", "`training.seed` must be 1234 as in the checkpoint"),
         ("training.sequence_length=16", "`training.sequence_length` must be 32 as in the checkpoint"),
         ("model.num_layers=1", "`model.num_layers` must be 2 as in the checkpoint"),
-        ("model.num_heads=2", "`model.num_heads` must be 4 as in the checkpoint"),
+        ("model.num_heads=8", "`model.num_heads` must be 4 as in the checkpoint"),
         (
             "training.steps=4",
             "`training.steps` must be above the checkpoint's step (4), but is 4. Try training.steps=8.",

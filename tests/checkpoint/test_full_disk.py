@@ -1,0 +1,38 @@
+"""What is said of a write that fails in the middle of a file."""
+
+import errno
+import io
+from typing import Any
+
+import pytest
+import torch
+
+from crosscut.checkpoint.storage import reason
+
+
+class Full(io.RawIOBase):
+    """A disk with so much room."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room, self.taken = room, 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.taken
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        if self.taken + size > self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.taken += size
+        return size
+
+
+@pytest.mark.parametrize("room", range(0, 4801, 400))
+def test_failed_write_is_told_by_its_cause_wherever_it_fails(room: int) -> None:
+    with pytest.raises((OSError, RuntimeError)) as failed:
+        torch.save(torch.zeros(1000), Full(room))
+    assert reason(failed.value) == "No space left on device"
