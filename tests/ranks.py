@@ -40,6 +40,8 @@ GRACE = 10.0
 STARTING = 120.0
 """Seconds that a rank has to import torch on a busy machine."""
 READY = b"ready"
+LOST = ("by peer", "Broken pipe", "Connection refused", "Timed out waiting")
+"""What a rank's error says when it is another rank that failed, or that does not come."""
 
 
 class RankError(Exception):
@@ -140,9 +142,10 @@ class RankPool:
                     deadline = min(deadline, time.monotonic() + GRACE)
             if not ready:
                 stacks = "\n".join(self._stacks(ranks[i], i) for i in pending.values())
+                has_cause = any(isinstance(o, _Failure) and not o.lost_connection for o in outcomes)
                 for i in pending.values():
                     text = f"ranks {sorted(pending.values())} did not end in time\n{stacks}"
-                    outcomes[i] = _Failure(RankError(text), any(isinstance(o, _Failure) for o in outcomes))
+                    outcomes[i] = _Failure(RankError(text), has_cause)
                 break
         if pending or any(rank.process.poll() is not None for rank in ranks):
             for rank in self._ranks:
@@ -197,6 +200,7 @@ def _serve(connection: Connection, port: int) -> None:
     """The life of a rank: job after job, until the pool closes the connection."""
     import torch
     import torch.distributed as dist
+    import torch.distributed.tensor.debug  # takes seconds, which no job is to be short of
 
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
@@ -215,7 +219,7 @@ def _answer(order: tuple[Any, ...], job: bytes, store: Any, meshes: list[Any]) -
         return pickle.dumps(("result", pickle.dumps(_run(order, job, store, meshes))))
     except BaseException as error:
         text = traceback.format_exc()
-        lost_connection = any(sign in str(error) for sign in ("by peer", "Broken pipe", "Connection refused"))
+        lost_connection = any(sign in str(error) for sign in LOST)
         try:
             pickle.loads(pickled := pickle.dumps(error))
         except Exception:
@@ -273,7 +277,8 @@ def _meshes_made_from_now_on() -> list[Any]:
 def _forget(meshes: list[Any]) -> None:
     """Let a job's groups go, whose threads end with them, and what PyTorch has worked out for its meshes.
 
-    PyTorch has more caches that keep a mesh than those that can be emptied, and a mesh keeps its groups.
+    A job's model and what trains it refer to each other and to their mesh. Python collects such rings seldom, and until
+    then the mesh would keep its groups.
     """
     for mesh in meshes:
         mesh._pg_registry.clear()

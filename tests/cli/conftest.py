@@ -4,7 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -57,20 +58,28 @@ def crosscut_here(
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.setattr(sys, "argv", ["crosscut", *arguments])
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
         status: object = 0
         capfd.readouterr()
         try:
-            main()
+            with handlers_restored():
+                main()
         except SystemExit as ended:
             status = ended.code
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
         assert isinstance(status, int)
         return subprocess.CompletedProcess(arguments, status, *capfd.readouterr())
 
     return run
+
+
+@contextmanager
+def handlers_restored() -> Iterator[None]:
+    """Around `crosscut` in this process: it takes the signals of a scheduler."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def run_python(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:

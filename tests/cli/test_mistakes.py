@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from crosscut.cli import main as run_main
-from tests.cli.conftest import TINY
+from tests.cli.conftest import TINY, handlers_restored
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
 
     def run(*arguments: str) -> str:
         monkeypatch.setattr("sys.argv", ["crosscut", *arguments])
-        with pytest.raises(SystemExit) as stopped:
+        with pytest.raises(SystemExit) as stopped, handlers_restored():
             run_main()
         assert stopped.value.code == 2
         message = capsys.readouterr().err.strip().splitlines()[-1]

@@ -4,12 +4,14 @@ import os
 import signal
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from crosscut.config import LayoutError
+from crosscut.config import Layout, LayoutError
+from crosscut.parallel import make_mesh
 from tests.ranks import RankError, RankPool
 
 
@@ -40,6 +42,16 @@ def _sleep_on(rank: int) -> None:
         time.sleep(100)
 
 
+def _num_threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def _leave_a_ring() -> None:
+    """Objects that refer to each other and to a mesh, as a model and its trainer do; Python collects them some day."""
+    ring: list[object] = [make_mesh(Layout(tensor=2), torch.device("cpu"))]
+    ring.append(ring)
+
+
 def _warn() -> None:
     warnings.warn("a warning", stacklevel=1)
 
@@ -53,6 +65,15 @@ def test_each_job_has_a_process_group_of_its_own_size(ranks: RankPool) -> None:
 
 def test_ranks_are_kept_from_job_to_job(ranks: RankPool) -> None:
     assert [place[2] for place in ranks.run(4, _place)] == [place[2] for place in ranks.run(4, _place)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
+def test_a_job_s_groups_end_with_it_and_their_threads(ranks: RankPool) -> None:
+    before = ranks.run(2, _num_threads)
+    for _ in range(3):
+        ranks.run(2, _leave_a_ring)
+    for now, then in zip(ranks.run(2, _num_threads), before, strict=True):
+        assert now <= then
 
 
 @pytest.mark.parametrize("rank", [0, 1])
