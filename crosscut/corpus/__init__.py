@@ -1,0 +1,4 @@
+"""Raw sources to clean, unique and unleaked token shards, with a record of why every document went (paper, 4.1.2).
+
+`crosscut prepare corpus.toml` runs it; docs/corpus.md describes the stages and what each guarantees.
+"""

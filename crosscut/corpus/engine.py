@@ -1,0 +1,144 @@
+"""What runs tasks: processes on this machine, or an existing Ray cluster. Both call one function on the same files.
+
+A task reads and writes files, so an engine only has to call it somewhere and hand its record back. The machines of a
+cluster must see the corpus's folder under the same path, as ranks of a training run must.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from crosscut.config.corpus import EngineConfig
+from crosscut.config.errors import DataError
+from crosscut.config.machine import available_cores, leave_with_parent
+from crosscut.corpus.stages import Record, Task, execute
+
+AHEAD = 2
+"""Tasks handed out for each worker, so that none waits for the next."""
+
+
+class Call(NamedTuple):
+    """A task and where its result goes."""
+
+    folder: Path
+    task: Task
+    key: str
+
+
+class Engine(Protocol):
+    """Runs tasks."""
+
+    def run(self, calls: Sequence[Call]) -> Iterator[Record]:
+        """Run tasks and yield their records as they are done, in any order; raises what a task raises."""
+        ...
+
+
+@contextmanager
+def start_engine(config: EngineConfig) -> Iterator[Engine]:
+    """The engine that a corpus asks for, until it is no longer needed."""
+    workers = config.workers or available_cores()
+    if config.kind == "ray":
+        with _ray(config) as engine:
+            yield engine
+    elif workers == 1:
+        yield _Here()
+    else:
+        # Spawned, not forked: a fork would copy locks that libraries' threads may hold.
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
+        try:
+            yield _Processes(pool, workers)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+class _Here:
+    def run(self, calls: Sequence[Call]) -> Iterator[Record]:
+        for call in calls:
+            yield execute(*call)
+
+
+class _Processes:
+    def __init__(self, pool: ProcessPoolExecutor, workers: int) -> None:
+        self._pool = pool
+        self._workers = workers
+
+    def run(self, calls: Sequence[Call]) -> Iterator[Record]:
+        waiting = deque(calls)
+        under_way: dict[Future[Record], str] = {}
+        try:
+            while waiting or under_way:
+                while waiting and len(under_way) < AHEAD * self._workers:
+                    call = waiting.popleft()
+                    under_way[self._pool.submit(execute, *call)] = call.task.name
+                done, _ = wait(under_way, return_when=FIRST_COMPLETED)
+                for future in done:
+                    del under_way[future]
+                    yield future.result()
+        except BrokenProcessPool:
+            raise DataError(
+                f"All {self._workers} processes must live to the end of a stage, but one died, perhaps for want of "
+                "memory. Free some memory, or set a lower `engine.workers`, and start again: finished parts are kept."
+            ) from None
+        finally:
+            for future in under_way:
+                future.cancel()
+
+
+def _start_worker() -> None:
+    for number in (signal.SIGINT, signal.SIGUSR1):  # the parent stops the workers
+        signal.signal(number, signal.SIG_IGN)
+    leave_with_parent()
+
+
+@contextmanager
+def _ray(config: EngineConfig) -> Iterator[Engine]:
+    try:
+        import ray
+    except ImportError:
+        raise DataError(
+            "`engine.kind` \"ray\" needs Ray, but it is not installed. Type `pip install 'crosscut[ray]'`."
+        ) from None
+    try:
+        ray.init(
+            address=config.address,
+            num_cpus=(config.workers or available_cores()) if config.address == "local" else None,
+            include_dashboard=False if config.address == "local" else None,
+            log_to_driver=False,
+        )
+    except ConnectionError as error:
+        raise DataError(
+            f"`engine.address` must be a Ray cluster that answers, but `{config.address}` does not: {error}."
+        ) from None
+    try:
+        yield _Cluster(ray, config.workers or int(ray.cluster_resources().get("CPU", 1)))
+    finally:
+        ray.shutdown()
+
+
+class _Cluster:
+    def __init__(self, ray: Any, workers: int) -> None:
+        self._ray = ray
+        self._workers = workers
+        self._execute: Any = ray.remote(execute)
+
+    def run(self, calls: Sequence[Call]) -> Iterator[Record]:
+        waiting = deque(calls)
+        under_way: list[Any] = []
+        while waiting or under_way:
+            while waiting and len(under_way) < AHEAD * self._workers:
+                under_way.append(self._execute.remote(*waiting.popleft()))
+            done, under_way = self._ray.wait(under_way)
+            for reference in done:
+                try:
+                    yield self._ray.get(reference)
+                except self._ray.exceptions.RayTaskError as error:
+                    raise error.cause from None

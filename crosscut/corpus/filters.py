@@ -1,0 +1,57 @@
+"""Filters: stages that look at the documents of a part and say which of them go, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+
+from crosscut.corpus.documents import Document, Drop, Judgement, Part, drops_name, marks_name, write_drops
+from crosscut.corpus.stages import Counts, Output
+
+Judge = Callable[[Sequence[Document]], Judgement]
+"""What a filter is: a function of documents."""
+
+
+def judge_part(part: Part, make: Callable[..., Judge], arguments: tuple[Any, ...], output: Output) -> Counts:
+    """Task of a filter: what `make(*arguments)` thinks of the documents of a part.
+
+    Writes `part.drops.arrow` and, where something was measured, `part.marks.arrow`. `make` is called once in a process;
+    its arguments must be hashable.
+    """
+    documents = list(part.documents())
+    judgement = _made(make, arguments)(documents)
+    write_drops(output.path(drops_name(part.name)), judgement.drops)
+    if judgement.marks:
+        columns = {"row": pa.array([document.row for document in documents], pa.uint32()), **judgement.marks}
+        with pa.OSFile(str(output.path(marks_name(part.name))), "wb") as sink:
+            table = pa.table(columns)
+            with pa.ipc.new_file(sink, table.schema) as writer:
+                writer.write_table(table)
+    return count_drops(documents, judgement.drops)
+
+
+@lru_cache(maxsize=8)
+def _made(make: Callable[..., Judge], arguments: tuple[Any, ...]) -> Judge:
+    return make(*arguments)
+
+
+def count_drops(documents: Sequence[Document], drops: Sequence[Drop]) -> Counts:
+    """What every filter counts: documents and bytes in and out, and both for each rule."""
+    sizes = {document.row: document.num_bytes for document in documents}
+    rules: dict[str, dict[str, int]] = {}
+    for drop in drops:
+        rule = rules.setdefault(drop.rule, {"documents": 0, "bytes": 0})
+        rule["documents"] += 1
+        rule["bytes"] += sizes[drop.row]
+    num_bytes = sum(sizes.values())
+    dropped = sum(rule["bytes"] for rule in rules.values())
+    return {
+        "documents_in": len(documents),
+        "documents_out": len(documents) - len(drops),
+        "bytes_in": num_bytes,
+        "bytes_out": num_bytes - dropped,
+        "rules": rules,
+    }
