@@ -5,6 +5,7 @@ found before a process starts.
 """
 
 from crosscut.config.conventions import IGNORED, default_loss_chunk, padded_vocab_size
+from crosscut.config.corpus import CorpusConfig
 from crosscut.config.errors import (
     CheckpointError,
     ConfigError,
@@ -18,7 +19,7 @@ from crosscut.config.errors import (
 from crosscut.config.evaluation import EvaluationConfig
 from crosscut.config.files import write_whole
 from crosscut.config.layout import Layout
-from crosscut.config.loading import dump_toml, load_layout, load_run, write_toml
+from crosscut.config.loading import dump_toml, is_corpus, load_corpus, load_layout, load_run, write_toml
 from crosscut.config.model import ModelConfig
 from crosscut.config.presets import PRESETS
 from crosscut.config.run import (
@@ -35,6 +36,7 @@ __all__ = [
     "CheckpointConfig",
     "CheckpointError",
     "ConfigError",
+    "CorpusConfig",
     "CrosscutError",
     "DataConfig",
     "DataError",
@@ -51,6 +53,8 @@ __all__ = [
     "TrainingError",
     "default_loss_chunk",
     "dump_toml",
+    "is_corpus",
+    "load_corpus",
     "load_layout",
     "load_run",
     "padded_vocab_size",

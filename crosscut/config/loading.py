@@ -1,4 +1,4 @@
-"""From a TOML file and command-line overrides to a checked `RunConfig`, and back to TOML."""
+"""From a TOML file and command-line overrides to a checked `RunConfig` or `CorpusConfig`, and back to TOML."""
 
 import dataclasses
 import difflib
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from crosscut.config.checks import listed
+from crosscut.config.corpus import CorpusConfig
 from crosscut.config.errors import ConfigError
 from crosscut.config.files import write_whole
 from crosscut.config.layout import Layout
@@ -27,12 +28,20 @@ def load_run(source: Path | Mapping[str, Any], overrides: Iterable[str] = ()) ->
     TOML (a bare word is a string). Raises `ConfigError` for a file that is not there or does not parse, an unknown
     key (naming the nearest one), a value of the wrong type or out of range.
     """
-    table = _read_toml(source) if isinstance(source, Path) else {k: _copy(v) for k, v in source.items()}
-    for override in overrides:
-        _apply(table, override)
+    table = _read(source, overrides)
     _expand_preset(table)
     _expand_published(table)
     return typing.cast(RunConfig, _build(RunConfig, table, ""))
+
+
+def load_corpus(source: Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> CorpusConfig:
+    """Read a corpus, as `load_run` reads a run; its sources cannot be overridden. Raises `ConfigError`."""
+    return typing.cast(CorpusConfig, _build(CorpusConfig, _read(source, overrides), ""))
+
+
+def is_corpus(path: Path) -> bool:
+    """Whether a TOML file describes a corpus, which has sources, and not a run. Raises `ConfigError`."""
+    return "sources" in _read_toml(path)
 
 
 def load_layout(text: str) -> Layout:
@@ -43,16 +52,23 @@ def load_layout(text: str) -> Layout:
     return typing.cast(Layout, _build(Layout, table, "layout"))
 
 
-def dump_toml(run: RunConfig) -> str:
-    """The whole resolved run as TOML; `load_run` of it gives the same run."""
+def dump_toml(config: RunConfig | CorpusConfig) -> str:
+    """The whole resolved run or corpus as TOML; to load it gives the same again."""
     import tomli_w  # only what writes a config needs it: a GPU node's own Python can train from a checkout without it
 
-    return tomli_w.dumps(dataclasses.asdict(run))
+    return tomli_w.dumps(dataclasses.asdict(config))
 
 
-def write_toml(run: RunConfig, path: Path) -> None:
-    """Write the whole resolved run, beside and renamed, so that no half file is ever there."""
-    write_whole(path, dump_toml(run))
+def write_toml(config: RunConfig | CorpusConfig, path: Path) -> None:
+    """Write the whole resolved run or corpus, beside and renamed, so that no half file is ever there."""
+    write_whole(path, dump_toml(config))
+
+
+def _read(source: Path | Mapping[str, Any], overrides: Iterable[str]) -> Table:
+    table = _read_toml(source) if isinstance(source, Path) else {k: _copy(v) for k, v in source.items()}
+    for override in overrides:
+        _apply(table, override)
+    return table
 
 
 def _copy(value: Any) -> Any:
@@ -150,7 +166,7 @@ def _build(kind: type, table: Any, path: str) -> Any:
     for key in table:
         if key not in fields:
             extra = ["preset"] if path == "model" else []
-            where = f"a key of `{path}`" if path else "a section of a run"
+            where = f"a key of `{path}`" if path else f"{_WHOLES[kind]}"
             raise ConfigError(
                 f"`{prefix}{key}` must be {where}, but there is none of that name."
                 f"{_nearest(key, [*fields, *extra], prefix)}"
@@ -171,6 +187,10 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         value = str(value) if kind is str and not isinstance(parsed, str) else parsed  # 1984 may be a title
     if dataclasses.is_dataclass(kind):
         return _build(typing.cast(type, kind), value, name)
+    if typing.get_origin(kind) is tuple and dataclasses.is_dataclass(item := typing.get_args(kind)[0]):
+        if isinstance(value, list | tuple):
+            return tuple(_build(item, table, name) for table in value)
+        raise ConfigError(f"`{name}` must be sections, each headed [[{name}]], but is {value!r}.")
     if typing.get_origin(kind) is tuple:
         items = [value] if isinstance(value, str) else value
         if isinstance(items, list | tuple) and all(isinstance(item, str) for item in items):
@@ -185,6 +205,11 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
 
 _TYPE_NAMES: Mapping[type, str] = types.MappingProxyType(
     {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+)
+
+
+_WHOLES: Mapping[type, str] = types.MappingProxyType(
+    {RunConfig: "a section of a run", CorpusConfig: "a section of a corpus"}
 )
 
 
