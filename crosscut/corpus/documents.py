@@ -110,9 +110,16 @@ class Part:
         """The documents that are left, in the order of their rows."""
         table = read_table(self.work / INGEST / f"{self.name}.arrow")
         left = np.setdiff1d(np.arange(table.num_rows, dtype=np.uint32), self.dropped(), assume_unique=True)
-        columns = [table[name].take(left).to_pylist() for name in ("id", "url", "karma", "title")]
+        yield from self._at(table, left)
+
+    def select(self, rows: Rows) -> Iterator[Document]:
+        """The documents of some rows, which must be among those with a text, in their order."""
+        yield from self._at(read_table(self.work / INGEST / f"{self.name}.arrow"), rows)
+
+    def _at(self, table: pa.Table, rows: Rows) -> Iterator[Document]:
+        columns = [table[name].take(rows).to_pylist() for name in ("id", "url", "karma", "title")]
         for row, text, (name, url, karma, title) in zip(
-            left.tolist(), self._texts(table, left), zip(*columns, strict=True), strict=True
+            rows.tolist(), self._texts(table, rows), zip(*columns, strict=True), strict=True
         ):
             yield Document(row, name, text, url, karma, title)
 
