@@ -189,7 +189,7 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         return _build(typing.cast(type, kind), value, name)
     if typing.get_origin(kind) is tuple and dataclasses.is_dataclass(item := typing.get_args(kind)[0]):
         if isinstance(value, list | tuple):
-            return tuple(_build(item, table, name) for table in value)
+            return tuple(_build(typing.cast(type, item), table, name) for table in value)
         raise ConfigError(f"`{name}` must be sections, each headed [[{name}]], but is {value!r}.")
     if typing.get_origin(kind) is tuple:
         items = [value] if isinstance(value, str) else value
