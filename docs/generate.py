@@ -1,4 +1,4 @@
-"""Write the pages of the documentation that follow from the code: `docs/configuration.md`.
+"""Write the pages of the documentation that follow from the code: the keys of a run and of a corpus.
 
 The text under a field of a config dataclass is its help; this collects it, so that it is written once. Run
 `python docs/generate.py` after changing a field or a preset; with `--check` nothing is written, and the exit status is
@@ -15,10 +15,11 @@ import sys
 import typing
 from pathlib import Path
 
-from crosscut.config import PRESETS, DataConfig, ModelConfig, RunConfig
+from crosscut.config import PRESETS, CorpusConfig, DataConfig, ModelConfig, RunConfig
+from crosscut.config.corpus import SourceConfig
 from crosscut.planner import count_parameters
 
-CONFIGURATION = Path(__file__).parent / "configuration.md"
+DOCS = Path(__file__).parent
 
 INTRODUCTION = """\
 <!-- Written by `python docs/generate.py` from the dataclasses in `crosscut/config/`. Change the text there. -->
@@ -47,6 +48,37 @@ batch_size = 64
 ```
 """
 
+CORPUS_INTRODUCTION = """\
+<!-- Written by `python docs/generate.py` from the dataclasses in `crosscut/config/corpus.py`. Change it there. -->
+
+# Configuration of a corpus
+
+A corpus is one TOML file, for `crosscut prepare corpus.toml` ([corpus.md](corpus.md)): `folder`, one `[[sources]]` for
+each kind of text, and the sections below. What it leaves out has its default, which is the paper's where the paper says
+one. Keys outside `[[sources]]` can be set on the command line, as in `crosscut prepare corpus.toml seed=7`. The
+resolved file is saved in the corpus's folder. A complete file:
+
+```toml
+folder = "corpora/books"
+
+[[sources]]
+name = "books"
+files = ["books/*.jsonl.zst"]
+
+[[sources]]
+name = "mail"
+files = ["mail"]
+format = "mail"
+weight = 0.5
+
+[leakage]
+test_sets = ["lambada_test.jsonl", "wiki.test.raw"]
+
+[tokens]
+tokenizer = "tokenizer.json"
+```
+"""
+
 MODEL_NOTE = """\
 `model.preset` names one of the [presets](#presets) and gives the required fields; fields beside it change it.
 """
@@ -69,24 +101,44 @@ def field_docs(kind: type) -> dict[str, str]:
     return docs
 
 
-def sections() -> dict[str, type]:
-    """The sections of a run and their dataclasses, in the order of the file."""
-    hints = typing.get_type_hints(RunConfig)
-    return {field.name: hints[field.name] for field in dataclasses.fields(RunConfig)}
+def sections(whole: type = RunConfig) -> dict[str, type]:
+    """The sections of a run, or of a corpus, and their dataclasses, in the order of the file."""
+    hints = typing.get_type_hints(whole)
+    kinds = {field.name: hints[field.name] for field in dataclasses.fields(whole)}
+    return {name: kind for name, kind in kinds.items() if dataclasses.is_dataclass(kind)}
 
 
 def configuration_page() -> str:
     """The whole of `docs/configuration.md`."""
-    parts = [INTRODUCTION, *(_section(name, kind) for name, kind in sections().items()), _presets()]
+    parts = [INTRODUCTION, *(_section(f"[{name}]", kind) for name, kind in sections().items()), _presets()]
     return "\n".join(parts)
 
 
-def _section(name: str, kind: type) -> str:
-    docs = field_docs(kind)
-    rows = [f"| `{field.name}` | {_default(field)} | {docs[field.name]} |" for field in dataclasses.fields(kind)]
-    table = "\n".join(["| key | default | meaning |", "|---|---|---|", *rows])
+def corpus_page() -> str:
+    """The whole of `docs/corpus-configuration.md`."""
+    elsewhere = {"sources", *sections(CorpusConfig)}
+    alone = [field for field in dataclasses.fields(CorpusConfig) if field.name not in elsewhere]
+    parts = [
+        CORPUS_INTRODUCTION,
+        f"## The corpus\n\n{_table(CorpusConfig, alone)}",
+        _section("[[sources]]", SourceConfig),
+        *(_section(f"[{name}]", kind) for name, kind in sections(CorpusConfig).items()),
+    ]
+    return "\n".join(parts)
+
+
+PAGES = {"configuration.md": configuration_page, "corpus-configuration.md": corpus_page}
+
+
+def _section(heading: str, kind: type) -> str:
     note = f"{MODEL_NOTE}\n" if kind is ModelConfig else ""
-    return f"## `[{name}]`\n\n{inspect.getdoc(kind)}\n\n{note}{table}\n"
+    return f"## `{heading}`\n\n{inspect.getdoc(kind)}\n\n{note}{_table(kind, dataclasses.fields(kind))}"
+
+
+def _table(kind: type, fields: typing.Sequence[dataclasses.Field[object]]) -> str:
+    docs = field_docs(kind)
+    rows = [f"| `{field.name}` | {_default(field)} | {docs[field.name]} |" for field in fields]
+    return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows, ""])
 
 
 def _default(field: dataclasses.Field[object]) -> str:
@@ -120,22 +172,25 @@ def _presets() -> str:
     return "\n".join(["## Presets", "", note, *head, *rows, ""])
 
 
-def main(arguments: list[str] | None = None, page: Path = CONFIGURATION) -> int:
-    """Write the page, or with `--check` compare it; returns the exit status."""
-    parser = argparse.ArgumentParser(description="Write docs/configuration.md from the config dataclasses.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the page is stale")
+def main(arguments: list[str] | None = None, folder: Path = DOCS) -> int:
+    """Write the pages, or with `--check` compare them; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Write the pages of docs/ that follow from the config dataclasses.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a page is stale")
     check = parser.parse_args(arguments).check
-    text = configuration_page()
-    if page.is_file() and page.read_text(encoding="utf-8") == text:
-        return 0
-    if check:
-        print(f"{page.name} is stale: run `python docs/generate.py`.", file=sys.stderr)
-        return 1
-    temporary = page.with_name(f".{page.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(page)
-    print(f"{page.name} is written.")
-    return 0
+    stale = 0
+    for name, make in PAGES.items():
+        page, text = folder / name, make()
+        if page.is_file() and page.read_text(encoding="utf-8") == text:
+            continue
+        if check:
+            stale = 1
+            print(f"{name} is stale: run `python docs/generate.py`.", file=sys.stderr)
+            continue
+        temporary = page.with_name(f".{name}.{os.getpid()}")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(page)
+        print(f"{name} is written.")
+    return stale
 
 
 if __name__ == "__main__":

@@ -1,19 +1,57 @@
 """`crosscut prepare`."""
 
+import json
 from pathlib import Path
 
 import click
 
-from crosscut.cli.arguments import run_arguments, run_from
+from crosscut.cli.arguments import run_from
+from crosscut.config import ConfigError, CorpusConfig, is_corpus, load_corpus
 
 
 @click.command()
-@run_arguments
-def prepare(arguments: tuple[str, ...]) -> None:
-    """Make a run's token shards from its raw text, without training.
+@click.argument("arguments", nargs=-1, metavar="[CORPUS.toml | RUN.toml] [section.key=value ...]")
+@click.option("--explain", metavar="ID", help="Tell what happened to one document of a corpus, and what it matched.")
+@click.option("--json", "as_json", is_flag=True, help="Print a corpus's figures as JSON.")
+def prepare(arguments: tuple[str, ...], explain: str | None, as_json: bool) -> None:
+    """Make token shards from raw text.
 
-    `train` does the same by itself when they are not there; a cluster's run wants them made beforehand.
+    Of a CORPUS, a file with [[sources]]: read, clean, deduplicate, check against test sets and tokenize it, with a
+    report of what went where and why. Started again, it goes on where it stopped and redoes only what a changed setting
+    touches.
+
+    Of a RUN: only tokenize its text. `train` does the same by itself when the tokens are not there; a cluster's run
+    wants them made beforehand.
     """
+    if arguments and "=" not in arguments[0] and is_corpus(Path(arguments[0])):
+        config = load_corpus(Path(arguments[0]), arguments[1:])
+        if explain is not None:
+            _explain(config, explain)
+        else:
+            _prepare_corpus(config, as_json=as_json)
+    elif explain is not None or as_json:
+        raise ConfigError("`--explain` and `--json` must come with a corpus, a TOML file with [[sources]], but do not.")
+    else:
+        _prepare_run(arguments)
+
+
+def _prepare_corpus(config: CorpusConfig, *, as_json: bool) -> None:
+    from crosscut.corpus import prepare_corpus, print_summary
+
+    result = prepare_corpus(config)
+    if as_json:
+        click.echo(json.dumps(result.report))
+    else:
+        print_summary(result)
+
+
+def _explain(config: CorpusConfig, document: str) -> None:
+    from crosscut.corpus import explain
+
+    click.echo(explain(config, document))
+
+
+def _prepare_run(arguments: tuple[str, ...]) -> None:
     run = run_from(arguments)
     from crosscut.data import prepare as prepare_tokens
 

@@ -2,12 +2,14 @@ import dataclasses
 import importlib.util
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from crosscut.config import PRESETS, load_run
+from crosscut.config import PRESETS, CorpusConfig, load_corpus, load_run
+from crosscut.config.corpus import SourceConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -27,8 +29,11 @@ def test_page_is_what_the_code_says() -> None:
     assert generator.main(["--check"]) == 0, "run `python docs/generate.py`"
 
 
-@pytest.mark.parametrize(("section", "kind"), generator.sections().items())
-def test_every_field_has_a_text(section: str, kind: type) -> None:
+KINDS = [*generator.sections().values(), *generator.sections(CorpusConfig).values(), SourceConfig]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_field_has_a_text(kind: type) -> None:
     names = {field.name for field in dataclasses.fields(kind)}
     assert set(generator.field_docs(kind)) == names
 
@@ -39,6 +44,15 @@ def test_page_names_every_key_and_preset() -> None:
         assert f"## `[{section}]`" in page
         assert all(f"| `{field.name}` |" in page for field in dataclasses.fields(kind))
     assert all(f"| `{name}` |" in page for name in PRESETS)
+
+
+def test_page_of_a_corpus_names_every_key() -> None:
+    page = generator.corpus_page()
+    for kind in (*generator.sections(CorpusConfig).values(), SourceConfig):
+        assert all(f"| `{field.name}` |" in page for field in dataclasses.fields(kind))
+    assert set(re.findall(r"^## `\[+(\w+)\]+`", page, re.MULTILINE)) | {"folder", "seed"} == {
+        field.name for field in dataclasses.fields(CorpusConfig)
+    }
 
 
 def test_a_bar_does_not_break_the_table() -> None:
@@ -58,32 +72,43 @@ def test_a_bar_does_not_break_the_table() -> None:
 
 
 def test_a_stale_page_fails_the_check_and_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generator.main(["--check"], tmp_path) == 1
+    assert not list(tmp_path.iterdir())
     page = tmp_path / "configuration.md"
-    assert generator.main(["--check"], page) == 1
-    assert not page.exists()
     page.write_text("old")
-    assert generator.main(["--check"], page) == 1
+    assert generator.main(["--check"], tmp_path) == 1
     assert page.read_text() == "old"
-    assert capsys.readouterr().err.endswith("configuration.md is stale: run `python docs/generate.py`.\n")
+    assert "configuration.md is stale: run `python docs/generate.py`.\n" in capsys.readouterr().err
 
 
-def test_writing_mends_a_stale_page(tmp_path: Path) -> None:
-    page = tmp_path / "configuration.md"
-    page.write_text("old")
-    assert generator.main([], page) == 0
-    assert generator.main(["--check"], page) == 0
-    assert [path.name for path in tmp_path.iterdir()] == [page.name]
+def test_writing_mends_stale_pages(tmp_path: Path) -> None:
+    (tmp_path / "configuration.md").write_text("old")
+    assert generator.main([], tmp_path) == 0
+    assert generator.main(["--check"], tmp_path) == 0
+    assert {path.name for path in tmp_path.iterdir()} == set(generator.PAGES)
 
 
 def test_the_pages_example_is_a_run() -> None:
-    blocks = re.findall(r"```toml\n(.*?)```", generator.configuration_page(), re.DOTALL)
+    blocks = toml_blocks(generator.configuration_page())
     assert blocks
     for block in blocks:
         load_run(tomllib.loads(block))
 
 
-def test_defaults_are_written_as_toml() -> None:
-    defaults = re.findall(r"^\| `\w+` \| `(.*?)` \|", generator.configuration_page(), re.MULTILINE)
+def test_the_other_pages_example_is_a_corpus() -> None:
+    blocks = toml_blocks(generator.corpus_page())
+    assert blocks
+    for block in blocks:
+        load_corpus(tomllib.loads(block))
+
+
+def toml_blocks(page: str) -> list[str]:
+    return re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+
+
+@pytest.mark.parametrize("page", generator.PAGES.values())
+def test_defaults_are_written_as_toml(page: Callable[[], str]) -> None:
+    defaults = re.findall(r"^\| `\w+` \| `(.*?)` \|", page(), re.MULTILINE)
     assert defaults
     for default in defaults:
         tomllib.loads(f"value = {default}")
