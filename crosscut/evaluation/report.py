@@ -32,7 +32,7 @@ def _figures(task: Mapping[str, Any]) -> Table:
     table.add_column()
     for position, (name, value) in enumerate(task["figures"].items()):
         table.add_row(Text(show(name, value), style="bold" if position == 0 else ""), _words(name))
-    counts = ", ".join(f"{value:,} {_words(name)}" for name, value in task["counts"].items())
+    counts = ", ".join(_counted(value, name) for name, value in task["counts"].items())
     protocol = ", ".join(f"{_words(name)} {value}" for name, value in task["protocol"].items())
     for told in (counts, protocol, f"{task['tokens_per_second']:,.0f} tokens/s, {task['seconds']:.1f} s"):
         table.add_row("", Text(told, style="dim"))
@@ -62,6 +62,12 @@ def show(name: str, value: float | None) -> str:
 def in_a_line(figures: Mapping[str, float | None]) -> str:
     """Figures of several tasks in one line, without those per token, which say the same again."""
     return ", ".join(f"{_words(name)} {show(name, v)}" for name, v in figures.items() if not name.endswith("per_token"))
+
+
+def _counted(number: int, things: str) -> str:
+    """`1 document`, `2 documents`."""
+    noun, blank, rest = _words(things).partition(" ")
+    return f"{number:,} {noun.removesuffix('s') if number == 1 else noun}{blank}{rest}"
 
 
 def _words(name: str) -> str:

@@ -49,6 +49,11 @@ def test_first_documents_are_listed_and_the_others_counted():
     assert "and 5 more documents" in out
 
 
+def test_one_of_a_kind_is_told_as_one():
+    out = printed(text={**TASK, "counts": {"documents": 1, "passages_cut": 1, "windows": 3}})
+    assert "1 document, 1 passage cut, 3 windows" in out
+
+
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
