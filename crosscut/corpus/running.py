@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,9 @@ class StageResult:
     seconds: float
     """Of all its tasks, added up over the processes that ran them, in this run or an earlier one."""
 
+    elapsed: float
+    """Seconds that it took this run, from the first task handed out to the last one back."""
+
     num_tasks: int
 
     num_run: int
@@ -33,6 +37,7 @@ class StageResult:
 
 def run_stage(stage: Stage, work: Path, *, engine: Engine, digests: Digests, bar: ProgressBar) -> StageResult:
     """Bring a stage's files up to date. Raises what a task raises; what is done by then stays done."""
+    started = time.monotonic()
     folder = work / stage.name
     folder.mkdir(parents=True, exist_ok=True)
     tasks = stage.tasks(work)
@@ -62,6 +67,7 @@ def run_stage(stage: Stage, work: Path, *, engine: Engine, digests: Digests, bar
         counts=add_counts([record.counts for record in ordered]),
         size=sum(record.size for record in ordered),
         seconds=sum(record.seconds for record in ordered),
+        elapsed=time.monotonic() - started,
         num_tasks=len(tasks),
         num_run=len(calls),
     )
