@@ -12,7 +12,7 @@ demo: .venv/ready
 test: .venv/ready
 	$(BIN)/python -m pytest -m "not slow"
 
-test-slow: .venv/ready
+test-slow: .venv/ready-slow
 	$(BIN)/python -m pytest -m slow
 
 check: .venv/ready
@@ -38,6 +38,11 @@ clean:
 
 .venv/ready: pyproject.toml constraints.txt
 	PYTHON=$(PYTHON) sh .ci/setup .venv dev constraints.txt
+	touch $@
+
+# What only slow tests need, since it takes longer to install than the quick ones save by it.
+.venv/ready-slow: .venv/ready
+	PYTHON=$(PYTHON) sh .ci/setup .venv dev,harness,ray constraints.txt
 	touch $@
 
 # Apart from .venv, since litgpt holds numpy below 2.
