@@ -15,7 +15,6 @@ built the model, against the bytes of its own parameters and optimizer state.
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from machine import describe_machine, print_machine
 
 from crosscut.checkpoint import Progress, Saver, latest_good_checkpoint, load_checkpoint, save_checkpoint
 from crosscut.checkpoint.staging import HostBuffers
@@ -237,13 +237,6 @@ def report_reading(figures: dict[str, Any]) -> None:
     print("Peak of the rank that has most beyond its share, target at most 1.20.")
 
 
-def machine() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    model = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
-    return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -257,9 +250,10 @@ def main(arguments: list[str] | None = None) -> None:
         saving = measure_saving(model, Path(folder), options.rounds)
         reading = measure_reading(model, Path(folder))
     if options.json:
-        print(json.dumps({"machine": machine(), "model": model, "saving": saving, "reading": reading}, indent=2))
+        result = {"machine": describe_machine("torch"), "model": model, "saving": saving, "reading": reading}
+        print(json.dumps(result, indent=2))
         return
-    print(machine())
+    print_machine("torch")
     print(", ".join(f"{name} {value}" for name, value in model.items()))
     report_saving(saving)
     report_reading(reading)

@@ -15,7 +15,6 @@ import argparse
 import hashlib
 import json
 import os
-import platform
 import random
 import shutil
 import signal
@@ -26,19 +25,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+from machine import print_machine
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from crosscut.checkpoint import find_damage, folder_at, list_checkpoints
-from crosscut.config.machine import available_cores
 from crosscut.data import read_documents
 
 STEPS_BETWEEN_CHECKPOINTS = 2
@@ -307,9 +304,8 @@ def rows_of(run: Run) -> list[dict[str, Any]]:
 def report(result: Result, options: argparse.Namespace) -> bool:
     """Print the figures; whether all is well."""
     kills = result.kills
-    machine = f"{platform.processor() or platform.machine()}, {available_cores()} cores"
-    versions = f"Python {platform.python_version()}, torch {version('torch')}"
-    print(f"{machine}, {versions}, {datetime.now(tz=UTC).date().isoformat()}, seed {options.seed}")
+    print_machine("torch")
+    print(f"seed {options.seed}")
     print("\nkill  target    seconds  step  resumes at  lost  saving  seconds to end")
     for number, kill in enumerate(kills, 1):
         print(f"{number:>4}  {kill.target:<8}{kill.seconds:>9.2f}{kill.steps:>6}{kill.resumes_at:>12}{kill.lost:>6}"

@@ -24,7 +24,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from train_step import CORES, Failure, machine, peak_bytes
+from machine import describe_machine, print_machine
+from train_step import CORES, Failure, peak_bytes
 
 GOALS = {"speed": 1.0, "memory": 1.0}
 CONTENDERS = ("crosscut", "transformers labels", "transformers kept")
@@ -232,9 +233,14 @@ def main(arguments: list[str] | None = None) -> None:
     for f in figures.values():
         f.pop("losses", None)
     if options.json:
-        print(json.dumps({"machine": machine(), "figures": figures, "ratios": ratios(figures)}, indent=2))
+        result = {
+            "machine": describe_machine("torch", "transformers"),
+            "figures": figures,
+            "ratios": ratios(figures),
+        }
+        print(json.dumps(result, indent=2))
         return
-    print(", ".join(f"{k} {v}" for k, v in machine().items()))
+    print_machine("torch", "transformers")
     print(f"{Path(folder).name or folder}, {work.batch_size} windows of {work.window} tokens, {work.overlap} scored")
     report(figures)
 

@@ -24,7 +24,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from train_step import Failure, machine, peak_bytes
+from machine import describe_machine, print_machine
+from train_step import Failure, peak_bytes
 
 GOAL = 1.5
 """Tokens/s of Crosscut over those of transformers."""
@@ -276,9 +277,10 @@ def main(arguments: list[str] | None = None) -> None:
         )  # fmt: skip
         rows = run(task, options.only, options.batch, rounds=options.rounds)
     if options.json:
-        print(json.dumps({"machine": machine(), "task": asdict(task), "rows": rows}, indent=2))
+        result = {"machine": describe_machine("torch", "transformers"), "task": asdict(task), "rows": rows}
+        print(json.dumps(result, indent=2))
         return
-    print(", ".join(f"{k} {v}" for k, v in machine().items()))
+    print_machine("torch", "transformers")
     print(", ".join(f"{k} {v}" for k, v in asdict(task).items()))
     report(rows)
 

@@ -5,9 +5,10 @@ import importlib.util
 import platform
 import subprocess
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from machine import version_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -19,7 +20,7 @@ def machine(device: dict[str, Any]) -> dict[str, Any]:
         "date": datetime.now(tz=UTC).isoformat(timespec="seconds"),
         **device,
         "python": platform.python_version(),
-        **{package: _version(package) for package in packages},
+        **{package: version_of(package) for package in packages},
         **({"torchtitan": NO_GPT2} if importlib.util.find_spec("torchtitan") else {}),
         "commit": _commit(),
         "source_sha256": _source_hash(),
@@ -28,13 +29,6 @@ def machine(device: dict[str, Any]) -> dict[str, Any]:
 
 NO_GPT2 = "installed, not measured: it has no GPT-2"
 """What is said of torchtitan."""
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _commit() -> str:

@@ -27,6 +27,7 @@ from unittest.mock import patch
 import torch
 from contenders import Step, Way, make_step, require_compiled
 from gpu_plan import Measurement
+from machine import describe_machine
 
 WARMUP = 3
 WINDOWS = 3
@@ -83,7 +84,7 @@ def describe(device_type: str) -> dict[str, Any]:
     from crosscut.planner import find_hardware
 
     if device_type == "cpu":
-        return {"device": _processor(), "memory": 0, "driver": "none", "dense_peak": None}
+        return {"device": describe_machine()["device"], "memory": 0, "driver": "none", "dense_peak": None}
     properties = torch.cuda.get_device_properties(0)
     hardware = find_hardware(properties.name)
     return {
@@ -224,12 +225,6 @@ def _steps_of_window(seconds: float, device: torch.device) -> int:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-
-
-def _processor() -> str:
-    import platform
-
-    return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
 
 
 def _driver() -> str:

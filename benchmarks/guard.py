@@ -10,20 +10,17 @@ take turns in one run, medians are told.
 
 import argparse
 import json
-import platform
 import statistics
 import sys
 import time
-from datetime import UTC, datetime
-from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
+from machine import describe_machine, print_machine
 
 from crosscut.config import RunConfig, load_run
-from crosscut.config.machine import available_cores
 from crosscut.parallel import launch, make_mesh, process_group
 from crosscut.parallel.agreement import find_drift, hash_of
 from crosscut.parallel.processes import choose_device
@@ -81,9 +78,8 @@ def main(arguments: list[str] | None = None) -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("`--device` must be a device that is there, but there is no CUDA device. Try --device cpu.")
     layouts = LAYOUTS if options.device == "cpu" else {"one rank": ("layout.tensor=1",)}
-    gpu = torch.cuda.get_device_name() if options.device == "cuda" else ""
-    machine = gpu or f"{platform.processor() or platform.machine()}, {available_cores()} cores"
-    print(f"{machine}, Python {platform.python_version()}, torch {version('torch')}, {datetime.now(tz=UTC).date()}")
+    device = torch.cuda.get_device_name() if options.device == "cuda" else ""
+    print_machine("torch", device=device)
     print(f"\n{'layout':<12}{'parameters':>12}{'on a rank':>12}{'step ms':>10}", end="")
     print(f"{'comparison ms':>15}{'every':>7}{'cost':>9}")
     rows = {}
@@ -97,7 +93,10 @@ def main(arguments: list[str] | None = None) -> None:
         times = f"{1000 * row['step']:>10.1f}{1000 * row['comparison']:>15.2f}"
         print(f"{name:<12}{parameters}{times}{every:>7}{row['cost']:>9.3%}", flush=True)
     if options.json:
-        options.json.write_text(json.dumps({"machine": machine, "layouts": rows}, indent=2) + "\n", encoding="utf-8")
+        options.json.write_text(
+            json.dumps({"machine": describe_machine("torch", device=device), "layouts": rows}, indent=2) + "\n",
+            encoding="utf-8",
+        )
 
 
 if __name__ == "__main__":

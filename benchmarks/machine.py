@@ -1,25 +1,38 @@
-"""What a benchmark ran on."""
+"""What a benchmark ran on, which each one prints before its figures."""
 
-import os
 import platform
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from crosscut.config.machine import available_cores
 
-def describe_machine(*packages: str) -> dict[str, str]:
-    """The processor, its cores, Python, and the versions of packages."""
-    info = Path("/proc/cpuinfo")  # Linux only
-    lines = info.read_text().splitlines() if info.exists() else []
-    model = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
+
+def describe_machine(*packages: str, device: str = "") -> dict[str, str]:
+    """The day, the processor or `device`, Python, and the versions of packages."""
     return {
-        "cpu": model,
-        "cores": str(os.cpu_count()),
+        "date": datetime.now(tz=UTC).date().isoformat(),
+        "device": device or f"{processor()}, {available_cores()} cores",
         "python": platform.python_version(),
-        **{package: _version(package) for package in packages},
+        **{package: version_of(package) for package in packages},
     }
 
 
-def _version(package: str) -> str:
+def print_machine(*packages: str, device: str = "") -> None:
+    """Print the same as one line."""
+    print(", ".join(f"{name} {value}" for name, value in describe_machine(*packages, device=device).items()))
+
+
+def processor() -> str:
+    """The processor's name."""
+    info = Path("/proc/cpuinfo")  # Linux only
+    lines = info.read_text().splitlines() if info.exists() else []
+    named = next((line.split(":")[1].strip() for line in lines if "model name" in line), "")
+    return named or platform.processor() or platform.machine()
+
+
+def version_of(package: str) -> str:
+    """A package's version, or that it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

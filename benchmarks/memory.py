@@ -16,22 +16,19 @@ does not grow with the batch, found from two batch sizes, is the weights' second
 
 import argparse
 import json
-import platform
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from machine import describe_machine, print_machine
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from crosscut.config import ConfigError, Layout, ModelConfig, RunConfig, TrainingConfig
-from crosscut.config.machine import available_cores
 from crosscut.config.precision import PRECISIONS
 from crosscut.parallel import ParallelMesh, launch, make_mesh, process_group
 from crosscut.parallel.parameters import local_part
@@ -270,9 +267,8 @@ def main(arguments: list[str] | None = None) -> None:
         shape = {"hidden": 2048, "heads": 16, "sequence": 4096, "sequences": 2}
     if options.tiny:
         shape = {"hidden": 64, "heads": 4, "sequence": 32, "sequences": 2}
-    gpu = torch.cuda.get_device_name() if large else ""
-    machine = gpu or f"{platform.processor() or platform.machine()}, {available_cores()} cores"
-    print(f"{machine}, Python {platform.python_version()}, torch {version('torch')}, {datetime.now(tz=UTC).date()}")
+    device = torch.cuda.get_device_name() if large else ""
+    print_machine("torch", device=device)
     print(", ".join(f"{name} {value}" for name, value in shape.items()))
     cut = [Layout(tensor=tensor), Layout(tensor=tensor, sequence_parallel=True)] if tensor > 1 else []
     shared = [Layout(data=tensor, sharding=sharding) for sharding in ("none", "zero2", "zero3")] if tensor > 1 else []
@@ -284,7 +280,12 @@ def main(arguments: list[str] | None = None) -> None:
     parameter_rows = parameters(shape, [Layout(), *shared], precisions, options.device)
     report_parameters(parameter_rows)
     if options.json:
-        tables = {"machine": machine, "shape": shape, "activations": activation_rows, "parameters": parameter_rows}
+        tables = {
+            "machine": describe_machine("torch", device=device),
+            "shape": shape,
+            "activations": activation_rows,
+            "parameters": parameter_rows,
+        }
         options.json.write_text(json.dumps(tables, indent=2) + "\n", encoding="utf-8")
 
 

@@ -12,22 +12,19 @@ Told is the largest difference of any step's loss from the plain run's; the exit
 import argparse
 import json
 import math
-import platform
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
-from importlib.metadata import version
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
 import torch
+from machine import print_machine
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from crosscut.config import RunConfig, load_run
-from crosscut.config.machine import available_cores
 from crosscut.parallel import launch, make_mesh, process_group
 from crosscut.training.step import Batch, Trainer
 
@@ -144,8 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--at-once", type=int, default=12, help="runs for which ranks are started once")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args(arguments)
-    machine = f"{platform.processor() or platform.machine()}, {available_cores()} cores"
-    print(f"{machine}, Python {platform.python_version()}, torch {version('torch')}, {datetime.now(tz=UTC).date()}")
+    print_machine("torch")
     plain, rows = measure(options)
     show(plain, rows)
     if options.json:

@@ -11,8 +11,6 @@ rank's own parameters plus its slice of the largest tensor, plus a tenth.
 
 import argparse
 import json
-import os
-import platform
 import sys
 import tempfile
 import time
@@ -22,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from machine import describe_machine, print_machine
 from torch import Tensor
 
 from crosscut.checkpoint.storage import LocalFolder
@@ -115,14 +114,6 @@ def report(ranks: list[dict[str, Any]]) -> None:
     print(f"Every peak within its share, its largest slice and a tenth: {'yes' if kept else 'NO'}")
 
 
-def machine() -> str:
-    """What this ran on."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    model = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
-    return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -135,9 +126,9 @@ def main(arguments: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="crosscut-pretrained-") as folder:
         ranks = measure(config, Layout(tensor=options.tensor), Path(folder))
     if options.json:
-        print(json.dumps({"machine": machine(), "model": asdict(config), "ranks": ranks}, indent=2))
+        print(json.dumps({"machine": describe_machine("torch"), "model": asdict(config), "ranks": ranks}, indent=2))
         return
-    print(machine())
+    print_machine("torch")
     print(", ".join(f"{name} {value}" for name, value in asdict(config).items()))
     report(ranks)
 

@@ -6,19 +6,17 @@ Starts the demo, sends the signal after a few steps, and does so again on what i
 """
 
 import os
-import platform
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
+
+from machine import print_machine
 
 from crosscut.checkpoint import list_checkpoints
 from crosscut.cli.main import EXIT_REQUEUE
-from crosscut.config.machine import available_cores
 
 STEPS_BEFORE = 5
 LIMIT = 10.0
@@ -55,8 +53,7 @@ def seconds_to_stop(run: Path, number: signal.Signals) -> float:
 
 def main() -> None:
     """Measure and print; exit status 1 when it took too long."""
-    machine = f"{platform.processor() or platform.machine()}, {available_cores()} cores"
-    print(f"{machine}, Python {platform.python_version()}, torch {version('torch')}, {datetime.now(tz=UTC).date()}")
+    print_machine("torch")
     with tempfile.TemporaryDirectory(prefix="crosscut-stopping-") as folder:
         seconds = [seconds_to_stop(Path(folder) / "demo", number) for number in (signal.SIGTERM, signal.SIGUSR1)]
     sys.exit(max(seconds) > LIMIT)

@@ -15,7 +15,6 @@ import argparse
 import json
 import multiprocessing as mp
 import os
-import platform
 import resource
 import socket
 import statistics
@@ -24,12 +23,11 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from contenders import PEERS, Shape, Way, is_installed, make_step, require_compiled
+from machine import describe_machine, print_machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +50,7 @@ ENTRIES: dict[str, Entry] = {
 TINY = Shape(num_layers=2, hidden_size=64, num_heads=2, sequence_length=32, batch_size=2, vocab_size=512)
 
 CORES = 2
+PACKAGES = ("torch", "transformers", "litgpt")
 
 GOALS = {"eager": 0.88, "compiled": 1.0, "memory": 0.55, "tensor=2": 0.95}
 
@@ -202,20 +201,6 @@ def run(shape: Shape, names: list[str], *, rounds: int, warmup: int) -> dict[str
     return figures
 
 
-def machine() -> dict[str, str]:
-    """What this ran on."""
-    info = Path("/proc/cpuinfo")  # Linux only
-    lines = info.read_text().splitlines() if info.exists() else []
-    model = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
-    versions = {}
-    for package in ("torch", "transformers", "litgpt"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "not installed"
-    return {"cpu": model, "cores": str(os.cpu_count()), "python": platform.python_version(), **versions}
-
-
 def report(figures: dict[str, Any]) -> None:
     """Print the table and the ratios that the targets are about."""
     print(f"{'':22}{'median s':>10}{'min s':>9}{'max s':>9}{'tokens/s':>11}{'peak MiB':>10}")
@@ -267,9 +252,10 @@ def main(arguments: list[str] | None = None) -> None:
     names = options.only or [name for name, entry in ENTRIES.items() if is_installed(entry.program)]
     figures = run(shape, names, rounds=options.rounds, warmup=options.warmup)
     if options.json:
-        print(json.dumps({"machine": machine(), "shape": asdict(shape), "figures": figures}, indent=2))
+        result = {"machine": describe_machine(*PACKAGES), "shape": asdict(shape), "figures": figures}
+        print(json.dumps(result, indent=2))
         return
-    print(", ".join(f"{k} {v}" for k, v in machine().items()))
+    print_machine(*PACKAGES)
     print(", ".join(f"{k} {v}" for k, v in asdict(shape).items()))
     report(figures)
 
