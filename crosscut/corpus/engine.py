@@ -6,6 +6,7 @@ cluster must see the corpus's folder under the same path, as ranks of a training
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import signal
 from collections import deque
@@ -113,6 +114,7 @@ def _ray(config: EngineConfig) -> Iterator[Engine]:
             num_cpus=(config.workers or available_cores()) if config.address == "local" else None,
             include_dashboard=False if config.address == "local" else None,
             log_to_driver=False,
+            logging_level=logging.WARNING,
         )
     except ConnectionError as error:
         raise DataError(
@@ -138,7 +140,17 @@ class _Cluster:
                 under_way.append(self._execute.remote(*waiting.popleft()))
             done, under_way = self._ray.wait(under_way)
             for reference in done:
-                try:
-                    yield self._ray.get(reference)
-                except self._ray.exceptions.RayTaskError as error:
-                    raise error.cause from None
+                yield self._fetch(reference)
+
+    def _fetch(self, reference: Any) -> Record:
+        errors = self._ray.exceptions
+        try:
+            record: Record = self._ray.get(reference)
+        except errors.RayTaskError as error:
+            raise error.cause from None
+        except errors.RayError as error:
+            raise DataError(
+                f"A cluster's processes must live to the end of their task, but one died: {error}. Look at the "
+                "cluster, and start again: finished parts are kept."
+            ) from None
+        return record
