@@ -9,16 +9,25 @@ from pathlib import Path
 import pytest
 
 from crosscut.cli.arguments import run_from
-from crosscut.config import load_run, write_toml
+from crosscut.config import is_corpus, load_corpus, load_run, write_toml
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize(
-    "path", [*ROOT.glob("examples/*.toml"), ROOT / "crosscut" / "config" / "demo.toml"], ids=lambda path: path.name
-)
+EXAMPLES = sorted([*ROOT.glob("examples/*.toml"), ROOT / "crosscut" / "config" / "demo.toml"])
+CORPORA = [path for path in EXAMPLES if is_corpus(path)]
+
+
+@pytest.mark.parametrize("path", [path for path in EXAMPLES if path not in CORPORA], ids=lambda path: path.name)
 def test_shipped_run_loads(path):
     assert load_run(path).layout.world_size >= 1
+
+
+@pytest.mark.parametrize("path", CORPORA, ids=lambda path: path.name)
+def test_shipped_corpus_loads_with_the_papers_settings(path):
+    corpus = load_corpus(path)
+    assert (corpus.length.min_tokens, corpus.duplicates.jaccard, corpus.leakage.ngram) == (128, 0.7, 8)
+    assert (corpus.tokens.train_to_validation, corpus.tokens.num_shards) == (29, 5)
 
 
 @dataclass(frozen=True)

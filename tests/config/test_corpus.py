@@ -1,0 +1,132 @@
+"""What a corpus may say, and each message of what it may not, word for word."""
+
+import tomllib
+from typing import Any
+
+import pytest
+
+from crosscut.config import ConfigError, CorpusConfig, dump_toml, is_corpus, load_corpus
+
+SOURCE = {"name": "web", "files": ["web.jsonl"]}
+
+
+def corpus(*sources: dict[str, Any], **sections: Any) -> CorpusConfig:
+    return load_corpus({"folder": "out", "sources": list(sources) or [SOURCE], **sections})
+
+
+def refused(*sources: dict[str, Any], **sections: Any) -> str:
+    with pytest.raises(ConfigError) as raised:
+        corpus(*sources, **sections)
+    return str(raised.value)
+
+
+def test_defaults_are_the_papers():
+    config = corpus()
+    assert config.length.min_tokens == 128
+    assert (config.duplicates.jaccard, config.leakage.ngram, config.urls.min_karma) == (0.7, 8, 3)
+    assert (config.tokens.num_shards, config.tokens.train_to_validation) == (5, 29)
+    assert config.language.keep == ("en",)
+
+
+def test_toml_gives_the_same_corpus_again():
+    config = corpus(SOURCE, {**SOURCE, "name": "news", "weight": 2, "cleaners": ["join_lines"]}, seed=7)
+    assert load_corpus(tomllib.loads(dump_toml(config))) == config
+    assert config.sources[1].weight == 2.0
+
+
+def test_keys_outside_sources_can_be_overridden():
+    table = {"folder": "out", "sources": [SOURCE]}
+    assert load_corpus(table, ["length.min_tokens=5", "folder=there"]).length.min_tokens == 5
+
+
+def test_a_file_with_sources_is_a_corpus(tmp_path):
+    path = tmp_path / "some.toml"
+    path.write_text('folder = "out"\n[[sources]]\nname = "web"\nfiles = ["web.jsonl"]\n')
+    assert is_corpus(path)
+    path.write_text('[model]\npreset = "gpt2-small"\n')
+    assert not is_corpus(path)
+
+
+MESSAGES = {
+    "no sources": (
+        {"sources": []},
+        "`sources` must name at least one source, but is empty. Add a [[sources]] section.",
+    ),
+    "one section": ({"sources": SOURCE}, f"`sources` must be sections, each headed [[sources]], but is {SOURCE!r}."),
+    "unknown section": (
+        {"url": {}},
+        "`url` must be a section of a corpus, but there is none of that name. The nearest is `urls`.",
+    ),
+    "no folder": ({"folder": ""}, "`folder` must name a folder for the corpus, but is empty."),
+    "similarity": (
+        {"duplicates": {"jaccard": 0.2}},
+        "`duplicates.jaccard` must be 0.3 to 1, but is 0.2. The paper takes 0.7.",
+    ),
+    "recall": (
+        {"duplicates": {"recall": 1.0}},
+        "`duplicates.recall` must be above 0 and at most 0.9999, but is 1.0.",
+    ),
+    "action": (
+        {"leakage": {"action": "delete"}},
+        "`leakage.action` must be 'report', 'document' or 'passage', but is 'delete'.",
+    ),
+    "false positives": (
+        {"leakage": {"false_positives": 0.0}},
+        "`leakage.false_positives` must be above 0 and at most 0.1, but is 0.0.",
+    ),
+    "detector": (
+        {"language": {"detector": "fasttext"}},
+        "`language.detector` must be 'eldc' or 'langdetect', but is 'fasttext'.",
+    ),
+    "engine": ({"engine": {"kind": "slurm"}}, "`engine.kind` must be 'local' or 'ray', but is 'slurm'."),
+    "rejects": ({"ingest": {"max_rejects": 1.0}}, "`ingest.max_rejects` must be at least 0 and below 1, but is 1.0."),
+}
+
+
+@pytest.mark.parametrize("case", MESSAGES)
+def test_messages(case):
+    table, message = MESSAGES[case]
+    with pytest.raises(ConfigError) as raised:
+        load_corpus({"folder": "out", "sources": [SOURCE], **table})
+    assert str(raised.value) == message
+
+
+SOURCE_MESSAGES = {
+    "name": ({"name": "my web"}, "`sources.name` must be letters, digits, dots, dashes and underscores, but is 'my web'."),
+    "files": ({"files": []}, "`sources.files` of `web` must name files or URLs, but is empty."),
+    "weight": ({"weight": 0}, "`sources.weight` must be above 0 and at most 100, but is 0.0."),
+    "cleaner": ({"cleaners": ["join"]}, "`sources.cleaners` must be 'join_lines', but is 'join'."),
+    "tokens without tokenizer": (
+        {"format": "megatron"},
+        "`tokens.tokenizer` must name the tokenizer that a `megatron` source was made with, but is empty.",
+    ),
+    "key": (
+        {"wieght": 1},
+        "`sources.wieght` must be a key of `sources`, but there is none of that name. The nearest is `sources.weight`.",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SOURCE_MESSAGES)
+def test_messages_of_sources(case):
+    changes, message = SOURCE_MESSAGES[case]
+    assert refused({**SOURCE, **changes}) == message
+
+
+def test_two_sources_have_two_names():
+    assert refused(SOURCE, SOURCE) == "`sources.name` must be another for each source, but web is there twice."
+
+
+@pytest.mark.parametrize(
+    ("name", "minimum"),
+    [
+        ("ingest.max_document_mb", 1), ("ingest.part_mb", 1), ("length.min_tokens", 0), ("duplicates.ngram", 1),
+        ("leakage.ngram", 1), ("leakage.margin", 0), ("leakage.min_matches", 1), ("leakage.max_cuts", 1),
+        ("tokens.vocab_size", 257), ("tokens.num_shards", 1), ("tokens.train_to_validation", 1), ("engine.workers", 0),
+        ("seed", 0),
+    ],
+)  # fmt: skip
+def test_lower_bounds(name, minimum):
+    with pytest.raises(ConfigError) as raised:
+        load_corpus({"folder": "out", "sources": [SOURCE]}, [f"{name}={minimum - 1}"])
+    assert str(raised.value) == f"`{name}` must be at least {minimum}, but is {minimum - 1}."
