@@ -92,7 +92,10 @@ def test_messages(case):
 
 
 SOURCE_MESSAGES = {
-    "name": ({"name": "my web"}, "`sources.name` must be letters, digits, dots, dashes and underscores, but is 'my web'."),
+    "name": (
+        {"name": "my web"},
+        "`sources.name` must be letters, digits, dots, dashes and underscores, but is 'my web'.",
+    ),
     "files": ({"files": []}, "`sources.files` of `web` must name files or URLs, but is empty."),
     "weight": ({"weight": 0}, "`sources.weight` must be above 0 and at most 100, but is 0.0."),
     "cleaner": ({"cleaners": ["join"]}, "`sources.cleaners` must be 'join_lines', but is 'join'."),
@@ -104,7 +107,7 @@ SOURCE_MESSAGES = {
         {"wieght": 1},
         "`sources.wieght` must be a key of `sources`, but there is none of that name. The nearest is `sources.weight`.",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", SOURCE_MESSAGES)
