@@ -151,6 +151,7 @@ def execute(folder: Path, task: Task, key: str) -> Record:
         written = sorted(temporary.iterdir())
         files = {path.name: sha256(path) for path in written}
         record_path = folder / f"{task.name}.json"
+        assert record_path.name not in files, f"{record_path.name} is the task's record"
         record_path.unlink(missing_ok=True)  # from here to the end the task counts as not done
         for path in written:
             _flush(path)
