@@ -152,7 +152,7 @@ def read_table(path: Path) -> pa.Table:
         return pa.ipc.open_file(source).read_all()
 
 
-def write_table(path: Path, columns: Mapping[str, Sequence[Any]], schema: pa.Schema, *, packed: bool = False) -> None:
+def write_table(path: Path, columns: Mapping[str, Any], schema: pa.Schema, *, packed: bool = False) -> None:
     """Write columns as an Arrow file, the same bytes for the same values; `packed` with LZ4, for what is read whole."""
     table = pa.table(dict(columns), schema=schema)
     options = pa.ipc.IpcWriteOptions(compression="lz4" if packed else None)
