@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +70,7 @@ def split_by_part(numbers: Numbers) -> Iterator[tuple[int, Rows]]:
     parts = (numbers >> _ROW_BITS).astype(np.int64)
     rows = (numbers & _ROW_MASK).astype(np.uint32)
     starts = np.flatnonzero(np.diff(parts, prepend=-1))
-    for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(parts)], strict=True):
+    for start, stop in pairwise([*starts.tolist(), len(parts)]):
         yield int(parts[start]), rows[start:stop]
 
 
