@@ -33,7 +33,7 @@ from crosscut.corpus.parts import PartStage, files_of, find_parts
 from crosscut.corpus.stages import PlannedStage, Stage, Task, read_records
 
 EXACT = "exact"
-_SAMPLED = 64
+_SAMPLED = 16
 """Of that many pairs one is looked at to divide them into tasks."""
 
 
