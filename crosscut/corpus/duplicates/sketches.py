@@ -28,7 +28,7 @@ Values = npt.NDArray[np.uint32]
 
 SKETCHES = "sketches"
 SEED = 1234
-BATCH_CHARACTERS = 1_000_000
+BATCH_CHARACTERS = 400_000
 _BLOCK_GRAMS = 1 << 17
 
 
