@@ -35,6 +35,11 @@ class Collection:
     num_earlier: int = 0
     """How many of them, the first ones, are of earlier runs."""
 
+    @property
+    def own(self) -> tuple[Part, ...]:
+        """Those of this run."""
+        return self.parts[self.num_earlier :]
+
     def numbers(self, index: int, rows: Rows) -> Numbers:
         """Numbers of rows of the part at `index`."""
         return first_number(index) + rows.astype(np.uint64)

@@ -85,7 +85,7 @@ def _plan_repeats(collected: Callable[[Path], Collection], stage: str, work: Pat
     collection = collected(work)
     num_keys = sum(record.counts["keys"] for record in read_records(work, stage))
     num_shares = max(1, -(-num_keys // KEYS_PER_TASK))
-    own = collection.parts[collection.num_earlier :]
+    own = collection.own
     return [
         Task(
             name=f"{share:05}",
@@ -93,7 +93,7 @@ def _plan_repeats(collected: Callable[[Path], Collection], stage: str, work: Pat
             inputs=(*(work / stage / f"{part.name}.npy" for part in own), *(files_of(part)[0] for part in own)),
             settings={"shares": num_shares, "earlier": collection.earlier_digests()},
         )
-        for share in range(num_shares)
+        for share in range(num_shares if own else 0)
     ]
 
 
@@ -138,7 +138,7 @@ def _plan_drops(collected: Callable[[Path], Collection], stage: str, rule: str, 
             settings={"rule": rule, "earlier": collection.num_earlier},
             size=sizes[place],
         )
-        for place, part in enumerate(collection.parts[collection.num_earlier :])
+        for place, part in enumerate(collection.own)
     ]
 
 

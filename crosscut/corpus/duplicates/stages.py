@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from crosscut.config.corpus import CorpusConfig, DuplicatesConfig
+from crosscut.config.corpus import CorpusConfig
 from crosscut.config.errors import DataError
 from crosscut.corpus.collection import Collection, collect, first_number
 from crosscut.corpus.documents import INGEST, read_table
@@ -46,10 +46,11 @@ def duplicate_stages(config: CorpusConfig, filters: tuple[str, ...], cleaned: bo
     exact = first_stages(
         EXACT, rule="same text", key=text_key, filters=filters, cleaned=cleaned, against=wanted.against
     )
-    settings = sketch_settings(wanted)
-    check_earlier(wanted, settings)
+    _require_keys(wanted.against)
     if wanted.jaccard == 1:
         return exact
+    settings = SketchSettings(wanted.ngram, *choose_bands(wanted.jaccard, wanted.recall))
+    _require_sketches(wanted.against, settings)
     filters = (*filters, EXACT)
     check = Check(wanted.ngram, wanted.jaccard, least_equal(settings.shape, wanted.jaccard, wanted.recall))
     collected = partial(collect, earlier=wanted.against, filters=filters, cleaned=cleaned)
@@ -72,23 +73,20 @@ def duplicate_stages(config: CorpusConfig, filters: tuple[str, ...], cleaned: bo
     ]
 
 
-def sketch_settings(config: DuplicatesConfig) -> SketchSettings:
-    """The sketches that a similarity and a recall need."""
-    return SketchSettings(config.ngram, *choose_bands(config.jaccard, config.recall))
-
-
-def check_earlier(config: DuplicatesConfig, settings: SketchSettings) -> None:
-    """Raise `DataError` unless documents of the earlier runs can be compared with those of this one."""
-    for folder in config.against:
+def _require_keys(against: tuple[str, ...]) -> None:
+    for folder in against:
         work = Path(folder) / "work"
         if not (work / f"{EXACT}-keys").is_dir():
             raise DataError(
                 f"`duplicates.against` must name output folders of `crosscut prepare` with their `work` in them, but "
                 f"`{work}` has none of its keys. Name the folder of an earlier run, or run it again."
             )
-        if config.jaccard == 1:
-            continue
-        found = next((read_settings(path) for path in sorted((work / SKETCHES).glob("*.arrow"))), None)
+
+
+def _require_sketches(against: tuple[str, ...], settings: SketchSettings) -> None:
+    for folder in against:
+        files = sorted((Path(folder) / "work" / SKETCHES).glob("*.arrow"))
+        found = read_settings(files[0]) if files else None
         if found != settings:
             raise DataError(
                 f"`duplicates.against` must name runs with the same n-grams and bands, here {_named(settings)}, but "
@@ -104,6 +102,8 @@ def _named(settings: SketchSettings | None) -> str:
 
 def _plan_candidates(collected: Callable[[Path], Collection], settings: SketchSettings, work: Path) -> Sequence[Task]:
     collection = collected(work)
+    if not collection.own:
+        return []
     num_documents = sum(
         record.counts["sketches"]
         for place in {part.work for part in collection.parts}
@@ -122,7 +122,7 @@ def _plan_candidates(collected: Callable[[Path], Collection], settings: SketchSe
 
 
 def _own(collection: Collection, stage: str, suffix: str = ".arrow") -> tuple[Path, ...]:
-    return tuple(part.work / stage / f"{part.name}{suffix}" for part in collection.parts[collection.num_earlier :])
+    return tuple(part.work / stage / f"{part.name}{suffix}" for part in collection.own)
 
 
 def _size(work: Path) -> int:
@@ -131,6 +131,8 @@ def _size(work: Path) -> int:
 
 def _plan_similar(collected: Callable[[Path], Collection], check: Check, work: Path) -> Sequence[Task]:
     collection = collected(work)
+    if not collection.own:
+        return []
     names = [record.task for record in read_records(work, CANDIDATES)]
     pairs = tuple(work / CANDIDATES / f"{name}.pairs.arrow" for name in names)
     groups = tuple(work / CANDIDATES / f"{name}.groups.arrow" for name in names)
@@ -167,6 +169,8 @@ def _bounds(pairs: Sequence[Path], num_parts: int) -> list[tuple[int, int]]:
 
 def _plan_clusters(collected: Callable[[Path], Collection], work: Path) -> Sequence[Task]:
     collection = collected(work)
+    if not collection.own:
+        return []
     files = tuple(work / SIMILAR / f"{record.task}.arrow" for record in read_records(work, SIMILAR))
     return [
         Task(
@@ -190,15 +194,12 @@ def _plan_near(collected: Callable[[Path], Collection], work: Path) -> Sequence[
             settings={"earlier": collection.num_earlier},
             size=size,
         )
-        for place, (part, size) in enumerate(
-            zip(collection.parts[collection.num_earlier :], (size for _, size in find_parts(work)), strict=True)
-        )
+        for place, (part, size) in enumerate(zip(collection.own, (size for _, size in find_parts(work)), strict=True))
     ]
 
 
 def _plan_planted(collected: Callable[[Path], Collection], config: CorpusConfig, work: Path) -> Sequence[Task]:
-    collection = collected(work)
-    parts = collection.parts[collection.num_earlier :]
+    parts = collected(work).own
     wanted = config.duplicates
     return [
         Task(
