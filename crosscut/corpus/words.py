@@ -63,12 +63,12 @@ class WordPlaces:
         """Consecutive words, as `words` gives them, with blanks between."""
         return _BETWEEN_WORDS.sub(" ", self._lowered[self._starts[first] : self._ends[first + count - 1]])
 
-    def span(self, first: int, count: int) -> tuple[int, int]:
-        """Where in the text consecutive words begin and end."""
-        start, last = int(self._starts[first]), int(self._ends[first + count - 1]) - 1
+    def spans(self, firsts: Places, count: int) -> tuple[Places, Places]:
+        """Where in the text `count` words begin and end, for each of some first words."""
+        starts, lasts = self._starts[firsts], self._ends[firsts + (count - 1)] - 1
         if self._origins is not None:
-            start, last = int(self._origins[start]), int(self._origins[last])
-        return start, last + 1
+            starts, lasts = self._origins[starts], self._origins[lasts]
+        return starts, lasts + 1
 
 
 _DOTTED_I = "\u0130"
