@@ -59,18 +59,16 @@ class _Gathering:
 
     def tasks(self, _work: Path) -> list[Task]:
         """One, for all test sets."""
-        arguments = {
-            "files": self.config.test_sets,
-            "text_key": self.config.text_key,
-            "n": self.config.ngram,
-            "false_positives": self.config.false_positives,
-        }
+        config = self.config
         return [
             Task(
                 name=self.name,
-                function=partial(gather, *arguments.values()),
-                settings={**arguments, "digests": self.digests},
-                size=sum(Path(file).stat().st_size for file in self.config.test_sets),
+                function=partial(gather, config.test_sets, config.text_key, config.ngram, config.false_positives),
+                settings={
+                    **{name: getattr(config, name) for name in ("test_sets", "text_key", "ngram", "false_positives")},
+                    "digests": self.digests,
+                },
+                size=sum(Path(file).stat().st_size for file in config.test_sets),
             )
         ]
 
