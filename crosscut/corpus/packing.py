@@ -27,7 +27,7 @@ from crosscut.config.corpus import CorpusConfig, TokensConfig
 from crosscut.config.errors import DataError
 from crosscut.corpus.documents import read_table
 from crosscut.corpus.parts import find_parts
-from crosscut.corpus.stages import Counts, Output, Task
+from crosscut.corpus.stages import Counts, Output, Task, read_records
 from crosscut.corpus.tokens import TOKENS, index_name, tokens_name
 from crosscut.data.folders import beside, exchange, is_taken
 from crosscut.data.hashing import sha256
@@ -39,6 +39,8 @@ from crosscut.data.tokens import TokenFolder
 
 PACKING = "packing"
 """The stage's name."""
+
+_INDEX = ".idx"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +150,7 @@ def _index_for_megatron(entry: ShardEntry, output: Output, dtype: np.dtype[Any])
     ends = np.fromfile(output.path(f"{entry.name}.index"), dtype=INDEX_DTYPE)["end"]
     sizes = np.diff(ends, prepend=np.uint64(0))
     # The format has no unsigned type of four bytes; ids are far below the highest that a signed one holds.
-    write_index(output.path(f"{entry.name}.idx"), sizes, np.int32 if dtype.itemsize == 4 else dtype)
+    write_index(output.path(f"{entry.name}{_INDEX}"), sizes, np.int32 if dtype.itemsize == 4 else dtype)
 
 
 class _Document(NamedTuple):
@@ -221,14 +223,20 @@ def publish(work: Path, target: Path) -> None:
     lie there, or where the disk does not take it.
     """
     folder = work / PACKING
-    manifest = Manifest.read(folder)
+    (record,) = read_records(work, PACKING)
+    names = {name: name for name in record.files}
+    for name in record.files:
+        if name.endswith(_INDEX):
+            shard = name.removesuffix(_INDEX)
+            names[f"{shard}.bin"] = f"{shard}.tokens"  # the same ids in the same type
     if is_taken(target):
-        if _is_same(folder, target):
+        if _is_same(folder, target, names):
             return
         _check_replaceable(target)
     try:
         with beside(target, setting="folder") as temporary:
-            _link_all(folder, temporary, manifest)
+            for name, source in names.items():
+                _link(folder / source, temporary / name)
             exchange(temporary, target)
     except OSError as error:
         raise DataError(
@@ -237,9 +245,9 @@ def publish(work: Path, target: Path) -> None:
         ) from None
 
 
-def _is_same(folder: Path, target: Path) -> bool:
+def _is_same(folder: Path, target: Path, names: Iterable[str]) -> bool:
     """Whether the folder at `target` is whole and the one that would be put there."""
-    if {path.name for path in folder.glob("*.idx")} != {path.name for path in target.glob("*.idx")}:
+    if not target.is_dir() or {path.name for path in target.iterdir()} != set(names):
         return False
     try:
         TokenFolder.open(target, verify=False)
@@ -250,26 +258,18 @@ def _is_same(folder: Path, target: Path) -> bool:
 
 def _check_replaceable(target: Path) -> None:
     try:
-        from_corpus = bool(Manifest.read(target).corpus)
+        manifest = Manifest.read(target)
+        suffixes = (".tokens", ".index", ".bin", _INDEX)
+        shards = {f"{entry.name}{suffix}" for entry in (*manifest.train, manifest.validation) for suffix in suffixes}
+        others = {path.name for path in target.iterdir()} - shards - {MANIFEST_NAME, TOKENIZER_NAME}
+        replaceable = bool(manifest.corpus) and not others
     except DataError:
-        from_corpus = False
-    if not from_corpus:
+        replaceable = False
+    if not replaceable:
         raise DataError(
             f"`{target}` must be free for the token shards, or hold older ones of a corpus, but holds other things. "
             f"Choose another `folder`, or move them away."
         )
-
-
-def _link_all(folder: Path, temporary: Path, manifest: Manifest) -> None:
-    for name in (MANIFEST_NAME, TOKENIZER_NAME):
-        _link(folder / name, temporary / name)
-    for entry in (*manifest.train, manifest.validation):
-        for suffix in (".tokens", ".index"):
-            _link(folder / f"{entry.name}{suffix}", temporary / f"{entry.name}{suffix}")
-        index = folder / f"{entry.name}.idx"
-        if index.exists():
-            _link(index, temporary / index.name)
-            _link(folder / f"{entry.name}.tokens", temporary / f"{entry.name}.bin")  # the same ids in the same type
 
 
 def _link(source: Path, target: Path) -> None:
