@@ -8,7 +8,6 @@ that any two are taken for one is below one in three thousand.
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from itertools import accumulate, chain
 from typing import NamedTuple
 
@@ -41,43 +40,6 @@ class Hashed(NamedTuple):
 def words(text: str) -> list[str]:
     """The words of a text."""
     return _BETWEEN_WORDS.sub(" ", text.lower()).split()
-
-
-class WordPlaces:
-    """Where the words of a text stand: leads from n-grams back to what was written."""
-
-    def __init__(self, text: str) -> None:
-        self._lowered = text.lower()
-        codes = np.frombuffer(self._lowered.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-        edges = np.flatnonzero(np.diff(_in_words()[codes], prepend=False, append=False))
-        self._starts, self._ends = edges[::2], edges[1::2]
-        # In lower case the capital I with a dot has two characters, and it alone has more than one.
-        self._origins = None
-        if len(self._lowered) != len(text):
-            self._origins = np.repeat(np.arange(len(text)), [1 + (character == _DOTTED_I) for character in text])
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def words(self, first: int, count: int) -> str:
-        """Consecutive words, as `words` gives them, with blanks between."""
-        return _BETWEEN_WORDS.sub(" ", self._lowered[self._starts[first] : self._ends[first + count - 1]])
-
-    def spans(self, firsts: Places, count: int) -> tuple[Places, Places]:
-        """Where in the text `count` words begin and end, for each of some first words."""
-        starts, lasts = self._starts[firsts], self._ends[firsts + (count - 1)] - 1
-        if self._origins is not None:
-            starts, lasts = self._origins[starts], self._origins[lasts]
-        return starts, lasts + 1
-
-
-_DOTTED_I = "\u0130"
-
-
-@lru_cache(maxsize=1)
-def _in_words() -> npt.NDArray[np.bool_]:
-    """Whether each character there is belongs to words."""
-    return np.fromiter((chr(code).isalnum() for code in range(0x110000)), np.bool_, 0x110000)
 
 
 def hash_words(texts: Iterable[str]) -> Hashed:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosscut.corpus.words import WordPlaces, words
+from crosscut.corpus.word_places import WordPlaces
+from crosscut.corpus.words import words
 
 
 def test_span_of_words_is_what_was_written() -> None:

@@ -92,19 +92,21 @@ def _all_grams(items: Sequence[Item], n: int) -> tuple[list[str], Places, Number
     """All words in a row; and of each n-gram its first word's place there, its item, and its hash."""
     spoken: list[str] = []
     known: dict[str, str] = {}  # one string for each word, however often it comes
-    places, owners, hashes = [], [], []
+    segments: list[str] = []
+    begins: list[int] = []
+    owners: list[int] = []
     for number, item in enumerate(items):
         for segment in item.segments:
             own = words(segment)
             if len(own) >= n:
-                grams = ngrams(hash_words([segment]), n).hashes
-                places.append(np.arange(len(spoken), len(spoken) + len(grams)))
-                owners.append(np.full(len(grams), number))
-                hashes.append(grams)
+                segments.append(segment)
+                begins.append(len(spoken))
+                owners.append(number)
                 spoken += [known.setdefault(word, word) for word in own]
-    if not hashes:
-        return spoken, np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64)
-    return spoken, np.concatenate(places), np.concatenate(owners), np.concatenate(hashes)
+    grams = ngrams(hash_words(segments), n)
+    counts = np.diff(grams.starts)
+    places = np.arange(len(grams.hashes)) + np.repeat(np.array(begins, np.int64) - grams.starts[:-1], counts)
+    return spoken, places, np.repeat(np.array(owners, np.int64), counts), grams.hashes
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

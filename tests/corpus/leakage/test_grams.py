@@ -9,7 +9,7 @@ import pytest
 from crosscut.corpus.leakage import grams as grams_module
 from crosscut.corpus.leakage.grams import Grams, gather, open_grams
 from crosscut.corpus.stages import Output
-from crosscut.corpus.words import hash_words, ngrams
+from crosscut.corpus.words import Hashed, hash_words, ngrams
 
 
 def make(folder: Path, *items: str, n: int = 3, **others: list[str]) -> Grams:
@@ -66,8 +66,12 @@ def test_false_positives_of_the_filter_are_as_many_as_asked_for(tmp_path: Path) 
 
 
 def test_words_of_the_same_hash_are_not_taken_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A bad day: all n-grams of the second item have the hash of the first one's.
-    monkeypatch.setattr(grams_module, "ngrams", lambda hashed, n: ngrams(hashed, n)._replace(hashes=np.uint64([7])))
+    # A bad day: all n-grams have one hash.
+    def same(hashed: Hashed, n: int) -> Hashed:
+        grams = ngrams(hashed, n)
+        return grams._replace(hashes=np.full_like(grams.hashes, 7))
+
+    monkeypatch.setattr(grams_module, "ngrams", same)
     grams = make(tmp_path, "one two three", "four five six", "one two three")
     assert grams.texts.to_pylist() == ["one two three"]
     assert grams.items_of(np.array([0]))[1].tolist() == [0, 2]
