@@ -3,6 +3,8 @@
 import errno
 import os
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from crosscut.data import Sampler, Shard, TokenFolder, Tokenizer, prepare
 from crosscut.data.manifest import ShardEntry
 from crosscut.data.megatron import IndexedTokens
 from crosscut.data.shards import INDEX_DTYPE
+from tests.cli.conftest import TINY
 from tests.corpus.ingested import run, write_part
 
 COUNT = 150
@@ -252,3 +255,13 @@ def test_run_with_text_of_its_own_does_not_take_a_corpus_for_it(corpus: Corpus, 
     with pytest.raises(DataError, match=r"but was made from a whole corpus.*leave `data.text` empty"):
         prepare(config, tmp_path / "unused", seed=1, progress=False)
     assert prepare(replace(config, text=()), tmp_path / "unused", seed=1, progress=False).manifest == folder.manifest
+
+
+@pytest.mark.slow
+def test_training_runs_on_it(corpus: Corpus, tmp_path: Path) -> None:
+    folder = corpus.pack(weights=(2, 0.5))
+    options = (*TINY, f"data.tokens={folder.path}", "data.text=[]", f"output.folder={tmp_path / 'run'}")
+    command = [sys.executable, "-m", "crosscut", "train", *options, "layout.tensor=1"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert result.returncode == 0, result.stderr
+    assert list((tmp_path / "run").glob("checkpoints/*"))

@@ -76,13 +76,12 @@ def _gather(items: Sequence[Item], n: int) -> _Gathered:
     distinct, firsts, numbers = np.unique(hashes, return_index=True, return_inverse=True)
     texts = [" ".join(spoken[place : place + n]) for place in places[firsts].tolist()]
     # Other words of the same hash, should there ever be any, are not told apart and not looked for.
-    same = np.array(
-        [
-            " ".join(spoken[place : place + n]) == texts[number]
-            for place, number in zip(places.tolist(), numbers.tolist(), strict=True)
-        ],
-        dtype=np.bool_,
-    )
+    again = np.flatnonzero(firsts[numbers] != np.arange(len(numbers)))
+    same = np.ones(len(numbers), dtype=np.bool_)
+    same[again] = [
+        " ".join(spoken[place : place + n]) == texts[number]
+        for place, number in zip(places[again].tolist(), numbers[again].tolist(), strict=True)
+    ]
     pairs = np.unique(numbers[same] * len(items) + owners[same])
     starts = np.searchsorted(pairs, np.arange(len(distinct) + 1) * len(items))
     return _Gathered(distinct, texts, starts, pairs % max(len(items), 1))
