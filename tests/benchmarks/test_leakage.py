@@ -27,4 +27,4 @@ def test_tiny_run_reports_the_passage_and_what_it_took(tmp_path: Path) -> None:
     assert figures["removed"]["documents_in"] == 6
     assert figures["removed"]["cut"]["places"] == 1
     assert figures["mb_per_s"] > 0 and figures["peak_bytes"] > 1e7
-    assert f"item 1, texts/texts.jsonl#2-1: {PASSAGE}" in process.stdout
+    assert f"item 1, texts/texts.jsonl#2-2: {PASSAGE}" in process.stdout
