@@ -131,7 +131,7 @@ def encode_part(part: Part, tokenizer: Path, min_tokens: int, output: Output) ->
     columns = zip(*written.rows, strict=True) if written.rows else ((),) * len(INDEX.names)
     write_table(output.path(index_name(part.name)), dict(zip(INDEX.names, columns, strict=True)), INDEX)
     drops = [
-        Drop(document.row, "cut to pieces", f"{len(cuts[document.row])} cuts")
+        Drop(document.row, "cut to pieces", _counted(len(cuts[document.row])))
         for document in documents
         if document.row not in written.kept
     ]
@@ -143,6 +143,10 @@ def encode_part(part: Part, tokenizer: Path, min_tokens: int, output: Output) ->
         "short_pieces": written.short_pieces,
         "tokens": written.tokens,
     }
+
+
+def _counted(num_cuts: int) -> str:
+    return f"{num_cuts} cut{'' if num_cuts == 1 else 's'}"
 
 
 def _note(one: _Text, length: int, written: _Written) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -114,6 +115,15 @@ def test_origin_names_file_and_record(corpus: Corpus) -> None:
         for number, text in enumerate(texts_of(folder, shard)):
             source, record = text.split(":")[0].split()
             assert shard.origin(number) == (f"{source}/a#b/{source}.jsonl", int(record))
+
+
+def test_tasks_travel_to_other_processes(corpus: Corpus) -> None:
+    corpus.pack()
+    config = CorpusConfig(sources=(SourceConfig(name="news", files=("x",)),), folder="x")
+    encoding = TokensStage(tokenizer=corpus.tokenizer, min_tokens=0, filters=())
+    for stage in (encoding, PackingStage(config=config, tokenizer=corpus.tokenizer)):
+        for task in stage.tasks(corpus.work):
+            assert pickle.loads(pickle.dumps(task)).name == task.name
 
 
 def test_folder_is_sampled_as_any_other(corpus: Corpus) -> None:

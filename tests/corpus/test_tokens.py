@@ -95,7 +95,7 @@ def test_pieces_that_are_too_short_go_and_whole_documents_stay(part: Part, token
     assert counts["short_pieces"] == 4
     assert counts["rules"] == {"cut to pieces": {"documents": 1, "bytes": len(TEXTS[0])}}
     assert read_drops(part.work, "tokens", NAME).to_pylist() == [
-        {"row": 0, "rule": "cut to pieces", "detail": "1 cuts", "other": ""}
+        {"row": 0, "rule": "cut to pieces", "detail": "1 cut", "other": ""}
     ]
 
 

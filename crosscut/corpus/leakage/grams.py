@@ -38,6 +38,7 @@ def gather(files: Sequence[str], text_key: str, n: int, false_positives: float, 
 
     A text of fewer than `n` words has no n-gram and is not looked for; it is counted as too short.
     """
+    files = list(dict.fromkeys(files))
     sets = [
         (name, read_test_set(Path(file), text_key=text_key)) for name, file in zip(set_names(files), files, strict=True)
     ]

@@ -42,7 +42,8 @@ def test_a_text_of_fewer_words_has_no_gram_and_is_counted(tmp_path: Path) -> Non
     grams = make(tmp_path, "one two", "one two three", "")
     assert grams.sizes.tolist() == [0, 1, 0]
     assert len(grams.look_up(hashes_of("one two"))[0]) == 0
-    counts = gather([str(tmp_path / "first.jsonl")], "text", 3, 1e-3, Output(tmp_path))
+    twice = [str(tmp_path / "first.jsonl")] * 2
+    counts = gather(twice, "text", 3, 1e-3, Output(tmp_path))
     assert counts == {"test_sets": {"first.jsonl": {"items": 3}}, "grams": 1, "too_short": 2}
 
 
