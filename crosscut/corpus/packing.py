@@ -31,7 +31,7 @@ from crosscut.corpus.stages import Counts, Output, Task, read_records
 from crosscut.corpus.tokens import TOKENS, index_name, tokens_name
 from crosscut.data.folders import beside, exchange, is_taken
 from crosscut.data.hashing import sha256
-from crosscut.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, Settings, ShardEntry, SourceEntry
+from crosscut.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, Settings, SourceEntry
 from crosscut.data.megatron import write_index
 from crosscut.data.shards import INDEX_DTYPE, TokenDocument, split_at_random, write_shards
 from crosscut.data.tokenizer import Tokenizer, token_dtype
@@ -93,45 +93,48 @@ def pack(
     Raises `DataError` where fewer than two documents are left, or the weights leave none to train on.
     """
     _check_enough(work, parts)
+    folder = output.path("")
+    shutil.copyfile(tokenizer, folder / TOKENIZER_NAME)
     loaded = Tokenizer.load(tokenizer)
-    shutil.copyfile(tokenizer, output.path(TOKENIZER_NAME))
+    dtype = token_dtype(loaded.vocab_size)
     packed = _Packed(weights, seed)
     split = split_at_random(
-        packed.read(work, parts, token_dtype(loaded.vocab_size).itemsize),
-        train_to_validation=settings.train_to_validation,
-        seed=seed,
+        packed.read(work, parts, dtype.itemsize), train_to_validation=settings.train_to_validation, seed=seed
     )
-    train, validation = write_shards(packed.blend(split), output.path(""), num_shards=settings.num_shards)
+    train, validation = write_shards(packed.blend(split), folder, num_shards=settings.num_shards)
     if not any(entry.documents for entry in train):
         raise DataError("`sources.weight` must leave documents to train on, but leaves none. Set a higher weight.")
     digest = sha256(tokenizer)
     Manifest(
-        dtype=token_dtype(loaded.vocab_size).name,
+        dtype=dtype.name,
         vocab_size=loaded.vocab_size,
         end_of_text=loaded.end_of_text,
         tokenizer_sha256=digest,
-        settings=Settings(
-            seed=seed,
-            text_key="",
-            num_shards=settings.num_shards,
-            train_to_validation=settings.train_to_validation,
-            trained_vocab_size=0 if settings.tokenizer else settings.vocab_size,
-            given_tokenizer=digest if settings.tokenizer else "",
-        ),
+        settings=_settings(settings, seed, digest),
         sources=tuple(SourceEntry(name=name) for name in packed.files),
         train=tuple(train),
         validation=validation,
         corpus=dict(weights),
-    ).write(output.path(""))
+    ).write(folder)
+    shards = (*train, validation)
     if settings.megatron:
-        for entry in (*train, validation):
-            _index_for_megatron(entry, output, token_dtype(loaded.vocab_size))
+        for entry in shards:
+            _index_for_megatron(folder, entry.name, dtype)
     return {
-        "shards": {
-            entry.name: {"documents": entry.documents, "tokens": entry.tokens} for entry in (*train, validation)
-        },
+        "shards": {entry.name: {"documents": entry.documents, "tokens": entry.tokens} for entry in shards},
         "sources": packed.counts,
     }
+
+
+def _settings(settings: TokensConfig, seed: int, digest: str) -> Settings:
+    return Settings(
+        seed=seed,
+        text_key="",
+        num_shards=settings.num_shards,
+        train_to_validation=settings.train_to_validation,
+        trained_vocab_size=0 if settings.tokenizer else settings.vocab_size,
+        given_tokenizer=digest if settings.tokenizer else "",
+    )
 
 
 def _check_enough(work: Path, parts: Iterable[str]) -> None:
@@ -146,11 +149,11 @@ def _check_enough(work: Path, parts: Iterable[str]) -> None:
     )
 
 
-def _index_for_megatron(entry: ShardEntry, output: Output, dtype: np.dtype[Any]) -> None:
-    ends = np.fromfile(output.path(f"{entry.name}.index"), dtype=INDEX_DTYPE)["end"]
+def _index_for_megatron(folder: Path, shard: str, dtype: np.dtype[Any]) -> None:
+    ends = np.fromfile(folder / f"{shard}.index", dtype=INDEX_DTYPE)["end"]
     sizes = np.diff(ends, prepend=np.uint64(0))
     # The format has no unsigned type of four bytes; ids are far below the highest that a signed one holds.
-    write_index(output.path(f"{entry.name}{_INDEX}"), sizes, np.int32 if dtype.itemsize == 4 else dtype)
+    write_index(folder / f"{shard}{_INDEX}", sizes, np.int32 if dtype.itemsize == 4 else dtype)
 
 
 class _Document(NamedTuple):

@@ -22,7 +22,6 @@ from crosscut.corpus.packing import PackingStage, publish
 from crosscut.corpus.stages import Output, Task, execute
 from crosscut.corpus.tokens import TokensStage
 from crosscut.data import Sampler, Shard, TokenFolder, Tokenizer, prepare
-from crosscut.data.manifest import ShardEntry
 from crosscut.data.megatron import IndexedTokens
 from crosscut.data.shards import INDEX_DTYPE
 from tests.cli.conftest import TINY
@@ -193,8 +192,7 @@ def test_megatron_reads_each_shard(corpus: Corpus) -> None:
 def test_wide_ids_are_signed_for_megatron(tmp_path: Path) -> None:
     (tmp_path / "train-0.index").write_bytes(np.array([(3, 1, 0), (5, 2, 0)], INDEX_DTYPE).tobytes())
     (tmp_path / "train-0.bin").write_bytes(np.arange(5, dtype="<u4").tobytes())
-    entry = ShardEntry(name="train-0", tokens=5, documents=2, tokens_sha256="", index_sha256="")
-    packing_module._index_for_megatron(entry, Output(tmp_path), np.dtype("<u4"))
+    packing_module._index_for_megatron(tmp_path, "train-0", np.dtype("<u4"))
     theirs = IndexedTokens.open(tmp_path / "train-0")
     assert (theirs.tokens.dtype, theirs.document(1).tolist()) == (np.int32, [3, 4])
 

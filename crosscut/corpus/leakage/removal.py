@@ -14,7 +14,7 @@ from crosscut.config.corpus import LeakageConfig
 from crosscut.corpus.documents import Document, Drop, Part, drops_name, read_table, write_drops, write_table
 from crosscut.corpus.filters import count_drops
 from crosscut.corpus.leakage.grams import Grams, Numbers, open_grams
-from crosscut.corpus.leakage.passages import Shared, Span, passages, pieces, search, spans_to_cut
+from crosscut.corpus.leakage.passages import Passage, Shared, Span, passages, pieces, search, spans_to_cut
 from crosscut.corpus.stages import Counts, Output
 from crosscut.corpus.words import words
 
@@ -87,11 +87,11 @@ def remove_leaks(part: Part, folder: Path, config: LeakageConfig, output: Output
     grams = open_grams(folder, config.ngram)
     found = search([document.text for document in documents], grams)
     outcome = _Outcome()
-    titles = {_spoken(title): item for item, title in reversed(list(enumerate(grams.titles))) if title}
+    titles = {_spoken(title): item for item, title in reversed(list(enumerate(grams.titles))) if _spoken(title)}
     for document, shared in zip(documents, found.documents, strict=True):
-        article = titles.get(_spoken(document.title)) if document.title and titles else None
+        article = titles.get(_spoken(document.title))
         if len(shared.numbers) or article is not None:
-            _decide(document, shared, article, grams, config, outcome)
+            _treat(document, shared, article, grams, config, outcome)
     _write(part, outcome, output)
     counts = count_drops(documents, outcome.drops)
     counts["bytes_out"] -= outcome.cut_bytes
@@ -107,44 +107,47 @@ def _spoken(title: str) -> str:
     return " ".join(words(title))
 
 
-def _decide(
+def _treat(
     document: Document, shared: Shared, article: int | None, grams: Grams, config: LeakageConfig, outcome: _Outcome
 ) -> None:
+    """Note what a document shares, and what comes of it."""
     distinct = np.unique(shared.numbers)
+    found = list(passages(shared, grams))
     outcome.grams.append(distinct)
-    by_set = np.zeros(len(grams.set_names), dtype=np.int64)
-    for passage in passages(shared, grams):
-        start, end = passage.span
-        by_set[passage.test_set] += passage.num_grams
-        outcome.matches.append(
-            (
-                document.row,
-                document.id,
-                grams.set_names[passage.test_set],
-                int(grams.numbers[passage.item]),
-                passage.num_grams,
-                start,
-                end,
-                document.text[start:end],
-            )
-        )
+    outcome.matches += [_match(document, passage, grams) for passage in found]
     if config.action == "report":
         return
     drop = _article(document.row, article, distinct, grams)
     if drop is None and len(distinct) >= config.min_matches:
-        most = grams.set_names[int(by_set.argmax())]
-        detail = f"{len(distinct)} {config.ngram}-gram{'' if len(distinct) == 1 else 's'}"
         cuts = spans_to_cut(document.text, shared, margin=config.margin)
-        if config.action == "document":
-            drop = Drop(document.row, "leakage", detail, most)
-        elif len(cuts) > config.max_cuts:
-            drop = Drop(document.row, "leakage", f"{detail} in {len(cuts)} places", most)
+        if config.action == "document" or len(cuts) > config.max_cuts:
+            drop = _leak(document.row, len(distinct), len(cuts), found, grams, config)
         else:
             outcome.cuts += [(document.row, *cut) for cut in cuts]
             outcome.cut_documents += 1
             outcome.cut_bytes += document.num_bytes - _num_bytes(pieces(document.text, cuts))
     if drop is not None:
         outcome.drops.append(drop)
+
+
+def _match(document: Document, passage: Passage, grams: Grams) -> tuple[Any, ...]:
+    """A row of `MATCHES`."""
+    start, end = passage.span
+    test_set, item = grams.set_names[passage.test_set], int(grams.numbers[passage.item])
+    return document.row, document.id, test_set, item, passage.num_grams, start, end, document.text[start:end]
+
+
+def _leak(
+    row: int, num_grams: int, num_cuts: int, found: Sequence[Passage], grams: Grams, config: LeakageConfig
+) -> Drop:
+    """The drop of a document for what it shares, mostly with one test set."""
+    by_set = np.zeros(len(grams.set_names), dtype=np.int64)
+    for passage in found:
+        by_set[passage.test_set] += passage.num_grams
+    detail = f"{num_grams} {config.ngram}-gram{'' if num_grams == 1 else 's'}"
+    if config.action == "passage":
+        detail = f"{detail} in {num_cuts} places"
+    return Drop(row, "leakage", detail, grams.set_names[int(by_set.argmax())])
 
 
 def _article(row: int, titled: int | None, distinct: Numbers, grams: Grams) -> Drop | None:
