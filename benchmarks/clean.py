@@ -5,8 +5,9 @@
 `--books` is jsonl with the texts under `text`, `--mail` a folder of messages, `--sentences` one of files named by
 language with a sentence a line. Every text goes through `repair` and through `ftfy.fix_text`, one after the other in
 the same process, and so does a copy of it in which every tenth paragraph was decoded wrongly, by one codec after the
-other: that makes up the column of differences. Rates are those of all workers together; `--no-reference` leaves ftfy
-out. Languages are told by each detector, of the texts and of the sentences, whose language is known.
+other: that makes up the column of differences. Rates are of processor time, for all workers together;
+`--no-reference` leaves ftfy out. Languages are told by each detector, of the texts and of the sentences, whose language
+is known.
 """
 
 import argparse
@@ -44,6 +45,7 @@ class Figures:
     reference_seconds: float = 0.0
 
     def add(self, other: "Figures") -> None:
+        """Add those of other texts."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
 
@@ -141,9 +143,9 @@ def compare_nothing(texts: list[str]) -> tuple[Figures, Figures]:
 def repair_all(texts: Sequence[str], reference: Callable[[str], str] | None = None) -> Figures:
     """The repair of some texts, beside another's."""
     repair("")  # loads what it needs
-    start = time.perf_counter()
+    start = time.process_time()
     repaired = [repair(text) for text in texts]
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     expected = [reference(text) for text in texts] if reference else repaired
     return Figures(
         documents=len(texts),
@@ -151,7 +153,7 @@ def repair_all(texts: Sequence[str], reference: Callable[[str], str] | None = No
         changed=sum(one != text for one, text in zip(repaired, texts, strict=True)),
         differ=sum(one != other for one, other in zip(repaired, expected, strict=True)),
         seconds=seconds,
-        reference_seconds=time.perf_counter() - start - seconds if reference else 0.0,
+        reference_seconds=time.process_time() - start - seconds if reference else 0.0,
     )
 
 
@@ -187,9 +189,9 @@ def measure_language(options: argparse.Namespace) -> dict[str, dict[str, float]]
 def tell_languages(texts: list[str]) -> Figures:
     judge = LanguageFilter(LanguageConfig())
     documents = [Document(row, "", text) for row, text in enumerate(texts)]
-    start = time.perf_counter()
+    start = time.process_time()
     drops = judge(documents).drops
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     num_bytes = sum(document.num_bytes for document in documents)
     return Figures(documents=len(texts), num_bytes=num_bytes, changed=len(drops), seconds=seconds)
 

@@ -19,9 +19,7 @@ CLEANERS: Mapping[str, Callable[[str], str]] = {"join_lines": join_lines}
 """Repairs for single sources, by the names of `sources.cleaners`."""
 
 
-def clean_part(
-    part: Part, config: CleaningConfig, cleaners: Mapping[str, tuple[str, ...]], output: Output
-) -> Counts:
+def clean_part(part: Part, config: CleaningConfig, cleaners: Mapping[str, tuple[str, ...]], output: Output) -> Counts:
     """Task: the texts of a part, cleaned; `cleaners` has the names of each source's own.
 
     Writes `part.arrow` (columns `TEXTS`) with the rows that are left and `part.drops.arrow` with those that hold

@@ -107,7 +107,7 @@ def _eldc() -> Detector:
         import eldc
     except ImportError:
         raise DataError(
-            "`language.detector` \"eldc\" needs the package eldc, but it is not installed. Type `pip install "
+            '`language.detector` "eldc" needs the package eldc, but it is not installed. Type `pip install '
             "'crosscut[corpus]'`."
         ) from None
     eldc.init()
@@ -127,7 +127,7 @@ def _langdetect() -> Detector:
         import langdetect
     except ImportError:
         raise DataError(
-            "`language.detector` \"langdetect\" needs the package langdetect, but it is not installed. Type `pip install "
+            '`language.detector` "langdetect" needs the package langdetect, but it is not installed. Type `pip install '
             "'crosscut[langdetect]'`."
         ) from None
     # Its own way to load them takes the order of the folder, which sums of scores would show.

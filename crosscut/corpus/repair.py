@@ -26,6 +26,9 @@ EASY = DOUBLE_QUOTES + SINGLE_QUOTES + "\u2013\u2014\u2026"
 LONE_SIGNS = "\u0152\u0153\u00c2\u00c3"
 """Characters that can be a sign of mojibake beside ASCII; all others are one only beside another outside ASCII."""
 
+SIGNS = "\u0080-\u04ff\u2000-\u26ff\uf8ff\ufb01\ufb02\ufffd"
+"""Ranges that hold all signs of mojibake: what wrong decoding makes of bytes. Other scripts have none."""
+
 MAX_LINE = 1_000_000
 """Characters after which ftfy cuts a line (its `max_decode_length`)."""
 
@@ -40,7 +43,7 @@ def repair(text: str) -> str:
             pieces += (text[done:start], engine.mend(text[start:stop], stretch.unescape))
             done = stop
     mended = "".join((*pieces, text[done:])) if pieces else text
-    # Lines that ftfy has mended hold nothing of what is replaced here.
+    # In lines that ftfy has mended there is nothing more to replace.
     if "\r" in mended:
         mended = mended.replace("\r\n", "\n")
     if not mended.isascii():
@@ -94,6 +97,7 @@ class _Engine:
         certain.update(range(0xD800, 0xE000))  # `fix_surrogates`
         # `remove_terminal_escapes` begins with a control character.
         self._searches = {unescape: _Search(certain, unescape) for unescape in (True, False)}
+        self._widths = {**tables.LIGATURES, **tables.WIDTH_MAP}
         self._is_bad = ftfy.badness.is_bad
         self._mend = ftfy.fix_text_segment
         self._configs = {
@@ -120,34 +124,47 @@ class _Engine:
         while place < stretch.stop:
             start, place = stretch.line(text, place)
             line = text[start:place]
-            if not unicodedata.is_normalized("NFC", line) or search.certain(line) or self._is_bad(line):
+            if not unicodedata.is_normalized("NFC", line) or search.certain(line) or self._is_mojibake(line):
                 yield start, place
 
     def mend(self, line: str, unescape: bool) -> str:
-        """What ftfy makes of a line."""
-        return str(self._mend(line, self._configs[unescape]))
+        """What ftfy makes of a line, but for quotes and line ends where only widths and ligatures are to mend."""
+        wide = line.translate(self._widths)
+        if (
+            self._searches[unescape].certain(wide)
+            or self._is_mojibake(line)
+            or self._is_mojibake(wide)
+            or not unicodedata.is_normalized("NFC", wide)
+        ):
+            return str(self._mend(line, self._configs[unescape]))
+        return wide
+
+    def _is_mojibake(self, line: str) -> bool:
+        return _DOUBTFUL.search(line) is not None and self._is_bad(line)
+
+
+_ORDINARY = r"\t\n\x0c\x20-\x25\x27-\x7e"
+_SIGN = rf"(?<=[{LONE_SIGNS}\x80-\x9f])|(?<=[{SIGNS}])(?=[{SIGNS}])|(?<=[{SIGNS}][{SIGNS}])"
+_DOUBTFUL = re.compile(rf"[^{_ORDINARY}&{EASY}](?:{_SIGN})")
+"""What ftfy's heuristic, `is_bad`, needs to see: a control character of Latin-1, one of `LONE_SIGNS`, or two of `SIGNS`
+that are not both `EASY`."""
 
 
 class _Search:
-    """Searches for what ftfy may change.
-
-    `any` finds it and also what may be a sign of mojibake, without a group: ftfy's heuristic, `is_bad`, needs a control
-    character of Latin-1, one of `LONE_SIGNS`, or two characters outside ASCII that are not both `EASY`. `certain` finds
-    only the rest. Both begin with one set of characters, which is what makes them fast.
+    """Searches for what ftfy may change: `certain` for what no heuristic decides, `any` also for signs of mojibake,
+    without a group. Both begin with one set of characters, which is what makes them fast.
     """
 
     def __init__(self, certain: Iterable[int], unescape: bool) -> None:
         characters = "".join(re.escape(chr(code)) for code in sorted(certain))
         sure = rf"(?<=[{characters}])()|(?<=\r)(?!\n)()"
-        ordinary = r"\t\n\x0c\x20-\x25\x27-\x7e"
+        ordinary = _ORDINARY
         if unescape:
             sure += "|(?<=&)#?[0-9A-Za-z]{1,24};()"  # `unescape_html`
         else:
             ordinary += "&"
-        outside = r"[^\x00-\x7f]"
-        doubtful = rf"(?<=[{LONE_SIGNS}])|(?={outside})|(?<={outside}{outside})"
         self.certain = re.compile(rf"[^{ordinary}](?:{sure})").search
-        self.any = re.compile(rf"[^{ordinary}{EASY}](?:{sure}|{doubtful})").search
+        self.any = re.compile(rf"[^{ordinary}{EASY}](?:{sure}|{_SIGN})").search
 
 
 @cache
@@ -156,7 +173,6 @@ def _engine() -> _Engine:
         import ftfy
     except ImportError:
         raise DataError(
-            "`cleaning.unicode` needs the package ftfy, but it is not installed. Type `pip install "
-            "'crosscut[corpus]'`."
+            "`cleaning.unicode` needs the package ftfy, but it is not installed. Type `pip install 'crosscut[corpus]'`."
         ) from None
     return _Engine(ftfy)

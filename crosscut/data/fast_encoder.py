@@ -21,9 +21,9 @@ MAX_KEPT_CHARACTERS = 32_000_000
 for one of text."""
 
 _UNUSUAL = (
-    *"\t\n\r\x00\x0b\x0c\x1f\x7f\x85\xa0\xad\u0130\u0131\u0301\u0483\u0600\u0660\u066b\u093e\u09bc\u0e01\u0e33\u1100"
+    "\t\n\r\x00\x0b\x0c\x1f\x7f\x85\xa0\xad\u0130\u0131\u0301\u0483\u0600\u0660\u066b\u093e\u09bc\u0e01\u0e33\u1100"
     "\u1160\u180e\u1e9e\u2000\u200b\u200d\u2028\u2029\u202f\u2060\u20dd\u2160\u2460\u3000\u3007\u3042\u4e00\uac00\ufb01"
-    "\ufe0f\ufeff\uff21\uff11\ufffd\uffff\U00010400\U0001d7ce\U0001f1e9\U0001f468\U0001f3fd\U0002f800\U000e0067\U0010ffff",
+    "\ufe0f\ufeff\uff21\uff11\ufffd\uffff\U00010400\U0001d7ce\U0001f1e9\U0001f468\U0001f3fd\U0002f800\U000e0067\U0010ffff"
 )
 """A character of each kind that expressions for words tell apart, and some that they tend to forget."""
 
@@ -37,14 +37,15 @@ SAMPLES = (
     "line \n line\n \n  line\n\n\n",
     "tabs\t\tand\t spaces \t\n",
     "trailing   ",
-    "don't we'll I'm they're he'd I've it's DON'T WE'LL I'M THEY'RE HE'D I'VE IT'S 'tis ''s '\u2019s o'clock don\u2019t",
+    "don't we'll I'm they're he'd I've it's DON'T WE'LL I'M THEY'RE HE'D I'VE IT'S",
+    "'tis ''s '\u2019s o'clock don\u2019t",
     "1 12 123 1234 12345 3.14159 1,000,000 1e-9 0x1F a1b2 2nd \u00bd\u00b2 \u0661\u0662\u0663 \u2167",
     "CamelCase snake_case kebab-case SHOUT iPhone \u00dcber na\u00efve co\u00f6perate stra\u00dfe \u0130stanbul",
     "!?.,;:() ... --- *** ### $100 50% <b>bold</b> https://example.com/a?b=c&d=e#f user@example.com",
     "for (int i = 0; i < n; ++i) {\n\treturn x[i] != y;  // why\n}\n",
     "caf\u00e9 cafe\u0301 \ufb01 \u00c5 A\u030a \u212b \u1e69 s\u0323\u0307",
-    "\u041f\u0440\u0438\u0432\u0435\u0442, \u03ba\u03cc\u03c3\u03bc\u03b5, \u0645\u0631\u062d\u0628\u0627, "
-    "\u0928\u092e\u0938\u094d\u0924\u0947, \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35, \u4f60\u597d\u3002\u3053\u3093"
+    "\u041f\u0440\u0438\u0432\u0435\u0442, \u03ba\u03cc\u03c3\u03bc\u03b5, \u0645\u0631\u062d\u0628\u0627",
+    "\u0928\u092e\u0938\u094d\u0924\u0947, \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35, \u4f60\u597d\u3002\u3053\u3093",
     "\u306b\u3061\u306f \uc548\ub155",
     "\U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea \u2764\ufe0f \U0001f44d\U0001f3fd",
     "antidisestablishmentarianism" * 20,

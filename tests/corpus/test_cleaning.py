@@ -26,7 +26,11 @@ def clean(part: Part, **cleaners: tuple[str, ...]) -> tuple[Part, dict]:
 def test_texts_are_mended_and_empty_ones_go(make_part: Callable[..., Part]) -> None:
     part = make_part(["voil\u00c3\u00a0\r\n", "plain\n", " \n\t", "\x00\ufeff", "", "caf\u00e9"])
     cleaned, counts = clean(part)
-    assert [(one.row, one.text) for one in cleaned.documents()] == [(0, "voil\u00e0\n"), (1, "plain\n"), (5, "caf\u00e9")]
+    assert [(one.row, one.text) for one in cleaned.documents()] == [
+        (0, "voil\u00e0\n"),
+        (1, "plain\n"),
+        (5, "caf\u00e9"),
+    ]
     drops = read_drops(part.work, CLEANING, part.name).to_pylist()
     assert drops == [Drop(row, "empty")._asdict() for row in (2, 3, 4)]
     assert counts == {

@@ -14,7 +14,9 @@ from tests.corpus.conftest import documents
 ENGLISH = "The house stands at the end of the street, and nobody has lived there since the old man went away."
 GERMAN = "Das Haus steht am Ende der Strasse, und niemand wohnt dort, seit der alte Mann fortgegangen ist."
 FRENCH = "La maison se trouve au bout de la rue et personne n'y habite depuis que le vieil homme est parti."
-CHINESE = "\u8fd9\u5ea7\u623f\u5b50\u5728\u8857\u7684\u5c3d\u5934\uff0c\u8001\u4eba\u8d70\u540e\u65e0\u4eba\u5c45\u4f4f\u3002"
+CHINESE = (
+    "\u8fd9\u5ea7\u623f\u5b50\u5728\u8857\u7684\u5c3d\u5934\uff0c\u8001\u4eba\u8d70\u540e\u65e0\u4eba\u5c45\u4f4f\u3002"
+)
 DETECTORS = ("eldc", "langdetect")
 
 

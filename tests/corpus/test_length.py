@@ -22,7 +22,9 @@ def bytes_tokenizer(tmp_path: Path) -> Path:
 
 
 def test_documents_of_fewer_tokens_go(bytes_tokenizer: Path) -> None:
-    judgement = LengthFilter(LengthConfig(min_tokens=4), bytes_tokenizer)(documents("xyz", "wxyz", "", "a", "\u00fc\u00fc"))
+    judgement = LengthFilter(LengthConfig(min_tokens=4), bytes_tokenizer)(
+        documents("xyz", "wxyz", "", "a", "\u00fc\u00fc")
+    )
     assert judgement.marks["tokens"].to_pylist() == [3, 4, 0, 1, 4]
     assert judgement.drops == [
         Drop(0, "too short", "3 tokens"), Drop(2, "too short", "0 tokens"), Drop(3, "too short", "1 token"),

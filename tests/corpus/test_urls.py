@@ -122,7 +122,9 @@ def test_lists_that_are_none_are_told(tmp_path: Path, field: str, content: bytes
 
 
 def test_unknown_builtin_list_is_told() -> None:
-    with pytest.raises(DataError, match=r"built-in lists \(`builtin:domains` and `builtin:types`\), but has `builtin:x`"):
+    with pytest.raises(
+        DataError, match=r"built-in lists \(`builtin:domains` and `builtin:types`\), but has `builtin:x`"
+    ):
         UrlFilter(UrlsConfig(domains=("builtin:x",)))
 
 
