@@ -28,7 +28,7 @@ _BLANK = re.compile(r"\n(?:[^\S\n]*\n)+")
 _ITEM = re.compile(r"\s*(?:[-*+•·‣>#|]|\(?(?:\d{1,3}|[a-zA-Z]|[ivxlIVXL]{1,5})[.)])(?:\s|$)")
 _COLUMNS = re.compile(r"\S(?:\s{3,}|\t|\s*\|\s)\S")
 _RULE = re.compile(r"\W*$")
-_HYPHENATED = re.compile(r"([^\W\d_]+)-$")
+_NO_BLANK_AFTER = ("-", "\N{EM DASH}", "\N{EN DASH}")
 _WORD = re.compile(r"[^\W\d_]+")
 
 
@@ -89,14 +89,18 @@ def _join(lines: Sequence[str], width: int, own: int, known: frozenset[str]) -> 
     widths = [one for one in (width, own) if one]
     if not widths or _is_verse(lines[1:]):
         return "\n".join(lines)
-    result = [lines[0]]
+    pieces = [lines[0].rstrip()]
     for line, after in _pairs(lines):
         goes_on = len(line) <= MAX_WIDTH and any(_is_full(line, after, one) for one in widths)
         if goes_on and not _stands_alone(line, after):
-            result[-1] = _glued(result[-1].rstrip(), after.lstrip(), known)
+            after = after.lstrip()
+            if _is_broken(line, after, known):
+                pieces[-1] = pieces[-1][:-1]
+            glued = line.endswith(_NO_BLANK_AFTER) and not line[-2:-1].isspace()
+            pieces += ("" if glued else " ", after)
         else:
-            result.append(after)
-    return "\n".join(result)
+            pieces += ("\n", after)
+    return "".join(pieces)
 
 
 def _stands_alone(line: str, after: str) -> bool:
@@ -104,22 +108,25 @@ def _stands_alone(line: str, after: str) -> bool:
     indent, indent_after = (len(one) - len(one.lstrip()) for one in (line, after))
     return bool(
         _ITEM.match(after)
+        or " " not in line.strip()  # an entry of a list of names
         or (indent_after > indent and not _ITEM.match(line))
         or indent_after >= 4 > indent
         or "\t" in line[:1]
-        or _COLUMNS.search(line)
-        or _COLUMNS.search(after)
+        or _has_columns(line)
+        or _has_columns(after)
         or _RULE.match(line)
         or _RULE.match(after)
     )
 
 
-def _glued(line: str, after: str, known: frozenset[str]) -> str:
-    if line.endswith(("--", "\N{EM DASH}", "\N{EN DASH}")):
-        return line + after
-    broken = _HYPHENATED.search(line)
+def _has_columns(line: str) -> bool:
+    return any(mark in line for mark in ("   ", "\t", "|")) and _COLUMNS.search(line) is not None
+
+
+def _is_broken(line: str, after: str, known: frozenset[str]) -> bool:
+    """Whether the hyphen at the end of a line is one that the text's word does not have."""
+    if not line.endswith("-"):
+        return False
     start = _WORD.match(after)
-    if broken and start and start[0].islower():
-        whole = (broken[1] + start[0]).lower()
-        return (line[:-1] if whole in known else line) + after
-    return f"{line} {after}"
+    end = _WORD.fullmatch(line[:-1].rpartition(" ")[2])
+    return bool(start and end and start[0].islower() and (end[0] + start[0]).lower() in known)

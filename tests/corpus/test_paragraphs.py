@@ -74,6 +74,11 @@ def test_short_lines_such_as_an_address_stay() -> None:
     assert join_lines(f"{wrapped(PROSE, 70)}\n\n{address}") == "\n\n".join([*PROSE, address])
 
 
+def test_list_of_long_names_stays() -> None:
+    names = "\n".join(f"documentation/section-{n:02}/a-tale-of-two-cities/part-{n:02}.html" for n in range(20))
+    assert join_lines(names) == names
+
+
 def test_narrow_quotation_in_a_wide_text_is_joined() -> None:
     quotation = textwrap.fill(PROSE[0], 50, initial_indent="  ", subsequent_indent="  ")
     text = f"{wrapped(PROSE * 3, 78)}\n\n{quotation}"
