@@ -54,7 +54,7 @@ class File:
     """Empty or one of `COMPRESSIONS`."""
 
     size: int
-    """Bytes on disk."""
+    """Bytes on disk, those of a `.bin` beside an `.idx` among them."""
 
     version: str
     """Changes when the file does: time of the last change, or what its store has for it."""
@@ -235,7 +235,22 @@ def _describe(source: SourceConfig, found: _Found, taken: set[str]) -> File:
     while name in taken:  # two folders of the source may each have a file of that name
         number += 1
         name = f"{found.name}~{number}"
-    return File(name=name, url=found.url, format=kind, compression=compression, size=found.size, version=found.version)
+    size, version = found.size, found.version
+    if kind == "megatron":
+        status = _tokens_of(found.url)
+        size, version = size + status.st_size, f"{version} {status.st_mtime_ns}"
+    return File(name=name, url=found.url, format=kind, compression=compression, size=size, version=version)
+
+
+def _tokens_of(url: str) -> os.stat_result:
+    """What there is to know of the `.bin` beside an `.idx`."""
+    if "://" in url:
+        raise DataError(f"`{url}` must lie on a disk, as megatron files are mapped into memory. Copy it first.")
+    path = Path(url).with_suffix(".bin")
+    try:
+        return path.stat()
+    except OSError as error:
+        raise unreadable(str(path), error) from None
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -45,9 +45,10 @@ class IngestStage:
         """One for some files of a source. Raises `DataError` for what `find_files` raises it for."""
         tasks: list[Task] = []
         for source in self.config.sources:
-            settings = self._settings(source)
             reading = Reading.of(self.config, source)
-            for files in _groups(find_files(source)):
+            files_of_source = find_files(source)
+            settings = self._settings(source, files_of_source)
+            for files in _groups(files_of_source):
                 name = f"{len(tasks):06d}"
                 part_bytes = self.config.ingest.part_mb * 10**6
                 described = [[file.name, file.format, file.compression, file.size, file.version] for file in files]
@@ -61,15 +62,19 @@ class IngestStage:
                 )
         return tasks
 
-    def _settings(self, source: SourceConfig) -> dict[str, Any]:
+    def _settings(self, source: SourceConfig, files: Sequence[File]) -> dict[str, Any]:
         settings = asdict(Reading.of(self.config, source))
-        if source.format == "megatron":
+        tokenizer = settings.pop("tokenizer")
+        pairs = [file for file in files if file.format == "megatron"]
+        if pairs and not tokenizer:
+            raise DataError(
+                f"`tokens.tokenizer` must name the tokenizer that `{pairs[0].url}` was made with, but is empty."
+            )
+        if pairs:
             try:
-                settings["tokenizer"] = sha256(Path(settings["tokenizer"]))
+                settings["tokenizer"] = sha256(Path(tokenizer))
             except OSError as error:
-                raise unreadable(settings["tokenizer"], error) from None
-        else:
-            del settings["tokenizer"]
+                raise unreadable(tokenizer, error) from None
         return {"source": source.name, "part_mb": self.config.ingest.part_mb, **settings}
 
 

@@ -196,3 +196,11 @@ def test_file_without_rights_is_an_error_that_names_it() -> None:
         with pytest.raises(DataError) as error:
             list(file.chunks())
         assert str(error.value) == f"`{file.url}` must be a readable file, but is not: Permission denied."
+
+
+def test_megatron_pair_in_a_store_is_an_error() -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/corpus/a.idx", b"x")
+    message = "`memory:///corpus/a.idx` must lie on a disk, as megatron files are mapped into memory. Copy it first."
+    check_message(message, "memory://corpus/a.idx")
+    memory.rm("/corpus", recursive=True)

@@ -16,7 +16,6 @@ from crosscut.corpus.readers.charsets import decode
 from crosscut.corpus.readers.lines import read_whole
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt
 
-
 MAX_DEPTH = 1000
 """Nesting beyond which no main text is looked for: the time that takes grows with the square of the depth. Browsers
 show half as much."""

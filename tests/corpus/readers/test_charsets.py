@@ -5,8 +5,8 @@ import pytest
 from crosscut.corpus.readers.charsets import decode
 
 FRENCH = "Le café était fermé, et le garçon s'en allait à l'école."
-RUSSIAN = "Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему."
-CHINESE = "这是一个用来测试编码的中文句子，它的长度应当足够让检测器认出它来。"
+RUSSIAN = "Лишь жить в себе самом умей; есть целый мир в душе твоей таинственно-волшебных дум."  # noqa: RUF001 - letters of Russian
+CHINESE = "这是一个用来测试编码的中文句子它的长度应当足够让检测器认出它来。"
 JAPANESE = "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。"
 
 

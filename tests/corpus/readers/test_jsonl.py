@@ -98,9 +98,7 @@ def test_byte_order_mark_and_line_ends_of_windows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["first", "middle", "last"])
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
-def test_line_that_is_too_long_is_rejected_and_its_neighbours_are_read(
-    tmp_path: Path, where: str, suffix: str
-) -> None:
+def test_line_that_is_too_long_is_rejected_and_its_neighbours_are_read(tmp_path: Path, where: str, suffix: str) -> None:
     long = line("x" * 300_000)
     lines = [line("a"), line("b")]
     lines.insert(["first", "middle", "last"].index(where), long)
