@@ -11,19 +11,26 @@ LEAD = 120
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
 
-def excerpt(text: str, at: int = 0, length: int = LENGTH) -> str:
+def excerpt(text: str, at: int = 0) -> str:
     """A piece of `text` that begins a little before character `at`, with an ellipsis where something is left out."""
-    start = max(0, min(at - LEAD, len(text) - length))
-    end = start + length
+    start = _start(text, at)
     before = ELLIPSIS if start else ""
-    after = ELLIPSIS if end < len(text) else ""
-    return before + text[start:end] + after
+    after = ELLIPSIS if start + LENGTH < len(text) else ""
+    return before + text[start : start + LENGTH] + after
 
 
-def excerpts_of_pair(one: str, other: str, length: int = LENGTH) -> tuple[str, str]:
+def excerpts_of_pair(one: str, other: str) -> tuple[str, str]:
     """Pieces of two texts around the place where they first differ; their beginnings where they are the same."""
     at = 0 if one == other else common_beginning(one, other)
-    return excerpt(one, at, length), excerpt(other, at, length)
+    return excerpt(one, at), excerpt(other, at)
+
+
+def _start(text: str, at: int) -> int:
+    """Where a word begins, some characters before `at`; where texts are the same up to `at`, the same place in both."""
+    if at <= LEAD:
+        return 0
+    blank = text.find(" ", at - LEAD, at)
+    return blank + 1 if blank >= 0 else at - LEAD
 
 
 def common_beginning(one: str, other: str) -> int:

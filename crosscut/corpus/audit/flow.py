@@ -1,7 +1,7 @@
 """The way of the corpus through the stages: documents, bytes and tokens that came in, went, and were left.
 
-Tokens are counted where a stage has counted them; before that they are the bytes times the tokens of a byte that were
-counted later, and say so.
+Tokens, without ends of text, are counted by the stage `length`. What went before it, and what was cut from texts after
+it, is estimated from its bytes and the tokens of a byte among those counted, and is marked as an estimate.
 """
 
 from __future__ import annotations
@@ -14,79 +14,119 @@ from crosscut.corpus.running import StageResult
 
 Counts = Mapping[str, Any]
 
+LENGTH, TOKENS = "length", "tokens"
+
+_NOT_PASSED = ("audit", "packing")
+
 
 def make_flow(results: Sequence[StageResult]) -> list[dict[str, Any]]:
-    """An entry for each stage that documents pass, in order.
+    """An entry for each stage that documents pass, in order; `tokens` only where it lost something.
 
     `in` and `out` are amounts (`documents`, `bytes`, `tokens`, and `estimated` where tokens are an estimate), `rules`
-    the amounts that each rule took, `cut` what passages that were cut out took from documents that stay, and `mended`
-    the bytes by which texts became longer (or, below zero, shorter) besides.
+    the amounts that each rule took, `cut` what was cut from documents that stay, and `mended` the bytes by which texts
+    became longer (or, below zero, shorter) besides.
     """
-    audit: Counts = next((result.counts for result in results if result.name == "audit"), {})
-    passed = [result for result in results if "documents_in" in result.counts and result.name not in _NOT_PASSED]
-    flow = [_entry(result, audit.get("rules", {}).get(result.name, {})) for result in passed]
-    _count_tokens(flow, audit.get("counted", {}))
+    counts = {result.name: result.counts for result in results}
+    passed = {name: one for name, one in counts.items() if "documents_in" in one and name not in _NOT_PASSED}
+    flow = [_entry(name, one) for name, one in passed.items() if name != TOKENS]
+    if flow and TOKENS in passed:
+        flow += _pieces(flow[-1]["out"], passed[TOKENS])
+    _count_tokens(flow, counts)
     return flow
 
 
-_NOT_PASSED = ("audit", "tokens", "packing")
+def tokens_of_byte(counts: Counts) -> float | None:
+    """Tokens of a byte among the documents that were counted; None where none were."""
+    counted = counts.get("audit", {}).get("counted", {})
+    return counted["tokens"] / counted["bytes"] if counted.get("bytes") else None
 
 
-def _entry(result: StageResult, audited: Counts) -> dict[str, Any]:
-    counts = result.counts
-    rules = {
-        name: {
-            "documents": amount.get("documents", 0),
-            "bytes": amount.get("bytes", 0),
-            "tokens": audited.get(name, {}).get("tokens", 0),
-        }
-        for name, amount in counts.get("rules", {}).items()
+def with_estimate(amount: Counts, ratio: float | None) -> dict[str, Any]:
+    """An amount of the audit with tokens that were not counted estimated, or without tokens where they cannot be."""
+    told = {unit: amount[unit] for unit in ("documents", "bytes")}
+    if ratio is None:
+        return told
+    if not amount["uncounted"]:
+        return {**told, "tokens": amount["tokens"]}
+    return {**told, "tokens": amount["tokens"] + round(amount["uncounted"] * ratio), "estimated": True}
+
+
+def _entry(name: str, counts: Counts) -> dict[str, Any]:
+    sides = {
+        side: {unit: counts[f"{unit}_{side}"] for unit in ("documents", "bytes") if f"{unit}_{side}" in counts}
+        for side in ("in", "out")
     }
-    entry: dict[str, Any] = {"stage": result.name}
-    for side in ("in", "out"):
-        entry[side] = {
-            unit: counts[f"{unit}_{side}"] for unit in ("documents", "bytes") if f"{unit}_{side}" in counts
-        }
-    entry["rules"] = dict(sorted(rules.items(), key=lambda item: (-item[1]["documents"], item[0])))
-    if result.name == INGEST:  # its bytes in and those of its rules are of files on the disk, often packed
-        del entry["in"]["bytes"]
+    rules = {rule: dict(amount) for rule, amount in counts.get("rules", {}).items()}
+    entry: dict[str, Any] = {
+        "stage": name,
+        **sides,
+        "rules": dict(sorted(rules.items(), key=lambda item: (-item[1]["documents"], item[0]))),
+    }
+    if name == INGEST:  # its bytes in and those of its rules are of files on the disk, often packed
+        sides["in"].pop("bytes", None)
         for amount in rules.values():
-            del amount["bytes"], amount["tokens"]
-        return entry | {"disk": counts["bytes_in"], "notes": counts.get("notes", {})}
+            amount.pop("bytes", None)
+        return entry | {"notes": dict(counts.get("notes", {}))}
     gone = sum(amount["bytes"] for amount in rules.values())
-    if counts.get("cut", {}).get("documents"):
+    if counts.get("cut", {}).get("places"):
         entry["cut"] = dict(counts["cut"])
         gone += counts["cut"]["bytes"]
-    if "bytes" in entry["in"] and "bytes" in entry["out"]:
-        entry["mended"] = entry["out"]["bytes"] - entry["in"]["bytes"] + gone
+    if "bytes" in sides["in"] and "bytes" in sides["out"]:
+        entry["mended"] = sides["out"]["bytes"] - sides["in"]["bytes"] + gone
     return entry
 
 
-def _count_tokens(flow: Sequence[dict[str, Any]], counted: Counts) -> None:
-    """Put tokens into the amounts of a flow: counted from the stage on that all counted documents came into."""
-    ratio = counted["tokens"] / counted["bytes"] if counted.get("bytes") else None
+def _pieces(before: Counts, counts: Counts) -> list[dict[str, Any]]:
+    """The entry of the stage `tokens`, which loses the pieces between cuts that are too short."""
+    lost = before["bytes"] - counts["bytes_out"]
+    if not lost and counts["documents_out"] == before["documents"]:
+        return []
+    entry: dict[str, Any] = {
+        "stage": TOKENS,
+        "in": {unit: before[unit] for unit in ("documents", "bytes")},
+        "out": {"documents": counts["documents_out"], "bytes": counts["bytes_out"]},
+        "rules": {rule: {"documents": amount["documents"]} for rule, amount in counts.get("rules", {}).items()},
+        "cut": {"pieces": counts.get("short_pieces", 0), "bytes": lost},
+        "mended": 0,
+    }
+    return [entry]
+
+
+def _count_tokens(flow: Sequence[dict[str, Any]], counts: Counts) -> None:
+    """Put tokens into the amounts of a flow."""
+    ratio = tokens_of_byte(counts)
+    audit = counts.get("audit", {})
+    counted = audit.get("counted", {}) if ratio else {}
     left: dict[str, Any] | None = None
     for entry in flow:
-        if entry["stage"] == "length" and counted and entry["in"]["documents"] == counted["documents"]:
+        if counted and entry["stage"] == LENGTH and entry["in"]["documents"] == counted["documents"]:
             left = {"tokens": counted["tokens"]}
-        for amount in entry["rules"].values():
-            if left is None:
-                _estimate(amount, ratio)
         if left is None:
-            _estimate(entry["in"], ratio)
-            _estimate(entry["out"], ratio)
+            for amount in (entry["in"], entry["out"], *entry["rules"].values()):
+                _estimate(amount, ratio)
             continue
         entry["in"] |= left
-        gone = sum(amount["tokens"] for amount in entry["rules"].values())
-        if "cut" in entry:  # what is left of a text that was cut is counted when it is packed
+        for rule, amount in entry["rules"].items():
+            if "bytes" in amount:
+                amount["tokens"] = audit["rules"][entry["stage"]][rule]["tokens"]
+        gone = sum(amount.get("tokens", 0) for amount in entry["rules"].values())
+        if "cut" in entry:
             _estimate(entry["cut"], ratio)
             gone += entry["cut"]["tokens"]
-            left = {**left, "estimated": True}
-        left = {**left, "tokens": left["tokens"] - gone}
+            left = {"tokens": left["tokens"] - gone, "estimated": True}
+        else:
+            left = {**left, "tokens": left["tokens"] - gone}
         entry["out"] |= left
+    _end_exactly(flow, counts.get(TOKENS, {}))
 
 
 def _estimate(amount: dict[str, Any], ratio: float | None) -> None:
-    amount.pop("tokens", None)
     if ratio is not None and "bytes" in amount:
         amount |= {"tokens": round(amount["bytes"] * ratio), "estimated": True}
+
+
+def _end_exactly(flow: Sequence[dict[str, Any]], counts: Counts) -> None:
+    """What is left in the end has been counted by the stage `tokens`, cuts or not."""
+    if flow and "tokens" in counts and flow[-1]["out"].get("documents") == counts["documents_out"]:
+        flow[-1]["out"].pop("estimated", None)
+        flow[-1]["out"]["tokens"] = sum(counts["tokens"].values()) - counts["texts"]

@@ -17,10 +17,10 @@ from typing import Any
 from crosscut.config.corpus import CorpusConfig
 from crosscut.config.machine import available_cores
 from crosscut.corpus.audit.excerpts import excerpt, excerpts_of_pair
-from crosscut.corpus.audit.flow import make_flow
+from crosscut.corpus.audit.flow import make_flow, tokens_of_byte, with_estimate
 from crosscut.corpus.audit.lookup import Place, find_documents, latest_texts
 from crosscut.corpus.audit.rejects import rejected_samples
-from crosscut.corpus.audit.samples import CHANGED, merge_samples
+from crosscut.corpus.audit.samples import CHANGED, NOTHING, merge_samples
 from crosscut.corpus.documents import CLEANING, INGEST
 from crosscut.corpus.running import StageResult
 
@@ -49,6 +49,7 @@ def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Pat
     works = (work, *(Path(folder) / "work" for folder in config.duplicates.against))
     _add_samples(flow, counts, config, works)
     audit = counts.get("audit", {})
+    ratio = tokens_of_byte(counts)
     report = {
         "format": FORMAT,
         "version": VERSION,
@@ -57,14 +58,12 @@ def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Pat
         "flow": flow,
         "duplicates": _duplicates(counts, config, works),
         "leakage": _leakage(counts, config),
-        "lengths": _columns(audit.get("lengths", {}), float),
-        "languages": _columns(audit.get("languages", {}), str, "name"),
-        "scores": _columns({name: one for name, one in audit.get("scores", {}).items() if name != "none"}, float),
-        "sources": _sources(audit, config),
-        "written": _written(counts),
-        "settings": {
-            name: value for name, value in dataclasses.asdict(config).items() if name not in _WHERE
-        },
+        "lengths": _columns(audit.get("lengths", {}), ratio, "from"),
+        "languages": _columns(audit.get("languages", {}), ratio, "name"),
+        "scores": _columns(audit.get("scores", {}), ratio, "from"),
+        "sources": _sources(counts, config, ratio),
+        "written": [{"name": name, **one} for name, one in counts.get("packing", {}).get("shards", {}).items()],
+        "settings": {name: value for name, value in dataclasses.asdict(config).items() if name not in _WHERE},
     }
     return {name: value for name, value in report.items() if value not in ({}, [])}
 
@@ -147,8 +146,11 @@ class _Texts:
         return {**sample, "text": text, "other_text": other}
 
 
-def _columns(amounts: Counts, kind: type, name: str = "from") -> list[dict[str, Any]]:
-    return sorted(({name: kind(label), **amount} for label, amount in amounts.items()), key=lambda one: one[name])
+def _columns(amounts: Counts, ratio: float | None, name: str) -> list[dict[str, Any]]:
+    """Amounts by label as a list: of languages by `name`, of numbers by the `from` of their bucket."""
+    kind = str if name == "name" else float
+    columns = ({name: kind(label), **with_estimate(amount, ratio)} for label, amount in amounts.items())
+    return sorted(columns, key=lambda one: one[name])
 
 
 def _duplicates(counts: Counts, config: CorpusConfig, works: Sequence[Path]) -> dict[str, Any]:
@@ -238,21 +240,19 @@ def _leakage(counts: Counts, config: CorpusConfig) -> dict[str, Any]:
     }
 
 
-def _sources(audit: Counts, config: CorpusConfig) -> list[dict[str, Any]]:
-    """What each source gave; tokens are of the documents whose tokens were counted, before passages were cut."""
-    amounts = audit.get("sources", {})
-    nothing = {"documents": 0, "bytes": 0}
+def _sources(counts: Counts, config: CorpusConfig, ratio: float | None) -> list[dict[str, Any]]:
+    """What each source gave, and what was written of it, as often as its weight says; that with ends of text."""
+    read = counts.get(INGEST, {}).get("sources", {})
+    kept = counts.get("audit", {}).get("sources", {})
+    written = counts.get("packing", {}).get("sources", {})
     rows = []
-    for source in config.sources if amounts else ():
-        came = {unit: value for unit, value in amounts["read"].get(source.name, nothing).items() if unit != "tokens"}
-        kept = dict(amounts["kept"].get(source.name, nothing))
-        if "lengths" not in audit:
-            kept.pop("tokens", None)
-        rows.append({"name": source.name, "weight": source.weight, "read": came, "kept": kept})
+    for source in config.sources if read and "audit" in counts else ():
+        came = {unit: read.get(source.name, NOTHING)[unit] for unit in ("documents", "bytes")}
+        row = {
+            "name": source.name,
+            "weight": source.weight,
+            "read": with_estimate({**came, "tokens": 0, "uncounted": came["bytes"]}, ratio),
+            "kept": with_estimate(kept.get(source.name, NOTHING), ratio),
+        }
+        rows.append({**row, **{split: dict(one) for split, one in sorted(written.get(source.name, {}).items())}})
     return rows
-
-
-def _written(counts: Counts) -> list[dict[str, Any]]:
-    shards = counts.get("packing", {}).get("shards", {})
-    return [{"name": name, **amount} for name, amount in shards.items()]
-

@@ -34,9 +34,11 @@ SAMPLES = 5
 CHANGED = "changed"
 """Name under `cleaning` of the samples of documents whose text was mended."""
 
+NOTHING = {"documents": 0, "bytes": 0, "tokens": 0, "uncounted": 0}
+
 Numbers = npt.NDArray[np.int64]
 Amount = dict[str, int]
-"""`documents`, `bytes`, and `tokens` of those that were counted."""
+"""`documents`, `bytes`, and of those whose tokens were counted `tokens` and, as `uncounted`, the bytes of the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,13 +88,9 @@ def audit_part(part: Part, seed: int, output: Output) -> Counts:
     samples = [*_dropped(part, documents, drops, seed), *_mended(part, documents, seed)]
     lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
     output.path(samples_name(part.name)).write_text(lines, encoding="utf-8")
-    rows = np.arange(len(documents))
-    kept = np.setdiff1d(rows, part.dropped())
+    kept = np.setdiff1d(np.arange(len(documents)), part.dropped())
     return {
-        "sources": {
-            "read": documents.amounts(documents.sources, rows),
-            "kept": documents.amounts(documents.sources[kept], kept),
-        },
+        "sources": documents.amounts(documents.sources[kept], kept),
         "rules": {stage: _by_rule(documents, table) for stage, table in drops.items()},
         "counted": documents.total(documents.tokens >= 0),
         **_histograms(part, documents),
@@ -120,11 +118,8 @@ class _Documents:
 
     def total(self, chosen: npt.NDArray[np.bool_]) -> Amount:
         """Of the documents that are chosen."""
-        return {
-            "documents": int(chosen.sum()),
-            "bytes": int(self.num_bytes[chosen].sum()),
-            "tokens": int(np.maximum(self.tokens[chosen], 0).sum()),
-        }
+        rows = np.flatnonzero(chosen)
+        return self.amounts(np.zeros(len(rows), np.str_), rows).get("", dict(NOTHING))
 
     def amounts(self, labels: npt.NDArray[np.str_], rows: npt.NDArray[Any]) -> dict[str, Amount]:
         """Of some rows, by the label that each of them has."""
@@ -132,9 +127,11 @@ class _Documents:
         documents = np.bincount(group, minlength=len(names))
         num_bytes = _sums(group, self.num_bytes[rows], len(names))
         tokens = _sums(group, np.maximum(self.tokens[rows], 0), len(names))
+        uncounted = _sums(group, np.where(self.tokens[rows] < 0, self.num_bytes[rows], 0), len(names))
+        columns = (documents.tolist(), num_bytes.tolist(), tokens.tolist(), uncounted.tolist())
         return {
-            str(name): {"documents": int(one), "bytes": int(two), "tokens": int(three)}
-            for name, one, two, three in zip(names, documents, num_bytes, tokens, strict=True)
+            str(name): dict(zip(NOTHING, amount, strict=True))
+            for name, amount in zip(names, zip(*columns, strict=True), strict=True)
         }
 
 
@@ -173,9 +170,9 @@ def _histograms(part: Part, documents: _Documents) -> Counts:
     return counts
 
 
-def score_bucket(score: float | None) -> str:
+def score_bucket(score: float) -> str:
     """Lower end of the twentieth that a score lies in."""
-    return "none" if score is None or score != score else f"{min(int(score * 20 + 1e-9), 19) / 20:.2f}"
+    return f"{min(int(score * 20 + 1e-9), 19) / 20:.2f}"
 
 
 def length_bucket(tokens: int) -> str:

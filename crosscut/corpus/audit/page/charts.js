@@ -16,20 +16,20 @@ function bars(entries, { gone = () => false, label = (entry) => entry.name, show
   ];
 }
 
-/** Columns side by side, each from one edge to the next; `cut` is the edge below which columns are gone. */
-function histogram(columns, { cut = -Infinity, name, edge = (from) => whole.format(from), every = 1, axis = "" }) {
-  const largest = Math.max(...columns.map((column) => value(column)), 1);
-  const total = columns.reduce((sum, column) => sum + value(column), 0);
+/** Columns side by side, each from one edge to the next; those below `cut` are gone. `count` says how high, `spelled` how many. */
+function histogram(columns, { cut = -Infinity, name, edge = (from) => whole.format(from), every = 1, axis = "", count = value, spelled = figure }) {
+  const largest = Math.max(...columns.map((column) => count(column)), 1);
+  const total = columns.reduce((sum, column) => sum + count(column), 0);
   const told = (column, i) => {
     const to = columns[i + 1]?.from;
-    const range = column.range ?? (to === undefined ? `${edge(column.from)} and more` : `${edge(column.from)} to ${edge(to)}`);
-    return `${range}: ${figure(column)} (${percent(value(column), total)})`;
+    const range = to === undefined ? `${edge(column.from)} and more` : `${edge(column.from)} to ${edge(to)}`;
+    return `${range}: ${spelled(column)} (${percent(count(column), total)})`;
   };
   return make("figure.histogram",
     make("ol", { "aria-label": name }, columns.map((column, i) => make(
       column.from < cut ? "li.gone" : "li",
-      { "--share": `${(100 * value(column)) / largest}%`, title: told(column, i), tabindex: "0", "aria-label": told(column, i) },
-      make("span.bar"), make("span.edge", { "aria-hidden": "true" }, i % every === 0 ? edge(column.from) : ""),
+      { "--share": `${(100 * count(column)) / largest}%`, title: told(column, i) },
+      make("span.bar"), make("span.unseen", told(column, i)), make("span.edge", { "aria-hidden": "true" }, i % every === 0 ? edge(column.from) : ""),
     ))),
     axis && make("figcaption", axis),
   );

@@ -15,6 +15,7 @@ const STAGES = {
   exact: ["Exact", "Of documents with the same words one stays."],
   near: ["Near", "Of each cluster of near-duplicates one stays; every pair was checked by its exact Jaccard similarity."],
   leakage: ["Test data", "Passages that also stand in a test set are cut out, or their documents dropped."],
+  tokens: ["Pieces", "What is left of a document between cuts goes where it is too short."],
 };
 
 const titleOf = (stage) => STAGES[stage]?.[0] ?? stage;

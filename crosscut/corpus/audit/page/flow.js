@@ -9,7 +9,8 @@ function stations() {
   if (!flow.length) return [];
   return flow.map((entry) => {
     const out = value(entry.out);
-    const lost = Object.values(entry.rules).reduce((sum, amount) => sum + value(amount), 0);
+    const lost = Object.values(entry.rules).reduce((sum, amount) => sum + value(amount), 0)
+      + (unit() === "documents" ? 0 : value(entry.cut));
     return { stage: entry.stage, entry, out, lost, into: has(entry.in) ? value(entry.in) : out + lost };
   });
 }
@@ -27,7 +28,7 @@ function drawFlow(width) {
   const lead = down ? 46 : step * 0.55;
   const length = lead + stops.length * step + (down ? 58 : step * 0.6);
   const top = down ? 2 : 58; // where the river's straight bank lies
-  const foot = top + thick + (down ? 26 : 44); // where the streams end
+  const foot = top + thick + (down ? 26 : 48); // where the streams end
   const at = (u, v) => (down ? `${v.toFixed(2)} ${u.toFixed(2)}` : `${u.toFixed(2)} ${v.toFixed(2)}`);
 
   const river = [];
@@ -39,7 +40,7 @@ function drawFlow(width) {
     const lost = stop.lost * scale;
     const left = Math.max(stop.out * scale, 0.75);
     const kept = Math.max(thickness - lost, 0.5);
-    if (stop.lost) streams.push(stream(at, u, top + kept, Math.max(lost, 1.4), foot, stop));
+    if (stop.lost) streams.push(stream(at, u, top + kept, Math.max(lost, 1.4), foot, stop, down));
     river.push(`L ${at(u, top + thickness)} L ${at(u, top + kept)}`);
     // What texts grew or shrank by, between the stream and the next station.
     river.push(`C ${at(u + step * 0.5, top + kept)} ${at(u + step * 0.5, top + left)} ${at(u + step, top + left)}`);
@@ -52,8 +53,7 @@ function drawFlow(width) {
     + `L ${at(length, top + thickness / 2)} L ${at(length - point, top)} Z`;
   const height = down ? length + 4 : foot + 44;
   return make("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": `What passed the stages, in ${unit()}` },
-    make("defs", make("linearGradient", { id: "leaving", x1: 0, y1: 0, x2: down ? 1 : 0, y2: down ? 0 : 1 },
-      make("stop", { offset: "0", class: "from" }), make("stop", { offset: "0.55", class: "to" }), make("stop", { offset: "1", class: "gone" }))),
+    make("defs", streams.map((one) => one.fade)),
     streams.map((one) => one.path),
     make("path.river", { d: bed }),
     ends(stops, { down, length, top, thickness, first }),
@@ -61,13 +61,20 @@ function drawFlow(width) {
   );
 }
 
-/** A slice of the river's lower bank that turns away. */
-function stream(at, u, v, lost, foot, stop) {
+/** A slice of the river's lower bank that turns away, and how it fades: it has the river's colour where it leaves. */
+function stream(at, u, v, lost, foot, stop, down) {
   const r = 9;
   const bend = v + lost + r;
   const d = `M ${at(u - 0.5, v)} Q ${at(u + r + lost, v)} ${at(u + r + lost, bend)} L ${at(u + r + lost, foot)} `
     + `L ${at(u + r, foot)} L ${at(u + r, bend)} Q ${at(u + r, v + lost)} ${at(u - 0.5, v + lost)} Z`;
-  return { path: make("path.stream", { d, "data-stage": stop.stage }) };
+  const [from, to] = [(v + lost).toFixed(1), foot];
+  const along = down ? { x1: from, x2: to, y1: 0, y2: 0 } : { x1: 0, x2: 0, y1: from, y2: to };
+  const id = `leaving-${stop.stage}`;
+  return {
+    path: make("path", { d, fill: `url(#${id})` }),
+    fade: make("linearGradient", { id, gradientUnits: "userSpaceOnUse", ...along },
+      make("stop.from", { offset: "0" }), make("stop.to", { offset: "0.5" }), make("stop.gone", { offset: "1" })),
+  };
 }
 
 function words(x, y, kind, text, anchor) {
@@ -90,10 +97,11 @@ function ends(stops, { down, length, top, thickness, first }) {
 }
 
 function station(stop, { down, top, thick, foot, step }) {
-  const lost = stop.lost ? `\u2212${figure({ ...stop.entry.out, [unit()]: stop.lost })}` : "none";
+  const went = figure({ [unit()]: stop.lost, estimated: [...Object.values(stop.entry.rules), stop.entry.cut].some((one) => one?.estimated) });
+  const lost = stop.lost ? went.replace(/^(\u2248\u2009)?/, "$1\u2212") : "none";
   const share = stop.lost ? percent(stop.lost, stop.into) : "";
   const name = titleOf(stop.stage);
-  const told = `${name}: ${figure(stop.entry.in)} came in, ${stop.lost ? `${lost.slice(1)} went (${share})` : "none went"}, ${figure(stop.entry.out)} left`;
+  const told = `${name}: ${figure(stop.entry.in)} came in, ${stop.lost ? `${went} went (${share})` : "none went"}, ${figure(stop.entry.out)} left`;
   const texts = down
     ? [words(foot + 10, stop.u + 12, "name", name),
       words(foot + 10, stop.u + 30, stop.lost ? "lost" : "soft", share ? `${lost}  (${share})` : lost)]

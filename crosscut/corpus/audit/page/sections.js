@@ -13,27 +13,26 @@ function answers() {
   const { read: came, kept } = report.summary;
   const cards = [];
   if (came && kept) {
-    cards.push(card("stays", percent(value(kept), value(came)),
-      `${figure(kept)} of ${figure(came)} ${unit()} stay`, "#losses"));
+    cards.push(card("What stays", percent(value(kept), value(came)),
+      `${figure(kept)} of ${figure(came)}${unit() === "bytes" ? "" : ` ${unit()}`}`, "#losses"));
   }
   const planted = report.duplicates?.planted;
   if (planted?.planted) {
-    cards.push(card("duplicates found", ratio(planted.recall, 2),
+    cards.push(card("Duplicates found", ratio(planted.recall, 2),
       `${whole.format(planted.found)} of ${whole.format(planted.planted)} near-duplicates planted into this corpus`
-        + (planted.precision === undefined ? "" : `; ${ratio(planted.precision, 2)} of what was removed is one`), "#duplicates"));
+        + (planted.precision === null ? "" : `; precision ${ratio(planted.precision, 2)}`), "#duplicates"));
   }
   const sets = report.leakage?.sets ?? [];
   if (sets.length) {
-    const worst = sets.reduce((most, one) => (one.share > most.share ? one : most));
-    cards.push(card("test data", worst.found ? ratio(worst.share, 2) : "none",
-      worst.found
-        ? `of the ${report.leakage.ngram}-grams of ${worst.name} occur in the corpus${sets.length > 1 ? ", the most of any test set" : ""}`
-        : `of the ${report.leakage.ngram}-grams of ${sets.map((one) => one.name).join(", ")} occur in the corpus`, "#leakage"));
+    const share = (one) => one.grams_found / Math.max(one.grams, 1);
+    const worst = sets.reduce((most, one) => (share(one) > share(most) ? one : most));
+    cards.push(card("Test data", worst.grams_found ? percent(worst.grams_found, worst.grams, 2) : "none",
+      worst.grams_found
+        ? `of the ${report.leakage.ngram}-grams of ${worst.name} were in the corpus${sets.length > 1 ? ", the most of any test set" : ""}`
+        : `of the ${report.leakage.ngram}-grams of ${sets.map((one) => one.name).join(", ")} was in the corpus`, "#leakage"));
   }
-  const rejected = Object.values(report.flow.find((entry) => entry.stage === "ingest")?.rules ?? {})
-    .reduce((sum, amount) => sum + amount.documents, 0);
-  if (report.flow.some((entry) => entry.stage === "ingest")) {
-    cards.push(card("unreadable", whole.format(rejected), rejected === 1 ? "record was set aside" : "records were set aside", "#stage-ingest"));
+  if (report.rejects !== undefined) {
+    cards.push(card("Unreadable", whole.format(report.rejects), `${report.rejects === 1 ? "record was" : "records were"} set aside with file, place and reason`, "#stage-ingest"));
   }
   return cards;
 }
@@ -73,8 +72,8 @@ function stageBlock(entry) {
     make("header", make("h3", titleOf(entry.stage)), amounts),
     STAGES[entry.stage] && make("p.note", STAGES[entry.stage][1]),
     rules.map(([name, amount]) => rule(entry, name, amount)),
-    mended(entry),
-    !rules.length && !entry.changed && make("p.note.soft", "Nothing went here."),
+    cutBlock(entry), mended(entry),
+    !rules.length && !entry.cut && !Object.values(entry.changed ?? {}).some(Boolean) && make("p.note.soft", "Nothing went here."),
   );
 }
 
@@ -89,11 +88,22 @@ function rule(entry, name, amount) {
       make("span.number", figure(amount)), make("span.number.soft", has(amount) ? percent(value(amount), all) : ""),
     ];
   });
-  return fold(line, samples, amount.documents);
+  const told = entry.stage === "near" ? samples.map((one) => ({ ...one, detail: `Jaccard ${one.detail}` })) : samples;
+  return fold(line, told, amount.documents);
+}
+
+function cutBlock({ cut }) {
+  if (!cut) return null;
+  if (cut.pieces !== undefined) {
+    return make("div.rule", make("span.line", make("span.label", "short pieces"),
+      make("span.told", `${whole.format(cut.pieces)} pieces between cuts were too short to keep; ${bytes(cut.bytes)} in all`)));
+  }
+  return make("div.rule", make("span.line", make("span.label", "cut"), make("span.told",
+    `${whole.format(cut.places)} passages of ${whole.format(cut.documents)} documents, ${bytes(cut.bytes)}; the documents stay`)));
 }
 
 function mended(entry) {
-  const changed = Object.entries(entry.changed ?? {});
+  const changed = Object.entries(entry.changed ?? {}).filter(([, count]) => count);
   const samples = entry.changed_samples ?? [];
   if (!changed.length && !samples.length) return null;
   const told = changed.map(([what, count]) => `${what} in ${whole.format(count)}`).join(", ");
@@ -118,54 +128,61 @@ function duplicates() {
   const found = report.duplicates;
   if (!found) return null;
   return section("duplicates", "Can the deduplication be trusted?",
-    found.jaccard !== undefined && make("p.note", `Asked for: pairs of Jaccard similarity ${found.jaccard} and above, at least `
-      + `${ratio(found.recall)} of those at exactly ${found.jaccard} found. Similarity is that of their ${found.ngram}-grams of words; `
-      + "every candidate pair was checked by it before anything was removed."),
+    make("p.note", `Asked for: pairs of Jaccard similarity ${found.jaccard} and above, at least ${ratio(found.recall)} of those at `
+      + `exactly ${found.jaccard} found, counted in ${found.ngram}-grams of words. `,
+    found.candidates !== null && `${whole.format(found.candidates)} candidate pairs came up; each was checked exactly before anything was removed.`),
     make("div.columns", plantedBlock(found), pairsBlock(found), sizesBlock(found)), clustersBlock(found));
 }
 
 function plantedBlock({ planted, jaccard }) {
-  if (!planted?.planted) return null;
-  return make("div", make("h3", "Planted duplicates"),
-    make("p.note", `Copies of ${whole.format(planted.planted)} documents of this corpus with changes, at known similarities, `
-      + "went through the same search."),
-    make("ol.recalls", planted.buckets.map((one) => make(one.from < jaccard - 1e-9 ? "li.below" : "li", { "--share": `${100 * one.found / Math.max(one.planted, 1)}%` },
-      make("span.label", `${one.from.toFixed(2)} to ${one.to.toFixed(2)}`), make("span.bar"),
-      make("span.number", percent(one.found, one.planted)), make("span.number.soft", `${whole.format(one.found)} of ${whole.format(one.planted)}`)))),
-    planted.precision !== undefined && make("p", "Precision ", make("strong", ratio(planted.precision, 2)), ": "
-      + "the share of removed documents that have a similarity above the threshold with one that stays, or a chain of such pairs."));
+  if (!planted?.tenths) return null;
+  const range = (one) => `${one.from.toFixed(1)} to ${(one.from + 0.1).toFixed(1)}`;
+  const below = planted.tenths.filter((one) => one.from + 0.1 <= jaccard + 1e-9);
+  const number = (name) => below.reduce((sum, one) => sum + one[name], 0);
+  return make("div", make("h3", "Recall, measured"),
+    make("p.note", `Documents of this corpus were copied, changed and searched for; ${whole.format(planted.sample)} took part.`),
+    make("ul.recalls", planted.tenths.filter((one) => !below.includes(one)).map((one) => make("li", { "--share": `${(100 * one.found) / Math.max(one.planted, 1)}%` },
+      make("span.label", range(one)), make("span.bar"), make("span.number", percent(one.found, one.planted)),
+      make("span.number.soft", `${whole.format(one.found)} of ${whole.format(one.planted)}`)))),
+    make("p", planted.precision !== null && ["Precision ", make("strong", ratio(planted.precision, 2)), ` of the ${whole.format(planted.pairs_found)} pairs it found. `],
+      below.length > 0 && `Of ${whole.format(number("planted"))} planted below ${below.at(-1).from + 0.1 > jaccard - 1e-9 ? jaccard : (below.at(-1).from + 0.1).toFixed(1)}, ${number("found") || "none"} ${number("found") === 1 ? "was" : "were"} taken for duplicates.`));
 }
 
-function pairsBlock({ pairs }) {
+function pairsBlock({ pairs, jaccard }) {
   if (!pairs?.length) return null;
-  const columns = pairs.map((one) => ({ ...one, documents: one.pairs, bytes: undefined }));
-  const largest = Math.max(...columns.map((one) => one.pairs), 1);
+  const columns = filled(pairs.map((one) => ({ from: one.from, count: one.pairs })), nextScore);
+  const found = columns.filter((one) => one.from >= jaccard - 1e-9).reduce((sum, one) => sum + one.count, 0);
   return make("div", make("h3", "Pairs by similarity"),
-    make("p.note", `${whole.format(columns.reduce((sum, one) => sum + one.pairs, 0))} pairs of near-duplicates.`),
-    make("figure.histogram", make("ol", { "aria-label": "Pairs by Jaccard similarity" }, columns.map((one) => make("li",
-      { "--share": `${(100 * one.pairs) / largest}%`, tabindex: "0", title: `${one.from.toFixed(2)} to ${one.to.toFixed(2)}: ${whole.format(one.pairs)} pairs`,
-        "aria-label": `${one.from.toFixed(2)} to ${one.to.toFixed(2)}: ${whole.format(one.pairs)} pairs` },
-      make("span.bar"), make("span.edge", { "aria-hidden": "true" }, one.from.toFixed(2).replace("0.", "."))))),
-    make("figcaption", "Jaccard similarity")));
+    make("p.note", `${whole.format(found)} pairs at ${jaccard} and above count as duplicates; below it stand candidates that the exact check refused.`),
+    histogram(columns, { cut: jaccard - 1e-9, name: "Pairs by Jaccard similarity", every: 2, edge: hundredths, axis: "Jaccard similarity",
+      count: (one) => one.count ?? 0, spelled: (one) => `${whole.format(one.count ?? 0)} pairs` }));
 }
+
+const hundredths = (from) => from.toFixed(2).replace(/^0(?=\.)/, "");
 
 function sizesBlock({ sizes }) {
   if (!sizes?.length) return null;
-  return make("div", make("h3", "Clusters by size"),
-    table("Clusters of near-duplicates by size", ["#Documents", "#Clusters", "#Removed"],
-      sizes.map((one) => [one.range ?? whole.format(one.size), whole.format(one.clusters), whole.format(one.removed)])));
+  return make("div", make("h3", "Clusters by size"), make("p.note", "Of each, one document stays."),
+    table("Clusters of near-duplicates by size", ["Documents", "#Clusters", "#Removed"],
+      sizes.map((one) => [one.from === one.to ? String(one.from) : `${whole.format(one.from)} to ${whole.format(one.to)}`, whole.format(one.clusters), whole.format(one.removed)])));
 }
 
 function clustersBlock({ clusters }) {
   if (!clusters?.length) return null;
-  return [make("h3", "Largest clusters"), clusters.map((cluster) => {
-    const details = make("details.rule", make("summary", make("span.line",
-      make("span.label", `${whole.format(cluster.size)} documents`), make("span.told", (cluster.documents[0]?.text ?? "").slice(0, 140)))),
-    cluster.documents.map((one, i) => sample({ ...one, detail: i ? one.detail : "stays" })),
-    cluster.size > cluster.documents.length && make("p.note.soft", `and ${whole.format(cluster.size - cluster.documents.length)} more`));
-    return details;
-  })];
+  return [make("h3", "Largest clusters"), firsts(clusters, ({ size, documents }) => make("details.rule", make("summary", make("span.line",
+    make("span.label", `${whole.format(size)} documents`), make("span.told", head(documents[0].text)))),
+  documents.map((one, i) => sample({ ...one, detail: i ? "" : "stays" })),
+  size > documents.length && make("p.note.soft", `and ${whole.format(size - documents.length)} more`)))];
 }
+
+/** The first of many, the rest behind a fold. */
+function firsts(many, draw, shown = 6) {
+  const all = many.map(draw);
+  return all.length <= shown + 1 ? all
+    : [all.slice(0, shown), make("details", make("summary.plain", `${all.length - shown} more`), all.slice(shown))];
+}
+
+const head = (text) => text.slice(0, 200).replace(/\s+/g, " ");
 
 // Test data
 
@@ -177,17 +194,28 @@ function leakage() {
     document: "Documents that hold any were dropped.",
     report: "They were counted and left where they are, as asked.",
   }[found.action];
+  const all = (one, name) => (one[name] === undefined ? "\u2013" : whole.format(one[name]));
   return section("leakage", "Did test data leak in?",
-    make("p.note", `What test sets and corpus have in common: ${found.ngram}-grams of words, each confirmed exactly. ${done ?? ""}`),
-    table("Overlap with each test set", ["Test set", `#${found.ngram}-grams`, "#In the corpus", "#Share", "#Items touched", "#Documents touched"],
-      found.sets.map((one) => [one.name, whole.format(one.grams), whole.format(one.found), one.found ? ratio(one.share, 2) : "0",
-        one.items === undefined ? "\u2013" : `${whole.format(one.items_touched)} of ${whole.format(one.items)}`,
-        one.documents === undefined ? "\u2013" : whole.format(one.documents)])),
-    found.passages?.length > 0 && [make("h3", "Longest passages"), found.passages.map((one) => {
-      const line = make("span.line", make("span.label", one.set), make("span.told", one.text.slice(one.start ?? 0, (one.end ?? 0) || 140).slice(0, 160)),
-        make("span.number", `${whole.format(one.words)} words`));
-      return make("details.rule", make("summary", line), sample({ ...one, detail: one.item ? `also ${one.item}` : "" }));
-    })]);
+    make("p.note", `What test sets and corpus had in common: ${found.ngram}-grams of words, each confirmed by its words. ${done ?? ""}`),
+    table("Overlap with each test set", ["Test set", `#${found.ngram}-grams`, "#in the corpus", "#share", "#items", "#touched", "#half found", "#passages", "#in documents"],
+      found.sets.map((one) => [one.name, all(one, "grams"), all(one, "grams_found"), one.grams_found ? percent(one.grams_found, one.grams, 2) : "0",
+        all(one, "items"), all(one, "items_touched"), all(one, "items_half_found"), all(one, "passages"), all(one, "documents_touched")])),
+    passagesBlock(found), frequentBlock(found));
+}
+
+function passagesBlock({ passages, ngram }) {
+  if (!passages?.length) return null;
+  return [make("h3", "Longest passages"), firsts(passages, (one) => make("details.rule", make("summary", make("span.line",
+    make("span.label", `${one.set}, ${whole.format(one.item)}`), make("span.told", head(one.passage)), make("span.number", `${whole.format(one.grams + ngram - 1)} words`))),
+  sample({ id: one.document, detail: `item ${whole.format(one.item)} of ${one.set}`, text: one.passage })))];
+}
+
+function frequentBlock({ frequent, ngram }) {
+  if (!frequent?.length) return null;
+  return make("details.rule", make("summary", make("span.line", make("span.label", `Most frequent ${ngram}-grams`),
+    make("span.told", "what many documents have did not leak; it is what people write alike"))),
+  table(`Most frequent ${ngram}-grams`, ["Words", "Test sets", "#Documents"],
+    frequent.map((one) => [one.gram, one.test_sets.join(", "), whole.format(one.documents)])));
 }
 
 // Languages and lengths
@@ -204,7 +232,7 @@ function texts() {
       () => bars(languages, { gone: (one) => keep.length > 0 && !keep.includes(one.name), label: (one) => languageName(one.name) })),
     scores?.length && block("Certainty of the language", `By ${settings?.language?.detector ?? "the detector"}.`,
       () => histogram(filled(scores, nextScore), { name: "Documents by the detector's score", cut: settings?.language?.min_score, every: 4,
-        edge: (from) => from.toFixed(2).replace(/^0(?=\.)/, ""), axis: "score" })),
+        edge: hundredths, axis: "score" })),
   ].filter(Boolean);
   return blocks.length ? section("texts", "Lengths and languages", make("div.columns", blocks)) : null;
 }
@@ -225,12 +253,12 @@ function languageName(code) {
 
 function sources() {
   if (!report.sources?.length) return null;
+  const isWritten = report.sources.some((one) => one.train);
   const place = drawn(make("div"), () => {
-    const weighted = report.sources.some((one) => one.weight !== 1);
-    const total = report.sources.reduce((sum, one) => sum + value(one.kept) * (one.weight ?? 1), 0);
-    return table("Sources", ["Source", "#Read", "#Kept", "#Share kept", "#Weight", weighted ? "#Share, weighted" : "#Share"],
-      report.sources.map((one) => [one.name, figure(one.read), figure(one.kept), percent(value(one.kept), value(one.read)),
-        String(one.weight ?? 1), percent(value(one.kept) * (one.weight ?? 1), total)]));
+    const total = (name) => report.sources.reduce((sum, one) => sum + (one.train?.[name] ?? 0), 0);
+    return table("Sources", ["Source", "#Read", "#Kept", "#of it", "#Weight", ...(isWritten ? ["#Documents to train on", "#Tokens", "#of all"] : [])],
+      report.sources.map((one) => [one.name, figure(one.read), figure(one.kept), percent(value(one.kept), value(one.read)), String(one.weight),
+        ...(isWritten ? [whole.format(one.train?.documents ?? 0), short(one.train?.tokens ?? 0), percent(one.train?.tokens ?? 0, total("tokens"))] : [])]));
   });
   return section("sources", "Sources", place, written());
 }
@@ -241,6 +269,8 @@ function written() {
     made.map((one) => [one.name, one.documents === undefined ? "\u2013" : whole.format(one.documents), whole.format(one.tokens)]))];
 }
 
+const seconds = (value) => value.toFixed(value < 10 ? 2 : 0);
+
 function run() {
   const rows = Object.entries(report.settings ?? {}).flatMap(([name, setting]) => (
     setting && typeof setting === "object" && !Array.isArray(setting)
@@ -249,10 +279,11 @@ function run() {
         : [[make("code", name), make("code", JSON.stringify(setting))]]));
   const stages = timings?.stages ?? [];
   return section("run", "Time and settings",
-    stages.length > 0 && table("Time of each stage", ["Stage", "#Seconds", "#MB/s", "#Tasks", "#Done in this run"],
-      stages.map((one) => [one.stage, one.seconds.toFixed(one.seconds < 10 ? 2 : 0), one.mb_per_second ? one.mb_per_second.toFixed(1) : "\u2013", whole.format(one.tasks), whole.format(one.run)])),
+    stages.length > 0 && table("Time of each stage", ["Stage", "#MB", "#Seconds", "#MB/s a core", "#Tasks", "#done in this run", "#in seconds"],
+      stages.map((one) => [one.name, (one.bytes / 1e6).toFixed(1), seconds(one.seconds), one.bytes && one.seconds ? (one.bytes / 1e6 / one.seconds).toFixed(1) : "\u2013",
+        whole.format(one.tasks), whole.format(one.run), one.run ? seconds(one.elapsed) : "\u2013"])),
     timings && make("p.note", [
-      stages.length > 0 && "Seconds are those of all processes together. ", timings.machine && `${timings.machine}. `,
+      stages.length > 0 && "Seconds are those of all processes added up, in this run or an earlier one. ", timings.machine && `${timings.machine}. `,
       timings.versions && Object.entries(timings.versions).map(([name, version]) => `${name} ${version}`).join(", "),
     ]),
     rows.length > 0 && make("details.rule", make("summary", make("span.line", make("span.label", "Settings"), make("span.told", `${rows.length} values, enough to make this corpus again`))),
