@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import heapq
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -12,6 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from crosscut.corpus.documents import CLEANING, INGEST, read_table
+
+
+_COMPARED = 4000
+"""Ids whose spelling is compared with that of one that is not there."""
 
 
 class Place(NamedTuple):
@@ -87,3 +93,21 @@ def latest_texts(places: Iterable[Place]) -> dict[Place, str]:
     wanted = set(places)
     cleaned = texts_cleaned(wanted)
     return {**texts_read(wanted - cleaned.keys()), **cleaned}
+
+
+def near_ids(work: Path, wanted: str, count: int = 3) -> list[str]:
+    """Ids of the corpus that are most like one that it does not have: of the same file, or else spelled alike."""
+    file, _, record = wanted.rpartition("#")
+    same_file: list[str] = []
+    pool: list[str] = []
+    for _, column in id_columns(work):
+        own = column.filter(pc.starts_with(column, f"{file}#")).to_pylist() if file else []
+        same_file = heapq.nsmallest(count, [*same_file, *own], key=lambda name: _distance(name, record))
+        if len(pool) < _COMPARED:
+            pool += column.slice(0, _COMPARED // 4).to_pylist()
+    return same_file or difflib.get_close_matches(wanted, pool, n=count, cutoff=0.5)
+
+
+def _distance(name: str, record: str) -> int:
+    number = name.rpartition("#")[2]
+    return abs(int(number) - int(record)) if number.isdecimal() and record.isdecimal() else 0

@@ -54,7 +54,7 @@ def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Pat
         "format": FORMAT,
         "version": VERSION,
         "summary": _summary(flow),
-        "rejects": sum(one["rejects"] for one in counts.get(INGEST, {}).get("sources", {}).values()),
+        "rejects": sum(one["rejects"] for one in counts[INGEST]["sources"].values()) if INGEST in counts else None,
         "flow": flow,
         "duplicates": _duplicates(counts, config, works),
         "leakage": _leakage(counts, config),
@@ -65,7 +65,7 @@ def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Pat
         "written": [{"name": name, **one} for name, one in counts.get("packing", {}).get("shards", {}).items()],
         "settings": {name: value for name, value in dataclasses.asdict(config).items() if name not in _WHERE},
     }
-    return {name: value for name, value in report.items() if value not in ({}, [])}
+    return {name: value for name, value in report.items() if name == "flow" or value not in ({}, [], None)}
 
 
 def measure_timings(results: Sequence[StageResult], config: CorpusConfig) -> dict[str, Any]:

@@ -94,7 +94,7 @@ function drawn(place, draw) {
 function table(caption, columns, rows) {
   const isNumber = columns.map((name) => name.startsWith("#"));
   const cell = (tag) => (content, i) => make(isNumber[i] ? `${tag}.number` : tag, tag === "th" && { scope: "col" }, content);
-  return make("div.scroll", { tabindex: "0", role: "region", "aria-label": caption }, make("table",
+  return make(columns.length > 4 ? "div.scroll" : "div.scroll.narrow", { tabindex: "0", role: "region", "aria-label": caption }, make("table",
     make("caption.unseen", caption),
     make("thead", make("tr", columns.map((name) => name.replace("#", "")).map(cell("th")))),
     make("tbody", rows.map((row) => make("tr", row.map(cell("td"))))),

@@ -10,7 +10,7 @@ const ratio = (share, digits = 1) => percent(share, 1, digits);
 // What one wants to know first
 
 function answers() {
-  const { read: came, kept } = report.summary;
+  const { read: came, kept } = report.summary ?? {};
   const cards = [];
   if (came && kept) {
     cards.push(card("What stays", percent(value(kept), value(came)),
@@ -280,7 +280,7 @@ function run() {
   const stages = timings?.stages ?? [];
   return section("run", "Time and settings",
     stages.length > 0 && table("Time of each stage", ["Stage", "#MB", "#Seconds", "#MB/s a core", "#Tasks", "#done in this run", "#in seconds"],
-      stages.map((one) => [one.name, (one.bytes / 1e6).toFixed(1), seconds(one.seconds), one.bytes && one.seconds ? (one.bytes / 1e6 / one.seconds).toFixed(1) : "\u2013",
+      stages.map((one) => [one.name, (one.bytes / 1e6).toFixed(1), seconds(one.seconds), one.bytes >= 1e5 && one.seconds ? (one.bytes / 1e6 / one.seconds).toFixed(1) : "\u2013",
         whole.format(one.tasks), whole.format(one.run), one.run ? seconds(one.elapsed) : "\u2013"])),
     timings && make("p.note", [
       stages.length > 0 && "Seconds are those of all processes added up, in this run or an earlier one. ", timings.machine && `${timings.machine}. `,
