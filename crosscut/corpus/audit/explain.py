@@ -132,7 +132,9 @@ class _Story:
         cuts = self._rows(LEAKAGE, f"{self._place.part}.cuts.arrow")
         told = []
         for match in sorted(matches, key=lambda match: -match["grams"])[:SHOWN]:
-            told.append(f"{match['grams']:,} n-grams in a row stand also in {match['test_set']}, item {match['item']:,}:")
+            told.append(
+                f"{match['grams']:,} n-grams in a row stand also in {match['test_set']}, item {match['item']:,}:"
+            )
             told += _quoted("", match["passage"])
         if len(matches) > SHOWN:
             told.append(f"and {len(matches) - SHOWN:,} shorter passages")
@@ -175,7 +177,9 @@ class _Story:
             index = np.fromfile(self._work / PACKING / f"{shard}.index", dtype=INDEX_DTYPE)
             places = np.flatnonzero((index["source"] == number) & (index["record"] == int(record)))
             if len(places):
-                told.append(f"{shard}: {'text' if len(places) == 1 else 'texts'} {', '.join(f'{at:,}' for at in places)}")
+                told.append(
+                    f"{shard}: {'text' if len(places) == 1 else 'texts'} {', '.join(f'{at:,}' for at in places)}"
+                )
         return told or ["its source's weight leaves it out of the shards"]
 
 

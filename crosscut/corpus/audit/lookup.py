@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 
 from crosscut.corpus.documents import CLEANING, INGEST, read_table
 
-
 _COMPARED = 4000
 """Ids whose spelling is compared with that of one that is not there."""
 

@@ -1,8 +1,8 @@
 """The report of a corpus, put together from what its stages counted and from samples of what they did.
 
-`report.json` is a function of the sources and the settings: it has no times, no machine and no folder, so it is the same
-for an unbroken run, a resumed one, and any engine. Those stand in `timings.json`. A stage that did not run leaves its
-section out.
+`report.json` is a function of the sources and the settings: it has no times, no machine and no folder, so it is the
+same for an unbroken run, a resumed one, and any engine. Those stand in `timings.json`. A stage that did not run leaves
+its section out.
 """
 
 from __future__ import annotations
@@ -105,9 +105,7 @@ def _summary(flow: Sequence[Counts]) -> dict[str, Any]:
     return {"read": flow[0]["out"] if flow[0]["stage"] == INGEST else flow[0]["in"], "kept": flow[-1]["out"]}
 
 
-def _add_samples(
-    flow: Sequence[dict[str, Any]], counts: Counts, config: CorpusConfig, works: Sequence[Path]
-) -> None:
+def _add_samples(flow: Sequence[dict[str, Any]], counts: Counts, config: CorpusConfig, works: Sequence[Path]) -> None:
     """Put samples to the rules of a flow, and to each the text of what it was matched with."""
     samples = merge_samples(works[0])
     dropped = [one for (_, rule), of_rule in samples.items() if rule != CHANGED for one in of_rule]
@@ -157,9 +155,7 @@ def _duplicates(counts: Counts, config: CorpusConfig, works: Sequence[Path]) -> 
     if "similar" not in counts and "near" not in counts:
         return {}
     found = counts.get("clusters", {})
-    largest = [
-        (one["documents"], [one["kept"], *one["dropped"]][:SHOWN_DOCUMENTS]) for one in found.get("largest", [])
-    ]
+    largest = [(one["documents"], [one["kept"], *one["dropped"]][:SHOWN_DOCUMENTS]) for one in found.get("largest", [])]
     texts = _Texts(works, [name for _, ids in largest for name in ids])
     similar = counts.get("similar", {})
     return {
@@ -226,9 +222,7 @@ def _leakage(counts: Counts, config: CorpusConfig) -> dict[str, Any]:
     found = counts.get("overlap", {}).get("test_sets", {})
     if not found:
         return {}
-    passages = [
-        {"set": name, **passage} for name, one in sorted(found.items()) for passage in one.get("longest", [])
-    ]
+    passages = [{"set": name, **passage} for name, one in sorted(found.items()) for passage in one.get("longest", [])]
     return {
         **{name: getattr(config.leakage, name) for name in ("ngram", "action", "margin", "max_cuts", "min_matches")},
         "sets": [

@@ -1,7 +1,7 @@
 """What each part adds to the report: how much of it each rule took, its languages and lengths, and samples to read.
 
-Nothing is read but ids, marks and drops, lengths of texts, and the few texts that are sampled. Samples are the documents
-with the smallest hashes of the seed and their ids, so that they are the same however the corpus is cut into parts.
+Samples are the documents with the smallest hashes of the seed and their ids, so that they are the same however the
+corpus is cut into parts.
 """
 
 from __future__ import annotations
@@ -194,7 +194,9 @@ class Sampled(NamedTuple):
 
 def _smallest(documents: _Documents, rows: Sequence[int], seed: int) -> list[Sampled]:
     ids = documents.ids.take(pa.array(rows, pa.int64())).to_pylist()
-    return heapq.nsmallest(SAMPLES, (Sampled(sample_key(seed, name), row, name) for row, name in zip(rows, ids, strict=True)))
+    return heapq.nsmallest(
+        SAMPLES, (Sampled(sample_key(seed, name), row, name) for row, name in zip(rows, ids, strict=True))
+    )
 
 
 def sample_key(seed: int, name: str) -> str:
@@ -202,9 +204,7 @@ def sample_key(seed: int, name: str) -> str:
     return hashlib.blake2b(f"{seed}\n{name}".encode(errors="replace"), digest_size=8).hexdigest()
 
 
-def _dropped(
-    part: Part, documents: _Documents, drops: Mapping[str, pa.Table], seed: int
-) -> Iterable[dict[str, Any]]:
+def _dropped(part: Part, documents: _Documents, drops: Mapping[str, pa.Table], seed: int) -> Iterable[dict[str, Any]]:
     texts = _Texts(part)
     for stage, table in drops.items():
         rules = np.asarray(table["rule"].to_pylist(), dtype=np.str_)

@@ -6,20 +6,30 @@ They write the files and count the counts of the pipeline's stages, so that the 
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import combinations, islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import zstandard
 
 from crosscut.config.corpus import CorpusConfig, EngineConfig, LeakageConfig, SourceConfig
 from crosscut.corpus.audit.samples import AuditStage
-from crosscut.corpus.documents import DOCUMENTS, TEXTS, Document, Drop, Judgement, Part, drops_name, write_drops
-from crosscut.corpus.documents import write_table
+from crosscut.corpus.documents import (
+    DOCUMENTS,
+    TEXTS,
+    Document,
+    Drop,
+    Judgement,
+    Part,
+    drops_name,
+    write_drops,
+    write_table,
+)
 from crosscut.corpus.engine import start_engine
 from crosscut.corpus.filters import count_drops, judge_part
 from crosscut.corpus.parts import PartStage, find_parts
@@ -33,7 +43,14 @@ HOSTILE = '</script><script>document.title = "taken"</script><img src=x onerror=
 
 FILTERS = ("urls", "cleaning", "language", "length", "near", "leakage")
 LEAKED = "nothing in this sentence was ever said to any congress before"
-FOREIGN = "Se\u00f1or presidente, la situaci\u00f3n de la Uni\u00f3n es buena, y lo ser\u00e1 tambi\u00e9n el a\u00f1o que viene. " * 6
+SPANS = pa.schema([("row", pa.uint32()), ("start", pa.uint64()), ("end", pa.uint64())])
+MATCHES = pa.schema(
+    [*SPANS, ("test_set", pa.string()), ("item", pa.uint32()), ("grams", pa.uint32()), ("passage", pa.large_string())]
+)
+FOREIGN = (
+    "Se\u00f1or presidente, la situaci\u00f3n de la Uni\u00f3n es buena, y as\u00ed ser\u00e1 el a\u00f1o que viene. "
+    * 6
+)
 
 
 @cache
@@ -45,10 +62,16 @@ def texts() -> tuple[str, ...]:
     pieces = [speech[start : start + 1500] for speech in speeches for start in range(0, len(speech) - 1500, 1500)]
     changed = [re.sub(r"\b(the|of)\b", "THAT", piece, count=2 * number) for number, piece in enumerate(pieces[:12], 1)]
     return (
-        *pieces, *changed, changed[3] + " Copied once more.", *(f"{FOREIGN}{number}" for number in range(8)),
-        "Too short.", HOSTILE, f"{HOSTILE}{pieces[20]} {HOSTILE}{pieces[21]}", f"It\u00e2\u20ac\u2122s said: {pieces[22]}{pieces[23]}",
+        *pieces,
+        *changed,
+        f"{changed[3]} Copied once more.",
+        *(f"{FOREIGN}{number}" for number in range(8)),
+        "Too short.",
+        HOSTILE,
+        f"{HOSTILE}{pieces[20]} {HOSTILE}{pieces[21]}",
+        f"It\u00e2\u20ac\u2122s said: {pieces[22]}{pieces[23]}",
         f"{pieces[24]} {LEAKED} {pieces[25]}",
-    )  # fmt: skip
+    )
 
 
 def read(task: str, source: str, numbers: range, per_part: int, output: Output) -> Counts:
@@ -59,14 +82,20 @@ def read(task: str, source: str, numbers: range, per_part: int, output: Output) 
         columns = {
             "id": [f"{source}/some.jsonl#{start + row}" for row in range(len(own))],
             "text": own,
-            "url": ["http://bad.example/x" if (start + row) % 17 == 3 else "" for row in range(len(own))],
+            "url": ["http://bad.example/x" if start + row in (30, 41) else "" for row in range(len(own))],
             "karma": [None] * len(own),
             "title": [""] * len(own),
         }
         name = f"{task}-{place:04d}"
         write_table(output.path(f"{name}.arrow"), columns, DOCUMENTS, packed=True)
         parts[name] = sum(len(text.encode()) for text in own)
-    reject = {"source": source, "file": "data/some.jsonl", "place": "line 999", "rule": "no JSON", "reason": "Expecting"}
+    reject = {
+        "source": source,
+        "file": "data/some.jsonl",
+        "place": "line 999",
+        "rule": "no JSON",
+        "reason": "Expecting",
+    }
     line = json.dumps({**reject, "excerpt": f'{{"text": "{HOSTILE}'})
     output.path(f"{task}.rejects.jsonl").write_text(f"{line}\n", encoding="utf-8")
     amounts = {"documents": len(numbers), "bytes": sum(parts.values()), "rejects": 1}
@@ -107,7 +136,11 @@ def mend(part: Part, output: Output) -> Counts:
 def by_language() -> Callable[[Sequence[Document]], Judgement]:
     def judge(documents: Sequence[Document]) -> Judgement:
         codes = ["es" if "\u00f1" in one.text else "en" for one in documents]
-        drops = [Drop(one.row, "language", f"{code} 0.95") for one, code in zip(documents, codes, strict=True) if code != "en"]
+        drops = [
+            Drop(one.row, "language", f"{code} 0.95")
+            for one, code in zip(documents, codes, strict=True)
+            if code != "en"
+        ]
         return Judgement(drops, {"language": codes, "score": [0.95 if code == "es" else 0.871 for code in codes]})
 
     return judge
@@ -122,18 +155,20 @@ def by_length() -> Callable[[Sequence[Document]], Judgement]:
     return judge
 
 
-def jaccards(work: Path) -> Iterator[tuple[str, str, float]]:
+@cache
+def jaccards(work: Path) -> tuple[tuple[str, str, float], ...]:
     """Pairs of documents with the same beginning or end, and the share of words that they have in common."""
     documents = [one for part, _ in find_parts(work, filters=FILTERS[:4], cleaned=True) for one in part.documents()]
     words = {one.id: set(one.text.split()) for one in documents}
-    for one, other in combinations(documents, 2):
-        if one.text[-20:] == other.text[-20:] or one.text[:20] == other.text[:20]:
-            left, right = words[one.id], words[other.id]
-            yield one.id, other.id, len(left & right) / len(left | right)
+    return tuple(
+        (one.id, other.id, len(words[one.id] & words[other.id]) / len(words[one.id] | words[other.id]))
+        for one, other in combinations(documents, 2)
+        if one.text[-20:] == other.text[-20:] or one.text[:20] == other.text[:20]
+    )
 
 
 def near(part: Part, work: Path, output: Output) -> Counts:
-    goes = {other: (one, share) for one, other, share in reversed(list(jaccards(work))) if share >= 0.7}
+    goes = {other: (one, share) for one, other, share in reversed(jaccards(work)) if share >= 0.7}
     documents = list(part.documents())
     drops = [
         Drop(document.row, "near-duplicate", f"{goes[document.id][1]:.2f}", goes[document.id][0])
@@ -172,18 +207,11 @@ def leaks(part: Part, output: Output) -> Counts:
     found = [(one, one.text.index(LEAKED)) for one in documents if LEAKED in one.text]
     write_drops(output.path(drops_name(part.name)), [])
     rows = [one.row for one, _ in found]
-    starts, ends = [at for _, at in found], [at + len(LEAKED) for _, at in found]
-    for name, columns in (
-        ("cuts", {"row": rows, "start": starts, "end": ends}),
-        ("matches", {
-            "row": rows, "id": [one.id for one, _ in found], "test_set": ["made"] * len(rows), "item": [3] * len(rows),
-            "grams": [4] * len(rows), "start": starts, "end": ends, "passage": [LEAKED] * len(rows),
-        }),
-    ):  # fmt: skip
-        import pyarrow as pa
-
-        table = pa.table({key: pa.array(values, pa.uint32()) if not values or isinstance(values[0], int) else values for key, values in columns.items()})
-        write_table(output.path(f"{part.name}.{name}.arrow"), columns, table.schema)
+    spans = {"row": rows, "start": [at for _, at in found], "end": [at + len(LEAKED) for _, at in found]}
+    write_table(output.path(f"{part.name}.cuts.arrow"), spans, SPANS)
+    told = {"test_set": ["made"] * len(found), "item": [3] * len(found), "grams": [4] * len(found)}
+    matches = {**spans, **told, "passage": [LEAKED] * len(found)}
+    write_table(output.path(f"{part.name}.matches.arrow"), matches, MATCHES)
     counts = count_drops(documents, [])
     counts["bytes_out"] -= len(LEAKED) * len(found)
     return {**counts, "cut": {"documents": len(found), "places": len(found), "bytes": len(LEAKED) * len(found)}}
@@ -214,7 +242,9 @@ def stages(per_part: int) -> list[Stage]:
 
     def judged(name: str, make: Callable[[], Any], *, cleaned: bool = True) -> PartStage:
         before = FILTERS[: FILTERS.index(name)]
-        return PartStage(name=name, version=1, function=judge_part, arguments=(make, ()), filters=before, cleaned=cleaned)
+        return PartStage(
+            name=name, version=1, function=judge_part, arguments=(make, ()), filters=before, cleaned=cleaned
+        )
 
     return [
         Some("ingest", ingestion, {"per_part": per_part}),

@@ -29,12 +29,15 @@ function markDifferences(place) {
   for (const pair of place.querySelectorAll(".pair:not(.compared)")) {
     pair.classList.add("compared");
     const texts = [pair.dataset.left, pair.dataset.right].map((text) => text.match(/\s+|[\p{L}\p{N}_]+|[^\s\p{L}\p{N}_]/gu) ?? []);
-    const [one, other] = texts.map((words) => words.slice(0, 2 * WORDS));
+    const isCut = texts.map((words) => words.at(-1) === "\u2026");
+    const [one, other] = texts.map((words, side) => words.slice(0, isCut[side] ? -1 : undefined).slice(0, 2 * WORDS));
     const common = commonWords(one, other);
     pair.querySelectorAll(".text").forEach((text, side) => {
       const words = [one, other][side];
       const kept = new Set(common.map((match) => match[side]));
-      const nodes = words.map((word, i) => (kept.has(i) || /^\s+$/.test(word) ? word : make(side ? "ins" : "del", word)));
+      // What follows the last common word where an excerpt is cut may well stand in the other text, further on.
+      const end = isCut[side] ? (common.at(-1)?.[side] ?? words.length) : words.length;
+      const nodes = words.map((word, i) => (kept.has(i) || i > end || /^\s+$/.test(word) ? word : make(side ? "ins" : "del", word)));
       text.replaceChildren(...nodes, texts[side].slice(words.length).join(""));
       text.normalize();
     });

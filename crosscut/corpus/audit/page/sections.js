@@ -151,7 +151,7 @@ function plantedBlock({ planted, jaccard }) {
 function pairsBlock({ pairs, jaccard }) {
   if (!pairs?.length) return null;
   const columns = filled(pairs.map((one) => ({ from: one.from, count: one.pairs })), nextScore);
-  const found = columns.filter((one) => one.from >= jaccard - 1e-9).reduce((sum, one) => sum + one.count, 0);
+  const found = columns.filter((one) => one.from >= jaccard - 1e-9).reduce((sum, one) => sum + (one.count ?? 0), 0);
   return make("div", make("h3", "Pairs by similarity"),
     make("p.note", `${whole.format(found)} pairs at ${jaccard} and above count as duplicates; below it stand candidates that the exact check refused.`),
     histogram(columns, { cut: jaccard - 1e-9, name: "Pairs by Jaccard similarity", every: 2, edge: hundredths, axis: "Jaccard similarity",
