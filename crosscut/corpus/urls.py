@@ -67,6 +67,11 @@ class UrlFilter:
         return None
 
 
+def url_key(document: Document) -> str:
+    """What documents of one URL have in common; empty for one without."""
+    return canonical_url(document.url) if document.url else ""
+
+
 def canonical_url(url: str) -> str:
     """A URL as all its spellings have it: two that are equal lead to the same page.
 
