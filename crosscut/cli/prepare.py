@@ -48,9 +48,9 @@ def _prepare_corpus(config: CorpusConfig, *, as_json: bool) -> None:
 
 
 def _explain(config: CorpusConfig, document: str) -> None:
-    from crosscut.corpus import explain
+    from crosscut.corpus import explain_document
 
-    click.echo(explain(config, document))
+    click.echo(explain_document(config, document))
 
 
 def _prepare_run(arguments: tuple[str, ...]) -> None:

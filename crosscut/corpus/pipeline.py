@@ -17,6 +17,7 @@ from typing import Any
 
 from crosscut.config import CorpusConfig, DataError, write_toml, write_whole
 from crosscut.config.conventions import CONFIG_FILE, TOKENS_FOLDER
+from crosscut.corpus.audit.explain import explain
 from crosscut.corpus.audit.page import write_page
 from crosscut.corpus.audit.report import build_report, measure_timings
 from crosscut.corpus.audit.samples import AuditStage
@@ -87,10 +88,21 @@ def prepare_corpus(config: CorpusConfig, *, progress: bool = True) -> CorpusResu
     return CorpusResult(config, report, tuple(results))
 
 
+def explain_document(config: CorpusConfig, document_id: str) -> str:
+    """What happened to one document of a corpus that is prepared, as text. Raises `DataError` for an unknown id."""
+    line = _line_of(config)
+    return explain(line.work, line.filters, document_id, against=config.duplicates.against)
+
+
 def stages_of(config: CorpusConfig) -> list[Stage]:
-    """The stages that a corpus needs, in their order. Raises `DataError` for a list, tokenizer or test set that is not
-    there, before anything is run.
+    """The stages that a corpus needs, in their order.
+
+    Raises `DataError` for a list, a tokenizer or a test set that is not there, before anything is run.
     """
+    return _line_of(config).stages
+
+
+def _line_of(config: CorpusConfig) -> _Line:
     line = _Line(config)
     line.add(IngestStage(config))
     _add_url_filters(line)
@@ -103,10 +115,11 @@ def stages_of(config: CorpusConfig) -> list[Stage]:
         leakage_stages(config.leakage, line.work, filters=line.filters, cleaned=line.cleaned), filters=("leakage",)
     )
     min_tokens = config.length.min_tokens
-    line.add(TokensStage(tokenizer=tokenizer, min_tokens=min_tokens, filters=line.filters, cleaned=line.cleaned))
+    tokens = TokensStage(tokenizer=tokenizer, min_tokens=min_tokens, filters=line.filters, cleaned=line.cleaned)
+    line.add(tokens, filters=True)
     line.add(AuditStage(filters=line.filters, cleaned=line.cleaned, seed=config.seed))
     line.add(PackingStage(config=config, tokenizer=tokenizer))
-    return line.stages
+    return line
 
 
 class _Line:

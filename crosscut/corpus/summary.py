@@ -41,13 +41,15 @@ def _flow(flow: list[Mapping[str, Any]]) -> Table:
     table.add_column("went", overflow="fold")
     for stage in flow:
         out = stage["out"]
-        tokens = f"{out['tokens']:,}" if out.get("tokens") is not None else ""
+        tokens = _short(out["tokens"], about=out.get("estimated", False)) if out.get("tokens") is not None else ""
         rules = sorted(stage["rules"].items(), key=lambda rule: -rule[1]["documents"])
         went = ", ".join(f"{amount['documents']:,} {rule}" for rule, amount in rules if amount["documents"])
-        about = "~" if tokens and out.get("estimated") else ""
-        row = (stage["stage"], f"{out['documents']:,}", f"{out['bytes'] / 1e6:,.1f}", f"{about}{tokens}")
-        table.add_row(*row, Text(went))
+        table.add_row(stage["stage"], f"{out['documents']:,}", f"{out['bytes'] / 1e6:,.1f}", tokens, Text(went))
     return table
+
+
+def _short(tokens: int, *, about: bool) -> str:
+    return f"~{tokens / 1e6:,.1f}M" if about else f"{tokens:,}"
 
 
 def _duplicates(duplicates: Mapping[str, Any] | None) -> list[str]:
@@ -60,10 +62,12 @@ def _duplicates(duplicates: Mapping[str, Any] | None) -> list[str]:
 
 
 def _leakage(leakage: Mapping[str, Any] | None) -> list[str]:
+    if not leakage:
+        return []
     return [
         f"leakage     {one['name']}: {one['grams_found']:,} of {one['grams']:,} {leakage['ngram']}-grams occur, in "
         f"{one['documents_touched']:,} documents"
-        for one in (leakage or {}).get("sets", [])
+        for one in leakage["sets"]
     ]
 
 
