@@ -109,6 +109,7 @@ def measure(work: Path, config: LeakageConfig, digests: Digests, workers: int) -
     results: dict[str, StageResult] = {}
     seconds: dict[str, float] = {}
     peak = Peak(os.getpid())
+    before = sum(os.times()[:4])
     with start_engine(EngineConfig(workers=workers)) as engine, ProgressBar(shown=False) as bar:
         for stage in leakage_stages(config, work, filters=(), cleaned=False):
             started = time.monotonic()
@@ -120,6 +121,7 @@ def measure(work: Path, config: LeakageConfig, digests: Digests, workers: int) -
         "peak_bytes": max(peak.stop(), held),
         "workers": workers,
         "seconds": seconds,
+        "processor_seconds": sum(os.times()[:4]) - before,
         "bytes": leakage.size,
         "mb_per_s": leakage.size / seconds["leakage"] / 1e6,
         "mb_per_s_of_a_process": leakage.size / leakage.seconds / 1e6,
@@ -155,6 +157,7 @@ def show(figures: dict[str, Any], most: int) -> None:
         f"{figures['bytes'] / 1e6:.1f} MB, {figures['workers']} processes: {figures['mb_per_s']:.1f} MB/s "
         f"({figures['mb_per_s_of_a_process']:.1f} a process); test sets gathered in "
         f"{figures['seconds']['test-sets']:.1f} s, overlap added up in {figures['seconds']['overlap']:.1f} s; "
+        f"{figures['processor_seconds']:.1f} s of the processor in all, "
         f"{figures['peak_bytes'] / 1e6:,.0f} MB at the peak"
     )
 

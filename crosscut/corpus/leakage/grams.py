@@ -122,7 +122,7 @@ class Grams:
     texts: pa.ChunkedArray
     """Their words, [grams]."""
 
-    items: Numbers
+    items: npt.NDArray[np.uint32]
     """The items that have each gram: those of gram i stand from `starts[i]` to `starts[i + 1]`."""
 
     starts: Places
@@ -157,7 +157,7 @@ class Grams:
             n=n,
             hashes=grams["hash"].to_numpy(),
             texts=grams["gram"],
-            items=np.asarray(lists.values).astype(np.int64),
+            items=np.asarray(lists.values),
             starts=np.asarray(lists.offsets),
             set_names=names,
             set_of_item=np.array([names.index(name) for name in sets], dtype=np.int64),
@@ -189,7 +189,7 @@ class Grams:
         counts = ends - begins
         places = np.repeat(np.arange(len(numbers)), counts)
         within = np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return places, self.items[begins[places] + within]
+        return places, self.items[begins[places] + within].astype(np.int64)
 
 
 def open_grams(folder: Path, n: int) -> Grams:
