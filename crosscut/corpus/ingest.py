@@ -24,10 +24,8 @@ from crosscut.data.sources import unreadable
 TASK_BYTES = 64 << 20
 """Files on disk that a task reads; more only where one file is larger."""
 
-SLOW_TASK_BYTES = 8 << 20
-"""The same for formats that take long to read, so that all workers have some."""
-
-SLOW = ("html", "mail", "wikipedia")
+SLOWNESS = {"html": 8, "mail": 8, "wikipedia": 8}
+"""How many times as much their bytes count of formats that take long to read, so that all workers have some."""
 
 FILE_BYTES = 4096
 """What a file counts at least: opening it takes about as long as reading so much of it."""
@@ -80,17 +78,16 @@ class IngestStage:
 
 def _groups(files: Sequence[File]) -> Iterator[list[File]]:
     group: list[File] = []
-    room = 0
+    total = 0
     for file in files:
-        size = max(file.size, FILE_BYTES)
-        if group and size > room:
+        cost = max(file.size, FILE_BYTES) * SLOWNESS.get(file.format, 1)
+        if group and total + cost > TASK_BYTES:
             yield group
-            group = []
-        if not group:
-            room = SLOW_TASK_BYTES if file.format in SLOW else TASK_BYTES
+            group, total = [], 0
         group.append(file)
-        room -= size
-    yield group
+        total += cost
+    if group:
+        yield group
 
 
 def ingest_files(

@@ -20,7 +20,7 @@ import pytest
 from crosscut.config import DataError
 from crosscut.config.corpus import CorpusConfig, IngestConfig, SourceConfig
 from crosscut.corpus.documents import DOCUMENTS, Part, read_table
-from crosscut.corpus.ingest import SLOW_TASK_BYTES, TASK_BYTES, IngestStage, check_rejects
+from crosscut.corpus.ingest import SLOWNESS, TASK_BYTES, IngestStage, check_rejects
 from crosscut.corpus.stages import Output, Record, add_counts, execute
 
 
@@ -177,7 +177,7 @@ def test_files_are_shared_out_in_order_and_slow_formats_in_smaller_shares(tmp_pa
         return [task.size // size for task in tasks]
 
     assert sizes("jsonl", TASK_BYTES // 2) == [2, 2, 1]
-    assert sizes("html", SLOW_TASK_BYTES // 3) == [3, 2]
+    assert sizes("html", TASK_BYTES // SLOWNESS["html"] // 3) == [3, 2]
     assert sizes("txt", TASK_BYTES * 2) == [1] * 5
 
 

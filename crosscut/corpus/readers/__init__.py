@@ -5,7 +5,9 @@ no other document: it says where and why (`Reject`) and goes on.
 """
 
 from collections.abc import Callable, Iterator
+from importlib import import_module
 
+from crosscut.config.errors import DataError
 from crosscut.corpus.files import File
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text
 
@@ -15,22 +17,13 @@ Reader = Callable[[File, Reading], Iterator[Item]]
 
 
 def find_reader(kind: str) -> Reader:
-    """The reader of a format; the libraries that only it needs are imported with it."""
-    match kind:
-        case "jsonl":
-            from crosscut.corpus.readers.jsonl import read_jsonl as read
-        case "parquet":
-            from crosscut.corpus.readers.parquet import read_parquet as read
-        case "text":
-            from crosscut.corpus.readers.text import read_text as read
-        case "html":
-            from crosscut.corpus.readers.html import read_html as read
-        case "mail":
-            from crosscut.corpus.readers.mail import read_mail as read
-        case "wikipedia":
-            from crosscut.corpus.readers.wikipedia import read_wikipedia as read
-        case "megatron":
-            from crosscut.corpus.readers.megatron import read_megatron as read
-        case _:
-            raise ValueError(f"no format: {kind}")
-    return read
+    """The reader of a format, with the libraries that only it needs. Raises `DataError` when one is not installed."""
+    try:
+        module = import_module(f"crosscut.corpus.readers.{kind}")
+    except ModuleNotFoundError as error:
+        raise DataError(
+            f"Files of the format `{kind}` need `{error.name}` to be read, but it is not installed. "
+            f"Type `pip install 'crosscut[corpus]'`."
+        ) from None
+    reader: Reader = getattr(module, f"read_{kind}")
+    return reader

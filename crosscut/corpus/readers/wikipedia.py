@@ -15,6 +15,7 @@ import mwxml
 from mwparserfromhell.nodes import Heading, Tag, Wikilink
 from mwparserfromhell.parser import ParserError
 from mwparserfromhell.wikicode import Wikicode
+from mwxml.element_iterator import ElementIterator
 
 from crosscut.config.errors import DataError
 from crosscut.corpus.files import File
@@ -41,10 +42,12 @@ def read_wikipedia(file: File, reading: Reading) -> Iterator[Item]:
     stream = _Stream(file)
     number = 0
     try:
-        dump = mwxml.Dump.from_file(stream)
+        root = ElementIterator.from_file(stream)
+        dump = mwxml.Dump.from_element(root)
         site = _Site.of(dump)
         for number, page in enumerate(dump.pages, start=1):
             yield _read_page(page, reading, site, number, stream.position)
+            root.element.clear()  # it would keep an empty element for each page
     except DamagedError as error:
         yield broken_off(file, error, f"page {number + 1}")
     except DataError:
