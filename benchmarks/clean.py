@@ -4,10 +4,10 @@
 
 `--books` is jsonl with the texts under `text`, `--mail` a folder of messages, `--sentences` one of files named by
 language with a sentence a line. Every text goes through `repair` and through `ftfy.fix_text`, one after the other in
-the same process, and so does a copy of it in which every tenth paragraph was decoded wrongly, by one codec after the
-other: that makes up the column of differences. Rates are of processor time, for all workers together;
-`--no-reference` leaves ftfy out. Languages are told by each detector, of the texts and of the sentences, whose language
-is known.
+the same process, and so do two copies: one with the quotes and dashes of a printed book, and one in which every tenth
+line outside ASCII was decoded wrongly, by one codec after the other. Rates are of processor time, for all workers
+together; `--no-reference` leaves ftfy out. Languages are told by each detector, of the texts and of the sentences,
+whose language is known.
 """
 
 import argparse
@@ -107,14 +107,15 @@ def measure_repair(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """MB/s of the repair and of ftfy, and how many documents they leave differently."""
     found = {}
     print(f"\n{'repair':<22}{'documents':>10}{'MB':>8}{'changed':>9}{'differ':>8}{'MB/s':>8}{'ftfy MB/s':>11}")
-    work = compare_nothing if options.no_reference else compare
+    work = repair_alone if options.no_reference else compare
     with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
         for name, texts in kinds(options):
-            plain, planted = Figures(), Figures()
-            for one, other in pool.imap_unordered(work, batches(texts(), options.megabytes)):
-                plain.add(one)
-                planted.add(other)
-            for title, figures in ((name, plain), (f"{name}, mis-decoded", planted)):
+            totals = {variant: Figures() for variant in VARIANTS}
+            for done in pool.imap_unordered(work, batches(texts(), options.megabytes)):
+                for variant, figures in done.items():
+                    totals[variant].add(figures)
+            for variant, figures in totals.items():
+                title = name + variant
                 found[title] = show(title, figures, options.workers)
     return found
 
@@ -128,16 +129,16 @@ def show(title: str, figures: Figures, workers: int) -> dict[str, float]:
     return {**vars(figures), "mb_per_second": rate, "reference_mb_per_second": reference}
 
 
-def compare(texts: list[str]) -> tuple[Figures, Figures]:
-    """The repair beside ftfy, on texts and on what wrong decoding makes of them."""
+def compare(texts: list[str]) -> dict[str, Figures]:
+    """The repair beside ftfy, on each variant of texts."""
     import ftfy
 
-    return repair_all(texts, ftfy.fix_text), repair_all(list(misdecoded(texts)), ftfy.fix_text)
+    return {variant: repair_all(list(make(texts)), ftfy.fix_text) for variant, make in VARIANTS.items()}
 
 
-def compare_nothing(texts: list[str]) -> tuple[Figures, Figures]:
-    """The repair alone."""
-    return repair_all(texts), repair_all(list(misdecoded(texts)))
+def repair_alone(texts: list[str]) -> dict[str, Figures]:
+    """The repair of each variant of texts."""
+    return {variant: repair_all(list(make(texts))) for variant, make in VARIANTS.items()}
 
 
 def repair_all(texts: Sequence[str], reference: Callable[[str], str] | None = None) -> Figures:
@@ -169,6 +170,17 @@ def misdecoded(texts: Iterable[str]) -> Iterator[str]:
                     lines[place] = line.encode("utf-8", "surrogatepass").decode(codec, errors="replace")
                 number += 1
         yield "\n".join(lines)
+
+
+def typeset(texts: Iterable[str]) -> Iterator[str]:
+    """Texts with curly quotes and dashes."""
+    for text in texts:
+        opened = text.replace(' "', " \u201c").replace('\n"', "\n\u201c").replace('"', "\u201d")
+        yield opened.replace("'", "\u2019").replace("--", "\u2014")
+
+
+VARIANTS = {"": iter, ", typeset": typeset, ", mis-decoded": misdecoded}
+"""What is made of texts before they are repaired, by the title that it gets."""
 
 
 def measure_language(options: argparse.Namespace) -> dict[str, dict[str, float]]:

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import sys
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -145,17 +146,19 @@ def test_no_thread_is_started(tokenizer_file: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_character_and_random_texts_with_gpt2s_tokenizer() -> None:
+def test_every_kind_of_character_with_gpt2s_tokenizer() -> None:
     if "CROSSCUT_SHARED" not in os.environ:
         pytest.skip("CROSSCUT_SHARED names no folder with published files")
     tokenizer = Tokenizer.load(Path(os.environ["CROSSCUT_SHARED"]) / "data" / "gpt2-bpe" / "tokenizer.json")
     assert tokenizer.engine == "gigatoken"
-    characters = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
+    assigned = [one for one in map(chr, range(0x110000)) if unicodedata.category(one) not in ("Cn", "Co", "Cs")]
+    ideographs = [one for one in assigned if unicodedata.name(one, "").startswith(("CJK ", "HANGUL SYLL", "TANGUT "))]
+    characters = sorted({*assigned} - {*ideographs} | {*ideographs[::50]})
     chosen = random.Random(0)
     beside = [f"a{one}1{one}{one} {one}b '{one}" for one in characters]
     lines = ["".join(beside[at : at + 64]) for at in range(0, len(beside), 64)]
-    mixed = ["".join(chosen.choices(characters[:0x3100], k=200)) for _ in range(2000)]
-    spaces = ["".join(chosen.choices(" \t\n\r\u00a0\u3000a1.'s", k=50)) for _ in range(5000)]
+    mixed = ["".join(chosen.choices(characters[:0x3100], k=200)) for _ in range(500)]
+    spaces = ["".join(chosen.choices(" \t\n\r\u00a0\u3000a1.'s", k=50)) for _ in range(1000)]
     texts = [*lines, *mixed, *spaces]
     tokens, lengths = tokenizer.encode_documents(texts)
     for text, ids in zip(texts, np.split(tokens, lengths.cumsum()[:-1]), strict=True):
