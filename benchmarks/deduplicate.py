@@ -11,7 +11,7 @@ is counted, too: all pairs that a sample of documents makes with any other.
 Contenders run in turns, each a program of its own with two workers, timed from start to exit, on the same documents:
 
     crosscut    every stage of duplicates with the default settings (0.7 at recall 0.99), pairs checked exactly, from
-                parts of text to the drops of each part; without `planted`, which measures and drops nothing
+                parts as cleaning leaves them to the drops of each; without `planted`, which measures and drops nothing
     daft        MinHash of 128 values in 16 bands of 8 and joining groups, no pair checked
     datatrove   its MinHash signatures, buckets and clusters with their defaults (14 bands of 8), no pair checked and
                 without its last step, which writes the text that is left
@@ -43,7 +43,7 @@ from machine import describe_machine
 from peak import Peak
 
 from crosscut.config.corpus import CorpusConfig, EngineConfig, SourceConfig
-from crosscut.corpus.documents import INGEST, read_drops, read_table
+from crosscut.corpus.documents import CLEANING, INGEST, read_drops, read_table
 from crosscut.corpus.duplicates.clusters import NEAR
 from crosscut.corpus.duplicates.planted import PLANTED, exact_jaccard
 from crosscut.corpus.duplicates.stages import EXACT, duplicate_stages
@@ -113,11 +113,12 @@ def find_duplicates(folder: Path) -> None:
         sources=(SourceConfig(name="books", files=("-",)),), folder=str(folder), engine=EngineConfig(workers=WORKERS)
     )
     digests = Digests()
-    for record in read_records(work, INGEST):
-        digests.learn(work / INGEST, record)
+    for before in (INGEST, CLEANING):
+        for record in read_records(work, before):
+            digests.learn(work / before, record)
     seconds = {}
     with start_engine(config.engine) as engine, ProgressBar(shown=False) as bar:
-        for stage in duplicate_stages(config, (), cleaned=False):
+        for stage in duplicate_stages(config, (), cleaned=True):
             if stage.name != PLANTED:
                 start = time.perf_counter()
                 result = run_stage(stage, work, engine=engine, digests=digests, bar=bar)
@@ -138,7 +139,7 @@ def take_turns(folder: Path, options: argparse.Namespace) -> dict[str, list[dict
         shift = turn % len(options.contenders)
         for name in options.contenders[shift:] + options.contenders[:shift]:
             for stage in (folder / "work").iterdir():
-                if name == "crosscut" and stage.name != INGEST:
+                if name == "crosscut" and stage.name not in (INGEST, CLEANING):
                     shutil.rmtree(stage)
             turns[name].append(run(command(name, folder, options)))
             print(f"turn {turn + 1}: {name} {turns[name][-1]['seconds']:.2f} s", flush=True)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from crosscut.corpus.documents import DOCUMENTS, INGEST, write_table
+from crosscut.corpus.documents import CLEANING, DOCUMENTS, INGEST, TEXTS, write_table
 from crosscut.corpus.duplicates.planted import HIGHEST, LOWEST, plant
 from crosscut.corpus.stages import Record
 from crosscut.corpus.words import hash_words, ngrams
@@ -88,8 +88,9 @@ def read_texts(path: Path) -> Iterator[str]:
 
 def write_corpus(corpus: Corpus, folder: Path) -> None:
     """Write the parts that ours starts from to `work`, and the same documents for the peers to `parquet`."""
-    ingest = folder / "work" / INGEST
+    ingest, cleaning = folder / "work" / INGEST, folder / "work" / CLEANING
     ingest.mkdir(parents=True)
+    cleaning.mkdir()
     (folder / "parquet").mkdir()
     sizes = {}
     for number, places in enumerate(_parts(corpus.texts)):
@@ -97,12 +98,14 @@ def write_corpus(corpus: Corpus, folder: Path) -> None:
         texts = [corpus.texts[place] for place in places]
         empty = [""] * len(texts)
         columns = {"id": [str(place) for place in places], "text": texts, "url": empty, "title": empty}
-        write_table(ingest / f"{name}.arrow", {**columns, "karma": [None] * len(texts)}, DOCUMENTS)
+        write_table(ingest / f"{name}.arrow", {**columns, "karma": [None] * len(texts)}, DOCUMENTS, packed=True)
+        write_table(cleaning / f"{name}.arrow", {"row": list(range(len(texts))), "text": texts}, TEXTS)
         pq.write_table(pa.table({"number": places, "text": texts}), folder / "parquet" / f"{name}.parquet")
         sizes[name] = sum(len(text.encode()) for text in texts)
-    files = {path.name: sha256(path) for path in sorted(ingest.iterdir())}
-    record = Record(task="000000", key="", seconds=0, size=sum(sizes.values()), files=files, counts={"parts": sizes})
-    (ingest / "000000.json").write_text(json.dumps(vars(record)))
+    for stage in (ingest, cleaning):
+        files = {path.name: sha256(path) for path in sorted(stage.iterdir())}
+        record = Record(task="000000", key="", seconds=0, size=0, files=files, counts={"parts": sizes})
+        (stage / "000000.json").write_text(json.dumps(vars(record)))
 
 
 def _parts(texts: Sequence[str]) -> Iterator[list[int]]:
@@ -128,7 +131,8 @@ def pairs_of_sample(texts: Sequence[str], sample: Sequence[int], jaccard: float)
     for number, text in enumerate(texts):
         own = np.unique(ngrams(hash_words([text]), NGRAM).hashes)
         starts, stops = np.searchsorted(grams, own, "left"), np.searchsorted(grams, own, "right")
-        shared = np.concatenate([np.empty(0, int), *(owners[a:b] for a, b in zip(starts, stops, strict=True) if b > a)])
+        hits = np.flatnonzero(stops > starts)
+        shared = np.concatenate([np.empty(0, int), *(owners[starts[hit] : stops[hit]] for hit in hits)])
         common = np.bincount(shared, minlength=len(sets))
         for place in np.flatnonzero(common).tolist():
             similarity = common[place] / (len(own) + len(sets[place]) - common[place])

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 INGEST = "ingest"
 """The stage that writes parts; its name is the folder's."""
@@ -122,6 +123,14 @@ class Part:
             rows.tolist(), self._texts(table, rows), zip(*columns, strict=True), strict=True
         ):
             yield Document(row, name, text, url, karma, title)
+
+    def sizes(self) -> dict[int, int]:
+        """Bytes of text of each document that is left, by its row; mapped texts are not read."""
+        table = read_table(self.work / (CLEANING if self.cleaned else INGEST) / f"{self.name}.arrow")
+        rows = table["row"].to_numpy() if self.cleaned else np.arange(table.num_rows, dtype=np.uint32)
+        lengths = pc.binary_length(table["text"]).to_numpy()
+        left = ~np.isin(rows, self.dropped())
+        return dict(zip(rows[left].tolist(), lengths[left].tolist(), strict=True))
 
     def dropped(self) -> Rows:
         """Rows that the filters have dropped, ascending."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from crosscut.corpus.collection import Collection, Numbers, collect, first_number
 from crosscut.corpus.documents import Document, Drop, Part, drops_name, read_table, write_drops, write_table
-from crosscut.corpus.filters import count_drops
+from crosscut.corpus.filters import count_rows
 from crosscut.corpus.parts import PartStage, files_of, find_parts
 from crosscut.corpus.stages import Counts, Output, PlannedStage, Stage, Task, read_records
 
@@ -150,7 +150,7 @@ def drop_repeats(part: Part, index: int, shares: Sequence[Path], rule: str, outp
         rows = (table["number"].to_numpy() - first_number(index)).tolist()
         drops += [Drop(row, rule, "", other) for row, other in zip(rows, table["other"].to_pylist(), strict=True)]
     write_drops(output.path(drops_name(part.name)), drops)
-    return count_drops(list(part.documents()), drops)
+    return count_rows(part.sizes(), drops)
 
 
 def rows_of_part(table: pa.Table, index: int) -> pa.Table:

@@ -19,7 +19,7 @@ from crosscut.corpus.documents import Drop, Part, drops_name, read_table, write_
 from crosscut.corpus.duplicates.candidates import preference
 from crosscut.corpus.duplicates.similarity import Edges, concatenate
 from crosscut.corpus.duplicates.sketches import read_lengths
-from crosscut.corpus.filters import count_drops
+from crosscut.corpus.filters import count_rows
 from crosscut.corpus.occurrences import rows_of_part
 from crosscut.corpus.stages import Counts, Output
 from crosscut.corpus.words import Places
@@ -138,4 +138,4 @@ def drop_near(part: Part, index: int, matches: Path, output: Output) -> Counts:
         for row, jaccard, other in zip(rows, table["jaccard"].to_pylist(), table["other"].to_pylist(), strict=True)
     ]
     write_drops(output.path(drops_name(part.name)), drops)
-    return count_drops(list(part.documents()), drops)
+    return count_rows(part.sizes(), drops)

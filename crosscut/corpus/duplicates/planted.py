@@ -45,6 +45,12 @@ class Planted(NamedTuple):
     """Its similarity to the original."""
 
 
+def spread_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """The parts that the sample is taken from, evenly spread over the corpus."""
+    count = min(len(parts), _PARTS_READ)
+    return tuple(parts[place * len(parts) // count] for place in range(count))
+
+
 def measure_planted(parts: Sequence[Part], config: DuplicatesConfig, seed: int, output: Output) -> Counts:
     """Task: recall by similarity, and precision, on a sample of the documents of parts."""
     del output  # what it finds is counts
@@ -67,14 +73,11 @@ def measure_planted(parts: Sequence[Part], config: DuplicatesConfig, seed: int, 
 
 
 def _sample(parts: Sequence[Part], chance: random.Random) -> list[str]:
-    if not parts:
-        return []
-    spread = [parts[place * len(parts) // _PARTS_READ] for place in range(_PARTS_READ)]
     texts: list[str] = []
     least, most = _CHARACTERS
-    for part in dict.fromkeys(spread):
+    for part in parts:
         fit = [document.text for document in part.documents() if least <= len(document.text) <= most]
-        texts += chance.sample(fit, min(len(fit), SAMPLE // min(len(parts), _PARTS_READ)))
+        texts += chance.sample(fit, min(len(fit), SAMPLE // len(parts)))
     return texts
 
 

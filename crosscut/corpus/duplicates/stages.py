@@ -25,7 +25,7 @@ from crosscut.corpus.documents import INGEST, read_table
 from crosscut.corpus.duplicates.bands import choose_bands, least_equal
 from crosscut.corpus.duplicates.candidates import CANDIDATES, find_candidates, shares
 from crosscut.corpus.duplicates.clusters import CLUSTERS, NEAR, drop_near, join
-from crosscut.corpus.duplicates.planted import PLANTED, measure_planted
+from crosscut.corpus.duplicates.planted import PLANTED, measure_planted, spread_parts
 from crosscut.corpus.duplicates.similarity import PAIRS_PER_TASK, SIMILAR, Check, check_groups, check_pairs
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, read_settings, write_sketches
 from crosscut.corpus.occurrences import first_stages, text_key
@@ -199,7 +199,7 @@ def _plan_near(collected: Callable[[Path], Collection], work: Path) -> Sequence[
 
 
 def _plan_planted(collected: Callable[[Path], Collection], config: CorpusConfig, work: Path) -> Sequence[Task]:
-    parts = collected(work).own
+    parts = spread_parts(collected(work).own)
     wanted = config.duplicates
     return [
         Task(

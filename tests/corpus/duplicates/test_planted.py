@@ -5,8 +5,9 @@ import random
 import pytest
 
 from crosscut.config.corpus import DuplicatesConfig
+from crosscut.corpus.documents import Part
 from crosscut.corpus.duplicates import duplicate_stages, planted
-from crosscut.corpus.duplicates.planted import exact_jaccard, find_similar, measure_planted, plant
+from crosscut.corpus.duplicates.planted import exact_jaccard, find_similar, measure_planted, plant, spread_parts
 from crosscut.corpus.parts import find_parts
 from crosscut.corpus.stages import Output
 from tests.corpus.duplicates.corpora import VOCABULARY, corpus_config, ingest, run
@@ -70,3 +71,9 @@ def test_similar_texts_are_found_by_their_places():
     found = find_similar([one, two, one + " more", "", three], DuplicatesConfig())
     assert list(found) == [(0, 2)]
     assert found[0, 2] == exact_jaccard(one, one + " more", 5)
+
+
+def test_the_sample_is_taken_from_all_over_the_corpus(tmp_path):
+    parts = [Part(tmp_path, str(number)) for number in range(100)]
+    assert [len(spread_parts(parts[:count])) for count in (0, 1, 16, 100)] == [0, 1, 16, 16]
+    assert {int(part.name) // 10 for part in spread_parts(parts)} == set(range(10))
