@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 // The sections of the page; each gives nothing where the report has nothing to say.
+=======
+// The first screen, and what went at each stage, with samples.
+>>>>>>> audit
 "use strict";
 
 function section(id, title, ...content) {
@@ -32,7 +36,12 @@ function answers() {
         : `of the ${report.leakage.ngram}-grams of ${sets.map((one) => one.name).join(", ")} was in the corpus`, "#leakage"));
   }
   if (report.rejects !== undefined) {
+<<<<<<< HEAD
     cards.push(card("Unreadable", whole.format(report.rejects), `${report.rejects === 1 ? "record was" : "records were"} set aside with file, place and reason`, "#stage-ingest"));
+=======
+    const were = report.rejects === 1 ? "record was" : "records were";
+    cards.push(card("Unreadable", whole.format(report.rejects), `${were} set aside with file, place and reason`, "#stage-ingest"));
+>>>>>>> audit
   }
   return cards;
 }
@@ -121,6 +130,7 @@ function fold(line, samples, documents) {
   details.addEventListener("toggle", () => details.open && markDifferences(details));
   return details;
 }
+<<<<<<< HEAD
 
 // Duplicates
 
@@ -289,3 +299,5 @@ function run() {
     rows.length > 0 && make("details.rule", make("summary", make("span.line", make("span.label", "Settings"), make("span.told", `${rows.length} values, enough to make this corpus again`))),
       table("Settings", ["Setting", "Value"], rows)));
 }
+=======
+>>>>>>> audit
