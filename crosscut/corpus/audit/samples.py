@@ -21,11 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from crosscut.corpus.audit.excerpts import excerpt, excerpts_of_pair
-<<<<<<< HEAD
-from crosscut.corpus.documents import CLEANING, INGEST, Part, marks_name, read_drops, read_table
-=======
 from crosscut.corpus.documents import CLEANING, INGEST, TEXTS, Part, marks_name, read_drops, read_table
->>>>>>> audit
 from crosscut.corpus.parts import files_of, find_parts
 from crosscut.corpus.stages import Counts, Output, Task
 
@@ -89,11 +85,7 @@ def audit_part(part: Part, seed: int, output: Output) -> Counts:
     """Task of the audit: count a part's documents by source, rule, language and length, and write its samples."""
     documents = _Documents(part)
     drops = {stage: read_drops(part.work, stage, part.name) for stage in part.filters}
-<<<<<<< HEAD
-    samples = [*_dropped(part, documents, drops, seed), *_mended(part, documents, seed)]
-=======
     samples = [*_dropped(part, documents, drops, seed), *_mended(documents, seed)]
->>>>>>> audit
     lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
     output.path(samples_name(part.name)).write_text(lines, encoding="utf-8")
     kept = np.setdiff1d(np.arange(len(documents)), part.dropped())
@@ -109,15 +101,6 @@ class _Documents:
     """All documents of a part, as columns."""
 
     def __init__(self, part: Part) -> None:
-<<<<<<< HEAD
-        table = read_table(part.work / INGEST / f"{part.name}.arrow")
-        self.ids = table["id"]
-        self.sources = np.asarray([name.partition("/")[0] for name in self.ids.to_pylist()], dtype=np.str_)
-        self.num_bytes: Numbers = pc.binary_length(table["text"]).to_numpy().astype(np.int64)
-        if part.cleaned:
-            mended = read_table(part.work / CLEANING / f"{part.name}.arrow")
-            self.num_bytes[mended["row"].to_numpy()] = pc.binary_length(mended["text"]).to_numpy()
-=======
         self.read = read_table(part.work / INGEST / f"{part.name}.arrow")
         self.mended = read_table(part.work / CLEANING / f"{part.name}.arrow") if part.cleaned else TEXTS.empty_table()
         self.mended_rows = self.mended["row"].to_numpy()
@@ -125,7 +108,6 @@ class _Documents:
         self.sources = np.asarray([name.partition("/")[0] for name in self.ids.to_pylist()], dtype=np.str_)
         self.num_bytes: Numbers = pc.binary_length(self.read["text"]).to_numpy().astype(np.int64)
         self.num_bytes[self.mended_rows] = pc.binary_length(self.mended["text"]).to_numpy()
->>>>>>> audit
         self.tokens: Numbers = np.full(len(self), -1, dtype=np.int64)
         counted = _mark(part, "tokens")
         if counted is not None:
@@ -134,8 +116,6 @@ class _Documents:
     def __len__(self) -> int:
         return len(self.ids)
 
-<<<<<<< HEAD
-=======
     def text(self, row: int) -> str:
         """The latest text of a document."""
         at = int(np.searchsorted(self.mended_rows, row))
@@ -143,7 +123,6 @@ class _Documents:
             return str(self.mended["text"][at].as_py())
         return str(self.read["text"][row].as_py())
 
->>>>>>> audit
     def total(self, chosen: npt.NDArray[np.bool_]) -> Amount:
         """Of the documents that are chosen."""
         rows = np.flatnonzero(chosen)
@@ -233,10 +212,6 @@ def sample_key(seed: int, name: str) -> str:
 
 
 def _dropped(part: Part, documents: _Documents, drops: Mapping[str, pa.Table], seed: int) -> Iterable[dict[str, Any]]:
-<<<<<<< HEAD
-    texts = _Texts(part)
-=======
->>>>>>> audit
     for stage, table in drops.items():
         rules = np.asarray(table["rule"].to_pylist(), dtype=np.str_)
         rows = table["row"].to_numpy()
@@ -252,30 +227,16 @@ def _dropped(part: Part, documents: _Documents, drops: Mapping[str, pa.Table], s
                     "id": sample.id,
                     "detail": table["detail"][place].as_py(),
                     "other": table["other"][place].as_py(),
-<<<<<<< HEAD
-                    "text": excerpt(texts.of(sample.row)),
-=======
                     "text": excerpt(documents.text(sample.row)),
->>>>>>> audit
                     "at": [part.name, sample.row],
                 }
 
 
-<<<<<<< HEAD
-def _mended(part: Part, documents: _Documents, seed: int) -> Iterable[dict[str, Any]]:
-    if not part.cleaned:
-        return
-    texts = _Texts(part)
-    changed = pc.not_equal(texts.read["text"].take(texts.rows), texts.cleaned["text"]).to_numpy()
-    for sample in _smallest(documents, texts.rows[np.flatnonzero(changed)].tolist(), seed):
-        before, after = excerpts_of_pair(texts.read["text"][sample.row].as_py(), texts.of(sample.row))
-=======
 def _mended(documents: _Documents, seed: int) -> Iterable[dict[str, Any]]:
     rows = documents.mended_rows
     changed = pc.not_equal(documents.read["text"].take(rows), documents.mended["text"]).to_numpy()
     for sample in _smallest(documents, rows[changed].tolist(), seed):
         before, after = excerpts_of_pair(documents.read["text"][sample.row].as_py(), documents.text(sample.row))
->>>>>>> audit
         yield {
             "stage": CLEANING,
             "rule": CHANGED,
@@ -286,25 +247,6 @@ def _mended(documents: _Documents, seed: int) -> Iterable[dict[str, Any]]:
         }
 
 
-<<<<<<< HEAD
-class _Texts:
-    """The latest texts of a part."""
-
-    def __init__(self, part: Part) -> None:
-        self.read = read_table(part.work / INGEST / f"{part.name}.arrow")
-        empty = pa.table({"row": pa.array([], pa.uint32()), "text": pa.array([], pa.large_string())})
-        self.cleaned = read_table(part.work / CLEANING / f"{part.name}.arrow") if part.cleaned else empty
-        self.rows = self.cleaned["row"].to_numpy()
-
-    def of(self, row: int) -> str:
-        at = int(np.searchsorted(self.rows, row))
-        if at < len(self.rows) and self.rows[at] == row:
-            return str(self.cleaned["text"][at].as_py())
-        return str(self.read["text"][row].as_py())
-
-
-=======
->>>>>>> audit
 def merge_samples(work: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """The samples of the whole corpus by stage and rule, from those of its parts."""
     chosen: dict[tuple[str, str], list[dict[str, Any]]] = {}

@@ -17,11 +17,7 @@ function bars(entries, { gone = () => false, label = (entry) => entry.name, show
 }
 
 /** Columns side by side, each from one edge to the next; those below `cut` are gone. `count` says how high, `spelled` how many. */
-<<<<<<< HEAD
-function histogram(columns, { cut = -Infinity, name, edge = (from) => whole.format(from), every = 1, axis = "", count = value, spelled = figure }) {
-=======
 function histogram(columns, { cut = -Infinity, name, edge, every = 1, axis = "", count = value, spelled = figure }) {
->>>>>>> audit
   const largest = Math.max(...columns.map((column) => count(column)), 1);
   const total = columns.reduce((sum, column) => sum + count(column), 0);
   const told = (column, i) => {
@@ -33,12 +29,8 @@ function histogram(columns, { cut = -Infinity, name, edge, every = 1, axis = "",
     make("ol", { "aria-label": name }, columns.map((column, i) => make(
       column.from < cut ? "li.gone" : "li",
       { "--share": `${(100 * count(column)) / largest}%`, title: told(column, i) },
-<<<<<<< HEAD
-      make("span.bar"), make("span.unseen", told(column, i)), make("span.edge", { "aria-hidden": "true" }, i % every === 0 ? edge(column.from) : ""),
-=======
       make("span.bar"), make("span.unseen", told(column, i)),
       make("span.edge", { "aria-hidden": "true" }, i % every === 0 ? edge(column.from) : ""),
->>>>>>> audit
     ))),
     axis && make("figcaption", axis),
   );

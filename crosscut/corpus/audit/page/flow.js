@@ -52,12 +52,8 @@ function drawFlow(width) {
   const bed = `M ${at(0, top)} L ${at(0, top + first)} ${river.join(" ")} L ${at(length - point, top + thickness)} `
     + `L ${at(length, top + thickness / 2)} L ${at(length - point, top)} Z`;
   const height = down ? length + 4 : foot + 44;
-<<<<<<< HEAD
-  return make("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": `What passed the stages, in ${unit()}` },
-=======
   const told = `What passed the stages, in ${unit()}`;
   return make("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": told },
->>>>>>> audit
     make("defs", streams.map((one) => one.fade)),
     streams.map((one) => one.path),
     make("path.river", { d: bed }),
@@ -102,13 +98,6 @@ function ends(stops, { down, length, top, thickness, first }) {
 }
 
 function station(stop, { down, top, thick, foot, step }) {
-<<<<<<< HEAD
-  const went = figure({ [unit()]: stop.lost, estimated: [...Object.values(stop.entry.rules), stop.entry.cut].some((one) => one?.estimated) });
-  const lost = stop.lost ? went.replace(/^(\u2248\u2009)?/, "$1\u2212") : "none";
-  const share = stop.lost ? percent(stop.lost, stop.into) : "";
-  const name = titleOf(stop.stage);
-  const told = `${name}: ${figure(stop.entry.in)} came in, ${stop.lost ? `${went} went (${share})` : "none went"}, ${figure(stop.entry.out)} left`;
-=======
   const estimated = [...Object.values(stop.entry.rules), stop.entry.cut].some((one) => one?.estimated);
   const went = figure({ [unit()]: stop.lost, estimated });
   const lost = stop.lost ? went.replace(/^(\u2248\u2009)?/, "$1\u2212") : "none";
@@ -116,7 +105,6 @@ function station(stop, { down, top, thick, foot, step }) {
   const name = titleOf(stop.stage);
   const gone = stop.lost ? `${went} went (${share})` : "none went";
   const told = `${name}: ${figure(stop.entry.in)} came in, ${gone}, ${figure(stop.entry.out)} left`;
->>>>>>> audit
   const texts = down
     ? [words(foot + 10, stop.u + 12, "name", name),
       words(foot + 10, stop.u + 30, stop.lost ? "lost" : "soft", share ? `${lost}  (${share})` : lost)]

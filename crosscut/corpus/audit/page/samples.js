@@ -6,12 +6,8 @@ const WORDS = 260; // of each text that are compared
 /** A document's text as a card: who it is, what was seen, and the passage; beside it the one that it was matched with. */
 function sample(one) {
   const pair = one.other_text !== undefined || one.before !== undefined;
-<<<<<<< HEAD
-  const [left, right] = one.before !== undefined ? [one.before, one.text] : [one.text, one.other_text];
-=======
   const tidy = (text) => text?.replace(/\n{3,}/g, "\n\n");
   const [left, right] = one.before !== undefined ? [one.before, one.text] : [tidy(one.text), tidy(one.other_text)];
->>>>>>> audit
   const names = one.before !== undefined ? ["as it was read", "as it was mended"] : ["gone", "stays"];
   return make("article.sample",
     make("p.who", make("code", one.id ?? one.place), one.detail && make("span.detail", one.detail)),
@@ -19,23 +15,10 @@ function sample(one) {
     pair ? make("div.pair", { "data-left": left, "data-right": right },
       make("div", make("p.soft", names[0]), make("p.text", left)),
       make("div", make("p.soft", names[1]), make("p.text", right)))
-<<<<<<< HEAD
-      : make("p.text", ...around(one)),
-  );
-}
-
-/** A text whose passage from `start` to `end` is marked, where that is known. */
-function around({ text, start, end }) {
-  if (start === undefined || end === undefined) return [text];
-  return [text.slice(0, start), make("mark", text.slice(start, end)), text.slice(end)];
-}
-
-=======
       : make("p.text", tidy(one.text)),
   );
 }
 
->>>>>>> audit
 /** Mark the words in which the two texts of each pair below `place` differ; once, when they are first seen. */
 function markDifferences(place) {
   for (const pair of place.querySelectorAll(".pair:not(.compared)")) {
@@ -53,12 +36,9 @@ function markDifferences(place) {
       text.replaceChildren(...nodes, texts[side].slice(words.length).join(""));
       text.normalize();
     });
-<<<<<<< HEAD
-=======
     for (const text of pair.querySelectorAll(".text")) {
       text.scrollTop = (text.querySelector("del, ins")?.offsetTop ?? 0) - 80; // what differs is in sight
     }
->>>>>>> audit
   }
 }
 
