@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from machine import describe_machine
+from machine import print_machine
 from peak import Peak
 
 GOAL_MB_PER_SECOND = 5.0
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="section.key=value", help="settings of the corpus")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     options = parser.parse_args()
-    print(describe_machine("crosscut", "gigatoken", "ftfy", "eldc", "pyarrow"))
+    print_machine("crosscut", "gigatoken", "ftfy", "eldc", "pyarrow")
     with tempfile.TemporaryDirectory(prefix="crosscut-prepare-") as temporary:
         folder = options.folder or Path(temporary) / "corpus"
         config = Path(temporary) / "corpus.toml"

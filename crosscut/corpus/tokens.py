@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,8 +23,8 @@ from crosscut.corpus.leakage.removal import cuts_name, read_cuts
 from crosscut.corpus.leakage.stages import LEAKAGE
 from crosscut.corpus.parts import files_of, find_parts
 from crosscut.corpus.stages import Counts, Output, Task
+from crosscut.corpus.tokenizer import load_tokenizer
 from crosscut.data.encoding import BATCH_CHARACTERS
-from crosscut.data.tokenizer import Tokenizer
 
 TOKENS = "tokens"
 """The stage's name."""
@@ -115,7 +115,7 @@ def encode_part(part: Part, tokenizer: Path, min_tokens: int, output: Output) ->
     """
     documents = list(part.documents())
     cuts = read_cuts(part.work, LEAKAGE, part.name) if LEAKAGE in part.filters else {}
-    encoder = _load(tokenizer, tokenizer.stat().st_mtime_ns)
+    encoder = load_tokenizer(tokenizer)
     written = _Written()
     with output.path(tokens_name(part.name)).open("wb") as file:
         for batch in _batches(documents, cuts):
@@ -171,8 +171,3 @@ def _batches(documents: Sequence[Document], cuts: dict[int, list[Span]]) -> Iter
                 batch, size = [], 0
     if batch:
         yield batch
-
-
-@lru_cache(maxsize=1)
-def _load(path: Path, _modified: int) -> Tokenizer:
-    return Tokenizer.load(path)

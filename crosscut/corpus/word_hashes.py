@@ -70,11 +70,11 @@ def _hash_block(text: str) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64
     if text.isascii():
         encoded = text.encode("ascii")
         codes = np.frombuffer(encoded, np.uint8)
-        in_words = np.frombuffer(encoded.translate(_ASCII_IN_WORDS), np.bool_)
+        inside = np.frombuffer(encoded.translate(_ASCII_IN_WORDS), np.bool_)
     else:
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-        in_words = _in_words(int(codes.max()).bit_length())[codes]
-    edges = np.flatnonzero(in_words[1:] != in_words[:-1]) + 1
+        inside = in_words(int(codes.max()).bit_length())[codes]
+    edges = np.flatnonzero(inside[1:] != inside[:-1]) + 1
     starts, ends = edges[::2], edges[1::2]
     powers, inverses = _powers((len(codes) - 1).bit_length())
     sums = codes * powers[: len(codes)]
@@ -83,7 +83,7 @@ def _hash_block(text: str) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64
 
 
 @lru_cache(maxsize=24)
-def _in_words(bits: int) -> npt.NDArray[np.bool_]:
+def in_words(bits: int) -> npt.NDArray[np.bool_]:
     """Whether each character whose code has so many bits belongs to words."""
     count = min(1 << bits, sys.maxunicode + 1)
     return np.fromiter((chr(code).isalnum() for code in range(count)), np.bool_, count)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from functools import lru_cache
-
 import numpy as np
-import numpy.typing as npt
 
+from crosscut.corpus.word_hashes import in_words
 from crosscut.corpus.words import Places, words
 
 _DOTTED_I = "\u0130"
@@ -20,7 +17,8 @@ class WordPlaces:
     def __init__(self, text: str) -> None:
         self._lowered = text.lower()
         codes = np.frombuffer(self._lowered.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-        edges = np.flatnonzero(np.diff(_in_words()[codes], prepend=False, append=False))
+        known = in_words(int(codes.max(initial=0)).bit_length())
+        edges = np.flatnonzero(np.diff(known[codes], prepend=False, append=False))
         self._starts, self._ends = edges[::2], edges[1::2]
         self._origins: Places | None = None
         if len(self._lowered) != len(text):
@@ -39,9 +37,3 @@ class WordPlaces:
         if self._origins is not None:
             starts, lasts = self._origins[starts], self._origins[lasts]
         return starts, lasts + 1
-
-
-@lru_cache(maxsize=1)
-def _in_words() -> npt.NDArray[np.bool_]:
-    """Whether each character there is belongs to words."""
-    return np.fromiter((chr(code).isalnum() for code in range(sys.maxunicode + 1)), np.bool_, sys.maxunicode + 1)

@@ -1,14 +1,13 @@
 """Megatron-LM's token files, an `.idx` beside a `.bin`: their documents as text again."""
 
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 
 from crosscut.config.errors import DataError
 from crosscut.corpus.files import File
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, too_long
+from crosscut.corpus.tokenizer import load_tokenizer
 from crosscut.data.megatron import IndexedTokens
-from crosscut.data.tokenizer import Tokenizer
 
 
 def read_megatron(file: File, reading: Reading) -> Iterator[Item]:
@@ -16,7 +15,7 @@ def read_megatron(file: File, reading: Reading) -> Iterator[Item]:
 
     A document with ids that the tokenizer does not have is rejected, as all are when it was made with another one.
     """
-    tokenizer = _load(reading.tokenizer)
+    tokenizer = load_tokenizer(Path(reading.tokenizer))
     try:
         tokens = IndexedTokens.open(Path(file.url))
     except DataError as error:
@@ -36,8 +35,3 @@ def read_megatron(file: File, reading: Reading) -> Iterator[Item]:
             yield Skip("blank")
         else:
             yield Text(text, number + 1, position)
-
-
-@lru_cache(maxsize=1)
-def _load(path: str) -> Tokenizer:
-    return Tokenizer.load(Path(path))
