@@ -209,9 +209,11 @@ def _match_remote(pattern: str, suffixes: tuple[str, ...]) -> tuple[bool, list[_
         if entry["type"] != "directory":
             files[match] = entry
             continue
-        for name, inner in sorted(system.find(match, detail=True).items()):
-            if _counts(name.rpartition("/")[2], suffixes) and not _is_hidden(name.removeprefix(match)):
-                files[name] = inner
+        files |= {
+            name: inner
+            for name, inner in sorted(system.find(match, detail=True).items())
+            if _counts(name.rpartition("/")[2], suffixes) and not _is_hidden(name.removeprefix(match))
+        }
     found = []
     for name, entry in files.items():
         version = next((str(entry[key]) for key in _VERSIONS if entry.get(key) is not None), "")
