@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -40,7 +40,11 @@ def _made(make: Callable[..., Judge], arguments: tuple[Any, ...]) -> Judge:
 
 def count_drops(documents: Sequence[Document], drops: Sequence[Drop]) -> Counts:
     """What every filter counts: documents and bytes in and out, and both for each rule."""
-    sizes = {document.row: document.num_bytes for document in documents}
+    return count_rows({document.row: document.num_bytes for document in documents}, drops)
+
+
+def count_rows(sizes: Mapping[int, int], drops: Sequence[Drop]) -> Counts:
+    """The same where only the bytes of each document's text are known, by its row."""
     rules: dict[str, dict[str, int]] = {}
     for drop in drops:
         rule = rules.setdefault(drop.rule, {"documents": 0, "bytes": 0})
@@ -49,8 +53,8 @@ def count_drops(documents: Sequence[Document], drops: Sequence[Drop]) -> Counts:
     num_bytes = sum(sizes.values())
     dropped = sum(rule["bytes"] for rule in rules.values())
     return {
-        "documents_in": len(documents),
-        "documents_out": len(documents) - len(drops),
+        "documents_in": len(sizes),
+        "documents_out": len(sizes) - len(drops),
         "bytes_in": num_bytes,
         "bytes_out": num_bytes - dropped,
         "rules": rules,

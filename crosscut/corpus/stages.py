@@ -77,6 +77,20 @@ class Stage(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlannedStage:
+    """A stage whose tasks follow from what the stages before it wrote."""
+
+    name: str
+    version: int
+    plan: Callable[[Path], Sequence[Task]]
+    """Gives the tasks of a work folder."""
+
+    def tasks(self, work: Path) -> Sequence[Task]:
+        """What `plan` says."""
+        return self.plan(work)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """What is known of a task that is done."""
 

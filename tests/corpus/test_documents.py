@@ -50,6 +50,8 @@ def test_documents_are_those_that_filters_left_with_their_latest_text(part):
     assert told(part) == [(0, "zero"), (1, "one"), (2, "tw\u00f6"), (3, "three")]
     assert told(Part(part.work, NAME, ("urls",))) == [(0, "zero"), (2, "tw\u00f6"), (3, "three")]
     assert told(Part(part.work, NAME, ("urls",), cleaned=True)) == [(0, "ZERO"), (2, "TW\u00d6"), (3, "THREE")]
+    assert part.sizes() == {0: 4, 1: 3, 2: 4, 3: 5}
+    assert Part(part.work, NAME, ("urls",), cleaned=True).sizes() == {0: 4, 2: 4, 3: 5}
     one = list(part.documents())[1]
     assert (one.id, one.url, one.karma, one.title, one.num_bytes) == ("s/f#1", "http://x", 3.0, "", 3)
     assert [document.num_bytes for document in part.select(np.array([2], dtype=np.uint32))] == [4]
