@@ -199,25 +199,31 @@ def _match_remote(pattern: str, suffixes: tuple[str, ...]) -> tuple[bool, list[_
         matches = {path: system.info(path)}
         root = path if matches[path]["type"] == "directory" else path.rpartition("/")[0]
     except FileNotFoundError:
-        matches = system.glob(path, detail=True) if glob.has_magic(path) else {}
         root = path
         while glob.has_magic(root):
             root = root.rpartition("/")[0]
+        globbed = system.glob(path, detail=True) if glob.has_magic(path) else {}
+        matches = {name: entry for name, entry in globbed.items() if not _is_hidden(name.removeprefix(root))}
     files: dict[str, Mapping[str, Any]] = {}
     for match, entry in sorted(matches.items()):
         if entry["type"] != "directory":
             files[match] = entry
             continue
-        for name, inner in sorted(system.find(match, detail=True).items()):
-            *folders, last = name.removeprefix(match).strip("/").split("/")
-            if _counts(last, suffixes) and not any(folder.startswith(".") for folder in folders):
-                files[name] = inner
+        files |= {
+            name: inner
+            for name, inner in sorted(system.find(match, detail=True).items())
+            if _counts(name.rpartition("/")[2], suffixes) and not _is_hidden(name.removeprefix(match))
+        }
     found = []
     for name, entry in files.items():
         version = next((str(entry[key]) for key in _VERSIONS if entry.get(key) is not None), "")
         relative = name.removeprefix(root).strip("/")
         found.append(_Found(relative, system.unstrip_protocol(name), int(entry["size"] or 0), version))
     return bool(matches), found
+
+
+def _is_hidden(path: str) -> bool:
+    return any(part.startswith(".") for part in path.split("/"))
 
 
 def _describe(source: SourceConfig, found: _Found, taken: set[str]) -> File:

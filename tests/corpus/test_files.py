@@ -117,6 +117,7 @@ def test_urls_are_searched_like_paths(store: str) -> None:
     assert names(store) == ["a/deep/y.jsonl", "a/x.jsonl", "b/z.txt"]
     assert names(f"{store}/b/z.txt", f"{store}/a/") == ["z.txt", "deep/y.jsonl", "x.jsonl"]
     assert names(f"{store}/*/*.jsonl") == ["a/x.jsonl"]
+    assert names(f"{store}/*/*.txt") == ["b/z.txt"]
     (file,) = find(f"{store}/b")
     assert (file.size, list(file.chunks())) == (7, [(b"b/z.txt", 7)])
 
