@@ -16,9 +16,10 @@ Contenders run in turns, each a program of its own with two workers, timed from 
     datatrove   its MinHash signatures, buckets and clusters with their defaults (14 bands of 8), no pair checked and
                 without its last step, which writes the text that is left
 
-The peers have an environment of their own, whose Python `--peers` names; without it ours runs alone:
+The peers have an environment of their own, as daft needs an older pyarrow. `--peers` names its Python; without it ours
+runs alone. It takes what the extra `benchmarks-corpus` lists:
 
-    python -m venv .venv-peers && .venv-peers/bin/pip install daft 'datatrove[io,processing]' psutil
+    python -m venv .venv-peers && .venv-peers/bin/pip install daft 'datatrove[io,processing]'
 
 Memory is that of each program with all its processes, shared pages in parts (PSS), and ours again on twice the text.
 """
