@@ -5,9 +5,14 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.ranks import RankPool
+
+# How long an example takes says nothing of the code: the machine may be busy, and the first one fills caches.
+hypothesis.settings.register_profile("project", deadline=None)
+hypothesis.settings.load_profile("project")
 
 
 @pytest.fixture(scope="session")

@@ -31,19 +31,19 @@ def assert_repaired(text: str) -> None:
     assert repair(text) == ftfy.fix_text(text)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(text=st.lists(st.sampled_from(PARTS), max_size=30).map("".join))
 def test_any_mixture_of_what_ftfy_looks_for(text: str) -> None:
     assert_repaired(text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=st.text(max_size=60))
 def test_any_text(text: str) -> None:
     assert_repaired(text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     text=st.text(
         st.sampled_from(
