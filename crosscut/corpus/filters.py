@@ -15,14 +15,16 @@ Judge = Callable[[Sequence[Document]], Judgement]
 """What a filter is: a function of documents."""
 
 
-def judge_part(part: Part, make: Callable[..., Judge], arguments: tuple[Any, ...], output: Output) -> Counts:
+def judge_part(
+    part: Part, make: Callable[..., Judge], arguments: tuple[Any, ...], depends: str, output: Output
+) -> Counts:
     """Task of a filter: what `make(*arguments)` thinks of the documents of a part.
 
-    Writes `part.drops.arrow` and, where something was measured, `part.marks.arrow`. `make` is called once in a process;
-    its arguments must be hashable.
+    Writes `part.drops.arrow` and, where something was measured, `part.marks.arrow`. A process calls `make` once for the
+    same arguments, which must be hashable, and the same `depends`: what else the judge follows from, such as a file.
     """
     documents = list(part.documents())
-    judgement = _made(make, arguments)(documents)
+    judgement = _made(make, arguments, depends)(documents)
     write_drops(output.path(drops_name(part.name)), judgement.drops)
     if judgement.marks:
         columns = {"row": pa.array([document.row for document in documents], pa.uint32()), **judgement.marks}
@@ -34,7 +36,7 @@ def judge_part(part: Part, make: Callable[..., Judge], arguments: tuple[Any, ...
 
 
 @lru_cache(maxsize=8)
-def _made(make: Callable[..., Judge], arguments: tuple[Any, ...]) -> Judge:
+def _made(make: Callable[..., Judge], arguments: tuple[Any, ...], depends: str) -> Judge:  # noqa: ARG001 - it is a key
     return make(*arguments)
 
 

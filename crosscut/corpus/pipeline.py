@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from crosscut.corpus.cleaning import clean_part
 from crosscut.corpus.documents import CLEANING, INGEST
 from crosscut.corpus.duplicates import duplicate_stages
 from crosscut.corpus.engine import start_engine
-from crosscut.corpus.filters import judge_part
+from crosscut.corpus.filters import Judge, judge_part
 from crosscut.corpus.ingest import IngestStage, check_rejects
 from crosscut.corpus.language import LanguageFilter
 from crosscut.corpus.leakage.stages import leakage_stages
@@ -33,6 +34,7 @@ from crosscut.corpus.length import LengthFilter
 from crosscut.corpus.occurrences import first_stages
 from crosscut.corpus.packing import PackingStage, publish
 from crosscut.corpus.parts import PartStage, files_of, find_parts
+from crosscut.corpus.repair import repair
 from crosscut.corpus.running import StageResult, run_stage
 from crosscut.corpus.stages import Digests, PlannedStage, Stage, Task, read_records
 from crosscut.corpus.tokenizer import check_tokenizer, make_tokenizer
@@ -41,6 +43,8 @@ from crosscut.corpus.urls import UrlFilter, url_key
 from crosscut.data.hashing import sha256
 from crosscut.data.manifest import TOKENIZER_NAME
 from crosscut.data.progress import ProgressBar
+
+Paths = tuple[Path, ...]
 
 WORK_FOLDER = "work"
 """The stages' files, in a corpus's folder."""
@@ -141,17 +145,20 @@ class _Line:
         self.stages += stages
         self.filters += tuple(stage.name for stage in stages if stage.name in filters)
 
-    def add_filter(self, name: str, version: int, make: Any, arguments: tuple[Any, ...], **depends: Any) -> None:
-        """Put a filter behind that judges documents one part at a time."""
+    def add_filter(
+        self, name: str, make: Callable[..., Judge], *arguments: Any, settings: Mapping[str, Any], inputs: Paths = ()
+    ) -> None:
+        """Put a filter behind that judges the documents of one part at a time, as `make(*arguments)` does."""
         self.add(
             PartStage(
                 name=name,
-                version=version,
+                version=1,
                 function=judge_part,
-                arguments=(make, arguments),
+                arguments=(make, arguments, json.dumps(settings)),
+                settings=settings,
+                inputs=inputs,
                 filters=self.filters,
                 cleaned=self.cleaned,
-                **depends,
             ),
             filters=True,
         )
@@ -161,7 +168,7 @@ def _add_url_filters(line: _Line) -> None:
     urls = line.config.urls
     if urls.domains or urls.types or urls.min_karma > 0:
         rules = UrlFilter(urls)
-        line.add_filter("urls", 1, UrlFilter, (urls,), settings=rules.settings)
+        line.add_filter("urls", UrlFilter, urls, settings=rules.settings)
     if urls.duplicates:
         line.add_all(
             first_stages("url-duplicates", rule="same url", key=url_key, filters=line.filters, cleaned=False),
@@ -174,13 +181,14 @@ def _add_cleaning(line: _Line) -> None:
     cleaners = {source.name: source.cleaners for source in line.config.sources if source.cleaners}
     if not cleaning.unicode and not cleaners:
         return
+    repair("")  # finds out now whether ftfy is there
     line.add(
         PartStage(
             name=CLEANING,
             version=1,
             function=clean_part,
             arguments=(cleaning, cleaners),
-            settings={**asdict(cleaning), "cleaners": cleaners},
+            settings={**asdict(cleaning), "ftfy": version("ftfy"), "cleaners": cleaners},
             filters=line.filters,
         ),
         filters=True,
@@ -192,7 +200,8 @@ def _add_language(line: _Line) -> None:
     language = line.config.language
     if language.keep:
         LanguageFilter(language)  # finds out now whether the detector is there and knows these languages
-        line.add_filter("language", 1, LanguageFilter, (language,), settings=asdict(language))
+        settings = {**asdict(language), "detector": [language.detector, version(language.detector)]}
+        line.add_filter("language", LanguageFilter, language, settings=settings)
 
 
 def _add_tokenizer(line: _Line) -> Path:
@@ -224,7 +233,7 @@ def _plan_tokenizer(
 
 def _add_length(line: _Line, tokenizer: Path) -> None:
     length = line.config.length
-    line.add_filter("length", 1, LengthFilter, (length, tokenizer), settings=asdict(length), inputs=(tokenizer,))
+    line.add_filter("length", LengthFilter, length, tokenizer, settings=asdict(length), inputs=(tokenizer,))
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def short(limit: int):
 def test_a_filter_writes_who_goes_and_what_it_measured(part, tmp_path):
     folder = tmp_path / "length"
     folder.mkdir()
-    counts = judge_part(Part(part.work, NAME, ("urls",)), short, (4,), Output(folder))
+    counts = judge_part(Part(part.work, NAME, ("urls",)), short, (4,), "", Output(folder))
     assert counts == {
         "documents_in": 3, "documents_out": 2, "bytes_in": 13, "bytes_out": 9,
         "rules": {"too short": {"documents": 1, "bytes": 4}},

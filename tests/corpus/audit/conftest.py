@@ -243,7 +243,7 @@ def stages(per_part: int) -> list[Stage]:
     def judged(name: str, make: Callable[[], Any], *, cleaned: bool = True) -> PartStage:
         before = FILTERS[: FILTERS.index(name)]
         return PartStage(
-            name=name, version=1, function=judge_part, arguments=(make, ()), filters=before, cleaned=cleaned
+            name=name, version=1, function=judge_part, arguments=(make, (), ""), filters=before, cleaned=cleaned
         )
 
     return [
