@@ -54,6 +54,7 @@ from crosscut.corpus.running import run_stage
 from crosscut.corpus.stages import Digests, read_records
 from crosscut.data.progress import ProgressBar
 
+PEERS = ("daft", "datatrove")
 WORKERS = 2
 JACCARD = 0.7
 SAMPLED = 400
@@ -85,6 +86,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Recall, precision, speed and memory of finding near-duplicates.")
     parser.add_argument("books", type=Path, nargs="?", help="jsonl, also .zst, with the texts under `text`")
     parser.add_argument("--peers", type=Path, help="the Python that has daft and datatrove")
+    parser.add_argument("--beside", nargs="+", choices=PEERS, default=PEERS, help="which of them take part")
     parser.add_argument("--megabytes", type=float, default=130, help="text of the corpus, copies among it")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--tiny", action="store_true", help="a megabyte and two turns: does it run?")
@@ -96,7 +98,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("a jsonl file with books must be named")
     if options.tiny:
         options.megabytes, options.turns = 1, 2
-    options.contenders = ["crosscut", *(["daft", "datatrove"] if options.peers else [])]
+    options.contenders = ["crosscut", *(options.beside if options.peers else [])]
     return options
 
 

@@ -1,7 +1,7 @@
 """Clusters are what pairs connect; the best of each stays, and each that goes names whom it is like."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosscut.corpus.duplicates.clusters import Clusters, best_matches, connect
@@ -11,6 +11,7 @@ COUNT = 25
 PAIRS = st.lists(st.tuples(st.integers(0, COUNT - 1), st.integers(0, COUNT - 1)), max_size=40)
 
 
+@settings(deadline=None)
 @given(PAIRS)
 def test_labels_are_the_lowest_of_what_is_connected(pairs):
     expected = list(range(COUNT))

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosscut.corpus.collection import Collection
@@ -20,6 +20,7 @@ SETTINGS = SketchSettings(3, 16, 4)
 SETS = st.sets(st.integers(0, 40), min_size=1, max_size=20)
 
 
+@settings(deadline=None)
 @given(SETS, st.lists(SETS, min_size=1, max_size=5))
 def test_similarity_is_that_of_the_sets(one, others):
     arrays = [np.array(sorted(some), np.uint64) for some in (one, *others)]
