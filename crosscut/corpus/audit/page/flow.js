@@ -66,8 +66,8 @@ function drawFlow(width) {
 function stream(at, u, v, lost, foot, stop, down) {
   const r = 9;
   const bend = v + lost + r;
-  const d = `M ${at(u - 0.5, v)} Q ${at(u + r + lost, v)} ${at(u + r + lost, bend)} L ${at(u + r + lost, foot)} `
-    + `L ${at(u + r, foot)} L ${at(u + r, bend)} Q ${at(u + r, v + lost)} ${at(u - 0.5, v + lost)} Z`;
+  const d = `M ${at(u - 1.5, v)} Q ${at(u + r + lost, v)} ${at(u + r + lost, bend)} L ${at(u + r + lost, foot)} `
+    + `L ${at(u + r, foot)} L ${at(u + r, bend)} Q ${at(u + r, v + lost)} ${at(u - 1.5, v + lost)} Z`;
   const [from, to] = [(v + lost).toFixed(1), foot];
   const along = down ? { x1: from, x2: to, y1: 0, y2: 0 } : { x1: 0, x2: 0, y1: from, y2: to };
   const id = `leaving-${stop.stage}`;
