@@ -100,7 +100,9 @@ function ends(stops, { down, length, top, thickness, first }) {
 function station(stop, { down, top, thick, foot, step }) {
   const estimated = [...Object.values(stop.entry.rules), stop.entry.cut].some((one) => one?.estimated);
   const went = figure({ [unit()]: stop.lost, estimated });
-  const lost = stop.lost ? went.replace(/^(\u2248\u2009)?/, "$1\u2212") : "none";
+  const { places, pieces } = stop.entry.cut ?? {};
+  const none = places ? `${whole.format(places)} cut` : pieces ? `${whole.format(pieces)} short` : "none";
+  const lost = stop.lost ? went.replace(/^(\u2248\u2009)?/, "$1\u2212") : none;
   const share = stop.lost ? percent(stop.lost, stop.into) : "";
   const name = titleOf(stop.stage);
   const gone = stop.lost ? `${went} went (${share})` : "none went";
