@@ -76,6 +76,7 @@ def test_the_first_screen_answers(opened, file, audited):
     assert flow.count() == 7
     name = flow.nth(3).get_attribute("aria-label")
     assert re.fullmatch(r"Language: \d+ came in, 8 went \([\d.]+\s%\), \d+ left", name)
+    assert "1 cut" in flow.nth(6).text_content()
     box = page.locator(".flow svg").bounding_box()
     assert box["y"] + box["height"] < DESK["height"]
 

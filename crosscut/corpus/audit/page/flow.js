@@ -66,8 +66,8 @@ function drawFlow(width) {
 function stream(at, u, v, lost, foot, stop, down) {
   const r = 9;
   const bend = v + lost + r;
-  const d = `M ${at(u - 0.5, v)} Q ${at(u + r + lost, v)} ${at(u + r + lost, bend)} L ${at(u + r + lost, foot)} `
-    + `L ${at(u + r, foot)} L ${at(u + r, bend)} Q ${at(u + r, v + lost)} ${at(u - 0.5, v + lost)} Z`;
+  const d = `M ${at(u - 1.5, v)} Q ${at(u + r + lost, v)} ${at(u + r + lost, bend)} L ${at(u + r + lost, foot)} `
+    + `L ${at(u + r, foot)} L ${at(u + r, bend)} Q ${at(u + r, v + lost)} ${at(u - 1.5, v + lost)} Z`;
   const [from, to] = [(v + lost).toFixed(1), foot];
   const along = down ? { x1: from, x2: to, y1: 0, y2: 0 } : { x1: 0, x2: 0, y1: from, y2: to };
   const id = `leaving-${stop.stage}`;
@@ -100,7 +100,9 @@ function ends(stops, { down, length, top, thickness, first }) {
 function station(stop, { down, top, thick, foot, step }) {
   const estimated = [...Object.values(stop.entry.rules), stop.entry.cut].some((one) => one?.estimated);
   const went = figure({ [unit()]: stop.lost, estimated });
-  const lost = stop.lost ? went.replace(/^(\u2248\u2009)?/, "$1\u2212") : "none";
+  const { places, pieces } = stop.entry.cut ?? {};
+  const none = places ? `${whole.format(places)} cut` : pieces ? `${whole.format(pieces)} short` : "none";
+  const lost = stop.lost ? went.replace(/^(\u2248\u2009)?/, "$1\u2212") : none;
   const share = stop.lost ? percent(stop.lost, stop.into) : "";
   const name = titleOf(stop.stage);
   const gone = stop.lost ? `${went} went (${share})` : "none went";
