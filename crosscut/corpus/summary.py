@@ -29,7 +29,8 @@ def print_summary(config: CorpusConfig, report: Mapping[str, Any], console: Cons
     folder = Path(config.folder)
     console.print(Text(f"files  {folder}/: {TOKENS_FOLDER}, report.html, report.json, config.toml"), soft_wrap=True)
     program = shlex.quote(str(Path(sys.argv[0]))) if Path(sys.argv[0]).name == "crosscut" else "crosscut"
-    console.print(Text(f"next   {program} train data.text=[] data.tokens={shlex.quote(f'{folder}/{TOKENS_FOLDER}')}"))
+    tokens = shlex.quote(f"{folder}/{TOKENS_FOLDER}")
+    console.print(Text(f"next   {program} train data.text=[] data.tokens={tokens}"), soft_wrap=True)
     console.print(Text(f"       open {folder}/report.html in a browser"), soft_wrap=True)
 
 
