@@ -1,11 +1,8 @@
 """Hashes of the words of texts, made from arrays of characters and not from words that are strings: far faster.
 
-The hash of a word is a sum over the codes c_i of its characters:
-
-    hash = sum_i c_i * FACTOR^i   mod 2**64
-
-All words of a block come from one running sum over its characters: the difference between a word's end and its start,
-times the inverse power of where it starts.
+A word's bytes in UTF-8 are taken eight at a time as a number, little-endian, the last ones filled up with zeros, which
+no word contains. Words of up to eight bytes, which are most, are that one number, so no two of them are taken for one;
+of a longer one the numbers c_0, c_1, ... are folded: h_0 = c_0, h_(i + 1) = (h_i ^ h_i >> 32) * FACTOR + c_(i + 1).
 """
 
 from __future__ import annotations
@@ -17,14 +14,16 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-FACTOR = 0xD6E8FEB86659FD93
-INVERSE = pow(FACTOR, -1, 2**64)
-BLOCK_CHARACTERS = 1 << 15
+FACTOR = np.uint64(0xD6E8FEB86659FD93)
+Hashes = npt.NDArray[np.uint64]
+Places = npt.NDArray[np.int64]
+
+BLOCK_CHARACTERS = 1 << 16
 """Few enough that the arrays of a block stay in the cache."""
 
 
-def sums_of_words(texts: Sequence[str]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-    """The hashes of the words of all texts in a row, and how many each text has."""
+def fold_words(texts: Sequence[str]) -> tuple[Hashes, Places]:
+    """The hashes of the words of all texts in a row, not mixed yet, and how many words each text has."""
     counts = np.zeros(len(texts), np.int64)
     hashes = [np.empty(0, np.uint64)]
     for places, block in _blocks(texts):
@@ -65,21 +64,47 @@ def _pieces(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _hash_block(text: str) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-    """Hashes of the words of a text that begins and ends between words, and where each starts."""
+def _hash_block(text: str) -> tuple[Hashes, Places]:
+    """Hashes of the words of a text that begins and ends between words, and the characters where they start."""
     if text.isascii():
         encoded = text.encode("ascii")
-        codes = np.frombuffer(encoded, np.uint8)
-        inside = np.frombuffer(encoded.translate(_ASCII_IN_WORDS), np.bool_)
-    else:
-        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-        inside = in_words(int(codes.max()).bit_length())[codes]
-    edges = np.flatnonzero(inside[1:] != inside[:-1]) + 1
-    starts, ends = edges[::2], edges[1::2]
-    powers, inverses = _powers((len(codes) - 1).bit_length())
-    sums = codes * powers[: len(codes)]
-    np.cumsum(sums, out=sums)
-    return (sums[ends - 1] - sums[starts - 1]) * inverses[starts], starts
+        edges = _edges(np.frombuffer(encoded.translate(_ASCII_IN_WORDS), np.bool_))
+        return _fold(encoded, edges), edges[::2]
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    edges = _edges(np.take(in_words(int(codes.max()).bit_length()), codes))
+    return _fold(text.encode("utf-8", "surrogatepass"), edges + _bytes_beyond(codes, edges)), edges[::2]
+
+
+def _bytes_beyond(codes: npt.NDArray[np.uint32], places: Places) -> Places:
+    """How many bytes more than characters UTF-8 has before each place."""
+    wide = np.flatnonzero(codes >= 0x80)
+    more = 1 + (codes[wide] >= 0x800) + (codes[wide] >= 0x10000).astype(np.int64)
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(more)])[np.searchsorted(wide, places)]
+
+
+def _edges(inside: npt.NDArray[np.bool_]) -> Places:
+    """Where words begin and end, in turns."""
+    return np.flatnonzero(inside[1:] != inside[:-1]) + 1
+
+
+def _fold(encoded: bytes, edges: Places) -> Hashes:
+    starts, lengths = edges[::2], edges[1::2] - edges[::2]
+    eights = np.ndarray(len(encoded), "<u8", encoded + bytes(8), strides=1)  # the eight bytes from each one on
+    hashes: Hashes = eights[starts] & _MASKS[np.minimum(lengths, 8)]
+    longer = np.flatnonzero(lengths > 8)
+    done = 8
+    while len(longer):
+        following = eights[starts[longer] + done] & _MASKS[np.minimum(lengths[longer] - done, 8)]
+        folded = hashes[longer]
+        hashes[longer] = (folded ^ folded >> _HALF) * FACTOR + following
+        done += 8
+        longer = longer[lengths[longer] > done]
+    return hashes
+
+
+_HALF = np.uint64(32)
+_MASKS = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
+"""What keeps so many of eight bytes."""
 
 
 @lru_cache(maxsize=24)
@@ -90,11 +115,3 @@ def in_words(bits: int) -> npt.NDArray[np.bool_]:
 
 
 _ASCII_IN_WORDS = bytes(chr(code).isalnum() and code < 128 for code in range(256))
-
-
-@lru_cache(maxsize=4)
-def _powers(bits: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """The first 2**bits powers of the factor and of its inverse, from the zeroth."""
-    powers, inverses = (np.full(1 << bits, base, np.uint64) for base in (FACTOR, INVERSE))
-    powers[0] = inverses[0] = 1
-    return np.cumprod(powers), np.cumprod(inverses)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from crosscut.corpus.word_hashes import sums_of_words
+from crosscut.corpus.word_hashes import fold_words
 
 Hashes = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
@@ -44,8 +44,8 @@ def words(text: str) -> list[str]:
 
 def hash_words(texts: Iterable[str]) -> Hashed:
     """The words of texts, each as a hash that is the same in every process and on every machine."""
-    hashes, counts = sums_of_words(list(texts))
-    return Hashed(_mixed(hashes), np.concatenate([np.zeros(1, dtype=np.int64), counts.cumsum()]))
+    hashes, counts = fold_words(list(texts))
+    return Hashed(_mixed(hashes, rounds=1), np.concatenate([np.zeros(1, dtype=np.int64), counts.cumsum()]))
 
 
 def ngrams(hashed: Hashed, n: int) -> Hashed:
@@ -56,22 +56,19 @@ def ngrams(hashed: Hashed, n: int) -> Hashed:
     lengths = np.diff(hashed.starts)
     counts = np.where(lengths >= n, lengths - n + 1, np.minimum(lengths, 1))
     starts = np.concatenate([np.zeros(1, dtype=np.int64), counts.cumsum()])
-    short = np.flatnonzero((lengths < n) & (lengths > 0))
     total = max(len(hashed.hashes) - n + 1, 0)
-    rolled = np.zeros(total, dtype=np.uint64)
-    for place in range(n if total else 0):
+    rolled = hashed.hashes[:total].copy()
+    for place in range(1, n if total else 0):
         rolled *= _FACTOR
         rolled += hashed.hashes[place : place + total]
-    # Windows that reach into the next document are left out; there are none of a short document's own.
-    ends = np.repeat(hashed.starts[1:], lengths)[:total]
-    inside = np.arange(total) + n <= ends
-    grams = np.empty(int(starts[-1]), dtype=np.uint64)
-    is_short = np.zeros(len(grams), dtype=bool)
-    is_short[starts[short]] = True
-    grams[~is_short] = rolled[inside]
-    for number in short.tolist():
-        grams[starts[number]] = _combine(hashed.of(number))
-    return Hashed(_mixed(grams), starts)
+    # Windows that reach into the next document are left out; a short document has none of its own.
+    inside = np.ones(total, dtype=bool)
+    across = (hashed.starts[1:-1, None] - np.arange(1, n)).ravel()
+    inside[across[(across >= 0) & (across < total)]] = False
+    grams = rolled[inside]
+    for number in np.flatnonzero((lengths < n) & (lengths > 0)).tolist():
+        grams = np.insert(grams, starts[number], _combine(hashed.of(number)))
+    return Hashed(_mixed(grams, rounds=2), starts)
 
 
 def _combine(hashes: Sequence[np.uint64] | Hashes) -> np.uint64:
@@ -81,10 +78,12 @@ def _combine(hashes: Sequence[np.uint64] | Hashes) -> np.uint64:
     return np.uint64(combined)
 
 
-def _mixed(values: Hashes) -> Hashes:
+def _mixed(values: Hashes, *, rounds: int) -> Hashes:
     """Every bit made to depend on every other, in place: sums of products leave the low ones to the last word."""
-    for _ in range(2):
-        values ^= values >> _HALF
+    shifted = values >> _HALF
+    for _ in range(rounds):
+        values ^= shifted
         values *= _MIXER
-    values ^= values >> _HALF
+        np.right_shift(values, _HALF, out=shifted)
+    values ^= shifted
     return values

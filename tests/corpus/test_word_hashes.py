@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosscut.corpus import word_hashes
-from crosscut.corpus.word_hashes import sums_of_words
+from crosscut.corpus.word_hashes import fold_words
 from crosscut.corpus.words import words
 
 
 @settings(deadline=None)
 @given(st.lists(st.text(max_size=60), max_size=6))
 def test_there_is_a_hash_for_each_word_and_another_for_another_word(texts):
-    hashes, counts = sums_of_words(texts)
+    hashes, counts = fold_words(texts)
     assert counts.tolist() == [len(words(text)) for text in texts]
     said = [word for text in texts for word in words(text)]
     meaning = dict(zip(hashes.tolist(), said, strict=True))
@@ -29,9 +29,9 @@ def test_where_texts_are_cut_does_not_show(monkeypatch, size):
         "",
         "x" * 300,
     ]
-    expected = sums_of_words(texts)
+    expected = fold_words(texts)
     monkeypatch.setattr(word_hashes, "BLOCK_CHARACTERS", size)
-    for mine, theirs in zip(sums_of_words(texts), expected, strict=True):
+    for mine, theirs in zip(fold_words(texts), expected, strict=True):
         assert np.array_equal(mine, theirs)
 
 
@@ -44,7 +44,7 @@ def test_a_long_text_is_hashed_in_pieces(monkeypatch):
         return inner(text)
 
     monkeypatch.setattr(word_hashes, "_hash_block", watched)
-    hashes, counts = sums_of_words(["a long line of words\n" * 20_000])
+    hashes, counts = fold_words(["a long line of words\n" * 20_000])
     assert counts.tolist() == [100_000]
     assert len(set(hashes.tolist())) == 5
     assert max(sizes) <= 2 * word_hashes.BLOCK_CHARACTERS
