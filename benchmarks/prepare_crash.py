@@ -3,9 +3,9 @@
     python benchmarks/prepare_crash.py                       # ten kills over the corpus that comes with Crosscut
     python benchmarks/prepare_crash.py --text BOOKS.jsonl.zst --kills 10
 
-First the command runs unharmed. Then it starts over in another folder, and SIGKILL hits the command or one of its
-workers at a random instant of the time that the unharmed run took; the same command starts again, until the kills are
-spent and it may end. Compared are all files that it leaves, byte by byte: tokens, tokenizer, report, and every stage's
+First the command runs unharmed. Then it starts over in another folder, and SIGKILL hits the command, one of its workers
+or all of them at a random instant, after some more tasks or while it starts; the same command starts again, until the
+kills are spent and it may end. Compared are all files that it leaves, byte by byte: tokens, tokenizer, report, and every stage's
 parts. Times and the page that shows them differ, of course; a record's times are left out.
 """
 
@@ -41,8 +41,11 @@ class Kill:
     seconds: float
     """After the start of the command."""
 
+    before: int
+    """Tasks that earlier starts had done."""
+
     finished: int
-    """Tasks that were done by then, in this and earlier starts."""
+    """Tasks that were done by then."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -58,13 +61,13 @@ def main(arguments: list[str] | None = None) -> int:
         unharmed, killed = (Corpus(Path(temporary) / name, options.text) for name in ("unharmed", "killed"))
         started = time.monotonic()
         unharmed.complete()
-        whole = time.monotonic() - started
-        print(f"unharmed: {whole:.1f} s, {unharmed.finished()} tasks")
-        kills = kill_repeatedly(killed, options.kills, whole, random.Random(options.seed))
+        print(f"unharmed: {time.monotonic() - started:.1f} s, {unharmed.finished()} tasks")
+        kills = kill_repeatedly(killed, options.kills, unharmed.finished(), random.Random(options.seed))
         killed.complete()
         differing = differences(unharmed.digests(), killed.digests())
     for kill in kills:
-        print(f"killed {kill.target:<8} after {kill.seconds:5.1f} s with {kill.finished} tasks done")
+        done = f"{kill.finished} tasks done, {kill.finished - kill.before} of them in this start"
+        print(f"killed {kill.target:<8} after {kill.seconds:5.1f} s with {done}")
     print(f"{len(kills)} kills, {len(differing)} files differ{': ' if differing else ''}{', '.join(differing[:10])}")
     return 1 if differing or len(kills) < options.kills else 0
 
@@ -119,20 +122,21 @@ def differences(one: dict[str, str], other: dict[str, str]) -> list[str]:
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 
-def kill_repeatedly(corpus: Corpus, count: int, whole: float, chance: random.Random) -> list[Kill]:
-    """Kill the command `count` times, each at an instant of the time that is left of a whole run."""
+def kill_repeatedly(corpus: Corpus, count: int, tasks: int, chance: random.Random) -> list[Kill]:
+    """Kill the command `count` times, each when it has done some more of its `tasks`, or while it starts."""
     kills: list[Kill] = []
     while len(kills) < count:
+        started, before = time.monotonic(), corpus.finished()
         process = corpus.start()
-        wait = chance.uniform(0.0, whole / 2)
-        target = chance.choice(["command", "worker", "all"])
-        try:
-            process.wait(wait)
-        except subprocess.TimeoutExpired:
-            kills.append(Kill(kill(process, target, chance), wait, corpus.finished()))
-        else:
-            # It was done before its time: begin anew, so that there is something to kill.
-            shutil.rmtree(corpus.folder)
+        wanted = before + chance.randrange(2 * tasks // count)
+        while process.poll() is None and corpus.finished() < wanted:
+            time.sleep(0.002)
+        time.sleep(chance.uniform(0.0, 0.2))  # anywhere in a task, or between two
+        if process.poll() is not None:
+            shutil.rmtree(corpus.folder)  # it was done before its time: begin anew, so that there is something to kill
+            continue
+        target = kill(process, chance.choice(["command", "worker", "all"]), chance)
+        kills.append(Kill(target, time.monotonic() - started, before, corpus.finished()))
     return kills
 
 
