@@ -3,10 +3,10 @@
     python benchmarks/prepare_crash.py                       # ten kills over the corpus that comes with Crosscut
     python benchmarks/prepare_crash.py --text BOOKS.jsonl.zst --kills 10
 
-First the command runs unharmed. Then it starts over in another folder, and SIGKILL hits the command, one of its workers
-or all of them at a random instant, after some more tasks or while it starts; the same command starts again, until the
-kills are spent and it may end. Compared are all files that it leaves, byte by byte: tokens, tokenizer, report, and every
-stage's parts. Times and the page that shows them differ, of course; a record's times are left out.
+First the command runs unharmed. Then it starts over in another folder, and SIGKILL hits the command, one of its
+workers or all of them at a random instant, after some more tasks or while it starts; the same command starts again,
+until the kills are spent and it may end. Compared are all files that it leaves, byte by byte: tokens, tokenizer,
+report, and every stage's parts. Times and the page that shows them differ, of course; a record's times are left out.
 """
 
 import argparse
