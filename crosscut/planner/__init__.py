@@ -11,6 +11,7 @@ from crosscut.planner.activations import (
     layer_activations,
     published_layer_activations,
 )
+from crosscut.planner.candidate import Candidate
 from crosscut.planner.collective import Collective
 from crosscut.planner.compute import (
     flops_per_step,
@@ -19,19 +20,23 @@ from crosscut.planner.compute import (
     recomputed_flops_per_step,
 )
 from crosscut.planner.hardware import HARDWARE, Hardware, find_hardware
+from crosscut.planner.memory import MemoryForecast, forecast_memory
 from crosscut.planner.parameters import count_parameters, parameters_per_rank, replicated_parameters
 from crosscut.planner.traffic import comparison_traffic, step_traffic, wire_bytes_per_step
 
 __all__ = [
     "HARDWARE",
+    "Candidate",
     "Collective",
     "Hardware",
     "LayerActivations",
+    "MemoryForecast",
     "activations_held",
     "comparison_traffic",
     "count_parameters",
     "find_hardware",
     "flops_per_step",
+    "forecast_memory",
     "forward_flops_per_token",
     "layer_activations",
     "model_flops_per_token",
