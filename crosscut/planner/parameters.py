@@ -81,12 +81,25 @@ def parameters_per_rank(model: ModelConfig, layout: Layout) -> int:
     The vocabulary is padded to a multiple of 128 x `layout.tensor` (paper, section 5.1). `layout.tensor` must cut the
     model evenly, which `RunConfig` checks. Raises `ConfigError` where `model.vocab_size` is still 0.
     """
-    return sum(tensor.size for tensor in all_tensors(model, layout))
+    return _parameters_per_rank(model, layout.tensor)
+
+
+@lru_cache(maxsize=4096)
+def _parameters_per_rank(model: ModelConfig, tensor: int) -> int:
+    layout = Layout(tensor=tensor)
+    return _size(root_tensors(model, layout)) + model.num_layers * _size(layer_tensors(model, layout))
 
 
 def replicated_parameters(model: ModelConfig, layout: Layout) -> int:
     """Parameters that every tensor rank holds whole."""
     return sum(tensor.size for tensor in all_tensors(model, layout) if tensor.is_whole)
+
+
+def partial_gradients(model: ModelConfig, layout: Layout) -> int:
+    """Elements of the gradients that are to be summed over the tensor ranks."""
+    layer, root = layer_tensors(model, layout), root_tensors(model, layout)
+    in_layer, in_root = (sum(t.size for t in part if t.has_partial_gradient(layout)) for part in (layer, root))
+    return in_root + model.num_layers * in_layer
 
 
 def num_tensors(model: ModelConfig) -> int:
