@@ -112,8 +112,11 @@ def _preset(name: str) -> str:
         raise ConfigError(f"`--model` must name one preset, but {name!r} is the end of {listed(found)}.")
     import difflib
 
-    close = difflib.get_close_matches(wanted, PRESETS, n=1, cutoff=0.4)
-    hint = f"The nearest is `{close[0]}`." if close else f"Known are {listed(f'`{preset}`' for preset in PRESETS)}."
+    ends = {preset.partition("-")[2]: preset for preset in reversed(PRESETS)} | {preset: preset for preset in PRESETS}
+    close = difflib.get_close_matches(wanted, ends, n=1, cutoff=0.5)
+    hint = (
+        f"The nearest is `{ends[close[0]]}`." if close else f"Known are {listed(f'`{preset}`' for preset in PRESETS)}."
+    )
     raise ConfigError(f"`--model` must name a preset, but is `{name}`. {hint}")
 
 

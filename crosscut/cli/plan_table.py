@@ -41,18 +41,8 @@ def _ranking(plans: "Plans", top: int, tokens: float | None, price: float | None
     table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     for name in ("tensor\nx data", "seq.", "shared", "recompute"):
         table.add_column(name, no_wrap=True)
-    names = [
-        "micro\nbatch",
-        "GB",
-        "step\ns",
-        "comp.\ns",
-        "sends\ns",
-        "bubb.\ns",
-        "TFLOP\n/s",
-        "of\npeak",
-        "tokens\na day",
-    ]
-    names += [] if tokens is None else ["days"]
+    names = ["at\nonce", "GB", "step\ns", "comp.\ns", "sends\ns", "bub.\ns", "TF/s", "of\npeak"]
+    names += ["tokens\na day"] if tokens is None else ["days"]
     names += [] if tokens is None or price is None else ["money"]
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
@@ -88,7 +78,7 @@ def _costs(plan: "Plan", num_ranks: int, tokens: float | None, price: float | No
     if tokens is None:
         return [_short(plan.tokens_per_day)]
     cost = budget(plan, num_ranks, tokens=tokens, price=price)
-    return [f"{cost['days']:.3g}"] + ([f"{cost['money']:,.0f}"] if "money" in cost else [])
+    return [f"{cost['days']:.3g}"] + ([_short(cost["money"])] if "money" in cost else [])
 
 
 def _show_best(console: Console, best: "Plan") -> None:
@@ -124,7 +114,9 @@ def _show_rejected(console: Console, plans: "Plans") -> None:
 def _seconds(seconds: float) -> str:
     if seconds >= 100:
         return f"{seconds:,.0f}"
-    return f"{seconds:.3g}" if seconds >= 0.001 or not seconds else f"{seconds:.4f}"
+    if seconds >= 1 or not seconds:
+        return f"{seconds:.3g}"
+    return f"{seconds:.3f}" if seconds >= 0.001 else f"{seconds:.4f}"
 
 
 def _short(number: float) -> str:

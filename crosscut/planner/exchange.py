@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from crosscut.config.conventions import num_pieces
+from crosscut.config.precision import PRECISIONS
 from crosscut.planner.candidate import Planned
 from crosscut.planner.collective import Collective
 from crosscut.planner.hardware import Hardware, Where
@@ -60,6 +61,7 @@ class Beside(NamedTuple):
     """Of a layer's products, by purpose: forward, gradient of the input, gradient of the weight."""
     layer_forward: float
     layer_backward: float
+    forward: float
     backward: float
     """Of one micro-batch, all layers."""
     root_share: float
@@ -76,10 +78,23 @@ def exchange(collective: Collective, run: Planned, hardware: Hardware, program: 
     if not program.overlaps_data:
         return Exchange(collective, where, seconds, seconds)
     if collective.purpose == "gradients":
-        return Exchange(collective, where, seconds, max(seconds - beside.backward, beside.root_share * seconds))
+        return _gradients(collective, where, seconds, run, program, beside)
     if collective.purpose.startswith("layer "):
         return Exchange(collective, where, seconds, _shares_waited_for(collective, each, run, beside))
     return Exchange(collective, where, seconds, seconds)
+
+
+def _gradients(
+    collective: Collective, where: Where, seconds: float, run: Planned, program: Program, beside: Beside
+) -> Exchange:
+    """Buckets go while the last micro-batch's backward pass runs; the embeddings' is there when that is over."""
+    gathered = 0.0
+    if program.shards_optimizer:
+        precision = PRECISIONS[run.training.precision]
+        seconds /= 2
+        gathered = seconds * precision.compute_bytes / precision.accumulation_bytes
+    waited = max(seconds - beside.backward, beside.root_share * seconds) + max(0.0, gathered - beside.forward)
+    return Exchange(collective, where, seconds + gathered, waited)
 
 
 def _tensor_waits(collective: Collective, each: float, run: Planned, beside: Beside) -> float:

@@ -105,14 +105,15 @@ def ends_passes(run: Planned, program: Program) -> tuple[float, float]:
     return 6 * stream + loss * num_logits, 5 * stream + vocabulary_gradient
 
 
-def optimizer_bytes(run: Planned) -> float:
+def optimizer_bytes(run: Planned, program: Program) -> float:
     """What a step reads and writes of a rank's share of parameters, gradients and moments: norm, clipping, AdamW; and
     the buckets in which gradients that are whole go to the other data ranks.
     """
     wide = PRECISIONS[run.training.precision].accumulation_bytes / 4
     own = parameters_per_rank(run.model, run.layout) / run.layout.shard_size
     buckets = 16 if run.layout.data > 1 and run.layout.shard_size == 1 else 0
-    return own * wide * (ADAMW_BYTES + _NORM_AND_CLIP_BYTES + buckets)
+    sharing = run.layout.data if program.shards_optimizer else 1
+    return own * wide * ((ADAMW_BYTES + _NORM_AND_CLIP_BYTES) / sharing + buckets)
 
 
 def _layer_parameters(run: Planned) -> int:

@@ -24,6 +24,10 @@ class Program(NamedTuple):
     casts_weights: bool = True
     """Whether weights are held in the type of sums and cast in every micro-batch."""
 
+    shards_optimizer: bool = False
+    """Whether data ranks share the optimizer and nothing else (ZeRO-1): gradients are scattered beside the backward
+    pass, weights gathered beside the next forward pass."""
+
     repeats_last: bool = False
     """Whether a wholly recomputed layer also repeats its last product and the message after it."""
 

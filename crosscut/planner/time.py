@@ -100,8 +100,8 @@ def step_time(
         products=M * (L * sum(sum(seconds) for seconds in layer.products.values()) + again[0] + logits),
         attention=M * (L * sum(layer.attention) + again[1]),
         passes=M * (L * sum(layer.passes) + again[2] + ends + cast + summed),
-        optimizer=speed.passes(optimizer_bytes(run)) + _moments_from_host(run, hardware) + _starts(hardware),
-        exposed=sum(entry.exposed for entry in exchanges),
+        optimizer=speed.passes(optimizer_bytes(run, program)) + _moments_from_host(run, hardware) + _starts(hardware),
+        exposed=sum((entry.exposed for entry in exchanges), 0.0),
         bubble=0.0,
         exchanges=exchanges,
     )
@@ -176,6 +176,7 @@ def _beside(run: Planned, layer: _Layer, again: tuple[float, float, float], summ
     return Beside(
         products=layer.products,
         layer_forward=layer.forward,
+        forward=L * layer.forward,
         layer_backward=backward / L,
         backward=backward,
         root_share=root / parameters_per_rank(run.model, run.layout),

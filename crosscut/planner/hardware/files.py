@@ -31,7 +31,16 @@ DEFAULTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
     }
 )
 
-_SECTIONS = ("memory", "products", "node", "network", "host")
+_KEYS = {
+    "": {"name", "device", "device_names", "memory", "products", "node", "network", "host"},
+    "memory": {"gigabytes", "gigabytes_per_second", "attained", "source"},
+    "products": {"teraflops", "multiprocessors", "attained", "attained_source", "attention", "start_microseconds"}
+    | {"measured", "source"},
+    "node": {"ranks", "gigabytes_per_second", "attained", "latency_microseconds", "source"},
+    "network": {"gigabytes_per_second", "attained", "latency_microseconds", "source"},
+    "host": {"gigabytes_per_second", "source"},
+}
+_SECTIONS = tuple(name for name in _KEYS if name)
 
 
 def read_hardware(path: Path) -> Hardware:
@@ -54,6 +63,7 @@ def read_hardware(path: Path) -> Hardware:
 
 
 def _hardware(key: str, table: Mapping[str, Any]) -> Hardware:
+    _require_known(table)
     sections = {name: {**DEFAULTS[name], **table.get(name, {})} for name in _SECTIONS}
     memory, products, node = sections["memory"], sections["products"], sections["node"]
     return Hardware(
@@ -83,6 +93,16 @@ def _hardware(key: str, table: Mapping[str, Any]) -> Hardware:
     )
 
 
+def _require_known(table: Mapping[str, Any]) -> None:
+    for section, known in _KEYS.items():
+        for name in table if not section else table.get(section, {}):
+            if name not in known:
+                where = f"`{section}.{name}`" if section else f"`{name}`"
+                raise ConfigError(
+                    f"{where} must be a key of a device's file, but is none. Known are {listed(sorted(known))}."
+                )
+
+
 def _link(section: Mapping[str, Any]) -> Link:
     return Link(
         bandwidth=section["gigabytes_per_second"] * 1e9,
@@ -93,9 +113,9 @@ def _link(section: Mapping[str, Any]) -> Link:
 
 def _known() -> Mapping[str, Hardware]:
     folder = files("crosscut.planner.hardware")
-    found = sorted((file for file in folder.iterdir() if file.name.endswith(".toml")), key=lambda file: file.name)
+    found = [file for file in folder.iterdir() if file.name.endswith(".toml")]
     tables = {file.name.removesuffix(".toml"): tomllib.loads(file.read_text(encoding="utf-8")) for file in found}
-    return MappingProxyType({key: _hardware(key, table) for key, table in tables.items()})
+    return MappingProxyType({key: _hardware(key, tables[key]) for key in sorted(tables)})
 
 
 KNOWN_HARDWARE = _known()
