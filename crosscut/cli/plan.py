@@ -63,6 +63,8 @@ def plan(
     if gpu is None:
         known = listed(f"`{key}`" for key in KNOWN_HARDWARE)
         raise ConfigError(f"`--gpu` must name the device to plan for, but is missing. Known are {known}.")
+    if price is not None and tokens is None:
+        raise ConfigError(f"`--price` must come with `--tokens`, since it is for so many, but is {price:g} without.")
     hardware = named_hardware(gpu)
     run = _run(arguments, model, hardware)
     budget = None if tokens is None else _number(tokens)

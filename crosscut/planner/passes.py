@@ -33,6 +33,8 @@ class Passes(NamedTuple):
 
     forward: float
     backward: float
+    cheap: float
+    """Of the forward pass, those of norms and of GeLU or SwiGLU, which `training.recompute = "operators"` repeats."""
     forward_kernels: int
     backward_kernels: int
 
@@ -60,6 +62,7 @@ def layer_passes(run: Planned, program: Program) -> Passes:
     core, core_back = _scores(run, size) if not program.fused_attention else (0.0, 0.0)
     return Passes(
         forward=2 * half * stream + mlp * inner + turns * turned + core,
+        cheap=4 * stream + mlp * inner,
         backward=2 * half_back * stream + mlp_back * inner + turns * turned + core_back,
         forward_kernels=5 if program.compiled else 15,
         backward_kernels=12 if program.compiled else 30,

@@ -105,6 +105,11 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
     """
     if num_ranks < 1:
         raise ConfigError(f"`--gpus` must be at least 1, but is {num_ranks}.")
+    if hardware.network is None and num_ranks > hardware.ranks_per_node:
+        raise ConfigError(
+            f"`--gpus` must be at most the {hardware.ranks_per_node} of one node of {hardware.name}, for which no "
+            f"network is known, but is {num_ranks}. Take fewer, or add a section [network] to a file of it."
+        )
     _require_precision(run, hardware)
     tensors = [tensor for tensor in divisors(num_ranks) if not _reason_against_tensor(run.model, tensor)]
     _require_batch(run, num_ranks, max(tensors))

@@ -66,6 +66,8 @@ class _Layer:
     products: dict[str, tuple[float, float, float]]
     attention: tuple[float, float]
     passes: tuple[float, float]
+    cheap: float
+    """Of the forward passes, what is repeated as cheap."""
 
     @property
     def forward(self) -> float:
@@ -131,7 +133,12 @@ def _layer(run: Planned, speed: Speed, program: Program) -> _Layer:
         for purpose, found in layer_products(run).items()
     }
     passes = layer_passes(run, program)
-    return _Layer(products=products, attention=_attention(run, speed, program), passes=_pass_seconds(passes, speed))
+    return _Layer(
+        products=products,
+        attention=_attention(run, speed, program),
+        passes=_pass_seconds(passes, speed),
+        cheap=speed.passes(passes.cheap),
+    )
 
 
 def _pass_seconds(passes: Passes, speed: Speed) -> tuple[float, float]:
@@ -166,7 +173,7 @@ def _recomputed(run: Planned, layer: _Layer, program: Program) -> tuple[float, f
         return layers * products, layers * layer.attention[0], layers * layer.passes[0]
     if mode == "selective":
         return 0.0, layers * layer.attention[0], 0.0
-    return 0.0, 0.0, layers * layer.passes[0] / 2 if mode == "operators" else 0.0
+    return 0.0, 0.0, layers * layer.cheap if mode == "operators" else 0.0
 
 
 def _beside(run: Planned, layer: _Layer, again: tuple[float, float, float], summed: float) -> Beside:

@@ -9,6 +9,7 @@ from crosscut.config import ConfigError, load_run
 from crosscut.planner import count_parameters
 from tests.cli.conftest import run_python
 
+DOCS = Path(__file__).parents[2] / "docs"
 PAPER = ("plan", "--model", "8.3B", "--gpus", "512", "--gpu", "v100-32gb-dgx2h")
 
 
@@ -82,10 +83,17 @@ def test_a_runs_file_is_planned_with_what_it_says(tmp_path: Path) -> None:
     assert (facts["gpus"], facts["batch_size"], facts["precision"]) == (4, 32, "bfloat16")
 
 
-def test_the_page_is_written(tmp_path: Path) -> None:
+def test_the_page_is_written_also_where_nothing_fits(tmp_path: Path) -> None:
     path = tmp_path / "plan.html"
-    run("plan", "--model", "1.2B", "--gpu", "v100-32gb", "training.batch_size=8", "--html", str(path))
-    assert "The memory wall" in path.read_text()
+    text = run("plan", "--model", "1.2B", "--gpu", "v100-16gb", "training.batch_size=8", "--html", str(path))
+    assert "0 layouts fit, " in text
+    assert '"points":[]' in path.read_text()
+
+
+def test_the_study_is_written(tmp_path: Path) -> None:
+    run("study", "scaling", "--output", str(tmp_path / "report"))
+    assert (tmp_path / "report" / "scaling.md").read_text() == (DOCS / "scaling.md").read_text()
+    assert "<svg" in (tmp_path / "report" / "scaling.html").read_text()
 
 
 def test_a_preset_is_found_by_the_end_of_its_name() -> None:
@@ -101,6 +109,17 @@ MISTAKES = [
         "`--gpu` must name a known device or a .toml file of one, but is `v100`. The nearest is `v100-32gb`.",
     ),
     (("--model", "8.4B"), "`--model` must name a preset, but is `8.4B`. The nearest is `megatron-8.3b`."),
+    (
+        ("--price", "2"),
+        "`--price` must come with `--tokens`, since it is for so many, but is 2 without.",
+    ),
+    (
+        ("--gpu", "laptop"),
+        (
+            "`--gpus` must be at most the 8 of one node of a laptop's processor, for which no network is known, but is "
+            "512. Take fewer, or add a section [network] to a file of it."
+        ),
+    ),
     (("--tokens", "many"), "`--tokens` must be a number above 0 such as 300B or 1.5T, but is `many`."),
     (("--tokens", "0"), "`--tokens` must be a number above 0 such as 300B or 1.5T, but is `0`."),
     (

@@ -68,6 +68,13 @@ def test_a_residual_stream_is_read_and_written_as_the_table_says() -> None:
     assert (eager.forward, eager.backward) == (2 * 7 * stream + 2 * inner, 2 * 9 * stream + 4 * inner)
 
 
+def test_cheap_operators_are_norms_and_gelu() -> None:
+    plain, cheap = (step_time(run_of(recompute=mode), H100) for mode in ("none", "operators"))
+    num_bytes = 40 * (4 * 8 * 1024 * 1536 * 2 + 2 * 8 * 1024 * 4 * 1536 * 2)
+    assert cheap.passes - plain.passes == pytest.approx(num_bytes / (3350e9 * 0.85))
+    assert cheap.products == plain.products
+
+
 def test_dropout_adds_its_mask_and_under_tensor_parallelism_takes_the_compiler() -> None:
     run = replace(run_of(Layout(tensor=2)), model=replace(run_of().model, dropout=0.1))
     assert not crosscut_program(run, H100).compiled
