@@ -10,6 +10,19 @@ from crosscut.calibration.timing import seconds_of
 _KERNELS = 200
 
 
+class Rates(NamedTuple):
+    """What one rank has of a device, by itself or beside others on the same processor."""
+
+    measured: dict[str, list[tuple[int, int, int, float]]]
+    """m, k, n and TFLOP/s of products, by precision."""
+    attention: float
+    """TFLOP/s in the last of these precisions."""
+    memory: float
+    """GB/s."""
+    start: float
+    """Seconds."""
+
+
 class Sizes(NamedTuple):
     """How large the work is that tells a device's rates."""
 
@@ -25,7 +38,7 @@ class Sizes(NamedTuple):
 ON_CPU = Sizes(
     tokens=(256, 1024, 4096),
     widths=((64, 256), (128, 128), (256, 256), (256, 1024), (1024, 256), (1024, 1024), (256, 8192)),
-    elements=1 << 24,
+    elements=1 << 20,  # as large as an activation of a model for a processor, which its caches hold
     attention=(2, 4, 512, 64),
 )
 ON_GPU = Sizes(
@@ -39,6 +52,19 @@ ON_GPU = Sizes(
 def sizes_for(device: torch.device) -> Sizes:
     """What a kind of device does in the time that there is."""
     return ON_GPU if device.type == "cuda" else ON_CPU
+
+
+def measure(device: torch.device, sizes: Sizes) -> Rates:
+    """All rates of a rank's device. The precision that most runs train in comes last."""
+    dtypes = [torch.float32]
+    if device.type == "cuda":
+        dtypes += [torch.float16, *([torch.bfloat16] if torch.cuda.is_bf16_supported() else [])]
+    return Rates(
+        {str(dtype).removeprefix("torch."): product_rates(device, dtype, sizes) for dtype in dtypes},
+        attention_rate(device, dtypes[-1], sizes),
+        memory_rate(device, sizes),
+        start_seconds(device),
+    )
 
 
 def product_rates(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> list[tuple[int, int, int, float]]:

@@ -1,5 +1,6 @@
 """All measurements of this machine's device, and the file of them."""
 
+import os
 import platform
 import time
 from pathlib import Path
@@ -7,8 +8,8 @@ from typing import Any
 
 import torch
 
-from crosscut.calibration.device import Sizes, attention_rate, memory_rate, product_rates, sizes_for, start_seconds
-from crosscut.calibration.link import link_rate
+from crosscut.calibration.device import Rates, Sizes, measure, sizes_for
+from crosscut.calibration.ranks import LinkRate, measure_ranks
 from crosscut.config import ConfigError, write_whole
 from crosscut.config.machine import available_cores
 from crosscut.planner import find_hardware
@@ -26,64 +27,68 @@ def calibrate(path: Path, *, sizes: Sizes | None = None) -> str:
     if path.suffix != ".toml":
         raise ConfigError(f"`--calibrate` must name a .toml file to write, but is `{path}`.")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    sizes = sizes or sizes_for(device)
+    rates, link = _measure(device, sizes or sizes_for(device))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     known = find_hardware(name) if device.type == "cuda" else None
     source = f"measured by crosscut plan --calibrate on {time.strftime('%Y-%m-%d')}, torch {torch.__version__}"
-    table = {
+    memory = {"gigabytes": _memory(device) / 1e9, "gigabytes_per_second": rates.memory, "attained": 1.0}
+    table: dict[str, Any] = {
         "name": f"{name}, measured",
         "device": device.type,
-        "memory": {
-            "gigabytes": _memory(device) / 1e9,
-            "gigabytes_per_second": memory_rate(device, sizes),
-            "attained": 1.0,
-            "source": source,
-        },
-        "products": {**_products(device, sizes, known), "source": source},
-        "node": {**_node(device, known), "source": source},
+        "memory": {**memory, "source": source},
+        "products": {**_products(rates, known), "source": source},
+        "node": {**_node(device, link, known), "source": source},
     }
     if known is not None and known.network is not None:
         table["network"] = {**_as_table(known.network), "source": known.sources["network"]}
     if known is not None:
-        host = {"gigabytes_per_second": known.host_bandwidth / 1e9, "source": known.sources["host"]}
-        table["host"] = host
+        table["host"] = {"gigabytes_per_second": known.host_bandwidth / 1e9, "source": known.sources["host"]}
     write_whole(path, tomli_w.dumps(table))
     return str(table["name"])
 
 
-def _products(device: torch.device, sizes: Sizes, known: Hardware | None) -> dict[str, Any]:
-    measured, attention = {}, 0.0
-    for dtype in _dtypes(device):
-        precision = str(dtype).removeprefix("torch.")
-        measured[precision] = product_rates(device, dtype, sizes)
-        attention = attention_rate(device, dtype, sizes)  # the last one: that of the precision that trains
-    best = {precision: max(rate for *_, rate in points) for precision, points in measured.items()}
+def _measure(device: torch.device, sizes: Sizes) -> tuple[Rates, LinkRate | None]:
+    """The device's rates in all, and its link where there are two."""
+    if device.type == "cpu":
+        each, link = measure_ranks("cpu", sizes)
+        return together(each), link
+    link_or_none = measure_ranks("cuda", None)[1] if torch.cuda.device_count() > 1 else None
+    return measure(device, sizes), link_or_none
+
+
+def together(each: list[Rates]) -> Rates:
+    """What ranks on one processor do in all."""
+    first = each[0]
+    measured = {
+        precision: [
+            (m, k, n, sum(rate.measured[precision][index][3] for rate in each))
+            for index, (m, k, n, _) in enumerate(points)
+        ]
+        for precision, points in first.measured.items()
+    }
+    attention, memory = (sum(getattr(rate, name) for rate in each) for name in ("attention", "memory"))
+    return Rates(measured, attention, memory, first.start)
+
+
+def _products(rates: Rates, known: Hardware | None) -> dict[str, Any]:
+    best = {precision: max(rate for *_, rate in points) for precision, points in rates.measured.items()}
     stated = {precision: rate / 1e12 for precision, rate in known.flops.items()} if known else {}
-    peaks = {**best, **stated}
-    last = precision
+    peaks, last = {**best, **stated}, list(best)[-1]
     return {
         "teraflops": peaks,
         "attained": best[last] / peaks[last],
-        "attention": attention / peaks[last],
-        "start_microseconds": start_seconds(device) * 1e6,
-        "measured": measured,
+        "attention": rates.attention / peaks[last],
+        "start_microseconds": rates.start * 1e6,
+        "measured": rates.measured,
     }
 
 
-def _dtypes(device: torch.device) -> list[torch.dtype]:
-    """The precision that most runs train in comes last."""
-    if device.type == "cpu":
-        return [torch.float32]
-    return [torch.float32, torch.float16, *([torch.bfloat16] if torch.cuda.is_bf16_supported() else [])]
-
-
-def _node(device: torch.device, known: Hardware | None) -> dict[str, float]:
-    if device.type == "cuda" and torch.cuda.device_count() < 2:
-        link = _as_table(known.node) if known else {"gigabytes_per_second": 32.0}  # PCIe 4.0 x16, each way
-        return {"ranks": known.ranks_per_node if known else 1, **link}
-    rate = link_rate(device.type)
-    ranks = torch.cuda.device_count() if device.type == "cuda" else available_cores()
-    return {"ranks": ranks, **rate._asdict(), "attained": 1.0}
+def _node(device: torch.device, link: LinkRate | None, known: Hardware | None) -> dict[str, float]:
+    if link is None:
+        stated = _as_table(known.node) if known else {"gigabytes_per_second": 32.0}  # PCIe 4.0 x16, each way
+        return {"ranks": known.ranks_per_node if known else 1, **stated}
+    ranks = torch.cuda.device_count() if device.type == "cuda" else max(2, available_cores())
+    return {"ranks": ranks, **link._asdict(), "attained": 1.0}
 
 
 def _as_table(link: Link) -> dict[str, float]:
@@ -97,6 +102,4 @@ def _as_table(link: Link) -> dict[str, float]:
 def _memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    import os
-
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -7,6 +7,7 @@ import torch
 from crosscut.calibration import calibrate
 from crosscut.calibration.device import (
     ON_CPU,
+    Rates,
     Sizes,
     attention_rate,
     memory_rate,
@@ -14,6 +15,7 @@ from crosscut.calibration.device import (
     sizes_for,
     start_seconds,
 )
+from crosscut.calibration.run import together
 from crosscut.config import ConfigError
 from crosscut.planner.hardware import read_hardware
 from crosscut.planner.products import Product, Speed
@@ -45,6 +47,11 @@ def test_rates_are_of_this_machine() -> None:
 def test_the_file_must_be_a_toml_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"`--calibrate` must name a \.toml file to write, but is"):
         calibrate(tmp_path / "device.json")
+
+
+def test_ranks_on_one_processor_do_together_what_they_do_at_once() -> None:
+    one, other = (Rates({"float32": [(8, 8, 8, rate)]}, 2 * rate, 3 * rate, 1e-6) for rate in (1.0, 2.0))
+    assert together([one, other]) == Rates({"float32": [(8, 8, 8, 3.0)]}, 6.0, 9.0, 1e-6)
 
 
 @pytest.mark.slow
