@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from crosscut.cli.main import commands
 from crosscut.config import ConfigError, load_run
 from crosscut.planner import count_parameters
-from tests.cli.conftest import run_python
+from tests.cli.conftest import TINY, run_python
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAPER = ("plan", "--model", "8.3B", "--gpus", "512", "--gpu", "v100-32gb-dgx2h")
@@ -180,3 +180,17 @@ def test_nothing_to_write_is_told() -> None:
         "`--write` must have a layout that fits, but none does: weights and optimizer need 100 GB per rank, the GPU "
         "holds 16."
     )
+
+
+@pytest.mark.slow
+def test_the_best_layout_trains(tmp_path: Path, book: Path) -> None:
+    """On two processes of this machine."""
+    path, folder = tmp_path / "best.toml", tmp_path / "run"
+    asked = tmp_path / "run.toml"
+    asked.write_text("[model]\nnum_layers = 2\nhidden_size = 32\nnum_heads = 4\nvocab_size = 300\n")
+    overrides = [setting for setting in TINY if not setting.startswith(("model.num", "model.hidden"))]
+    where = [f"data.text={book}", f"output.folder={folder}"]
+    run("plan", str(asked), *overrides, *where, "--gpus", "2", "--gpu", "laptop", "--write", str(path))
+    done = run_python("-m", "crosscut", "train", str(path))
+    assert done.returncode == 0, done.stderr
+    assert load_run(folder / "config.toml").layout == load_run(path).layout
