@@ -1,6 +1,6 @@
 """The whole of `crosscut prepare` on real text: MB/s of each stage, the memory of all its processes at their peak.
 
-    python benchmarks/prepare.py BOOKS.jsonl.zst --mail FOLDER --test-sets lambada_test.jsonl wiki.test.raw \
+    python benchmarks/prepare.py BOOKS.jsonl.zst --mail 'FOLDER/**/*.txt' --test-sets lambada_test.jsonl wiki.test.raw \
         --tokenizer tokenizer.json
 
 runs the command as a user does, with the paper's settings, and prints for every stage the megabytes of text that it
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from machine import describe_machine
+from machine import print_machine
 from peak import Peak
 
 GOAL_MB_PER_SECOND = 5.0
@@ -29,14 +29,14 @@ GOAL_MEMORY = 2e9
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time every stage of `crosscut prepare` on real text.")
     parser.add_argument("books", type=Path, help="jsonl, also .zst, with the texts under `text`")
-    parser.add_argument("--mail", type=Path, help="a folder of messages")
+    parser.add_argument("--mail", type=Path, help="a folder of messages, or a glob")
     parser.add_argument("--test-sets", type=Path, nargs="*", default=[])
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--folder", type=Path, help="keep the corpus here")
     parser.add_argument("--set", nargs="*", default=[], metavar="section.key=value", help="settings of the corpus")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     options = parser.parse_args()
-    print(describe_machine("crosscut", "gigatoken", "ftfy", "eldc", "pyarrow"))
+    print_machine("crosscut", "gigatoken", "ftfy", "eldc", "pyarrow")
     with tempfile.TemporaryDirectory(prefix="crosscut-prepare-") as temporary:
         folder = options.folder or Path(temporary) / "corpus"
         config = Path(temporary) / "corpus.toml"
@@ -44,7 +44,9 @@ def main() -> None:
         seconds, peak = run([sys.executable, "-m", "crosscut", "prepare", str(config), *options.set])
         timings = json.loads((folder / "timings.json").read_text())
         report = json.loads((folder / "report.json").read_text())
-    figures = {"seconds": seconds, "peak_bytes": peak, "stages": timings["stages"]}
+    read = report["summary"]["read"]["bytes"]
+    stages = [{**one, "bytes": read if one["name"] == "ingest" else one["bytes"]} for one in timings["stages"]]
+    figures = {"seconds": seconds, "peak_bytes": peak, "stages": stages}
     show(figures)
     if options.json:
         options.json.write_text(json.dumps({**figures, "report": report}, indent=1))

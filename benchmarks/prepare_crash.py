@@ -25,7 +25,7 @@ from pathlib import Path
 
 import psutil
 import tomli_w
-from machine import describe_machine
+from machine import print_machine
 
 from crosscut.data.sources import BUILTIN_CORPORA
 
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="where to write; a temporary folder by default")
     options = parser.parse_args(arguments)
-    print(", ".join(f"{name} {value}" for name, value in describe_machine("pyarrow").items()))
+    print_machine("pyarrow")
     with tempfile.TemporaryDirectory(prefix="crosscut-prepare-crash-", dir=options.folder) as temporary:
         unharmed, killed = (Corpus(Path(temporary) / name, options.text) for name in ("unharmed", "killed"))
         started = time.monotonic()

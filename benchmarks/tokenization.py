@@ -3,6 +3,10 @@
 Ours is the whole of `prepare` with a given tokenizer: hashing and reading the text, starting the workers, encoding,
 splitting, writing and hashing shards. The library alone is `encode_batch_fast` on lists that are in memory already, on
 as many threads, its results thrown away. Both run in turns within one run; medians count.
+
+With `--engines`, instead: `Tokenizer.encode_documents`, which gigatoken does where it may, and the library alone on
+every document of the text, in turns batch by batch in processes of one thread each; ids are compared, and rates are of
+processor time, for all processes together.
 """
 
 import argparse
@@ -11,13 +15,17 @@ import json
 import multiprocessing
 import os
 import platform
+import resource
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from crosscut.config import DataConfig
 from crosscut.config.machine import available_cores
@@ -25,7 +33,7 @@ from crosscut.data import Tokenizer, prepare, read_documents
 
 MEGABYTE = 1_000_000
 LIBRARY_BATCH_CHARACTERS = 4 * MEGABYTE  # smaller and larger batches were not faster
-LIBRARIES = ("tokenizers", "numpy", "zstandard")
+LIBRARIES = ("tokenizers", "gigatoken", "numpy", "zstandard")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -37,12 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
         folder = Path(scratch)
         tokenizer = options.tokenizer or _train_tokenizer(options.text, folder / "tokenizer.json")
-        report["speed"] = measure_speed(
-            write_text(options.text, options.megabytes, folder / "text.jsonl"),
-            tokenizer,
-            turns=options.turns,
-            workers=options.workers,
-        )
+        if options.engines:
+            report["engines"] = compare_engines(options.text, tokenizer, workers=options.workers)
+        else:
+            report["speed"] = measure_speed(
+                write_text(options.text, options.megabytes, folder / "text.jsonl"),
+                tokenizer,
+                turns=options.turns,
+                workers=options.workers,
+            )
         if options.memory:
             report["memory"] = measure_memory(
                 options.text, tokenizer, folder, sizes=options.memory_megabytes, workers=options.workers
@@ -60,6 +71,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--megabytes", type=float, default=100, help="text per turn; the corpus is repeated to fill it")
     parser.add_argument("--turns", type=int, default=5, help="turns of each side")
     parser.add_argument("--workers", type=int, default=available_cores(), help="processes of ours, threads of theirs")
+    parser.add_argument("--engines", action="store_true", help="compare engines on the whole text, id by id")
     parser.add_argument("--memory", action="store_true", help="also measure peak memory")
     parser.add_argument("--memory-megabytes", type=float, nargs="+", default=[10, 100, 1000], help="sizes of text")
     parser.add_argument("--scratch", type=Path, help="folder for temporary files")
@@ -158,6 +170,83 @@ def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
             batch, size = [], 0
     if batch:
         yield batch
+
+
+class Compared(NamedTuple):
+    """One batch, by both engines."""
+
+    engine: str
+    documents: int
+    differ: int
+    """Documents whose ids are not the same."""
+
+    tokens: int
+    num_bytes: int
+    seconds: float
+    library_seconds: float
+    peak_bytes: int
+    """Most memory that the process has held so far."""
+
+
+def compare_engines(patterns: Sequence[str], tokenizer: Path, *, workers: int) -> dict[str, Any]:
+    """MB/s of both engines over a text, their ratio, and how many documents they encode otherwise."""
+    jobs = ((batch, tokenizer) for batch in _batches(document.text for document in read_documents(patterns)))
+    with multiprocessing.get_context("spawn").Pool(workers, _one_thread) as pool:
+        done = list(pool.imap(_compare, jobs))
+    engine = done[0].engine
+    total = Compared(engine, *(sum(column) for column in zip(*(one[1:] for one in done), strict=True)))
+    rates = [total.num_bytes / MEGABYTE / seconds * workers for seconds in (total.seconds, total.library_seconds)]
+    peak = max(one.peak_bytes for one in done)
+    print(
+        f"{total.documents} documents, {total.num_bytes / MEGABYTE:.1f} MB, {total.tokens / 1e6:.1f} million tokens, "
+        f"{workers} processes: {total.engine} {rates[0]:.1f} MB/s, library alone {rates[1]:.1f} MB/s, "
+        f"ratio {rates[0] / rates[1]:.1f}; {total.differ} documents differ; "
+        f"peak memory of a process {peak / MEGABYTE:.0f} MB"
+    )
+    return {
+        **total._asdict(),
+        "mb_per_s": rates[0],
+        "library_mb_per_s": rates[1],
+        "ratio": rates[0] / rates[1],
+        "peak_bytes": peak,
+    }
+
+
+def _one_thread() -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+@cache
+def _both(path: Path) -> tuple[Tokenizer, Any]:
+    import tokenizers
+
+    inner = tokenizers.Tokenizer.from_file(str(path))
+    inner.encode_special_tokens = True
+    tokenizer = Tokenizer.load(path)
+    tokenizer.encode_documents(["a text"])  # loads the engine
+    return tokenizer, inner
+
+
+def _compare(job: tuple[list[str], Path]) -> Compared:
+    texts, path = job
+    tokenizer, inner = _both(path)
+    start = time.process_time()
+    tokens, lengths = tokenizer.encode_documents(texts)
+    middle = time.process_time()
+    encodings = inner.encode_batch_fast(texts, add_special_tokens=False)
+    end = time.process_time()
+    expected = (np.array([*encoding.ids, tokenizer.end_of_text]) for encoding in encodings)
+    pieces = np.split(tokens, lengths.cumsum()[:-1])
+    return Compared(
+        engine=tokenizer.engine,
+        documents=len(texts),
+        differ=sum(not np.array_equal(one, other) for one, other in zip(pieces, expected, strict=True)),
+        tokens=len(tokens),
+        num_bytes=sum(len(text.encode("utf-8")) for text in texts),
+        seconds=middle - start,
+        library_seconds=end - middle,
+        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
 
 
 def measure_memory(

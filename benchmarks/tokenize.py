@@ -1,6 +1,7 @@
 """Command of the tokenization benchmark; `benchmarks/tokenization.py` does the work.
 
 python benchmarks/tokenize.py [--text NAME ...] [--tokenizer FILE] [--megabytes N] [--turns N] [--memory] [--json FILE]
+python benchmarks/tokenize.py --engines [--text NAME ...] [--tokenizer FILE] [--json FILE]
 
 Python puts a script's folder first in its path, so while any script of this folder runs, `import tokenize` (the
 standard library's own `inspect` has one) finds this file. It then puts the standard module in its place.

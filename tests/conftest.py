@@ -1,10 +1,18 @@
-"""What all tests share: the kept ranks."""
+"""What all tests share: the kept ranks, and a browser."""
 
+import os
+import shutil
 from collections.abc import Iterator
+from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.ranks import RankPool
+
+# How long an example takes says nothing of the code: the machine may be busy, and the first one fills caches.
+hypothesis.settings.register_profile("project", deadline=None)
+hypothesis.settings.load_profile("project")
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +21,20 @@ def ranks() -> Iterator[RankPool]:
     pool = RankPool()
     yield pool
     pool.close()
+
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A real browser, or a skip where there is none."""
+    program = os.environ.get("CROSSCUT_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        pytest.skip(f"no browser is found: none of {', '.join(BROWSERS)} is installed, nor is CROSSCUT_BROWSER set")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()

@@ -36,19 +36,21 @@ def prepare(arguments: tuple[str, ...], explain: str | None, as_json: bool) -> N
 
 
 def _prepare_corpus(config: CorpusConfig, *, as_json: bool) -> None:
+    from rich.console import Console
+
     from crosscut.corpus import prepare_corpus, print_summary
 
-    result = prepare_corpus(config)
+    report = prepare_corpus(config).report
     if as_json:
-        click.echo(json.dumps(result.report))
+        click.echo(json.dumps(report))
     else:
-        print_summary(result)
+        print_summary(config, report, Console())
 
 
 def _explain(config: CorpusConfig, document: str) -> None:
-    from crosscut.corpus import explain
+    from crosscut.corpus import explain_document
 
-    click.echo(explain(config, document))
+    click.echo(explain_document(config, document))
 
 
 def _prepare_run(arguments: tuple[str, ...]) -> None:

@@ -2,3 +2,8 @@
 
 `crosscut prepare corpus.toml` runs it; docs/corpus.md describes the stages and what each guarantees.
 """
+
+from crosscut.corpus.pipeline import CorpusResult, explain_document, prepare_corpus
+from crosscut.corpus.summary import print_summary
+
+__all__ = ["CorpusResult", "explain_document", "prepare_corpus", "print_summary"]

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 INGEST = "ingest"
 """The stage that writes parts; its name is the folder's."""
@@ -123,6 +124,14 @@ class Part:
         ):
             yield Document(row, name, text, url, karma, title)
 
+    def sizes(self) -> dict[int, int]:
+        """Bytes of text of each document that is left, by its row; mapped texts are not read."""
+        table = read_table(self.work / (CLEANING if self.cleaned else INGEST) / f"{self.name}.arrow")
+        rows = table["row"].to_numpy() if self.cleaned else np.arange(table.num_rows, dtype=np.uint32)
+        lengths = pc.binary_length(table["text"]).to_numpy()
+        left = ~np.isin(rows, self.dropped())
+        return dict(zip(rows[left].tolist(), lengths[left].tolist(), strict=True))
+
     def dropped(self) -> Rows:
         """Rows that the filters have dropped, ascending."""
         rows = [read_drops(self.work, stage, self.name)["row"].to_numpy() for stage in self.filters]
@@ -152,7 +161,7 @@ def read_table(path: Path) -> pa.Table:
         return pa.ipc.open_file(source).read_all()
 
 
-def write_table(path: Path, columns: Mapping[str, Sequence[Any]], schema: pa.Schema, *, packed: bool = False) -> None:
+def write_table(path: Path, columns: Mapping[str, Any], schema: pa.Schema, *, packed: bool = False) -> None:
     """Write columns as an Arrow file, the same bytes for the same values; `packed` with LZ4, for what is read whole."""
     table = pa.table(dict(columns), schema=schema)
     options = pa.ipc.IpcWriteOptions(compression="lz4" if packed else None)

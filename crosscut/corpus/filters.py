@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,14 +15,16 @@ Judge = Callable[[Sequence[Document]], Judgement]
 """What a filter is: a function of documents."""
 
 
-def judge_part(part: Part, make: Callable[..., Judge], arguments: tuple[Any, ...], output: Output) -> Counts:
+def judge_part(
+    part: Part, make: Callable[..., Judge], arguments: tuple[Any, ...], depends: str, output: Output
+) -> Counts:
     """Task of a filter: what `make(*arguments)` thinks of the documents of a part.
 
-    Writes `part.drops.arrow` and, where something was measured, `part.marks.arrow`. `make` is called once in a process;
-    its arguments must be hashable.
+    Writes `part.drops.arrow` and, where something was measured, `part.marks.arrow`. A process calls `make` once for the
+    same arguments, which must be hashable, and the same `depends`: what else the judge follows from, such as a file.
     """
     documents = list(part.documents())
-    judgement = _made(make, arguments)(documents)
+    judgement = _made(make, arguments, depends)(documents)
     write_drops(output.path(drops_name(part.name)), judgement.drops)
     if judgement.marks:
         columns = {"row": pa.array([document.row for document in documents], pa.uint32()), **judgement.marks}
@@ -34,13 +36,17 @@ def judge_part(part: Part, make: Callable[..., Judge], arguments: tuple[Any, ...
 
 
 @lru_cache(maxsize=8)
-def _made(make: Callable[..., Judge], arguments: tuple[Any, ...]) -> Judge:
+def _made(make: Callable[..., Judge], arguments: tuple[Any, ...], depends: str) -> Judge:  # noqa: ARG001 - it is a key
     return make(*arguments)
 
 
 def count_drops(documents: Sequence[Document], drops: Sequence[Drop]) -> Counts:
     """What every filter counts: documents and bytes in and out, and both for each rule."""
-    sizes = {document.row: document.num_bytes for document in documents}
+    return count_rows({document.row: document.num_bytes for document in documents}, drops)
+
+
+def count_rows(sizes: Mapping[int, int], drops: Sequence[Drop]) -> Counts:
+    """The same where only the bytes of each document's text are known, by its row."""
     rules: dict[str, dict[str, int]] = {}
     for drop in drops:
         rule = rules.setdefault(drop.rule, {"documents": 0, "bytes": 0})
@@ -49,8 +55,8 @@ def count_drops(documents: Sequence[Document], drops: Sequence[Drop]) -> Counts:
     num_bytes = sum(sizes.values())
     dropped = sum(rule["bytes"] for rule in rules.values())
     return {
-        "documents_in": len(documents),
-        "documents_out": len(documents) - len(drops),
+        "documents_in": len(sizes),
+        "documents_out": len(sizes) - len(drops),
         "bytes_in": num_bytes,
         "bytes_out": num_bytes - dropped,
         "rules": rules,

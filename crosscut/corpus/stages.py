@@ -77,6 +77,20 @@ class Stage(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlannedStage:
+    """A stage whose tasks follow from what the stages before it wrote."""
+
+    name: str
+    version: int
+    plan: Callable[[Path], Sequence[Task]]
+    """Gives the tasks of a work folder."""
+
+    def tasks(self, work: Path) -> Sequence[Task]:
+        """What `plan` says."""
+        return self.plan(work)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """What is known of a task that is done."""
 
@@ -151,6 +165,7 @@ def execute(folder: Path, task: Task, key: str) -> Record:
         written = sorted(temporary.iterdir())
         files = {path.name: sha256(path) for path in written}
         record_path = folder / f"{task.name}.json"
+        assert record_path.name not in files, f"{record_path.name} is the task's record"
         record_path.unlink(missing_ok=True)  # from here to the end the task counts as not done
         for path in written:
             _flush(path)

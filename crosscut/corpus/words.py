@@ -5,14 +5,14 @@ renderings of one text have the same n-grams. Hashes have 64 bits: among a hundr
 that any two are taken for one is below one in three thousand.
 """
 
-import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, chain
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from crosscut.corpus.word_hashes import sums_of_words
 
 Hashes = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
@@ -44,15 +44,8 @@ def words(text: str) -> list[str]:
 
 def hash_words(texts: Iterable[str]) -> Hashed:
     """The words of texts, each as a hash that is the same in every process and on every machine."""
-    documents = [words(text) for text in texts]
-    starts = np.fromiter(accumulate(map(len, documents), initial=0), np.int64, len(documents) + 1)
-    known = {word: _hash(word) for word in set(chain.from_iterable(documents))}
-    hashes = np.fromiter(map(known.__getitem__, chain.from_iterable(documents)), np.uint64, int(starts[-1]))
-    return Hashed(hashes, starts)
-
-
-def _hash(word: str) -> int:
-    return int.from_bytes(hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+    hashes, counts = sums_of_words(list(texts))
+    return Hashed(_mixed(hashes), np.concatenate([np.zeros(1, dtype=np.int64), counts.cumsum()]))
 
 
 def ngrams(hashed: Hashed, n: int) -> Hashed:

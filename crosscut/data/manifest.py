@@ -8,7 +8,7 @@ The format is described in docs/data.md.
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -70,18 +70,18 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceEntry:
-    """A file that the tokens were made from."""
+    """A file that the tokens were made from; of a corpus's files, which its own stages know, the name alone."""
 
     name: str
-    """As `data.text` named it."""
+    """As `data.text` named it; in a corpus, the source's name comes before."""
 
-    bytes: int
+    bytes: int = 0
     """Size on disk."""
 
-    modified: int
+    modified: int = 0
     """Time of its last change, nanoseconds since the epoch."""
 
-    sha256: str
+    sha256: str = ""
     """Of the file as it lies on disk."""
 
 
@@ -133,6 +133,9 @@ class Manifest:
     validation: ShardEntry
     """The validation set."""
 
+    corpus: Mapping[str, float] = field(default_factory=dict)
+    """Weight of each source, where the tokens were made from a corpus; empty where from text alone."""
+
     def write(self, folder: Path) -> None:
         """Write `manifest.json`."""
         table = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
@@ -161,6 +164,7 @@ class Manifest:
                 sources=tuple(SourceEntry(**entry) for entry in table["sources"]),
                 train=tuple(ShardEntry(**entry) for entry in table["train"]),
                 validation=ShardEntry(**table["validation"]),
+                corpus=dict(table.get("corpus", {})),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(

@@ -5,12 +5,8 @@ leaves nothing that could be taken for tokens. A folder that is there already is
 the same text with the same settings, and refused otherwise.
 """
 
-import glob
-import os
 import shutil
-import socket
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from crosscut.config.errors import DataError
@@ -18,6 +14,7 @@ from crosscut.config.machine import available_cores
 from crosscut.config.run import DataConfig
 from crosscut.data.documents import Document, read_sources
 from crosscut.data.encoding import EncodedBatch, encode_documents
+from crosscut.data.folders import beside, is_taken
 from crosscut.data.hashing import sha256, sha256_of_all
 from crosscut.data.manifest import TOKENIZER_NAME, Manifest, Settings, SourceEntry
 from crosscut.data.progress import Phase, ProgressBar
@@ -50,22 +47,18 @@ def prepare(
         return TokenFolder.open(target, verify=config.verify)
     sources = find_sources(config.text)
     settings = Settings.of(config, seed)
-    if not _is_taken(target):
+    if not is_taken(target):
         _make(config, target, sources, settings, workers=workers, progress=progress)
         return TokenFolder.open(target, verify=False)
     _check_made_from(target, sources, settings)
     return TokenFolder.open(target, verify=config.verify)
 
 
-def _is_taken(target: Path) -> bool:
-    return target.exists() and not (target.is_dir() and next(target.iterdir(), None) is None)
-
-
 def _check_made_from(target: Path, sources: Sequence[Source], settings: Settings) -> None:
     manifest = Manifest.read(target)
     differences = list(_differences(made=manifest.settings, asked=settings))
     if not _same_text(sources, manifest.sources):
-        differences.insert(0, "other text")
+        differences.insert(0, "a whole corpus" if manifest.corpus else "other text")
     if differences:
         raise DataError(
             f"`{target}` must hold the tokens of this text with these settings, but was made from "
@@ -126,7 +119,7 @@ def _make(
     size = sum(source.size for source in sources)
     if workers is None:
         workers = 1 if size < SMALL_CORPUS_BYTES else available_cores()
-    with _beside(target) as temporary, ProgressBar(shown=progress) as bar:
+    with beside(target, setting="data.tokens") as temporary, ProgressBar(shown=progress) as bar:
         hashes = _hash(sources)
         tokenizer = _make_tokenizer(config, sources, temporary / TOKENIZER_NAME, bar)
         documents = read_sources(sources, text_key=config.text_key)
@@ -187,44 +180,11 @@ def _check_unchanged(sources: Sequence[Source]) -> None:
             raise DataError(f"`{source.name}` must not change while it is read, but did. Prepare the tokens again.")
 
 
-@contextmanager
-def _beside(target: Path) -> Iterator[Path]:
-    """A temporary folder beside `target`, removed in the end unless it was renamed; also removes those of the dead."""
-    prefix = f".{target.name}.unfinished.{socket.gethostname()}."
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        for left in target.parent.glob(f"{glob.escape(prefix)}*"):
-            if not _is_alive(left.name.removeprefix(prefix)):
-                shutil.rmtree(left, ignore_errors=True)
-        temporary = target.parent / f"{prefix}{os.getpid()}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-    except OSError as error:
-        raise DataError(
-            f"`{target}` must be a place where a folder can be made, but is not: {error.strerror}. "
-            f"Choose another `data.tokens`."
-        ) from None
-    try:
-        yield temporary
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _is_alive(process: str) -> bool:
-    try:
-        os.kill(int(process), 0)
-    except (ValueError, ProcessLookupError):
-        return False
-    except OSError:
-        return True
-    return True
-
-
 def _move(temporary: Path, target: Path, sources: Sequence[Source], settings: Settings) -> None:
     try:
         temporary.rename(target)
     except OSError:
         # Another process may have made the same folder in the meantime.
-        if not _is_taken(target):
+        if not is_taken(target):
             raise
         _check_made_from(target, sources, settings)

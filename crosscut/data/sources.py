@@ -1,10 +1,11 @@
 """Which files a corpus is made of, and their bytes.
 
 `find_sources` turns what `data.text` names (files, folders, globs, a built-in corpus) into a fixed, ordered list, and
-`read_chunks` reads one of them in bounded pieces, unpacking gzip and zstd on the way. Both decompressors are driven by
+`read_chunks` reads one of them in bounded pieces, unpacking gzip and zstd on the way. The decompressors are driven by
 hand, because a stream that merely ends looks to most readers like a file that is whole.
 """
 
+import bz2
 import glob
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +23,9 @@ COMPRESSIONS = (".gz", ".zst")
 SUFFIXES = (*FORMATS, *(f"{suffix}{packed}" for suffix in (".txt", ".jsonl") for packed in COMPRESSIONS))
 
 CHUNK_BYTES = 64 * 1024
+
+PACKED_BYTES = 1024
+"""Packed bytes that are unpacked at a time: a run of one character can be packed thousands of times smaller."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,18 +139,23 @@ def unreadable(name: str, error: OSError) -> DataError:
 def read_chunks(source: Source) -> Iterator[tuple[bytes, int]]:
     """Read a source's unpacked bytes in order.
 
-    Yields (bytes, bytes on disk read so far). Raises `DataError` when the file cannot be read, or when its compressed
-    data is damaged or ends too early.
+    Yields (bytes, bytes on disk read so far). Raises `DataError` when the file cannot be read, and `DamagedError` when
+    its compressed data is damaged or ends too early.
     """
     try:
         with source.path.open("rb") as file:
-            if source.compression:
-                yield from _unpack(source, file)
-            else:
-                while chunk := file.read(CHUNK_BYTES):
-                    yield chunk, file.tell()
+            yield from unpack(file, name=source.name, compression=source.compression)
     except OSError as error:
         raise unreadable(source.name, error) from None
+
+
+class DamagedError(DataError):
+    """Packed data that is damaged or ends too early; what came before is sound."""
+
+    def __init__(self, message: str, place: int) -> None:
+        super().__init__(message)
+        self.place = place
+        """Byte of the packed file near which it is damaged, or where it ends."""
 
 
 class _Decompressor(Protocol):
@@ -157,30 +166,51 @@ class _Decompressor(Protocol):
     def decompress(self, data: bytes, /) -> bytes: ...
 
 
-def _unpack(source: Source, file: IO[bytes]) -> Iterator[tuple[bytes, int]]:
-    new, damaged = _gzip() if source.compression == ".gz" else _zstd()
+def unpack(file: IO[bytes], *, name: str, compression: str) -> Iterator[tuple[bytes, int]]:
+    """Read an open file in pieces, unpacked where `compression` is one of `COMPRESSIONS`.
+
+    Yields (bytes, packed bytes read so far); a piece has some megabytes at most, however well it was packed. Raises
+    `DamagedError`, with `name`, for data that is damaged or ends too early, and `OSError` when the file cannot be read.
+    """
+    if not compression:
+        position = 0
+        while chunk := file.read(CHUNK_BYTES):
+            position += len(chunk)
+            yield chunk, position
+        return
+    new, damaged = _DECOMPRESSORS[compression]()
     decompressor = new()
     whole = False
-    try:
-        while packed := file.read(CHUNK_BYTES):
-            # A packed file may hold several streams one after the other, as `cat a.gz b.gz` makes it.
-            while packed:
-                chunk = decompressor.decompress(packed)
-                whole = decompressor.eof
-                packed = decompressor.unused_data if whole else b""
-                decompressor = new() if whole else decompressor
-                if chunk:
-                    yield chunk, file.tell()
-    except damaged as error:
-        raise DataError(
-            f"`{source.name}` must be valid {source.compression} data, but is damaged near byte {file.tell()}: "
-            f"{error}. Get the file again."
-        ) from None
+    position = 0
+    for packed in _slices(file):
+        position += len(packed)
+        # A packed file may hold several streams one after the other, as `cat a.gz b.gz` makes it.
+        while packed:
+            try:
+                unpacked = decompressor.decompress(packed)
+            except damaged as error:
+                raise DamagedError(
+                    f"`{name}` must be valid {compression} data, but is damaged near byte {position}: {error}. "
+                    "Get the file again.",
+                    position,
+                ) from None
+            whole = decompressor.eof
+            packed = decompressor.unused_data if whole else b""
+            decompressor = new() if whole else decompressor
+            if unpacked:
+                yield unpacked, position
     if not whole:
-        raise DataError(
-            f"`{source.name}` must hold its {source.compression} data to the end, but is cut short at byte "
-            f"{source.size}. Get the file again."
+        raise DamagedError(
+            f"`{name}` must hold its {compression} data to the end, but is cut short at byte {position}. "
+            "Get the file again.",
+            position,
         )
+
+
+def _slices(file: IO[bytes]) -> Iterator[bytes]:
+    while chunk := file.read(CHUNK_BYTES):
+        for start in range(0, len(chunk), PACKED_BYTES):
+            yield chunk[start : start + PACKED_BYTES]
 
 
 def _gzip() -> tuple[Callable[[], _Decompressor], type[Exception]]:
@@ -193,3 +223,10 @@ def _zstd() -> tuple[Callable[[], _Decompressor], type[Exception]]:
     # Files packed with `zstd --long` need a window above the library's default limit.
     context = zstandard.ZstdDecompressor(max_window_size=2**31)
     return context.decompressobj, zstandard.ZstdError
+
+
+def _bzip2() -> tuple[Callable[[], _Decompressor], type[Exception]]:
+    return bz2.BZ2Decompressor, OSError
+
+
+_DECOMPRESSORS = {".gz": _gzip, ".zst": _zstd, ".bz2": _bzip2}

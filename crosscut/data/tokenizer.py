@@ -1,12 +1,14 @@
 """Text to token ids and back: any `tokenizer.json`, or a byte-level BPE trained on the corpus.
 
-The `tokenizers` library does the work. What stands here is what it leaves open: which token ends a document, that no
-text may smuggle that token in, and that a file's own truncation or padding must not shorten a corpus.
+The `tokenizers` library does the work, or gigatoken where it gives the same ids. What stands here is what they leave
+open: which token ends a document, that no text may smuggle that token in, and that a file's own truncation or padding
+must not shorten a corpus.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,7 @@ import numpy.typing as npt
 
 from crosscut.config.checks import listed
 from crosscut.config.errors import DataError
+from crosscut.data.fast_encoder import FastEncoder, fast_encoder
 
 if TYPE_CHECKING:
     import tokenizers
@@ -52,8 +55,11 @@ class Tokenizer:
         """Id of the token after each document."""
 
     @classmethod
-    def load(cls, path: Path) -> Tokenizer:
-        """Read a `tokenizer.json`. Raises `DataError` when it cannot be read or has no end-of-text token."""
+    def load(cls, path: Path, *, setting: str = "data.tokenizer") -> Tokenizer:
+        """Read a `tokenizer.json`, which the configuration names as `setting`.
+
+        Raises `DataError` when it cannot be read or has no end-of-text token.
+        """
         import tokenizers
 
         try:
@@ -61,7 +67,7 @@ class Tokenizer:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise DataError(
-                f"`{path}` must be a readable `tokenizer.json`, but is not: {reason}. Check `data.tokenizer`."
+                f"`{path}` must be a readable `tokenizer.json`, but is not: {reason}. Check `{setting}`."
             ) from None
         try:
             inner = tokenizers.Tokenizer.from_str(data)
@@ -103,23 +109,39 @@ class Tokenizer:
         """Ids of one text, without an end of text."""
         return self._inner.encode(text, add_special_tokens=False).ids
 
+    @property
+    def engine(self) -> str:
+        """The library that encodes documents: `gigatoken` or `tokenizers`."""
+        return "gigatoken" if self._fast else "tokenizers"
+
+    @cached_property
+    def _fast(self) -> FastEncoder | None:
+        return fast_encoder(self._inner)
+
     def encode_documents(
         self, texts: Sequence[str]
     ) -> tuple[npt.NDArray[np.uint16 | np.uint32], npt.NDArray[np.int64]]:
         """Encode documents, each with its end of text.
 
         Returns (ids of all documents in a row, length of each with its end of text); ids in the smallest type of a
-        token folder that holds the vocabulary. Runs on the library's threads.
+        token folder that holds the vocabulary. They are the same with every `engine`; gigatoken runs on the calling
+        thread, the tokenizers library on its own threads.
         """
         dtype = token_dtype(self.vocab_size)
-        pieces: list[npt.NDArray[np.uint16 | np.uint32]] = []
+        end = np.array([self.end_of_text], dtype=dtype)
+        pieces = [end[:0]]
         lengths = np.empty(len(texts), dtype=np.int64)
-        for number, encoding in enumerate(self._inner.encode_batch_fast(list(texts), add_special_tokens=False)):
-            ids = encoding.ids
-            ids.append(self.end_of_text)
-            lengths[number] = len(ids)
-            pieces.append(np.array(ids, dtype=dtype))
-        return (np.concatenate(pieces) if pieces else np.empty(0, dtype=dtype)), lengths
+        for number, ids in enumerate(self._encode_each(texts)):
+            lengths[number] = len(ids) + 1
+            pieces += (ids.astype(dtype), end)
+        return np.concatenate(pieces), lengths
+
+    def _encode_each(self, texts: Sequence[str]) -> Iterator[npt.NDArray[np.uint32]]:
+        if self._fast:
+            yield from map(self._fast.encode, texts)
+            return
+        for encoding in self._inner.encode_batch_fast(list(texts), add_special_tokens=False):
+            yield np.array(encoding.ids, dtype=np.uint32)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; special tokens are left out."""

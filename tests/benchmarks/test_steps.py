@@ -80,6 +80,7 @@ def test_gpu_benchmark_writes_after_every_measurement(tiny_run):
     assert len(told["goals"]) == 7
 
 
+@pytest.mark.slow
 def test_gpu_benchmark_runs_uncompiled_what_cannot_be_compiled(tmp_path):
     program = """
 import json
@@ -101,6 +102,7 @@ print(json.dumps({name: [len(row.turns), row.remarks] for name, row in rows.item
     assert rows["uncompiled: a"] == [1, []]
 
 
+@pytest.mark.slow
 def test_gpu_benchmark_ends_what_takes_too_long(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     from gpu import in_process

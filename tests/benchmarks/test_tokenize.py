@@ -39,6 +39,16 @@ def test_tiny_run_reports_speed_and_memory(text: Path, tmp_path: Path) -> None:
     assert figures["machine"]["cpu"] in out
 
 
+def test_engines_are_compared_on_every_document(text: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    out = run("--engines", "--text", str(text), "--workers", "1", "--json", str(report))
+    figures = json.loads(report.read_text())["engines"]
+    assert (figures["engine"], figures["documents"], figures["differ"]) == ("gigatoken", 100, 0)
+    assert figures["num_bytes"] == 100 * len("A line of text, and more of the same kind of text.")
+    assert figures["ratio"] == figures["mb_per_s"] / figures["library_mb_per_s"]
+    assert "0 documents differ" in out
+
+
 def test_scripts_of_the_folder_get_the_standard_library_s_tokenize(tmp_path: Path) -> None:
     (tmp_path / "tokenize.py").write_text((ROOT / "benchmarks" / "tokenize.py").read_text())
     (tmp_path / "other.py").write_text("import tokenize, sys; tokenize.open(__file__); print(sys.path[0])")

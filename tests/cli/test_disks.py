@@ -37,6 +37,7 @@ def test_run_stops_when_a_checkpoint_cannot_be_written(book, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is raised as an error on Linux")
+@pytest.mark.slow
 def test_run_goes_on_without_checkpoints_if_it_is_to(book, tmp_path):
     result = train(book, tmp_path / "run", "layout.tensor=1", "checkpoint.on_failure=continue")
     assert "after 4 steps" in result.stdout

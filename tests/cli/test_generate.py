@@ -150,6 +150,7 @@ def test_a_file_without_prompts_is_told(fail, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="takes the terminal as Linux does")
+@pytest.mark.slow
 def test_at_a_terminal_it_asks_for_prompts(trained):
     ours, theirs = pty.openpty()
     take = "fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"

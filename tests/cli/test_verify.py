@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.cli.conftest import run_python
 
 RUN = (
@@ -68,6 +70,7 @@ def test_layout_that_the_model_does_not_allow_is_refused(crosscut_here):
     assert "`layout.tensor` must divide `model.num_heads` (4), but is 3. Try 1, 2 or 4." in done.stderr
 
 
+@pytest.mark.slow
 def test_under_torchrun_the_started_ranks_verify_every_layout(tmp_path):
     layouts = ("--layout", "tensor=2", "--layout", "data=2")
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "crosscut", "verify"]

@@ -50,6 +50,8 @@ def test_documents_are_those_that_filters_left_with_their_latest_text(part):
     assert told(part) == [(0, "zero"), (1, "one"), (2, "tw\u00f6"), (3, "three")]
     assert told(Part(part.work, NAME, ("urls",))) == [(0, "zero"), (2, "tw\u00f6"), (3, "three")]
     assert told(Part(part.work, NAME, ("urls",), cleaned=True)) == [(0, "ZERO"), (2, "TW\u00d6"), (3, "THREE")]
+    assert part.sizes() == {0: 4, 1: 3, 2: 4, 3: 5}
+    assert Part(part.work, NAME, ("urls",), cleaned=True).sizes() == {0: 4, 2: 4, 3: 5}
     one = list(part.documents())[1]
     assert (one.id, one.url, one.karma, one.title, one.num_bytes) == ("s/f#1", "http://x", 3.0, "", 3)
     assert [document.num_bytes for document in part.select(np.array([2], dtype=np.uint32))] == [4]
@@ -66,7 +68,7 @@ def short(limit: int):
 def test_a_filter_writes_who_goes_and_what_it_measured(part, tmp_path):
     folder = tmp_path / "length"
     folder.mkdir()
-    counts = judge_part(Part(part.work, NAME, ("urls",)), short, (4,), Output(folder))
+    counts = judge_part(Part(part.work, NAME, ("urls",)), short, (4,), "", Output(folder))
     assert counts == {
         "documents_in": 3, "documents_out": 2, "bytes_in": 13, "bytes_out": 9,
         "rules": {"too short": {"documents": 1, "bytes": 4}},

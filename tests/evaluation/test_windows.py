@@ -1,7 +1,7 @@
 """The paper's sliding window (section 4.2.1)."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from crosscut.config import ConfigError, EvaluationConfig
@@ -42,7 +42,6 @@ def test_the_papers_windows_of_its_test_set() -> None:
     assert {window.length for window in windows} == {1024}
 
 
-@settings(deadline=None)
 @given(length=st.integers(1, 200), window=st.integers(1, 40), data=st.data())
 def test_every_target_is_scored_once_with_enough_before_it(length: int, window: int, data: st.DataObject) -> None:
     overlap = data.draw(st.integers(1, window))

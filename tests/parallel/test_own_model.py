@@ -48,6 +48,7 @@ def _run_example() -> list[str]:
 
 
 @pytest.mark.usefixtures("threads_restored")
+@pytest.mark.slow
 def test_the_example_trains_alike_on_one_and_on_two_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLE))["train"](Layout(), 8)
     one = [line.split(": ", 1)[1] for line in capsys.readouterr().out.splitlines()]

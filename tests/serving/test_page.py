@@ -1,30 +1,12 @@
 """The page at /, in a real browser."""
 
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.serving.conftest import NAME, Server, start
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    program = os.environ.get("CROSSCUT_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        pytest.skip(f"no browser is found: none of {', '.join(BROWSERS)} is installed, nor is CROSSCUT_BROWSER set")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
 
 DESK, PHONE = {"width": 1200, "height": 800}, {"width": 390, "height": 844}
 

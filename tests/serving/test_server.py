@@ -68,6 +68,7 @@ def assert_whole(connection: HTTPConnection) -> None:
     assert [choice["finish_reason"] in ("length", "stop") for choice in choices] == [True] * 4
 
 
+@pytest.mark.slow
 def test_a_key_is_asked_for_and_an_interrupt_ends_it_well(model_folder):
     """One server for both, since starting one takes seconds."""
     server = start(model_folder, "--host", "0.0.0.0", CROSSCUT_API_KEY="secret")

@@ -137,7 +137,7 @@ def bytes_kept(runs: list[RunConfig], backend: str) -> list[int]:
     ("layout", "backend"),
     [
         (("layout.tensor=1",), "aot_eager"),
-        (("layout.tensor=2", "layout.sequence_parallel=true"), "aot_eager"),
+        pytest.param(("layout.tensor=2", "layout.sequence_parallel=true"), "aot_eager", marks=pytest.mark.slow),
         pytest.param(("layout.tensor=1",), "inductor", marks=[pytest.mark.slow, needs_cpp_compiler]),
     ],
     ids=str,
@@ -164,6 +164,7 @@ def test_float8_products_are_part_of_the_one_graph(ranks: RankPool, run_with: An
 
 
 @needs_cpp_compiler
+@pytest.mark.slow
 def test_twenty_steps_of_real_compiled_code_stay_within_a_millionth(ranks: RankPool, run_with: Any) -> None:
     options = ("model.num_layers=1", "model.dropout=0.0", "training.steps=20")
     plain = ranks.run(1, trained, run_with(*options), 20, "inductor", False)[0]

@@ -104,6 +104,7 @@ def forced_losses(run: Any, num_steps: int) -> list[float]:
     return losses
 
 
+@pytest.mark.slow
 def test_losses_stay_near_float32_over_fifty_steps(ranks, run_with):
     base = ("model.dropout=0.0", "training.steps=50")
     exact = ranks.run(1, losses_of, run_with(*base), 50)[0]

@@ -1,0 +1,224 @@
+"""The story of one document: where it came from, what each stage did to it and why, and where it ended.
+
+Ids are searched for, and of everything else only the files of the document's own part are read.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from crosscut.config.errors import DataError
+from crosscut.corpus.audit.excerpts import common_beginning, excerpts_of_pair
+from crosscut.corpus.audit.lookup import (
+    Place,
+    find_documents,
+    latest_texts,
+    near_ids,
+    read_columns,
+    texts_cleaned,
+    texts_read,
+)
+from crosscut.corpus.documents import CLEANING, INGEST, drops_name, marks_name, read_table
+from crosscut.data.shards import INDEX_DTYPE
+
+LEAKAGE, NEAR, PACKING, TOKENS = "leakage", "near", "packing", "tokens"
+
+SHOWN = 5
+"""Documents that went in favour of this one, and passages, that are told; the others are counted."""
+
+_WIDTH = 100
+_LABEL = 16
+
+
+def explain(work: Path, filters: Sequence[str], document_id: str, *, against: Sequence[str] = ()) -> str:
+    """What happened to a document, in lines to print.
+
+    `filters` are the corpus's stages that drop documents, in their order, `tokens` among them; `against` the output
+    folders of earlier runs, whose documents it may have been matched with. Raises `DataError` for an id that the corpus
+    does not have.
+    """
+    works = (work, *(Path(folder) / "work" for folder in against))
+    place = find_documents(works[:1], [document_id]).get(document_id)
+    if place is None:
+        return _rejected(work, document_id)
+    story = _Story(works, document_id, place)
+    lines = [document_id, ""]
+    for label, told in story.tell([name for name in filters if (work / name / drops_name(place.part)).is_file()]):
+        lines.append(f"{label:<{_LABEL}}{told[0]}" if told else label)
+        lines += [textwrap.indent(line, " " * _LABEL) for line in told[1:]]
+    return "\n".join(lines)
+
+
+class _Story:
+    """What is known of one document."""
+
+    def __init__(self, works: Sequence[Path], document_id: str, place: Place) -> None:
+        self._works = works
+        self._work = place.work
+        self._id = document_id
+        self._place = place
+
+    def tell(self, filters: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+        """A label and lines for each stage that the document came to, and for its end."""
+        yield "read", self._origin()
+        for stage in filters:
+            drop = self._rows(stage, drops_name(self._place.part))
+            told = [*self._marks(stage), *(self._mended() if stage == CLEANING else ())]
+            told += self._leaks() if stage == LEAKAGE else ()
+            if drop:
+                yield stage, [f"goes: {_why(stage, drop[0])}", *told, *self._match(drop[0]["other"])]
+                return
+            yield stage, told or ["stays"]
+        for stage, others in self._in_favour(filters):
+            more = [f"and {len(others) - SHOWN:,} more"] if len(others) > SHOWN else []
+            yield "stands for", [f"{len(others):,} that went at {stage}:", *others[:SHOWN], *more]
+        yield "kept", self._end()
+
+    def _rows(self, stage: str, name: str) -> list[dict[str, Any]]:
+        """The rows of a stage's file that are this document's."""
+        path = self._work / stage / name
+        if not path.is_file():
+            return []
+        table = read_table(path)
+        return list(table.filter(pc.equal(table["row"], pa.scalar(self._place.row, pa.uint32()))).to_pylist())
+
+    def _origin(self) -> list[str]:
+        path = self._work / INGEST / f"{self._place.part}.arrow"
+        columns = read_columns(path, "url", "karma", "title").slice(self._place.row, 1).to_pylist()[0]
+        text = texts_read([self._place])[self._place]
+        facts = [f"{name} {value}" for name, value in columns.items() if value not in (None, "")]
+        return [f"{len(text):,} characters; part {self._place.part}, row {self._place.row}", *facts, *_quoted("", text)]
+
+    def _marks(self, stage: str) -> list[str]:
+        marks = self._rows(stage, marks_name(self._place.part))
+        return [
+            ", ".join(f"{name} {_spelled(value)}" for name, value in mark.items() if name != "row") for mark in marks
+        ]
+
+    def _mended(self) -> list[str]:
+        before = texts_read([self._place])[self._place]
+        after = texts_cleaned([self._place]).get(self._place, before)
+        if after == before:
+            return []
+        at = common_beginning(before, after)
+        return [
+            f"mended, {len(before):,} characters before and {len(after):,} after; where they first differ:",
+            f"before | {_spelled_out(before, at)}",
+            f"after  | {_spelled_out(after, at)}",
+        ]
+
+    def _match(self, other: str) -> list[str]:
+        """Both texts, where the document was matched with another."""
+        if not other:
+            return []
+        place = find_documents(self._works, [other]).get(other)
+        if place is None:
+            return [f"matched with {other}"]
+        texts = latest_texts([self._place, place])
+        one, two = excerpts_of_pair(texts[self._place], texts[place])
+        where = "" if place.work == self._work else f" of the earlier run {place.work.parent}"
+        return [f"matched with {other}{where}", *_quoted("this", one), *_quoted("other", two)]
+
+    def _leaks(self) -> list[str]:
+        matches = self._rows(LEAKAGE, f"{self._place.part}.matches.arrow")
+        cuts = self._rows(LEAKAGE, f"{self._place.part}.cuts.arrow")
+        told = []
+        for match in sorted(matches, key=lambda match: -match["grams"])[:SHOWN]:
+            told.append(
+                f"{match['grams']:,} n-grams in a row stand also in {match['test_set']}, item {match['item']:,}:"
+            )
+            told += _quoted("", match["passage"])
+        if len(matches) > SHOWN:
+            told.append(f"and {len(matches) - SHOWN:,} shorter passages")
+        if cuts:
+            spans = ", ".join(f"{cut['start']:,} to {cut['end']:,}" for cut in cuts)
+            told.append(f"cut out of it: characters {spans}")
+        return told
+
+    def _in_favour(self, filters: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+        """By stage the ids of documents that went because of this one."""
+        for stage in filters:
+            found: list[str] = []
+            for path in sorted((self._work / stage).glob(f"*{drops_name('')}")):
+                table = read_table(path)
+                rows = table.filter(pc.equal(table["other"], self._id))["row"]
+                if len(rows):
+                    part = path.name.removesuffix(drops_name(""))
+                    found += read_columns(self._work / INGEST / f"{part}.arrow", "id")["id"].take(rows).to_pylist()
+            if found:
+                yield stage, found
+
+    def _end(self) -> list[str]:
+        texts = self._rows(TOKENS, f"{self._place.part}.index.arrow")
+        told = [f"{sum(text['tokens'] for text in texts):,} tokens, ends of text among them"] if texts else []
+        if len(texts) > 1:
+            told[0] += f", in {len(texts)} pieces"
+        return [*(told or ["it passed all stages that are done"]), *self._shards()]
+
+    def _shards(self) -> list[str]:
+        """Where its texts lie among the shards; nothing before they are packed."""
+        try:
+            manifest = json.loads((self._work / PACKING / "manifest.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return []
+        file, _, record = self._id.rpartition("#")
+        number = next((n for n, source in enumerate(manifest["sources"]) if source["name"] == file), None)
+        shards = [entry["name"] for entry in manifest["train"]] + [manifest["validation"]["name"]]
+        told = []
+        for shard in shards if number is not None else ():
+            index = np.fromfile(self._work / PACKING / f"{shard}.index", dtype=INDEX_DTYPE)
+            places = np.flatnonzero((index["source"] == number) & (index["record"] == int(record)))
+            if len(places):
+                told.append(
+                    f"{shard}: {'text' if len(places) == 1 else 'texts'} {', '.join(f'{at:,}' for at in places)}"
+                )
+        return told or ["its source's weight leaves it out of the shards"]
+
+
+def _why(stage: str, drop: dict[str, Any]) -> str:
+    detail = f"Jaccard {drop['detail']}" if stage == NEAR else drop["detail"]
+    return f"{drop['rule']}, {detail}" if detail else str(drop["rule"])
+
+
+def _spelled(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _spelled_out(text: str, at: int) -> str:
+    """Some characters around one of them, with those that cannot be seen escaped."""
+    return repr(text[max(0, at - 30) : at + 40])[1:-1]
+
+
+def _quoted(name: str, text: str) -> list[str]:
+    """A text on a few lines, with its name before it."""
+    head = f"{name:<7}" if name else ""
+    room = _WIDTH - _LABEL - len(head) - 2
+    lines = textwrap.wrap(" ".join(text.split()), room, max_lines=3, placeholder=" ...") or [""]
+    return [(head if number == 0 else " " * len(head)) + f"| {line}" for number, line in enumerate(lines)]
+
+
+def _rejected(work: Path, document_id: str) -> str:
+    """The story of a record that could not be read. Raises `DataError` where there is none of that id either."""
+    file, _, record = document_id.rpartition("#")
+    source, _, name = file.partition("/")
+    for path in sorted((work / INGEST).glob("*.rejects.jsonl")):
+        with path.open(encoding="utf-8") as lines:
+            for reject in map(json.loads, lines):
+                same = reject["source"] == source and reject["place"].rpartition(" ")[2] == record
+                if same and name and reject["file"].endswith(name):
+                    told = f"{'not read':<{_LABEL}}{reject['file']}, {reject['place']}: {reject['reason']}"
+                    quoted = [textwrap.indent(line, " " * _LABEL) for line in _quoted("", reject["excerpt"])]
+                    return "\n".join([document_id, "", told, *quoted])
+    near = near_ids(work, document_id)
+    hint = f" Near ones are {', '.join(f'`{one}`' for one in near)}." if near else ""
+    raise DataError(
+        f"`--explain` must name a document of this corpus, as `source/file#record`, but is `{document_id}`.{hint}"
+    )

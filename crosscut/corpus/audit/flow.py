@@ -1,0 +1,132 @@
+"""The way of the corpus through the stages: documents, bytes and tokens that came in, went, and were left.
+
+Tokens, without ends of text, are counted by the stage `length`. What went before it, and what was cut from texts after
+it, is estimated from its bytes and the tokens of a byte among those counted, and is marked as an estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from crosscut.corpus.documents import INGEST
+from crosscut.corpus.running import StageResult
+
+Counts = Mapping[str, Any]
+
+LENGTH, TOKENS = "length", "tokens"
+
+_NOT_PASSED = ("audit", "packing")
+
+
+def make_flow(results: Sequence[StageResult]) -> list[dict[str, Any]]:
+    """An entry for each stage that documents pass, in order; `tokens` only where it lost something.
+
+    `in` and `out` are amounts (`documents`, `bytes`, `tokens`, and `estimated` where tokens are an estimate), `rules`
+    the amounts that each rule took, `cut` what was cut from documents that stay, and `mended` the bytes by which texts
+    became longer (or, below zero, shorter) besides.
+    """
+    counts = {result.name: result.counts for result in results}
+    passed = {name: one for name, one in counts.items() if "documents_in" in one and name not in _NOT_PASSED}
+    flow = [_entry(name, one) for name, one in passed.items() if name != TOKENS]
+    if flow and TOKENS in passed:
+        flow += _pieces(flow[-1]["out"], passed[TOKENS])
+    _count_tokens(flow, counts)
+    return flow
+
+
+def tokens_of_byte(counts: Counts) -> float | None:
+    """Tokens of a byte among the documents that were counted; None where none were."""
+    counted = counts.get("audit", {}).get("counted", {})
+    return counted["tokens"] / counted["bytes"] if counted.get("bytes") else None
+
+
+def with_estimate(amount: Counts, ratio: float | None) -> dict[str, Any]:
+    """An amount of the audit with tokens that were not counted estimated, or without tokens where they cannot be."""
+    told = {unit: amount[unit] for unit in ("documents", "bytes")}
+    if ratio is None:
+        return told
+    if not amount["uncounted"]:
+        return {**told, "tokens": amount["tokens"]}
+    return {**told, "tokens": amount["tokens"] + round(amount["uncounted"] * ratio), "estimated": True}
+
+
+def _entry(name: str, counts: Counts) -> dict[str, Any]:
+    sides = {
+        side: {unit: counts[f"{unit}_{side}"] for unit in ("documents", "bytes") if f"{unit}_{side}" in counts}
+        for side in ("in", "out")
+    }
+    rules = {rule: dict(amount) for rule, amount in counts.get("rules", {}).items()}
+    entry: dict[str, Any] = {
+        "stage": name,
+        **sides,
+        "rules": dict(sorted(rules.items(), key=lambda item: (-item[1]["documents"], item[0]))),
+    }
+    if name == INGEST:  # its bytes in and those of its rules are of files on the disk, often packed
+        sides["in"].pop("bytes", None)
+        for amount in rules.values():
+            amount.pop("bytes", None)
+        return entry | {"notes": dict(counts.get("notes", {}))}
+    gone = sum(amount["bytes"] for amount in rules.values())
+    if counts.get("cut", {}).get("places"):
+        entry["cut"] = dict(counts["cut"])
+        gone += counts["cut"]["bytes"]
+    if "bytes" in sides["in"] and "bytes" in sides["out"]:
+        entry["mended"] = sides["out"]["bytes"] - sides["in"]["bytes"] + gone
+    return entry
+
+
+def _pieces(before: Counts, counts: Counts) -> list[dict[str, Any]]:
+    """The entry of the stage `tokens`, which loses the pieces between cuts that are too short."""
+    lost = before["bytes"] - counts["bytes_out"]
+    if not lost and counts["documents_out"] == before["documents"]:
+        return []
+    entry: dict[str, Any] = {
+        "stage": TOKENS,
+        "in": {unit: before[unit] for unit in ("documents", "bytes")},
+        "out": {"documents": counts["documents_out"], "bytes": counts["bytes_out"]},
+        "rules": {rule: {"documents": amount["documents"]} for rule, amount in counts.get("rules", {}).items()},
+        "cut": {"pieces": counts.get("short_pieces", 0), "bytes": lost},
+        "mended": 0,
+    }
+    return [entry]
+
+
+def _count_tokens(flow: Sequence[dict[str, Any]], counts: Counts) -> None:
+    """Put tokens into the amounts of a flow."""
+    ratio = tokens_of_byte(counts)
+    audit = counts.get("audit", {})
+    counted = audit.get("counted", {}) if ratio else {}
+    left: dict[str, Any] | None = None
+    for entry in flow:
+        if counted and entry["stage"] == LENGTH and entry["in"]["documents"] == counted["documents"]:
+            left = {"tokens": counted["tokens"]}
+        if left is None:
+            for amount in (entry["in"], entry["out"], *entry["rules"].values()):
+                _estimate(amount, ratio)
+            continue
+        entry["in"] |= left
+        for rule, amount in entry["rules"].items():
+            if "bytes" in amount:
+                amount["tokens"] = audit["rules"][entry["stage"]][rule]["tokens"]
+        gone = sum(amount.get("tokens", 0) for amount in entry["rules"].values())
+        if "cut" in entry:
+            _estimate(entry["cut"], ratio)
+            gone += entry["cut"]["tokens"]
+            left = {"tokens": left["tokens"] - gone, "estimated": True}
+        else:
+            left = {**left, "tokens": left["tokens"] - gone}
+        entry["out"] |= left
+    _end_exactly(flow, counts.get(TOKENS, {}))
+
+
+def _estimate(amount: dict[str, Any], ratio: float | None) -> None:
+    if ratio is not None and "bytes" in amount:
+        amount |= {"tokens": round(amount["bytes"] * ratio), "estimated": True}
+
+
+def _end_exactly(flow: Sequence[dict[str, Any]], counts: Counts) -> None:
+    """What is left in the end has been counted by the stage `tokens`, cuts or not."""
+    if flow and "tokens" in counts and flow[-1]["out"].get("documents") == counts["documents_out"]:
+        flow[-1]["out"].pop("estimated", None)
+        flow[-1]["out"]["tokens"] = sum(counts["tokens"].values()) - counts["texts"]

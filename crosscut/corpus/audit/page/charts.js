@@ -1,0 +1,55 @@
+// Histograms and bars, in HTML: they wrap, scale with the type, and can be read aloud.
+"use strict";
+
+/** A row for each entry: name, bar, figure. `marks` names the entries that are shown as gone. */
+function bars(entries, { gone = () => false, label = (entry) => entry.name, shown = 12 } = {}) {
+  const total = entries.reduce((sum, entry) => sum + value(entry), 0);
+  const largest = Math.max(...entries.map((entry) => value(entry)), 1);
+  const ordered = [...entries].sort((a, b) => value(b) - value(a));
+  const row = (entry) => make(gone(entry) ? "li.gone" : "li", { "--share": `${(100 * value(entry)) / largest}%` },
+    make("span.label", label(entry)), make("span.bar"), make("span.number", figure(entry)),
+    make("span.number.soft", percent(value(entry), total)));
+  const rest = ordered.slice(shown);
+  return [
+    make("ul.bars", ordered.slice(0, shown).map(row)),
+    rest.length > 0 && make("details", make("summary.plain", `${rest.length} more`), make("ul.bars", rest.map(row))),
+  ];
+}
+
+/** Columns side by side, each from one edge to the next; those below `cut` are gone. `count` says how high, `spelled` how many. */
+function histogram(columns, { cut = -Infinity, name, edge, every = 1, axis = "", count = value, spelled = figure }) {
+  const largest = Math.max(...columns.map((column) => count(column)), 1);
+  const total = columns.reduce((sum, column) => sum + count(column), 0);
+  const told = (column, i) => {
+    const to = columns[i + 1]?.from;
+    const range = to === undefined ? `${edge(column.from)} and more` : `${edge(column.from)} to ${edge(to)}`;
+    return `${range}: ${spelled(column)} (${percent(count(column), total)})`;
+  };
+  return make("figure.histogram",
+    make("ol", { "aria-label": name }, columns.map((column, i) => make(
+      column.from < cut ? "li.gone" : "li",
+      { "--share": `${(100 * count(column)) / largest}%`, title: told(column, i) },
+      make("span.bar"), make("span.unseen", told(column, i)),
+      make("span.edge", { "aria-hidden": "true" }, i % every === 0 ? edge(column.from) : ""),
+    ))),
+    axis && make("figcaption", axis),
+  );
+}
+
+/** Columns of every bucket from the first to the last, empty ones with them. */
+function filled(columns, next) {
+  const known = new Map(columns.map((column) => [column.from, column]));
+  const ordered = [...known.keys()].sort((a, b) => a - b);
+  const all = [];
+  for (let from = ordered[0]; from <= ordered.at(-1) + 1e-9 && all.length < 200; from = next(from)) {
+    all.push(known.get(from) ?? { from, documents: 0, bytes: 0, tokens: 0 });
+  }
+  return all;
+}
+
+const nextLength = (from) => {
+  if (from < 2) return from + 1;
+  const power = 2 ** Math.floor(Math.log2(from));
+  return from === power && power > 1 ? from * 1.5 : power * 2;
+};
+const nextScore = (from) => Math.round((from + 0.05) * 100) / 100;

@@ -1,0 +1,102 @@
+// Elements, figures and what the stages are called. Text from documents only ever goes into text nodes.
+"use strict";
+
+const read = (id) => JSON.parse(document.getElementById(id).textContent || "null");
+const report = read("report");
+const timings = read("timings");
+
+const STAGES = {
+  ingest: ["Read", "Records that cannot be read as text are set aside with their file, place and reason."],
+  urls: ["URLs", "Documents go by the domain, file type or votes of their link."],
+  "url-duplicates": ["Same URL", "Of documents with the same URL the first stays."],
+  cleaning: ["Cleaning", "Characters are mended; what has no text left goes."],
+  language: ["Language", "Documents in other languages than asked for go, and those the detector is unsure of."],
+  length: ["Length", "Documents with too few tokens go."],
+  exact: ["Exact", "Of documents with the same words one stays."],
+  near: ["Near", "Of each cluster of near-duplicates one stays; every pair was checked by its exact Jaccard similarity."],
+  leakage: ["Test data", "Passages that also stand in a test set are cut out, or their documents dropped."],
+  tokens: ["Pieces", "What is left of a document between cuts goes where it is too short."],
+};
+
+const titleOf = (stage) => STAGES[stage]?.[0] ?? stage;
+
+/** make("p.note", { title: "..." }, "text", child): attributes set, functions added as listeners, children appended. */
+function make(spec, ...rest) {
+  const [name, ...classes] = spec.split(".");
+  const svg = ["svg", "g", "path", "rect", "line", "circle", "text", "tspan", "defs", "linearGradient", "stop", "title"];
+  const isLink = name === "svg:a";
+  const element = svg.includes(name) || isLink
+    ? document.createElementNS("http://www.w3.org/2000/svg", isLink ? "a" : name)
+    : document.createElement(name);
+  if (classes.length) element.setAttribute("class", classes.join(" "));
+  for (const part of rest.flat(Infinity)) {
+    if (part === null || part === undefined || part === false) continue;
+    if (typeof part === "object" && !(part instanceof Node)) {
+      for (const [key, value] of Object.entries(part)) {
+        if (typeof value === "function") element.addEventListener(key, value);
+        else if (key.startsWith("--")) element.style.setProperty(key, value);
+        else if (value !== null && value !== undefined && value !== false) element.setAttribute(key, value === true ? "" : value);
+      }
+    } else element.append(part instanceof Node ? part : String(part));
+  }
+  return element;
+}
+
+const whole = new Intl.NumberFormat("en");
+
+/** Three or four digits and a unit. */
+function short(value) {
+  for (const [size, letter] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
+    if (value >= size) {
+      const scaled = value / size;
+      return `${scaled.toFixed(scaled < 10 ? 2 : scaled < 100 ? 1 : 0)}\u202f${letter}`;
+    }
+  }
+  return whole.format(value);
+}
+
+const bytes = (value) => (value < 1000 ? `${whole.format(value)}\u202fB` : `${short(value).replace("k", "kB").replace(/[MGT]$/, "$&B")}`);
+
+/** A share as a percentage; one that is not nothing is never written as 0, nor one that is not all as 100. */
+function percent(part, all, digits = 1) {
+  if (!all) return "\u2013";
+  const share = (100 * part) / all;
+  const smallest = 10 ** -digits;
+  if (part > 0 && share < smallest) return `<${smallest}\u202f%`;
+  if (part < all && share > 100 - smallest) return `>${100 - smallest}\u202f%`;
+  return `${share.toFixed(share === 100 || share === 0 ? 0 : digits)}\u202f%`;
+}
+
+const unit = () => document.querySelector("[name=unit]:checked").value;
+const has = (amount, name = unit()) => amount?.[name] !== undefined;
+const value = (amount, name = unit()) => amount?.[name] ?? 0;
+
+/** An amount in a unit: "35,479", "146.7 MB", "\u2248 31.2 M" where it is an estimate. */
+function figure(amount, name = unit()) {
+  if (!has(amount, name)) return "\u2013";
+  const number = amount[name];
+  if (name === "documents") return whole.format(number);
+  if (name === "bytes") return bytes(number);
+  return (amount.estimated ? "\u2248\u2009" : "") + (number < 10000 ? whole.format(number) : short(number));
+}
+
+/** What is drawn anew when the unit changes. */
+const drawings = [];
+
+function drawn(place, draw) {
+  const redraw = () => place.replaceChildren(...[draw()].flat(Infinity).filter(Boolean));
+  drawings.push(redraw);
+  redraw();
+  return place;
+}
+
+/** Rows of cells; columns are names, those after a "#" hold numbers. */
+function table(caption, columns, rows) {
+  const isNumber = columns.map((name) => name.startsWith("#"));
+  const cell = (tag) => (content, i) => make(isNumber[i] ? `${tag}.number` : tag, tag === "th" && { scope: "col" }, content);
+  return make(columns.length > 4 ? "div.scroll" : "div.scroll.narrow", { tabindex: "0", role: "region", "aria-label": caption }, make("table",
+    make("caption.unseen", caption),
+    make("thead", make("tr", columns.map((name) => name.replace("#", "")).map(cell("th")))),
+    make("tbody", rows.map((row) => make("tr", row.map(cell("td"))))),
+  ));
+}

@@ -1,0 +1,124 @@
+// The first screen, and what went at each stage, with samples.
+"use strict";
+
+function section(id, title, ...content) {
+  return make("section", { id, "aria-labelledby": `${id}-title` }, make("h2", { id: `${id}-title` }, title), content);
+}
+
+const ratio = (share, digits = 1) => percent(share, 1, digits);
+
+// What one wants to know first
+
+function answers() {
+  const { read: came, kept } = report.summary ?? {};
+  const cards = [];
+  if (came && kept) {
+    cards.push(card("What stays", percent(value(kept), value(came)),
+      `${figure(kept)} of ${figure(came)}${unit() === "bytes" ? "" : ` ${unit()}`}`, "#losses"));
+  }
+  const planted = report.duplicates?.planted;
+  if (planted?.planted) {
+    cards.push(card("Duplicates found", ratio(planted.recall, 2),
+      `${whole.format(planted.found)} of ${whole.format(planted.planted)} near-duplicates planted into this corpus`
+        + (planted.precision === null ? "" : `; precision ${ratio(planted.precision, 2)}`), "#duplicates"));
+  }
+  const sets = report.leakage?.sets ?? [];
+  if (sets.length) {
+    const share = (one) => one.grams_found / Math.max(one.grams, 1);
+    const worst = sets.reduce((most, one) => (share(one) > share(most) ? one : most));
+    cards.push(card("Test data", worst.grams_found ? percent(worst.grams_found, worst.grams, 2) : "none",
+      worst.grams_found
+        ? `of the ${report.leakage.ngram}-grams of ${worst.name} were in the corpus${sets.length > 1 ? ", the most of any test set" : ""}`
+        : `of the ${report.leakage.ngram}-grams of ${sets.map((one) => one.name).join(", ")} was in the corpus`, "#leakage"));
+  }
+  if (report.rejects !== undefined) {
+    const were = report.rejects === 1 ? "record was" : "records were";
+    cards.push(card("Unreadable", whole.format(report.rejects), `${were} set aside with file, place and reason`, "#stage-ingest"));
+  }
+  return cards;
+}
+
+function card(kind, number, told, href) {
+  return make("a.card", { href }, make("span.kind", kind), make("strong", number), make("span", told));
+}
+
+function overview() {
+  const flow = make("figure.flow");
+  const draw = drawn(flow, () => (flow.clientWidth ? drawFlow(flow.clientWidth) : []));
+  let width = 0;
+  new ResizeObserver(() => {
+    if (flow.clientWidth === width) return;
+    width = flow.clientWidth;
+    flow.replaceChildren(drawFlow(width));
+  }).observe(draw);
+  return make("section", { id: "overview", "aria-label": "Overview" },
+    drawn(make("div.cards"), answers), flow);
+}
+
+// What went, and why
+
+function losses() {
+  const place = make("div");
+  place.append(...report.flow.map(stageBlock));
+  return section("losses", "What went, and why", search(place), place);
+}
+
+function stageBlock(entry) {
+  const rules = Object.entries(entry.rules);
+  const amounts = drawn(make("p.amounts"), () => {
+    const came = has(entry.in) ? figure(entry.in) : null;
+    return [came && `${came} in, `, make("strong", figure(entry.out)), ` ${came ? "left" : "read"}`];
+  });
+  return make("article.stage", { id: `stage-${entry.stage}` },
+    make("header", make("h3", titleOf(entry.stage)), amounts),
+    STAGES[entry.stage] && make("p.note", STAGES[entry.stage][1]),
+    rules.map(([name, amount]) => rule(entry, name, amount)),
+    cutBlock(entry), mended(entry),
+    !rules.length && !entry.cut && !Object.values(entry.changed ?? {}).some(Boolean) && make("p.note.soft", "Nothing went here."),
+  );
+}
+
+function rule(entry, name, amount) {
+  const samples = amount.samples ?? [];
+  const line = drawn(make("span.line"), () => {
+    const all = has(entry.in) ? value(entry.in) : value(entry.out) + value(amount);
+    const share = has(amount) && all ? value(amount) / all : 0;
+    return [
+      make("span.label", name),
+      make("span.bar", { "--share": `${100 * share}%` }),
+      make("span.number", figure(amount)), make("span.number.soft", has(amount) ? percent(value(amount), all) : ""),
+    ];
+  });
+  const told = entry.stage === "near" ? samples.map((one) => ({ ...one, detail: `Jaccard ${one.detail}` })) : samples;
+  return fold(line, told, amount.documents);
+}
+
+function cutBlock({ cut }) {
+  if (!cut) return null;
+  if (cut.pieces !== undefined) {
+    return make("div.rule", make("span.line", make("span.label", "short pieces"),
+      make("span.told", `${whole.format(cut.pieces)} pieces between cuts were too short to keep; ${bytes(cut.bytes)} in all`)));
+  }
+  return make("div.rule", make("span.line", make("span.label", "cut"), make("span.told",
+    `${whole.format(cut.places)} passages of ${whole.format(cut.documents)} documents, ${bytes(cut.bytes)}; the documents stay`)));
+}
+
+function mended(entry) {
+  const changed = Object.entries(entry.changed ?? {}).filter(([, count]) => count);
+  const samples = entry.changed_samples ?? [];
+  if (!changed.length && !samples.length) return null;
+  const told = changed.map(([what, count]) => `${what} in ${whole.format(count)}`).join(", ");
+  const sign = entry.mended < 0 ? "\u2212" : "+";
+  const line = make("span.line", make("span.label", "mended"),
+    make("span.told", told, entry.mended ? `${told ? "; " : ""}${sign}${bytes(Math.abs(entry.mended))} of text` : ""));
+  return fold(line, samples);
+}
+
+function fold(line, samples, documents) {
+  if (!samples.length) return make("div.rule", line);
+  const details = make("details.rule", make("summary", line),
+    documents > samples.length && make("p.note.soft", `${samples.length} of ${whole.format(documents)}, chosen by chance`),
+    samples.map(sample));
+  details.addEventListener("toggle", () => details.open && markDifferences(details));
+  return details;
+}

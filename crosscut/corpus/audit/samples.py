@@ -1,0 +1,261 @@
+"""What each part adds to the report: how much of it each rule took, its languages and lengths, and samples to read.
+
+Samples are the documents with the smallest hashes of the seed and their ids, so that they are the same however the
+corpus is cut into parts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from crosscut.corpus.audit.excerpts import excerpt, excerpts_of_pair
+from crosscut.corpus.documents import CLEANING, INGEST, TEXTS, Part, marks_name, read_drops, read_table
+from crosscut.corpus.parts import files_of, find_parts
+from crosscut.corpus.stages import Counts, Output, Task
+
+AUDIT = "audit"
+"""The stage's name."""
+
+SAMPLES = 5
+"""Documents that are shown of each rule."""
+
+CHANGED = "changed"
+"""Name under `cleaning` of the samples of documents whose text was mended."""
+
+NOTHING = {"documents": 0, "bytes": 0, "tokens": 0, "uncounted": 0}
+
+Numbers = npt.NDArray[np.int64]
+Amount = dict[str, int]
+"""`documents`, `bytes`, and of those whose tokens were counted `tokens` and, as `uncounted`, the bytes of the rest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditStage:
+    """A stage that looks at every part when all filters are done."""
+
+    filters: tuple[str, ...]
+    """All filters of the corpus, in their order."""
+
+    cleaned: bool
+    """Whether texts were cleaned."""
+
+    seed: int
+    """Chooses the samples."""
+
+    name: str = AUDIT
+    version: int = 1
+
+    def tasks(self, work: Path) -> list[Task]:
+        """One for each part."""
+        return [
+            Task(
+                name=part.name,
+                function=partial(audit_part, part, self.seed),
+                inputs=(*files_of(part), *_marks_of(part)),
+                settings={"seed": self.seed, "samples": SAMPLES, "filters": list(self.filters)},
+                size=size,
+            )
+            for part, size in find_parts(work, filters=self.filters, cleaned=self.cleaned)
+        ]
+
+
+def _marks_of(part: Part) -> tuple[Path, ...]:
+    paths = (part.work / stage / marks_name(part.name) for stage in part.filters)
+    return tuple(path for path in paths if path.is_file())
+
+
+def samples_name(part: str) -> str:
+    """Name of the file of a part's samples."""
+    return f"{part}.samples.jsonl"
+
+
+def audit_part(part: Part, seed: int, output: Output) -> Counts:
+    """Task of the audit: count a part's documents by source, rule, language and length, and write its samples."""
+    documents = _Documents(part)
+    drops = {stage: read_drops(part.work, stage, part.name) for stage in part.filters}
+    samples = [*_dropped(part, documents, drops, seed), *_mended(documents, seed)]
+    lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
+    output.path(samples_name(part.name)).write_text(lines, encoding="utf-8")
+    kept = np.setdiff1d(np.arange(len(documents)), part.dropped())
+    return {
+        "sources": documents.amounts(documents.sources[kept], kept),
+        "rules": {stage: _by_rule(documents, table) for stage, table in drops.items()},
+        "counted": documents.total(documents.tokens >= 0),
+        **_histograms(part, documents),
+    }
+
+
+class _Documents:
+    """All documents of a part, as columns."""
+
+    def __init__(self, part: Part) -> None:
+        self.read = read_table(part.work / INGEST / f"{part.name}.arrow")
+        self.mended = read_table(part.work / CLEANING / f"{part.name}.arrow") if part.cleaned else TEXTS.empty_table()
+        self.mended_rows = self.mended["row"].to_numpy()
+        self.ids = self.read["id"]
+        self.sources = np.asarray([name.partition("/")[0] for name in self.ids.to_pylist()], dtype=np.str_)
+        self.num_bytes: Numbers = pc.binary_length(self.read["text"]).to_numpy().astype(np.int64)
+        self.num_bytes[self.mended_rows] = pc.binary_length(self.mended["text"]).to_numpy()
+        self.tokens: Numbers = np.full(len(self), -1, dtype=np.int64)
+        counted = _mark(part, "tokens")
+        if counted is not None:
+            self.tokens[counted[0]] = counted[1]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def text(self, row: int) -> str:
+        """The latest text of a document."""
+        at = int(np.searchsorted(self.mended_rows, row))
+        if at < len(self.mended_rows) and self.mended_rows[at] == row:
+            return str(self.mended["text"][at].as_py())
+        return str(self.read["text"][row].as_py())
+
+    def total(self, chosen: npt.NDArray[np.bool_]) -> Amount:
+        """Of the documents that are chosen."""
+        rows = np.flatnonzero(chosen)
+        return self.amounts(np.zeros(len(rows), np.str_), rows).get("", dict(NOTHING))
+
+    def amounts(self, labels: npt.NDArray[np.str_], rows: npt.NDArray[Any]) -> dict[str, Amount]:
+        """Of some rows, by the label that each of them has."""
+        names, group = np.unique(labels, return_inverse=True)
+        documents = np.bincount(group, minlength=len(names))
+        num_bytes = _sums(group, self.num_bytes[rows], len(names))
+        tokens = _sums(group, np.maximum(self.tokens[rows], 0), len(names))
+        uncounted = _sums(group, np.where(self.tokens[rows] < 0, self.num_bytes[rows], 0), len(names))
+        columns = (documents.tolist(), num_bytes.tolist(), tokens.tolist(), uncounted.tolist())
+        return {
+            str(name): dict(zip(NOTHING, amount, strict=True))
+            for name, amount in zip(names, zip(*columns, strict=True), strict=True)
+        }
+
+
+def _sums(group: Numbers, values: Numbers, size: int) -> Numbers:
+    sums = np.zeros(size, dtype=np.int64)
+    np.add.at(sums, group, values)
+    return sums
+
+
+def _mark(part: Part, name: str) -> tuple[npt.NDArray[np.uint32], npt.NDArray[Any]] | None:
+    """Rows and values of a mark that a filter made; None where none did."""
+    for path in _marks_of(part):
+        table = read_table(path)
+        if name in table.column_names:
+            return table["row"].to_numpy(), table[name].to_numpy(zero_copy_only=False)
+    return None
+
+
+def _by_rule(documents: _Documents, drops: pa.Table) -> dict[str, Amount]:
+    return documents.amounts(np.asarray(drops["rule"].to_pylist(), dtype=np.str_), drops["row"].to_numpy())
+
+
+def _histograms(part: Part, documents: _Documents) -> Counts:
+    """Of what was measured: documents that a filter before had dropped are not among them."""
+    counts: Counts = {}
+    for mark, name, label in (
+        ("language", "languages", str),
+        ("score", "scores", score_bucket),
+        ("tokens", "lengths", length_bucket),
+    ):
+        measured = _mark(part, mark)
+        if measured is not None:
+            rows, values = measured
+            labels = np.asarray([label(value) for value in values.tolist()], dtype=np.str_)
+            counts[name] = documents.amounts(labels, rows)
+    return counts
+
+
+def score_bucket(score: float) -> str:
+    """Lower end of the twentieth that a score lies in."""
+    return f"{min(int(score * 20 + 1e-9), 19) / 20:.2f}"
+
+
+def length_bucket(tokens: int) -> str:
+    """Lower end of the bucket that a length lies in: 0, 1, 2, 3, 4, 6, 8, 12, 16, ..., two to each doubling."""
+    if tokens < 2:
+        return str(tokens)
+    power = 1 << (tokens.bit_length() - 1)
+    half = power + power // 2
+    return str(half if tokens >= half else power)
+
+
+class Sampled(NamedTuple):
+    """A document that was chosen, by what chose it."""
+
+    key: str
+    row: int
+    id: str
+
+
+def _smallest(documents: _Documents, rows: Sequence[int], seed: int) -> list[Sampled]:
+    ids = documents.ids.take(pa.array(rows, pa.int64())).to_pylist()
+    return heapq.nsmallest(
+        SAMPLES, (Sampled(sample_key(seed, name), row, name) for row, name in zip(rows, ids, strict=True))
+    )
+
+
+def sample_key(seed: int, name: str) -> str:
+    """What samples are ordered by: as good as chance, and the same for everybody."""
+    return hashlib.blake2b(f"{seed}\n{name}".encode(errors="replace"), digest_size=8).hexdigest()
+
+
+def _dropped(part: Part, documents: _Documents, drops: Mapping[str, pa.Table], seed: int) -> Iterable[dict[str, Any]]:
+    for stage, table in drops.items():
+        rules = np.asarray(table["rule"].to_pylist(), dtype=np.str_)
+        rows = table["row"].to_numpy()
+        for rule in np.unique(rules):
+            chosen = np.flatnonzero(rules == rule)
+            places = dict(zip(rows[chosen].tolist(), chosen.tolist(), strict=True))
+            for sample in _smallest(documents, list(places), seed):
+                place = places[sample.row]
+                yield {
+                    "stage": stage,
+                    "rule": str(rule),
+                    "key": sample.key,
+                    "id": sample.id,
+                    "detail": table["detail"][place].as_py(),
+                    "other": table["other"][place].as_py(),
+                    "text": excerpt(documents.text(sample.row)),
+                    "at": [part.name, sample.row],
+                }
+
+
+def _mended(documents: _Documents, seed: int) -> Iterable[dict[str, Any]]:
+    rows = documents.mended_rows
+    changed = pc.not_equal(documents.read["text"].take(rows), documents.mended["text"]).to_numpy()
+    for sample in _smallest(documents, rows[changed].tolist(), seed):
+        before, after = excerpts_of_pair(documents.read["text"][sample.row].as_py(), documents.text(sample.row))
+        yield {
+            "stage": CLEANING,
+            "rule": CHANGED,
+            "key": sample.key,
+            "id": sample.id,
+            "before": before,
+            "text": after,
+        }
+
+
+def merge_samples(work: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The samples of the whole corpus by stage and rule, from those of its parts."""
+    chosen: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for path in sorted((work / AUDIT).glob(f"*{samples_name('')}")):
+        with path.open(encoding="utf-8") as file:
+            for sample in map(json.loads, file):
+                name = (sample.pop("stage"), sample.pop("rule"))
+                candidates = [*chosen.get(name, ()), sample]
+                chosen[name] = heapq.nsmallest(SAMPLES, candidates, key=lambda one: (one["key"], one["id"]))
+    for sample in (one for of_rule in chosen.values() for one in of_rule):
+        del sample["key"]
+    return chosen

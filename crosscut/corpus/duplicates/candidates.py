@@ -1,0 +1,154 @@
+"""Candidates: documents with a band of their sketches in common, as pairs, or as groups where they are many.
+
+All pairs of a group would be quadratic: ten thousand pages of one template would make fifty million. So the pairs of up
+to `GROUP_LIMIT` documents are written out, and a greater group is written as it is, its documents in the order in which
+they would be kept. `crosscut.corpus.duplicates.similarity` then compares each of them with those before it that are no
+duplicates of one before them. What that leaves out are pairs of which one is a proven duplicate of a document that
+would be kept rather than it: of any pair of the group that is similar enough, one still goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from crosscut.corpus.collection import Collection, Numbers
+from crosscut.corpus.documents import write_table
+from crosscut.corpus.duplicates.sketches import Sketches, Values, read_band
+from crosscut.corpus.stages import Counts, Output
+from crosscut.corpus.words import Hashes, Places
+
+CANDIDATES = "candidates"
+GROUP_LIMIT = 32
+"""Documents of a group of which all pairs are compared."""
+
+DOCUMENTS_PER_TASK = 500_000
+"""Documents, counted once for each band, that a task sorts."""
+
+PAIRS = pa.schema([("left", pa.uint64()), ("right", pa.uint64())])
+"""Pairs of numbers, the left one less, ascending and each once."""
+
+GROUPS = pa.schema([("members", pa.large_list(pa.uint64()))])
+"""Groups of more than `GROUP_LIMIT` documents, in the order of preference."""
+
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_MIXER = np.uint64(0xD6E8FEB86659FD93)
+_HALF = np.uint64(32)
+
+
+class Pairs(NamedTuple):
+    """Pairs of documents, left less than right, ascending."""
+
+    left: Numbers
+    right: Numbers
+
+
+class Share(NamedTuple):
+    """A task's share of the work: some bands, and of the documents those whose keys fall to it."""
+
+    bands: tuple[int, ...]
+    which: int
+    of: int
+
+
+def shares(num_documents: int, num_bands: int) -> list[Share]:
+    """The work in shares of about `DOCUMENTS_PER_TASK`."""
+    count = max(1, -(-num_documents // DOCUMENTS_PER_TASK))
+    width = max(1, min(num_bands, DOCUMENTS_PER_TASK // max(1, num_documents)))
+    bands = [tuple(range(start, min(start + width, num_bands))) for start in range(0, num_bands, width)]
+    return [Share(some, which, count) for some in bands for which in range(count)]
+
+
+def find_candidates(collection: Collection, share: Share, name: str, output: Output) -> Counts:
+    """Task: the pairs and the large groups of a share."""
+    pairs: list[Pairs] = []
+    groups: list[Numbers] = []
+    for band in share.bands:
+        sketches = _sketches_of(collection, band, share)
+        for members, size in group(band_keys(sketches.values), sketches.numbers):
+            if size <= GROUP_LIMIT:
+                pairs.append(all_pairs(members.reshape(-1, size)))
+            else:
+                groups.append(by_preference(collection, sketches, members))
+        pairs = [distinct(pairs)]
+    found = without_earlier(collection, distinct(pairs))
+    write_table(output.path(f"{name}.pairs.arrow"), found._asdict(), PAIRS)
+    write_table(output.path(f"{name}.groups.arrow"), {"members": groups}, GROUPS)
+    return {"pairs": len(found.left), "groups": len(groups)}
+
+
+def _sketches_of(collection: Collection, band: int, share: Share) -> Sketches:
+    read = []
+    for index in range(len(collection.parts)):
+        sketches = read_band(collection, index, band)
+        mine = band_keys(sketches.values) % np.uint64(share.of) == share.which
+        read.append(sketches.at(mine))
+    return Sketches(*(np.concatenate(columns) for columns in zip(*read, strict=True)))
+
+
+def band_keys(values: Values) -> Hashes:
+    """A hash of each row of values [documents, rows]."""
+    keys = np.zeros(len(values), np.uint64)
+    for column in values.T:
+        keys ^= column
+        keys *= _FACTOR
+        keys ^= keys >> _HALF
+    return keys * _MIXER
+
+
+def group(keys: Hashes, numbers: Numbers) -> Iterator[tuple[Numbers, int]]:
+    """Documents whose keys are equal, with their number: groups of the same size up to `GROUP_LIMIT` end to end."""
+    order = np.argsort(keys, kind="stable")
+    keys, numbers = keys[order], numbers[order]
+    starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])) if len(keys) else np.empty(0, np.int64)
+    sizes = np.diff(starts, append=len(keys))
+    for size in np.unique(sizes[(sizes > 1) & (sizes <= GROUP_LIMIT)]).tolist():
+        places = starts[sizes == size][:, None] + np.arange(size)
+        yield numbers[places].ravel(), size
+    for start, size in zip(starts[sizes > GROUP_LIMIT].tolist(), sizes[sizes > GROUP_LIMIT].tolist(), strict=True):
+        yield numbers[start : start + size], size
+
+
+def all_pairs(groups: npt.NDArray[np.uint64]) -> Pairs:
+    """All pairs within each row of groups [groups, size] of ascending numbers."""
+    left, right = _triangle(groups.shape[1])
+    return Pairs(groups[:, left].ravel(), groups[:, right].ravel())
+
+
+@lru_cache(maxsize=GROUP_LIMIT)
+def _triangle(size: int) -> tuple[Places, Places]:
+    left, right = np.triu_indices(size, 1)
+    return left, right
+
+
+def by_preference(collection: Collection, sketches: Sketches, members: Numbers) -> Numbers:
+    """Members of a group, those first that would be kept: of earlier runs, then longer, then first in the corpus."""
+    lengths = sketches.lengths[np.searchsorted(sketches.numbers, members)]
+    return members[preference(collection.is_earlier(members), lengths, members)]
+
+
+def preference(is_earlier: npt.NDArray[np.bool_], lengths: npt.NDArray[np.uint64], numbers: Numbers) -> Places:
+    """The order of documents in which one would be kept rather than the next."""
+    return np.lexsort((numbers, -lengths.astype(np.int64), ~is_earlier))
+
+
+def distinct(pairs: Sequence[Pairs]) -> Pairs:
+    """Pairs from several places, ascending and each once."""
+    left = np.concatenate([np.empty(0, np.uint64), *(some.left for some in pairs)])
+    right = np.concatenate([np.empty(0, np.uint64), *(some.right for some in pairs)])
+    order = np.lexsort((right, left))
+    left, right = left[order], right[order]
+    new = np.ones(len(left), dtype=bool)
+    new[1:] = (left[1:] != left[:-1]) | (right[1:] != right[:-1])
+    return Pairs(left[new], right[new])
+
+
+def without_earlier(collection: Collection, pairs: Pairs) -> Pairs:
+    """Pairs of which at least one document is of this run."""
+    new = ~collection.is_earlier(pairs.right)  # the greater number
+    return Pairs(pairs.left[new], pairs.right[new])

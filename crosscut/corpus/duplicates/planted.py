@@ -1,0 +1,169 @@
+"""Planted duplicates: what the search finds where the truth is known.
+
+Some documents of the corpus itself are copied and the copies edited, word by word or by blocks that change places, up
+to a similarity that is wanted. What it then is, is counted on the n-grams themselves, not on hashes. The stages' own
+functions run on originals and copies; recall is the share of the planted pairs that come out, precision the share of
+the pairs that come out which are similar enough.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from crosscut.config.corpus import DuplicatesConfig
+from crosscut.corpus.collection import Collection, first_number
+from crosscut.corpus.documents import DOCUMENTS, INGEST, Part, read_table, write_table
+from crosscut.corpus.duplicates.bands import choose_bands, least_equal
+from crosscut.corpus.duplicates.candidates import CANDIDATES, find_candidates, shares
+from crosscut.corpus.duplicates.similarity import SIMILAR, Check, check_groups, check_pairs
+from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, write_sketches
+from crosscut.corpus.stages import Counts, Output
+from crosscut.corpus.words import words
+
+PLANTED = "planted"
+SAMPLE = 2000
+"""Documents of the corpus that take part."""
+
+LOWEST, HIGHEST = 0.5, 0.98
+"""Similarities that are planted."""
+
+_PARTS_READ = 16
+_CHARACTERS = (200, 20_000)
+_BLOCK_WORDS = 12
+
+
+class Planted(NamedTuple):
+    """A copy of a document."""
+
+    text: str
+    jaccard: float
+    """Its similarity to the original."""
+
+
+def spread_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """The parts that the sample is taken from, evenly spread over the corpus."""
+    count = min(len(parts), _PARTS_READ)
+    return tuple(parts[place * len(parts) // count] for place in range(count))
+
+
+def measure_planted(parts: Sequence[Part], config: DuplicatesConfig, seed: int, output: Output) -> Counts:
+    """Task: recall by similarity, and precision, on a sample of the documents of parts."""
+    del output  # what it finds is counts
+    chance = random.Random(seed)  # noqa: S311 - a sample, not a secret
+    originals = _sample(parts, chance)
+    copies = [plant(text, chance.uniform(LOWEST, HIGHEST), config.ngram, originals, chance) for text in originals[::2]]
+    texts = [*originals, *(copy.text for copy in copies)]
+    truth = {(2 * place, len(originals) + place): copy.jaccard for place, copy in enumerate(copies)}
+    found = find_similar(texts, config)
+    right = sum(exact_jaccard(texts[left], texts[right], config.ngram) >= config.jaccard for left, right in found)
+    all_pairs = Counter(_tenth(jaccard) for jaccard in truth.values())
+    found_pairs = Counter(_tenth(jaccard) for pair, jaccard in truth.items() if pair in found)
+    return {
+        "sample": len(originals),
+        "planted": {tenth: all_pairs[tenth] for tenth in sorted(all_pairs)},
+        "planted_found": {tenth: found_pairs[tenth] for tenth in sorted(all_pairs)},
+        "found": len(found),
+        "right": right,
+    }
+
+
+def _sample(parts: Sequence[Part], chance: random.Random) -> list[str]:
+    texts: list[str] = []
+    least, most = _CHARACTERS
+    for part in parts:
+        fit = [document.text for document in part.documents() if least <= len(document.text) <= most]
+        texts += chance.sample(fit, min(len(fit), SAMPLE // len(parts)))
+    return texts
+
+
+def plant(text: str, jaccard: float, ngram: int, others: Sequence[str], chance: random.Random) -> Planted:
+    """A copy of a text, edited until its similarity is about `jaccard`; new words are those of other texts."""
+    pieces = text.split(" ")
+    changed = len(words(text)) * (1 - jaccard) / (1 + jaccard)  # n-grams that must go, as many come
+    if chance.random() < 0.7:
+        for _ in range(round(changed / ngram)):
+            _edit_word(pieces, chance.choice(others).split(" ", 50)[:50], chance)
+    else:
+        for _ in range(round(changed / (4 * max(1, ngram - 1)))):
+            _swap_blocks(pieces, chance)
+    copy = " ".join(pieces)
+    return Planted(copy, exact_jaccard(text, copy, ngram))
+
+
+def _edit_word(pieces: list[str], others: Sequence[str], chance: random.Random) -> None:
+    place = chance.randrange(len(pieces))
+    way = chance.random()
+    if way < 0.6:
+        pieces[place] = chance.choice(others)
+    elif way < 0.8:
+        pieces.insert(place, chance.choice(others))
+    elif len(pieces) > 1:
+        del pieces[place]
+
+
+def _swap_blocks(pieces: list[str], chance: random.Random) -> None:
+    if len(pieces) < 2 * _BLOCK_WORDS:
+        return
+    first = chance.randrange(len(pieces) - 2 * _BLOCK_WORDS + 1)
+    second = chance.randrange(first + _BLOCK_WORDS, len(pieces) - _BLOCK_WORDS + 1)
+    one, other = slice(first, first + _BLOCK_WORDS), slice(second, second + _BLOCK_WORDS)
+    pieces[one], pieces[other] = pieces[other], pieces[one]
+
+
+def exact_jaccard(one: str, other: str, ngram: int) -> float:
+    """Similarity of two texts by their n-grams themselves, without hashes."""
+    left, right = _grams(one, ngram), _grams(other, ngram)
+    return len(left & right) / len(left | right) if left or right else 0.0
+
+
+def _grams(text: str, ngram: int) -> set[tuple[str, ...]]:
+    found = words(text)
+    return {tuple(found[start : start + ngram]) for start in range(max(len(found) - ngram + 1, min(len(found), 1)))}
+
+
+def find_similar(texts: Sequence[str], config: DuplicatesConfig) -> dict[tuple[int, int], float]:
+    """Near-duplicates among texts by their places, with their similarity, as the stages find them."""
+    settings = SketchSettings(config.ngram, *choose_bands(config.jaccard, config.recall))
+    check = Check(config.ngram, config.jaccard, least_equal(settings.shape, config.jaccard, config.recall))
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        collection = Collection((_write_part(work, texts),))
+        num_sketches = write_sketches(collection.parts[0], settings, _output(work, SKETCHES))["sketches"]
+        names = []
+        for number, share in enumerate(shares(num_sketches, settings.bands)):
+            names.append(f"{number:05}")
+            find_candidates(collection, share, names[-1], _output(work, CANDIDATES))
+        output = _output(work, SIMILAR)
+        pairs = [work / CANDIDATES / f"{name}.pairs.arrow" for name in names]
+        groups = [work / CANDIDATES / f"{name}.groups.arrow" for name in names]
+        check_pairs(collection, check, pairs, (0, int(first_number(1))), "pairs", output)
+        check_groups(collection, check, groups, 0, 1, "groups", output)
+        found: dict[tuple[int, int], float] = {}
+        for name in ("pairs", "groups"):
+            table = read_table(output.path(f"{name}.arrow")).to_pydict()
+            found.update(zip(zip(table["left"], table["right"], strict=True), table["jaccard"], strict=True))
+        return found
+
+
+def _write_part(work: Path, texts: Sequence[str]) -> Part:
+    count = len(texts)
+    empty = [""] * count
+    ids = [str(number) for number in range(count)]
+    columns = {"id": ids, "text": texts, "url": empty, "karma": [None] * count, "title": empty}
+    (work / INGEST).mkdir()
+    write_table(work / INGEST / "000000-0000.arrow", columns, DOCUMENTS)
+    return Part(work, "000000-0000")
+
+
+def _output(work: Path, stage: str) -> Output:
+    (work / stage).mkdir()
+    return Output(work / stage)
+
+
+def _tenth(jaccard: float) -> str:
+    return f"{min(int(jaccard * 10 + 1e-9), 9) / 10:.1f}"

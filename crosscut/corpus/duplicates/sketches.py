@@ -1,0 +1,181 @@
+"""Sketches: MinHash values of documents, from which the share of n-grams that two have in common can be told.
+
+The n-grams are those of the exact check (`crosscut.corpus.words`), so both see one set. Value j of a document is the
+least of its n-grams' hashes after a multiplication that reorders them:
+
+    value_j = min over n-grams g of (a_j * (hash(g) >> 32)) mod 2**32,   a_j odd
+
+in which an odd factor makes a permutation of the 32-bit numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from crosscut.corpus.collection import Collection, Numbers, split_by_part
+from crosscut.corpus.documents import Document, Part, read_table
+from crosscut.corpus.duplicates.bands import Bands
+from crosscut.corpus.stages import Counts, Output
+from crosscut.corpus.words import Hashed, Places, hash_words, ngrams
+
+Values = npt.NDArray[np.uint32]
+
+SKETCHES = "sketches"
+SEED = 1234
+BATCH_CHARACTERS = 400_000
+_BLOCK_GRAMS = 1 << 17
+
+
+class SketchSettings(NamedTuple):
+    """What sketches must have in common to be compared."""
+
+    ngram: int
+    bands: int
+    rows: int
+    seed: int = SEED
+
+    @property
+    def shape(self) -> Bands:
+        """Bands and rows."""
+        return Bands(self.bands, self.rows)
+
+    def schema(self) -> pa.Schema:
+        """Columns of a part's sketches: a column for each band, so that a task reads no other."""
+        bands = [(f"band {band}", pa.list_(pa.uint32(), self.rows)) for band in range(self.bands)]
+        columns = [("row", pa.uint32()), ("length", pa.uint64()), *bands]
+        return pa.schema(columns, {name: str(value) for name, value in self._asdict().items()})
+
+
+def read_settings(path: Path) -> SketchSettings:
+    """The settings that a file of sketches was made with."""
+    with pa.memory_map(str(path)) as source:
+        metadata = pa.ipc.open_file(source).schema.metadata
+    return SketchSettings(*(int(metadata[name.encode()]) for name in SketchSettings._fields))
+
+
+def write_sketches(part: Part, settings: SketchSettings, output: Output) -> Counts:
+    """Task: the sketches of a part's documents, without those that have no words."""
+    rows: list[int] = []
+    lengths: list[int] = []
+    values: list[Values] = [np.empty((0, settings.shape.num_hashes), np.uint32)]
+    for documents in _batches(part.documents()):
+        grams = ngrams(hash_words(document.text for document in documents), settings.ngram)
+        kept = np.flatnonzero(np.diff(grams.starts)).tolist()
+        rows += [documents[place].row for place in kept]
+        lengths += [len(documents[place].text) for place in kept]
+        values.append(minhash(grams, settings))
+    write_values(output.path(f"{part.name}.arrow"), settings, rows, lengths, np.concatenate(values))
+    return {"sketches": len(rows)}
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += len(document.text)
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def write_values(
+    path: Path, settings: SketchSettings, rows: Sequence[int], lengths: Sequence[int], values: Values
+) -> None:
+    """Write sketches [documents, hashes] of documents by ascending row, with their texts' lengths in characters."""
+    bands = np.split(values, settings.bands, axis=1)
+    columns = [pa.array(rows, pa.uint32()), pa.array(lengths, pa.uint64())]
+    columns += [pa.FixedSizeListArray.from_arrays(pa.array(band.ravel()), settings.rows) for band in bands]
+    schema = settings.schema()
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        writer.write_batch(pa.record_batch(columns, schema=schema))
+
+
+def minhash(grams: Hashed, settings: SketchSettings) -> Values:
+    """Values [documents, hashes] of the documents that have n-grams; worked on in blocks that stay in the cache."""
+    factors = _factors(settings)
+    starts = grams.starts[:-1][np.diff(grams.starts) > 0]
+    ends = np.append(starts[1:], len(grams.hashes))
+    values = np.empty((settings.shape.num_hashes, len(starts)), np.uint32)
+    start = 0
+    while start < len(starts):
+        stop = max(start + 1, int(np.searchsorted(ends, starts[start] + _BLOCK_GRAMS, "right")))
+        hashes = (grams.hashes[starts[start] : ends[stop - 1]] >> np.uint64(32)).astype(np.uint32)
+        places = starts[start:stop] - starts[start]
+        products = np.empty_like(hashes)
+        for value, factor in zip(values, factors, strict=True):
+            np.multiply(hashes, factor, out=products)
+            np.minimum.reduceat(products, places, out=value[start:stop])
+        start = stop
+    return np.ascontiguousarray(values.T)
+
+
+def _factors(settings: SketchSettings) -> Values:
+    # The stream of PCG64 is fixed by numpy's compatibility policy, and of it only whole words are taken.
+    words = np.random.PCG64(settings.seed).random_raw(settings.shape.num_hashes)
+    return (np.asarray(words, np.uint64) >> np.uint64(32)).astype(np.uint32) | np.uint32(1)
+
+
+class Sketches(NamedTuple):
+    """The sketches of some documents."""
+
+    numbers: Numbers
+    lengths: npt.NDArray[np.uint64]
+    """Of their texts, in characters."""
+
+    values: Values
+    """[documents, hashes], or of one band [documents, rows]."""
+
+    def at(self, chosen: npt.NDArray[np.bool_]) -> Sketches:
+        """Those of some of the documents."""
+        return Sketches(self.numbers[chosen], self.lengths[chosen], self.values[chosen])
+
+
+def read_band(collection: Collection, index: int, band: int) -> Sketches:
+    """One band of the sketches of a part's documents, of an earlier run's those that it kept."""
+    table = _read(collection.parts[index])
+    rows = table["row"].to_numpy()
+    sketches = Sketches(collection.numbers(index, rows), table["length"].to_numpy(), _band(table, band))
+    if index >= collection.num_earlier:
+        return sketches
+    kept = ~np.isin(rows, collection.parts[index].dropped())
+    return sketches.at(kept)
+
+
+def read_lengths(collection: Collection, numbers: Numbers) -> npt.NDArray[np.uint64]:
+    """Lengths of documents' texts by their ascending numbers."""
+    read = (table["length"].to_numpy()[places] for table, places in _places(collection, numbers))
+    return np.concatenate([np.empty(0, np.uint64), *read])
+
+
+def read_sketches(collection: Collection, numbers: Numbers) -> Sketches:
+    """Whole sketches of documents by their ascending numbers."""
+    lengths, values = [], []
+    for table, places in _places(collection, numbers):
+        lengths.append(table["length"].to_numpy()[places])
+        bands = range(table.num_columns - 2)
+        values.append(np.concatenate([_band(table, band)[places] for band in bands], axis=1))
+    return Sketches(numbers, np.concatenate(lengths), np.concatenate(values))
+
+
+def _places(collection: Collection, numbers: Numbers) -> Iterator[tuple[pa.Table, Places]]:
+    for index, rows in split_by_part(numbers):
+        table = _read(collection.parts[index])
+        yield table, np.searchsorted(table["row"].to_numpy(), rows)
+
+
+def _read(part: Part) -> pa.Table:
+    return read_table(part.work / SKETCHES / f"{part.name}.arrow")
+
+
+def _band(table: pa.Table, band: int) -> Values:
+    column = table[f"band {band}"].chunk(0)
+    return np.asarray(column.flatten().to_numpy()).reshape(len(column), column.type.list_size)

@@ -1,0 +1,217 @@
+"""The stages that remove duplicates, in their order.
+
+exact-keys, exact-repeats, exact     the same text: all but the first go
+sketches                             MinHash values of what is left, a task for each part
+candidates                           documents with a band in common, a task for each share of the bands
+similar                              their exact similarity, a task for some thousands of pairs
+clusters                             what near-duplicates connect, and who of it stays; one task
+near                                 the drops, a task for each part
+planted                              what the search finds of duplicates planted into the user's own text; one task
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from crosscut.config.corpus import CorpusConfig
+from crosscut.config.errors import DataError
+from crosscut.corpus.collection import Collection, collect, first_number
+from crosscut.corpus.documents import INGEST, read_table
+from crosscut.corpus.duplicates.bands import choose_bands, least_equal
+from crosscut.corpus.duplicates.candidates import CANDIDATES, find_candidates, shares
+from crosscut.corpus.duplicates.clusters import CLUSTERS, NEAR, drop_near, join
+from crosscut.corpus.duplicates.planted import PLANTED, measure_planted, spread_parts
+from crosscut.corpus.duplicates.similarity import PAIRS_PER_TASK, SIMILAR, Check, check_groups, check_pairs
+from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, read_settings, write_sketches
+from crosscut.corpus.occurrences import first_stages, text_key
+from crosscut.corpus.parts import PartStage, files_of, find_parts
+from crosscut.corpus.stages import PlannedStage, Stage, Task, read_records
+
+EXACT = "exact"
+_SAMPLED = 16
+"""Of that many pairs one is looked at to divide them into tasks."""
+
+
+def duplicate_stages(config: CorpusConfig, filters: tuple[str, ...], cleaned: bool) -> list[Stage]:
+    """The stages, behind those that `filters` names; the filters among them are `exact` and, below 1, `near`.
+
+    Raises `DataError` where an earlier run of `duplicates.against` is gone or was made with other settings.
+    """
+    wanted = config.duplicates
+    exact = first_stages(
+        EXACT, rule="same text", key=text_key, filters=filters, cleaned=cleaned, against=wanted.against
+    )
+    _require_keys(wanted.against)
+    if wanted.jaccard == 1:
+        return exact
+    settings = SketchSettings(wanted.ngram, *choose_bands(wanted.jaccard, wanted.recall))
+    _require_sketches(wanted.against, settings)
+    filters = (*filters, EXACT)
+    check = Check(wanted.ngram, wanted.jaccard, least_equal(settings.shape, wanted.jaccard, wanted.recall))
+    collected = partial(collect, earlier=wanted.against, filters=filters, cleaned=cleaned)
+    return [
+        *exact,
+        PartStage(
+            name=SKETCHES,
+            version=1,
+            function=write_sketches,
+            arguments=(settings,),
+            settings=settings._asdict(),
+            filters=filters,
+            cleaned=cleaned,
+        ),
+        PlannedStage(name=CANDIDATES, version=1, plan=partial(_plan_candidates, collected, settings)),
+        PlannedStage(name=SIMILAR, version=1, plan=partial(_plan_similar, collected, check)),
+        PlannedStage(name=CLUSTERS, version=1, plan=partial(_plan_clusters, collected)),
+        PlannedStage(name=NEAR, version=1, plan=partial(_plan_near, collected)),
+        PlannedStage(name=PLANTED, version=1, plan=partial(_plan_planted, collected, config)),
+    ]
+
+
+def _require_keys(against: tuple[str, ...]) -> None:
+    for folder in against:
+        work = Path(folder) / "work"
+        if not (work / f"{EXACT}-keys").is_dir():
+            raise DataError(
+                f"`duplicates.against` must name output folders of `crosscut prepare` with their `work` in them, but "
+                f"`{work}` has none of its keys. Name the folder of an earlier run, or run it again."
+            )
+
+
+def _require_sketches(against: tuple[str, ...], settings: SketchSettings) -> None:
+    for folder in against:
+        files = sorted((Path(folder) / "work" / SKETCHES).glob("*.arrow"))
+        found = read_settings(files[0]) if files else None
+        if found != settings:
+            raise DataError(
+                f"`duplicates.against` must name runs with the same n-grams and bands, here {_named(settings)}, but "
+                f"`{folder}` has {_named(found)}. Take its `duplicates` settings, or run it again with these."
+            )
+
+
+def _named(settings: SketchSettings | None) -> str:
+    if settings is None:
+        return "none: it looked for exact duplicates only"
+    return ", ".join(f"{name} {value}" for name, value in settings._asdict().items())
+
+
+def _plan_candidates(collected: Callable[[Path], Collection], settings: SketchSettings, work: Path) -> Sequence[Task]:
+    collection = collected(work)
+    if not collection.own:
+        return []
+    num_documents = sum(
+        record.counts["sketches"]
+        for place in {part.work for part in collection.parts}
+        for record in read_records(place, SKETCHES)
+    )
+    return [
+        Task(
+            name=f"{number:05}",
+            function=partial(find_candidates, collection, share, f"{number:05}"),
+            inputs=_own(collection, SKETCHES),
+            settings={"share": share, "earlier": collection.earlier_digests()},
+            size=_size(work) // settings.bands * len(share.bands) // share.of,
+        )
+        for number, share in enumerate(shares(num_documents, settings.bands))
+    ]
+
+
+def _own(collection: Collection, stage: str, suffix: str = ".arrow") -> tuple[Path, ...]:
+    return tuple(part.work / stage / f"{part.name}{suffix}" for part in collection.own)
+
+
+def _size(work: Path) -> int:
+    return sum(size for _, size in find_parts(work))
+
+
+def _plan_similar(collected: Callable[[Path], Collection], check: Check, work: Path) -> Sequence[Task]:
+    collection = collected(work)
+    if not collection.own:
+        return []
+    names = [record.task for record in read_records(work, CANDIDATES)]
+    pairs = tuple(work / CANDIDATES / f"{name}.pairs.arrow" for name in names)
+    groups = tuple(work / CANDIDATES / f"{name}.groups.arrow" for name in names)
+    bounds = _bounds(pairs, len(collection.parts))
+    num_members = sum(len(read_table(path)["members"].combine_chunks().flatten()) for path in groups)
+    num_shares = -(-num_members // PAIRS_PER_TASK)
+    calls = [(f"pairs-{at:06}", partial(check_pairs, collection, check, pairs, some)) for at, some in enumerate(bounds)]
+    calls += [
+        (f"groups-{share:06}", partial(check_groups, collection, check, groups, share, num_shares))
+        for share in range(num_shares)
+    ]
+    settings = {"check": check, "bounds": bounds, "shares": num_shares, "earlier": collection.earlier_digests()}
+    texts = _own(collection, f"{EXACT}-keys", ".npy")  # other texts have other keys
+    size = _size(work) // max(1, len(calls))
+    return [
+        Task(
+            name=name,
+            function=partial(function, name),
+            inputs=(*pairs, *groups, *texts),
+            settings=settings,
+            size=size,
+        )
+        for name, function in calls
+    ]
+
+
+def _bounds(pairs: Sequence[Path], num_parts: int) -> list[tuple[int, int]]:
+    """Ranges of left numbers that hold about `PAIRS_PER_TASK` each, together all."""
+    samples = [read_table(path)["left"].to_numpy()[_SAMPLED // 2 :: _SAMPLED] for path in pairs]
+    sample = np.sort(np.concatenate(samples))[:: PAIRS_PER_TASK // _SAMPLED][1:]
+    cuts = [0, *np.unique(sample).tolist(), int(first_number(num_parts))]
+    return list(pairwise(cuts))
+
+
+def _plan_clusters(collected: Callable[[Path], Collection], work: Path) -> Sequence[Task]:
+    collection = collected(work)
+    if not collection.own:
+        return []
+    files = tuple(work / SIMILAR / f"{record.task}.arrow" for record in read_records(work, SIMILAR))
+    return [
+        Task(
+            name=CLUSTERS,
+            function=partial(join, collection, files),
+            inputs=(*files, *_own(collection, SKETCHES), *_own(collection, INGEST)),
+            settings={"earlier": collection.earlier_digests()},
+            size=_size(work),
+        )
+    ]
+
+
+def _plan_near(collected: Callable[[Path], Collection], work: Path) -> Sequence[Task]:
+    collection = collected(work)
+    matches = work / CLUSTERS / "matches.arrow"
+    return [
+        Task(
+            name=part.name,
+            function=partial(drop_near, part, collection.num_earlier + place, matches),
+            inputs=(*files_of(part), matches),
+            settings={"earlier": collection.num_earlier},
+            size=size,
+        )
+        for place, (part, size) in enumerate(zip(collection.own, (size for _, size in find_parts(work)), strict=True))
+    ]
+
+
+def _plan_planted(collected: Callable[[Path], Collection], config: CorpusConfig, work: Path) -> Sequence[Task]:
+    parts = spread_parts(collected(work).own)
+    wanted = config.duplicates
+    return [
+        Task(
+            name=PLANTED,
+            function=partial(measure_planted, parts, wanted, config.seed),
+            inputs=tuple(path for part in parts for path in files_of(part)),
+            settings={
+                "ngram": wanted.ngram,
+                "jaccard": wanted.jaccard,
+                "recall": wanted.recall,
+                "seed": config.seed,
+            },
+            size=0,
+        )
+    ]

@@ -1,0 +1,202 @@
+"""The n-grams of all test sets: gathered once, then mapped from a file by every process that looks for them.
+
+A Bloom filter lets through the n-grams that a test set has and few others; those are looked up among the hashes, which
+are sorted; and the words themselves decide. So the filter's false positives and collisions of hashes cost time only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from abloom import BloomFilter
+
+from crosscut.corpus.documents import read_table, write_table
+from crosscut.corpus.leakage.test_sets import Item, read_test_set, set_names
+from crosscut.corpus.stages import Counts, Output
+from crosscut.corpus.words import Hashes, Places, hash_words, ngrams, words
+
+GRAMS_NAME, ITEMS_NAME, FILTER_NAME = FILES = "grams.arrow", "items.arrow", "grams.bloom"
+
+GRAMS = pa.schema([("hash", pa.uint64()), ("gram", pa.large_string()), ("items", pa.large_list(pa.uint32()))])
+"""Columns of the distinct n-grams, ascending by hash. `items` are rows of the table of items."""
+
+ITEMS = pa.schema([("test_set", pa.string()), ("number", pa.uint32()), ("title", pa.string()), ("grams", pa.uint32())])
+"""Columns of the items: `number` counts from 1 in its test set, `grams` are the distinct n-grams that it has."""
+
+Numbers = npt.NDArray[np.int64]
+
+
+def gather(files: Sequence[str], text_key: str, n: int, false_positives: float, output: Output) -> Counts:
+    """Task of the stage `test-sets`: write the n-grams of test sets, their items, and the Bloom filter.
+
+    A text of fewer than `n` words has no n-gram and is not looked for; it is counted as too short.
+    """
+    files = list(dict.fromkeys(files))
+    sets = [
+        (name, read_test_set(Path(file), text_key=text_key)) for name, file in zip(set_names(files), files, strict=True)
+    ]
+    items = [item for _, of_set in sets for item in of_set]
+    gathered = _gather(items, n)
+    num_grams = np.bincount(gathered.items, minlength=len(items))
+    columns = {
+        "test_set": [name for name, of_set in sets for _ in of_set],
+        "number": [number for _, of_set in sets for number in range(1, len(of_set) + 1)],
+        "title": [item.title for item in items],
+        "grams": num_grams.tolist(),
+    }
+    write_table(output.path(ITEMS_NAME), columns, ITEMS)
+    lists = pa.LargeListArray.from_arrays(gathered.starts, pa.array(gathered.items, pa.uint32()))
+    hashes = pa.array(gathered.hashes)
+    write_table(output.path(GRAMS_NAME), {"hash": hashes, "gram": gathered.texts, "items": lists}, GRAMS)
+    bloom = BloomFilter(max(len(gathered.hashes), 1), false_positives, serializable=True)
+    bloom.update(gathered.hashes.tolist())
+    output.path(FILTER_NAME).write_bytes(bloom.to_bytes())
+    return {
+        "test_sets": {name: {"items": len(of_set)} for name, of_set in sets},
+        "grams": len(gathered.hashes),
+        "too_short": int((num_grams == 0).sum()),
+    }
+
+
+class _Gathered(NamedTuple):
+    hashes: Hashes  # distinct, ascending
+    texts: list[str]
+    starts: Places  # of each gram's items, [grams + 1]
+    items: Numbers
+
+
+def _gather(items: Sequence[Item], n: int) -> _Gathered:
+    spoken, places, owners, hashes = _all_grams(items, n)
+    distinct, firsts, numbers = np.unique(hashes, return_index=True, return_inverse=True)
+    texts = [" ".join(spoken[place : place + n]) for place in places[firsts].tolist()]
+    # Other words of the same hash, should there ever be any, are not told apart and not looked for.
+    again = np.flatnonzero(firsts[numbers] != np.arange(len(numbers)))
+    same = np.ones(len(numbers), dtype=np.bool_)
+    same[again] = [
+        " ".join(spoken[place : place + n]) == texts[number]
+        for place, number in zip(places[again].tolist(), numbers[again].tolist(), strict=True)
+    ]
+    pairs = np.unique(numbers[same] * len(items) + owners[same])
+    starts = np.searchsorted(pairs, np.arange(len(distinct) + 1) * len(items))
+    return _Gathered(distinct, texts, starts, pairs % max(len(items), 1))
+
+
+def _all_grams(items: Sequence[Item], n: int) -> tuple[list[str], Places, Numbers, Hashes]:
+    """All words in a row; and of each n-gram its first word's place there, its item, and its hash."""
+    spoken: list[str] = []
+    known: dict[str, str] = {}  # one string for each word, however often it comes
+    segments: list[str] = []
+    begins: list[int] = []
+    owners: list[int] = []
+    for number, item in enumerate(items):
+        for segment in item.segments:
+            own = words(segment)
+            if len(own) >= n:
+                segments.append(segment)
+                begins.append(len(spoken))
+                owners.append(number)
+                spoken += [known.setdefault(word, word) for word in own]
+    grams = ngrams(hash_words(segments), n)
+    counts = np.diff(grams.starts)
+    places = np.arange(len(grams.hashes)) + np.repeat(np.array(begins, np.int64) - grams.starts[:-1], counts)
+    return spoken, places, np.repeat(np.array(owners, np.int64), counts), grams.hashes
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Grams:
+    """The n-grams of all test sets, as they lie on the disk."""
+
+    n: int
+    """Words of each."""
+
+    hashes: Hashes
+    """Distinct, ascending, [grams]."""
+
+    texts: pa.ChunkedArray
+    """Their words, [grams]."""
+
+    items: npt.NDArray[np.uint32]
+    """The items that have each gram: those of gram i stand from `starts[i]` to `starts[i + 1]`."""
+
+    starts: Places
+    """[grams + 1]."""
+
+    set_names: tuple[str, ...]
+    """The test sets."""
+
+    set_of_item: Numbers
+    """Place of each item's test set among them, [items]."""
+
+    numbers: Numbers
+    """Number of each item in its test set, from 1, [items]."""
+
+    sizes: Numbers
+    """Distinct grams of each item, [items]."""
+
+    titles: tuple[str, ...]
+    """Title of each item, empty for what is no article, [items]."""
+
+    bloom: BloomFilter
+    """Holds all hashes."""
+
+    @classmethod
+    def open(cls, folder: Path, n: int) -> Grams:
+        """What the stage `test-sets` wrote into `folder`."""
+        grams, items = read_table(folder / GRAMS_NAME), read_table(folder / ITEMS_NAME)
+        lists = grams["items"].combine_chunks()
+        sets = items["test_set"].to_pylist()
+        names = tuple(dict.fromkeys(sets))
+        return cls(
+            n=n,
+            hashes=grams["hash"].to_numpy(),
+            texts=grams["gram"],
+            items=np.asarray(lists.values),
+            starts=np.asarray(lists.offsets),
+            set_names=names,
+            set_of_item=np.array([names.index(name) for name in sets], dtype=np.int64),
+            numbers=items["number"].to_numpy().astype(np.int64),
+            sizes=items["grams"].to_numpy().astype(np.int64),
+            titles=tuple(items["title"].to_pylist()),
+            bloom=BloomFilter.from_bytes((folder / FILTER_NAME).read_bytes()),
+        )
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def look_up(self, hashes: Hashes) -> tuple[Places, Numbers, int]:
+        """Which of some hashes are there: (their places among those asked, the grams' numbers, false positives).
+
+        False positives are those that the Bloom filter let through and that are not there.
+        """
+        bloom = self.bloom
+        let_through = np.flatnonzero(np.array([value in bloom for value in hashes.tolist()], dtype=np.bool_))
+        asked = hashes[let_through]
+        numbers = np.searchsorted(self.hashes, asked)
+        found = numbers < len(self)
+        found[found] = self.hashes[numbers[found]] == asked[found]
+        return let_through[found], numbers[found], int((~found).sum())
+
+    def items_of(self, numbers: Numbers) -> tuple[Places, Numbers]:
+        """The items that have some grams: (place of the gram in `numbers`, item), ascending by place, then item."""
+        begins, ends = self.starts[numbers], self.starts[numbers + 1]
+        counts = ends - begins
+        places = np.repeat(np.arange(len(numbers)), counts)
+        within = np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return places, self.items[begins[places] + within].astype(np.int64)
+
+
+def open_grams(folder: Path, n: int) -> Grams:
+    """`Grams.open`, once in a process for each version of the files."""
+    return _opened(folder, n, (folder / GRAMS_NAME).stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _opened(folder: Path, n: int, _modified: int) -> Grams:
+    return Grams.open(folder, n)

@@ -1,0 +1,186 @@
+"""What documents share with test sets: n-grams, the passages that they form, and what is left when those are cut out.
+
+A passage is a longest run of consecutive n-grams that are all in one test set; it is what somebody copied, or what many
+people write alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from crosscut.corpus.leakage.grams import Grams, Numbers
+from crosscut.corpus.word_places import WordPlaces
+from crosscut.corpus.words import Places, hash_words, ngrams
+
+SLICE_CHARACTERS = 4 << 20
+"""Text whose words are in memory at a time."""
+
+REACH = 100
+"""How far the edge of a cut moves to stand at a blank."""
+
+Span = tuple[int, int]
+
+
+class Shared(NamedTuple):
+    """The n-grams that one document shares with the test sets, in the order of its text; empty for most."""
+
+    numbers: Numbers
+    """Which grams, [hits]."""
+
+    words: Places
+    """The word with which each begins, counted through the document, [hits]."""
+
+    starts: Places
+    """Where each begins, in characters, [hits]."""
+
+    ends: Places
+    """Where each ends, [hits]."""
+
+
+class Found(NamedTuple):
+    """What a search came to."""
+
+    documents: list[Shared]
+    asked: int
+    """N-grams that were asked for."""
+
+    by_chance: int
+    """Those that the Bloom filter let through and that no test set has."""
+
+
+class Passage(NamedTuple):
+    """A run of n-grams that a document shares with a test set."""
+
+    test_set: int
+    item: int
+    """The item that has most of them, the first of several."""
+
+    num_grams: int
+    span: Span
+
+
+class _Slice(NamedTuple):
+    document: int
+    text: str
+    offset: int  # of its first character in the document
+    first_word: int
+
+
+def search(texts: Sequence[str], grams: Grams) -> Found:
+    """The n-grams that each text shares with the test sets, each confirmed by its words."""
+    shared: list[list[Shared]] = [[] for _ in texts]
+    asked = by_chance = 0
+    for batch in _batches(texts, grams.n):
+        hashed = ngrams(hash_words([one.text for one in batch]), grams.n)
+        places, numbers, false_positives = grams.look_up(hashed.hashes)
+        asked += len(hashed.hashes)
+        by_chance += false_positives
+        bounds = np.searchsorted(places, hashed.starts)
+        for one, start, first, last in zip(batch, hashed.starts, bounds, bounds[1:], strict=False):
+            if first < last:
+                shared[one.document].append(_confirm(one, places[first:last] - start, numbers[first:last], grams))
+    return Found([_join(of_slices) for of_slices in shared], asked, by_chance)
+
+
+def _join(of_slices: list[Shared]) -> Shared:
+    if not of_slices:
+        return Shared(*(np.empty(0, dtype=np.int64) for _ in Shared._fields))
+    return Shared(*(np.concatenate(values) for values in zip(*of_slices, strict=True)))
+
+
+def _confirm(one: _Slice, places: Places, numbers: Numbers, grams: Grams) -> Shared:
+    located = WordPlaces(one.text)
+    whole = places + grams.n <= len(located)  # a text of fewer words has a gram that is none
+    places, numbers = places[whole], numbers[whole]
+    expected = grams.texts.take(numbers).to_pylist()
+    same = [located.words(place, grams.n) == words for place, words in zip(places.tolist(), expected, strict=True)]
+    places, numbers = places[same], numbers[same]
+    starts, ends = located.spans(places, grams.n)
+    return Shared(numbers, one.first_word + places, one.offset + starts, one.offset + ends)
+
+
+def _batches(texts: Sequence[str], n: int) -> Iterator[list[_Slice]]:
+    batch: list[_Slice] = []
+    size = 0
+    for document, text in enumerate(texts):
+        for one in _slices(document, text, n):
+            if batch and size + len(one.text) > SLICE_CHARACTERS:
+                yield batch
+                batch, size = [], 0
+            batch.append(one)
+            size += len(one.text)
+    if batch:
+        yield batch
+
+
+def _slices(document: int, text: str, n: int) -> Iterator[_Slice]:
+    """A text, or pieces of a long one that repeat the last n - 1 words of the one before: each n-gram is in one."""
+    start = first_word = 0
+    while len(text) - start > SLICE_CHARACTERS:
+        end = _blank_before(text, start + SLICE_CHARACTERS, SLICE_CHARACTERS // 2)
+        piece = text[start:end]
+        yield _Slice(document, piece, start, first_word)
+        located = WordPlaces(piece)
+        again = n - 1 if n - 1 < len(located) else 0
+        first_word += len(located) - again
+        start += int(located.spans(np.array([len(located) - again]), 1)[0][0]) if again else len(piece)
+    yield _Slice(document, text[start:], start, first_word)
+
+
+def _blank_before(text: str, place: int, reach: int) -> int:
+    """The last blank or line end up to a place, or the place itself where there is none within reach."""
+    low = max(place - reach, 0)
+    found = max(text.rfind(" ", low, place + 1), text.rfind("\n", low, place + 1))
+    return found if found >= 0 else (place if low else 0)
+
+
+def _blank_after(text: str, place: int) -> int:
+    high = min(place + REACH, len(text))
+    found = [at for at in (text.find(" ", place, high), text.find("\n", place, high)) if at >= 0]
+    return min(found) if found else (place if high < len(text) else high)
+
+
+def passages(shared: Shared, grams: Grams) -> Iterator[Passage]:
+    """The passages that a document shares with each test set, test set by test set, in the order of the text."""
+    hits, items = grams.items_of(shared.numbers)
+    sets = grams.set_of_item[items]
+    for test_set in np.unique(sets).tolist():
+        own_hits, own_items = hits[sets == test_set], items[sets == test_set]
+        distinct = np.unique(own_hits)
+        for first, last in _runs(shared.words[distinct]):
+            run = slice(*np.searchsorted(own_hits, [distinct[first], distinct[last] + 1]))
+            candidates, counts = np.unique(own_items[run], return_counts=True)
+            span = (int(shared.starts[distinct[first]]), int(shared.ends[distinct[last]]))
+            yield Passage(test_set, int(candidates[counts.argmax()]), last - first + 1, span)
+
+
+def _runs(numbers: Numbers) -> Iterator[tuple[int, int]]:
+    """First and last place of each run of consecutive numbers."""
+    if not len(numbers):
+        return iter(())
+    breaks = np.flatnonzero(np.diff(numbers) != 1)
+    firsts, lasts = [0, *(breaks + 1).tolist()], [*breaks.tolist(), len(numbers) - 1]
+    return zip(firsts, lasts, strict=True)
+
+
+def spans_to_cut(text: str, shared: Shared, *, margin: int) -> list[Span]:
+    """Where a document is to be cut: its shared n-grams with a margin, from blank to blank, apart from each other."""
+    cuts: list[Span] = []
+    for first, last in _runs(shared.words):
+        start = _blank_before(text, max(int(shared.starts[first]) - margin, 0), REACH)
+        end = _blank_after(text, min(int(shared.ends[last]) + margin, len(text)))
+        if cuts and start <= cuts[-1][1]:
+            cuts[-1] = (cuts[-1][0], max(end, cuts[-1][1]))
+        else:
+            cuts.append((start, end))
+    return cuts
+
+
+def pieces(text: str, cuts: Sequence[Span]) -> list[str]:
+    """What is left of a text when spans are cut out, without the blanks around each piece and without empty ones."""
+    bounds = [0, *(place for span in cuts for place in span), len(text)]
+    left = (text[start:end].strip() for start, end in zip(bounds[::2], bounds[1::2], strict=True))
+    return [piece for piece in left if piece]

@@ -1,0 +1,188 @@
+"""The stage `leakage`: each document against the n-grams of the test sets, and what is done about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from crosscut.config.corpus import LeakageConfig
+from crosscut.corpus.documents import Document, Drop, Part, drops_name, read_table, write_drops, write_table
+from crosscut.corpus.filters import count_drops
+from crosscut.corpus.leakage.grams import Grams, Numbers, open_grams
+from crosscut.corpus.leakage.passages import Passage, Shared, Span, passages, pieces, search, spans_to_cut
+from crosscut.corpus.stages import Counts, Output
+from crosscut.corpus.words import words
+
+ARTICLE_SHARE = 0.5
+"""Share of the n-grams of an article of a test set that make a document that article, whatever its title."""
+
+CUTS = pa.schema([("row", pa.uint32()), ("start", pa.uint64()), ("end", pa.uint64())])
+"""Columns of what is to be cut from the texts that the stage was given, in characters; ascending, and apart."""
+
+HITS = pa.schema([("gram", pa.uint32()), ("documents", pa.uint32())])
+"""Columns of the test sets' n-grams that are in a part, by their row among all, and in how many documents."""
+
+MATCHES = pa.schema(
+    [
+        ("row", pa.uint32()),
+        ("id", pa.string()),
+        ("test_set", pa.string()),
+        ("item", pa.uint32()),
+        ("grams", pa.uint32()),
+        ("start", pa.uint64()),
+        ("end", pa.uint64()),
+        ("passage", pa.large_string()),
+    ]
+)
+"""Columns of the passages that documents share with test sets; `item` counts from 1."""
+
+
+def cuts_name(part: str) -> str:
+    """Name of the file of what is to be cut from the documents of a part."""
+    return f"{part}.cuts.arrow"
+
+
+def hits_name(part: str) -> str:
+    """Name of the file of the n-grams found in a part."""
+    return f"{part}.hits.arrow"
+
+
+def matches_name(part: str) -> str:
+    """Name of the file of the passages found in a part."""
+    return f"{part}.matches.arrow"
+
+
+def read_cuts(work: Path, stage: str, part: str) -> dict[int, list[Span]]:
+    """What is to be cut from the documents of a part, by row."""
+    cuts: dict[int, list[Span]] = {}
+    table = read_table(work / stage / cuts_name(part))
+    for row, start, end in zip(*(table[name].to_pylist() for name in CUTS.names), strict=True):
+        cuts.setdefault(row, []).append((start, end))
+    return cuts
+
+
+@dataclass
+class _Outcome:
+    """What comes of the documents of a part."""
+
+    drops: list[Drop] = field(default_factory=list)
+    cuts: list[tuple[int, int, int]] = field(default_factory=list)
+    matches: list[tuple[Any, ...]] = field(default_factory=list)
+    grams: list[Numbers] = field(default_factory=list)
+    cut_documents: int = 0
+    cut_bytes: int = 0
+
+
+def remove_leaks(part: Part, folder: Path, config: LeakageConfig, output: Output) -> Counts:
+    """Task of the stage: find what the documents of a part share with the test sets gathered in `folder`.
+
+    Writes `part.drops.arrow`, `part.cuts.arrow`, `part.hits.arrow` and `part.matches.arrow`.
+    """
+    documents = list(part.documents())
+    grams = open_grams(folder, config.ngram)
+    found = search([document.text for document in documents], grams)
+    outcome = _Outcome()
+    titles = {_spoken(title): item for item, title in reversed(list(enumerate(grams.titles))) if _spoken(title)}
+    for document, shared in zip(documents, found.documents, strict=True):
+        article = titles.get(_spoken(document.title))
+        if len(shared.numbers) or article is not None:
+            _treat(document, shared, article, grams, config, outcome)
+    _write(part, outcome, output)
+    counts = count_drops(documents, outcome.drops)
+    counts["bytes_out"] -= outcome.cut_bytes
+    return {
+        **counts,
+        "cut": {"documents": outcome.cut_documents, "places": len(outcome.cuts), "bytes": outcome.cut_bytes},
+        "grams_asked": found.asked,
+        "false_positives": found.by_chance,
+    }
+
+
+def _spoken(title: str) -> str:
+    return " ".join(words(title))
+
+
+def _treat(
+    document: Document, shared: Shared, article: int | None, grams: Grams, config: LeakageConfig, outcome: _Outcome
+) -> None:
+    """Note what a document shares, and what comes of it."""
+    distinct = np.unique(shared.numbers)
+    found = list(passages(shared, grams))
+    outcome.grams.append(distinct)
+    outcome.matches += [_match(document, passage, grams) for passage in found]
+    if config.action == "report":
+        return
+    drop = _article(document.row, article, distinct, grams)
+    if drop is None and len(distinct) >= config.min_matches:
+        cuts = spans_to_cut(document.text, shared, margin=config.margin)
+        if config.action == "document" or len(cuts) > config.max_cuts:
+            drop = _leak(document.row, len(distinct), len(cuts), found, grams, config)
+        else:
+            outcome.cuts += [(document.row, *cut) for cut in cuts]
+            outcome.cut_documents += 1
+            outcome.cut_bytes += document.num_bytes - _num_bytes(pieces(document.text, cuts))
+    if drop is not None:
+        outcome.drops.append(drop)
+
+
+def _match(document: Document, passage: Passage, grams: Grams) -> tuple[Any, ...]:
+    """A row of `MATCHES`."""
+    start, end = passage.span
+    test_set, item = grams.set_names[passage.test_set], int(grams.numbers[passage.item])
+    return document.row, document.id, test_set, item, passage.num_grams, start, end, document.text[start:end]
+
+
+def _leak(
+    row: int, num_grams: int, num_cuts: int, found: Sequence[Passage], grams: Grams, config: LeakageConfig
+) -> Drop:
+    """The drop of a document for what it shares, mostly with one test set."""
+    by_set = np.zeros(len(grams.set_names), dtype=np.int64)
+    for passage in found:
+        by_set[passage.test_set] += passage.num_grams
+    detail = f"{num_grams} {config.ngram}-gram{'' if num_grams == 1 else 's'}"
+    if config.action == "passage":
+        detail = f"{detail} in {num_cuts} places"
+    return Drop(row, "leakage", detail, grams.set_names[int(by_set.argmax())])
+
+
+def _article(row: int, titled: int | None, distinct: Numbers, grams: Grams) -> Drop | None:
+    """The drop of a document that is an article of a test set, by its title or by its n-grams."""
+    item, detail = titled, "by its title"
+    if item is None:
+        items, counts = np.unique(grams.items_of(distinct)[1], return_counts=True)
+        shares = [
+            (count / int(grams.sizes[item]), item)
+            for item, count in zip(items.tolist(), counts.tolist(), strict=True)
+            if grams.titles[item]
+        ]
+        share, item = max(shares, default=(0.0, None))
+        if share < ARTICLE_SHARE:
+            return None
+        detail = f"{share:.0%} of its n-grams"
+    assert item is not None
+    test_set = grams.set_names[int(grams.set_of_item[item])]
+    return Drop(row, "test article", f"{grams.titles[item]}: {detail}", test_set)
+
+
+def _num_bytes(texts: Sequence[str]) -> int:
+    return sum(len(text.encode("utf-8")) for text in texts)
+
+
+def _write(part: Part, outcome: _Outcome, output: Output) -> None:
+    write_drops(output.path(drops_name(part.name)), outcome.drops)
+    _write_rows(output.path(cuts_name(part.name)), outcome.cuts, CUTS)
+    _write_rows(output.path(matches_name(part.name)), outcome.matches, MATCHES, packed=True)
+    found = np.concatenate(outcome.grams) if outcome.grams else np.empty(0, dtype=np.int64)
+    numbers, documents = np.unique(found, return_counts=True)
+    columns = {"gram": numbers.tolist(), "documents": documents.tolist()}
+    write_table(output.path(hits_name(part.name)), columns, HITS)
+
+
+def _write_rows(path: Path, rows: Sequence[tuple[Any, ...]], schema: pa.Schema, *, packed: bool = False) -> None:
+    columns = dict(zip(schema.names, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(schema.names, ())
+    write_table(path, columns, schema, packed=packed)

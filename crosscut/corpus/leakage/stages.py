@@ -1,0 +1,94 @@
+"""The three stages, in their order, as the pipeline runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from crosscut.config.corpus import LeakageConfig
+from crosscut.corpus.leakage.grams import FILES, gather
+from crosscut.corpus.leakage.overlap import add_up
+from crosscut.corpus.leakage.removal import hits_name, matches_name, remove_leaks
+from crosscut.corpus.parts import PartStage, find_parts
+from crosscut.corpus.stages import Stage, Task
+from crosscut.data.hashing import sha256
+from crosscut.data.sources import unreadable
+
+GATHERING, LEAKAGE, OVERLAP = "test-sets", "leakage", "overlap"
+"""Names of the stages."""
+
+
+def leakage_stages(config: LeakageConfig, work: Path, *, filters: tuple[str, ...], cleaned: bool) -> Sequence[Stage]:
+    """The stages that a corpus needs for its test sets, after the `filters`; none where it names no test set.
+
+    Only `leakage` is a filter. Raises `DataError` for a test set that cannot be read.
+    """
+    if not config.test_sets:
+        return ()
+    folder = work / GATHERING
+    removal = PartStage(
+        name=LEAKAGE,
+        version=1,
+        function=remove_leaks,
+        arguments=(folder, config),
+        settings={name: getattr(config, name) for name in ("ngram", "action", "margin", "min_matches", "max_cuts")},
+        inputs=tuple(folder / name for name in FILES),
+        filters=filters,
+        cleaned=cleaned,
+    )
+    return _Gathering(config=config, digests=_digests(config)), removal, _Overlap(config=config)
+
+
+def _digests(config: LeakageConfig) -> tuple[str, ...]:
+    try:
+        return tuple(sha256(Path(file)) for file in config.test_sets)
+    except OSError as error:
+        raise unreadable(str(error.filename), error) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Gathering:
+    config: LeakageConfig
+    digests: tuple[str, ...]
+    """SHA-256 of the test sets' files."""
+
+    name: str = GATHERING
+    version: int = 1
+
+    def tasks(self, _work: Path) -> list[Task]:
+        """One, for all test sets."""
+        config = self.config
+        return [
+            Task(
+                name=self.name,
+                function=partial(gather, config.test_sets, config.text_key, config.ngram, config.false_positives),
+                settings={
+                    **{name: getattr(config, name) for name in ("test_sets", "text_key", "ngram", "false_positives")},
+                    "digests": self.digests,
+                },
+                size=sum(Path(file).stat().st_size for file in config.test_sets),
+            )
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Overlap:
+    config: LeakageConfig
+    name: str = OVERLAP
+    version: int = 1
+
+    def tasks(self, work: Path) -> list[Task]:
+        """One, for all parts."""
+        parts = [part.name for part, _ in find_parts(work)]
+        files = [work / LEAKAGE / name(part) for part in parts for name in (hits_name, matches_name)]
+        return [
+            Task(
+                name=self.name,
+                function=partial(add_up, work, work / GATHERING, self.config.ngram, LEAKAGE, parts),
+                inputs=(*(work / GATHERING / name for name in FILES), *files),
+                settings={"ngram": self.config.ngram},
+                size=sum(file.stat().st_size for file in files),
+            )
+        ]

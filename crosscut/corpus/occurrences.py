@@ -1,0 +1,160 @@
+"""First occurrences: of the documents that have one key in common (the same text, the same URL), the first one stays.
+
+Three stages find them without ever holding all keys: each part's keys are written as 128-bit hashes; a task takes those
+of all parts that fall into its share of the hashes, sorts them, and writes who comes second; each part reads its own
+from that. Memory is bounded by a share, whose size does not depend on the corpus.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from crosscut.corpus.collection import Collection, Numbers, collect, first_number
+from crosscut.corpus.documents import Document, Drop, Part, drops_name, read_table, write_drops, write_table
+from crosscut.corpus.filters import count_rows
+from crosscut.corpus.parts import PartStage, files_of, find_parts
+from crosscut.corpus.stages import Counts, Output, PlannedStage, Stage, Task, read_records
+
+KEYS_PER_TASK = 2_000_000
+
+Key = Callable[[Document], str]
+"""What is compared, a function of a module; documents whose key is empty are never the same."""
+
+KEYS = np.dtype([("row", "<u4"), ("high", "<u8"), ("low", "<u8")])
+
+REPEATS = pa.schema([("number", pa.uint64()), ("other", pa.string())])
+"""Documents that are not the first, ascending, and the id of the one that is."""
+
+
+def text_key(document: Document) -> str:
+    """The text as it is."""
+    return document.text
+
+
+def first_stages(
+    name: str,
+    *,
+    rule: str,
+    key: Key,
+    filters: tuple[str, ...],
+    cleaned: bool,
+    against: tuple[str, ...] = (),
+    version: int = 1,
+) -> list[Stage]:
+    """Stages `name-keys`, `name-repeats` and `name`, the last a filter that drops all but the first of each key.
+
+    Documents of earlier runs, given by the output folders `against`, come before all; their own `name-keys` are read.
+    """
+    keys, repeats = f"{name}-keys", f"{name}-repeats"
+    collected = partial(collect, earlier=against, filters=filters, cleaned=cleaned)
+    return [
+        PartStage(
+            name=keys,
+            version=version,
+            function=write_keys,
+            arguments=(key,),
+            settings={"key": key.__name__},
+            filters=filters,
+            cleaned=cleaned,
+        ),
+        PlannedStage(name=repeats, version=version, plan=partial(_plan_repeats, collected, keys)),
+        PlannedStage(name=name, version=version, plan=partial(_plan_drops, collected, repeats, rule)),
+    ]
+
+
+def write_keys(part: Part, key: Key, output: Output) -> Counts:
+    """Task: the keys of a part's documents, hashed, in the order of their rows."""
+    keys = [(document.row, *_hash(value)) for document in part.documents() if (value := key(document))]
+    np.save(output.path(f"{part.name}.npy"), np.array(keys, KEYS))
+    return {"keys": len(keys)}
+
+
+def _hash(key: str) -> tuple[int, int]:
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+
+
+def _plan_repeats(collected: Callable[[Path], Collection], stage: str, work: Path) -> Sequence[Task]:
+    collection = collected(work)
+    num_keys = sum(record.counts["keys"] for record in read_records(work, stage))
+    num_shares = max(1, -(-num_keys // KEYS_PER_TASK))
+    own = collection.own
+    return [
+        Task(
+            name=f"{share:05}",
+            function=partial(find_repeats, collection, stage, share, num_shares),
+            inputs=(*(work / stage / f"{part.name}.npy" for part in own), *(files_of(part)[0] for part in own)),
+            settings={"shares": num_shares, "earlier": collection.earlier_digests()},
+        )
+        for share in range(num_shares if own else 0)
+    ]
+
+
+def find_repeats(collection: Collection, stage: str, share: int, num_shares: int, output: Output) -> Counts:
+    """Task: which documents have a key that an earlier one has, among the keys of one share."""
+    numbers, keys = [], []
+    for index, part in enumerate(collection.parts):
+        own = np.load(part.work / stage / f"{part.name}.npy", mmap_mode="r")
+        own = own[own["low"] % np.uint64(num_shares) == share]
+        if index < collection.num_earlier:
+            own = own[~np.isin(own["row"], part.dropped())]
+        numbers.append(collection.numbers(index, own["row"]))
+        keys.append(own)
+    repeats, firsts = match_first(np.concatenate(numbers), np.concatenate(keys))
+    new = ~collection.is_earlier(repeats)
+    repeats, firsts = repeats[new], firsts[new]
+    write_table(output.path(f"{share:05}.arrow"), {"number": repeats, "other": collection.ids(firsts)}, REPEATS)
+    return {"repeats": len(repeats)}
+
+
+def match_first(numbers: Numbers, keys: npt.NDArray[np.void]) -> tuple[Numbers, Numbers]:
+    """Of documents with ascending numbers, those that are not the first of their key, ascending, and who is."""
+    order = np.lexsort((keys["low"], keys["high"]))  # stable: numbers ascend within a key
+    numbers, keys = numbers[order], keys[order]
+    is_new = np.ones(len(keys), dtype=bool)
+    is_new[1:] = keys[1:][["high", "low"]] != keys[:-1][["high", "low"]]
+    first = np.maximum.accumulate(np.where(is_new, np.arange(len(keys)), 0))
+    repeats = np.flatnonzero(~is_new)
+    repeats = repeats[np.argsort(numbers[repeats])]
+    return numbers[repeats], numbers[first[repeats]]
+
+
+def _plan_drops(collected: Callable[[Path], Collection], stage: str, rule: str, work: Path) -> Sequence[Task]:
+    collection = collected(work)
+    shares = tuple(work / stage / f"{record.task}.arrow" for record in read_records(work, stage))
+    sizes = [size for _, size in find_parts(work)]
+    return [
+        Task(
+            name=part.name,
+            function=partial(drop_repeats, part, collection.num_earlier + place, shares, rule),
+            inputs=(*files_of(part), *shares),
+            settings={"rule": rule, "earlier": collection.num_earlier},
+            size=sizes[place],
+        )
+        for place, part in enumerate(collection.own)
+    ]
+
+
+def drop_repeats(part: Part, index: int, shares: Sequence[Path], rule: str, output: Output) -> Counts:
+    """Task: drops of the part at `index`, of its documents that are not the first."""
+    drops = []
+    for path in shares:
+        table = rows_of_part(read_table(path), index)
+        rows = (table["number"].to_numpy() - first_number(index)).tolist()
+        drops += [Drop(row, rule, "", other) for row, other in zip(rows, table["other"].to_pylist(), strict=True)]
+    write_drops(output.path(drops_name(part.name)), drops)
+    return count_rows(part.sizes(), drops)
+
+
+def rows_of_part(table: pa.Table, index: int) -> pa.Table:
+    """The rows of a table with ascending `number` that belong to the part at `index`."""
+    bounds = np.array([first_number(index), first_number(index + 1)])
+    start, stop = np.searchsorted(table["number"].to_numpy(), bounds).tolist()
+    return table.slice(start, stop - start)

@@ -1,0 +1,257 @@
+"""From a corpus's description to its tokens and its report: the stages in their order.
+
+What a stage reads is written by stages above it in `stages_of`, and a filter's documents are those that the filters
+above it let pass. The stages know little of each other; this is the only place that knows them all.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from crosscut.config import CorpusConfig, DataError, write_toml, write_whole
+from crosscut.config.conventions import CONFIG_FILE, TOKENS_FOLDER
+from crosscut.corpus.audit.explain import explain
+from crosscut.corpus.audit.page import write_page
+from crosscut.corpus.audit.report import build_report, measure_timings
+from crosscut.corpus.audit.samples import AuditStage
+from crosscut.corpus.cleaning import clean_part
+from crosscut.corpus.documents import CLEANING, INGEST
+from crosscut.corpus.duplicates import duplicate_stages
+from crosscut.corpus.engine import start_engine
+from crosscut.corpus.filters import Judge, judge_part
+from crosscut.corpus.ingest import IngestStage, check_rejects
+from crosscut.corpus.language import LanguageFilter
+from crosscut.corpus.leakage.stages import leakage_stages
+from crosscut.corpus.length import LengthFilter
+from crosscut.corpus.occurrences import first_stages
+from crosscut.corpus.packing import PackingStage, publish
+from crosscut.corpus.parts import PartStage, files_of, find_parts
+from crosscut.corpus.repair import repair
+from crosscut.corpus.running import StageResult, run_stage
+from crosscut.corpus.stages import Digests, PlannedStage, Stage, Task, read_records
+from crosscut.corpus.tokenizer import check_tokenizer, make_tokenizer
+from crosscut.corpus.tokens import TokensStage
+from crosscut.corpus.urls import UrlFilter, url_key
+from crosscut.data.hashing import sha256
+from crosscut.data.manifest import TOKENIZER_NAME
+from crosscut.data.progress import ProgressBar
+
+Paths = tuple[Path, ...]
+
+WORK_FOLDER = "work"
+"""The stages' files, in a corpus's folder."""
+
+TOKENIZER = "tokenizer"
+"""Name of the stage that copies or trains it."""
+
+REPORT_FILE, PAGE_FILE, TIMINGS_FILE = "report.json", "report.html", "timings.json"
+
+
+@dataclass(frozen=True)
+class CorpusResult:
+    """A corpus that is prepared."""
+
+    config: CorpusConfig
+    report: dict[str, Any]
+    """What `report.json` holds."""
+
+    stages: tuple[StageResult, ...]
+    """What each stage came to, in their order."""
+
+
+def prepare_corpus(config: CorpusConfig, *, progress: bool = True) -> CorpusResult:
+    """Bring a corpus up to date: what is done already stays, the rest is done.
+
+    Raises `DataError` for sources that cannot be read, lists, tokenizers and test sets that are not there, too many
+    rejects, a disk that is full, and a folder that another process is preparing.
+    """
+    folder, work = Path(config.folder), Path(config.folder) / WORK_FOLDER
+    stages = stages_of(config)
+    results: list[StageResult] = []
+    with _alone_in(folder):
+        write_toml(config, folder / CONFIG_FILE)
+        with start_engine(config.engine) as engine, ProgressBar(shown=progress) as bar:
+            digests = Digests()
+            for stage in stages:
+                results.append(run_stage(stage, work, engine=engine, digests=digests, bar=bar))
+                if stage.name == INGEST:
+                    check_rejects(read_records(work, INGEST), config)
+        publish(work, folder / TOKENS_FOLDER)
+        report, timings = build_report(results, config, work), measure_timings(results, config)
+        write_whole(folder / REPORT_FILE, json.dumps(report, indent=1) + "\n")
+        write_whole(folder / TIMINGS_FILE, json.dumps(timings, indent=1) + "\n")
+        write_page(report, timings, folder / PAGE_FILE)
+    return CorpusResult(config, report, tuple(results))
+
+
+def explain_document(config: CorpusConfig, document_id: str) -> str:
+    """What happened to one document of a corpus that is prepared, as text. Raises `DataError` for an unknown id."""
+    line = _line_of(config)
+    return explain(line.work, line.filters, document_id, against=config.duplicates.against)
+
+
+def stages_of(config: CorpusConfig) -> list[Stage]:
+    """The stages that a corpus needs, in their order.
+
+    Raises `DataError` for a list, a tokenizer or a test set that is not there, before anything is run.
+    """
+    return _line_of(config).stages
+
+
+def _line_of(config: CorpusConfig) -> _Line:
+    line = _Line(config)
+    line.add(IngestStage(config))
+    _add_url_filters(line)
+    _add_cleaning(line)
+    _add_language(line)
+    tokenizer = _add_tokenizer(line)
+    _add_length(line, tokenizer)
+    line.add_all(duplicate_stages(config, line.filters, line.cleaned), filters=("exact", "near"))
+    line.add_all(
+        leakage_stages(config.leakage, line.work, filters=line.filters, cleaned=line.cleaned), filters=("leakage",)
+    )
+    min_tokens = config.length.min_tokens
+    tokens = TokensStage(tokenizer=tokenizer, min_tokens=min_tokens, filters=line.filters, cleaned=line.cleaned)
+    line.add(tokens, filters=True)
+    line.add(AuditStage(filters=line.filters, cleaned=line.cleaned, seed=config.seed))
+    line.add(PackingStage(config=config, tokenizer=tokenizer))
+    return line
+
+
+class _Line:
+    """Stages as they are put one behind the other, and what those so far mean for the next one."""
+
+    def __init__(self, config: CorpusConfig) -> None:
+        self.config = config
+        self.work = Path(config.folder) / WORK_FOLDER
+        self.stages: list[Stage] = []
+        self.filters: tuple[str, ...] = ()
+        self.cleaned = False
+
+    def add(self, stage: Stage, *, filters: bool = False) -> None:
+        """Put a stage behind; say whether it drops documents."""
+        self.add_all([stage], filters=(stage.name,) if filters else ())
+
+    def add_all(self, stages: Sequence[Stage], *, filters: Sequence[str] = ()) -> None:
+        """Put stages behind; those of them that `filters` names drop documents."""
+        self.stages += stages
+        self.filters += tuple(stage.name for stage in stages if stage.name in filters)
+
+    def add_filter(
+        self, name: str, make: Callable[..., Judge], *arguments: Any, settings: Mapping[str, Any], inputs: Paths = ()
+    ) -> None:
+        """Put a filter behind that judges the documents of one part at a time, as `make(*arguments)` does."""
+        self.add(
+            PartStage(
+                name=name,
+                version=1,
+                function=judge_part,
+                arguments=(make, arguments, json.dumps(settings)),
+                settings=settings,
+                inputs=inputs,
+                filters=self.filters,
+                cleaned=self.cleaned,
+            ),
+            filters=True,
+        )
+
+
+def _add_url_filters(line: _Line) -> None:
+    urls = line.config.urls
+    if urls.domains or urls.types or urls.min_karma > 0:
+        rules = UrlFilter(urls)
+        line.add_filter("urls", UrlFilter, urls, settings=rules.settings)
+    if urls.duplicates:
+        line.add_all(
+            first_stages("url-duplicates", rule="same url", key=url_key, filters=line.filters, cleaned=False),
+            filters=("url-duplicates",),
+        )
+
+
+def _add_cleaning(line: _Line) -> None:
+    cleaning = line.config.cleaning
+    cleaners = {source.name: source.cleaners for source in line.config.sources if source.cleaners}
+    if not cleaning.unicode and not cleaners:
+        return
+    repair("")  # finds out now whether ftfy is there
+    line.add(
+        PartStage(
+            name=CLEANING,
+            version=1,
+            function=clean_part,
+            arguments=(cleaning, cleaners),
+            settings={**asdict(cleaning), "ftfy": version("ftfy"), "cleaners": cleaners},
+            filters=line.filters,
+        ),
+        filters=True,
+    )
+    line.cleaned = True
+
+
+def _add_language(line: _Line) -> None:
+    language = line.config.language
+    if language.keep:
+        LanguageFilter(language)  # finds out now whether the detector is there and knows these languages
+        settings = {**asdict(language), "detector": [language.detector, version(language.detector)]}
+        line.add_filter("language", LanguageFilter, language, settings=settings)
+
+
+def _add_tokenizer(line: _Line) -> Path:
+    """Returns where the tokenizer will be."""
+    tokens = line.config.tokens
+    given = ""
+    if tokens.tokenizer:
+        check_tokenizer(tokens)
+        given = sha256(Path(tokens.tokenizer))
+    plan = partial(_plan_tokenizer, line.config, given, line.filters, line.cleaned)
+    line.add(PlannedStage(name=TOKENIZER, version=1, plan=plan))
+    return line.work / TOKENIZER / TOKENIZER_NAME
+
+
+def _plan_tokenizer(
+    config: CorpusConfig, given: str, filters: tuple[str, ...], cleaned: bool, work: Path
+) -> Sequence[Task]:
+    parts = [] if given else [part for part, _ in find_parts(work, filters=filters, cleaned=cleaned)]
+    settings = {"given": given} if given else {"vocab_size": config.tokens.vocab_size}
+    return [
+        Task(
+            name="copied" if given else "trained",
+            function=partial(make_tokenizer, parts, config.tokens),
+            inputs=tuple(file for part in parts for file in files_of(part)),
+            settings=settings,
+        )
+    ]
+
+
+def _add_length(line: _Line, tokenizer: Path) -> None:
+    length = line.config.length
+    line.add_filter("length", LengthFilter, length, tokenizer, settings=asdict(length), inputs=(tokenizer,))
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Hold the folder: a second process that prepared the same corpus would take the first one's files away."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise DataError(
+            f"`folder` must be one that can be written to, but `{folder}` is not: {error.strerror}. Choose another."
+        ) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(
+                f"`{folder}` must be prepared by one process at a time, but another one is at it. Wait for it, or "
+                "choose another `folder`."
+            ) from None
+        yield

@@ -1,0 +1,39 @@
+"""Bytes whose declared charset may be wrong or missing, as pages and mails have them, to text."""
+
+import codecs
+
+from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
+
+MAX_REPLACED = 0.05
+"""Share of characters that may be lost to a charset before a text is of no use."""
+
+_WIDE = ("utf-16", "utf-32")
+_MULTIBYTE = ("big5", "cp932", "cp949", "euc", "gb", "hz", "iso2022", "iso-2022", "shift", "utf-7", "utf7", *_WIDE)
+
+
+def decode(data: bytes, declared: str = "") -> tuple[str, bool] | None:
+    """The text, and whether it took another charset than the declared one; None where no charset fits.
+
+    Bytes that are UTF-8 beyond ASCII are hardly ever anything else, so UTF-8 goes before a declared charset of single
+    bytes. Where neither fits, the charset is guessed from the bytes, and what that leaves over becomes U+FFFD.
+    """
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return data.decode("utf-16", "replace"), False
+    name = declared.strip().lower()
+    known = map_encoding_to_html5(name, fallback_utf8=False) or "" if name else ""
+    multibyte = name.startswith(_MULTIBYTE)
+    for charset in (name if multibyte else "utf-8-sig", "utf-8-sig" if multibyte else known):
+        text = _strict(data, charset)
+        if text is not None:
+            is_declared = not name or data.isascii() or charset != "utf-8-sig" or known == "utf-8"
+            return text, not is_declared
+    guessed = detect_encoding(data) or "cp1252"
+    text = data.decode(guessed, "replace")
+    return None if text.count("\ufffd") > MAX_REPLACED * len(text) else (text, bool(name))
+
+
+def _strict(data: bytes, charset: str) -> str | None:
+    try:
+        return data.decode(charset) if charset else None
+    except (UnicodeError, LookupError):
+        return None

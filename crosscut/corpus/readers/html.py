@@ -1,0 +1,53 @@
+"""An .html file is a document: its main text, without what frames it, and its title.
+
+Resiliparse finds the main text; docs/decisions/0019-ingest.md compares it with others.
+"""
+
+import re
+from collections.abc import Iterator
+from itertools import accumulate
+
+from resiliparse.extract.html2text import extract_plain_text
+from resiliparse.parse.encoding import detect_encoding
+from resiliparse.parse.html import HTMLTree
+
+from crosscut.corpus.files import File
+from crosscut.corpus.readers.charsets import decode
+from crosscut.corpus.readers.lines import read_whole
+from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt
+
+MAX_DEPTH = 1000
+"""Nesting beyond which no main text is looked for: the time that takes grows with the square of the depth. Browsers
+show half as much."""
+
+_DIVISION = re.compile(r"<(/?)div\b", re.IGNORECASE)
+
+
+def read_html(file: File, reading: Reading) -> Iterator[Item]:
+    """The one document of a page; its charset is the declared one where that is so, else guessed."""
+    data = read_whole(file, reading.max_bytes)
+    if isinstance(data, Reject):
+        yield data
+        return
+    decoded = decode(data, detect_encoding(data, from_html_meta=True) or "")
+    if decoded is None:
+        yield Reject("byte 0", "charset", "the page is in no charset that fits its bytes", excerpt(data))
+        return
+    markup, other = decoded
+    title, text = extract(markup, main_content=True)
+    if text:
+        yield Text(text, 1, file.size, title=title, note="charset" if other else "")
+    else:
+        yield Skip("blank")
+
+
+def extract(markup: str, *, main_content: bool) -> tuple[str, str]:
+    """Title and text of a page: paragraphs parted by blank lines, without menus where only main content is wanted."""
+    tree = HTMLTree.parse(markup)
+    text = extract_plain_text(tree, main_content=main_content and _depth(markup) <= MAX_DEPTH, alt_texts=False)
+    return " ".join((tree.title or "").split()), text.strip()
+
+
+def _depth(markup: str) -> int:
+    steps = (-1 if division[1] else 1 for division in _DIVISION.finditer(markup))
+    return max(accumulate(steps), default=0)

@@ -1,0 +1,95 @@
+"""A line of a .jsonl file is a document: an object with the text under a key.
+
+Each line is decoded and parsed by itself, so a bad one costs no other.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from crosscut.corpus.files import File
+from crosscut.corpus.readers.lines import Line, read_lines
+from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long, writable
+
+_PARSER = json.JSONDecoder(strict=False)  # control characters in texts are the cleaning stage's concern
+
+
+def read_jsonl(file: File, reading: Reading) -> Iterator[Item]:
+    """The documents of a .jsonl file, in order; blank lines are passed over."""
+    for line in read_lines(file, reading.max_bytes):
+        if isinstance(line, Reject):
+            yield line
+        elif item := _read_line(line, reading):
+            yield item
+
+
+def _read_line(line: Line, reading: Reading) -> Item | None:
+    place = f"line {line.number}"
+    if line.too_long:
+        return too_long(place, "the line", line.data, reading.max_bytes)
+    # A file that was written while a machine went down has runs of zeros between whole lines.
+    data = line.data.strip(b"\0 \t\r")
+    try:
+        decoded = data.decode("utf-8-sig" if line.number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        reason = f"byte {error.start + 1} of the line is not UTF-8: {error.reason}"
+        return Reject(place, "no UTF-8", reason, excerpt(line.data))
+    if not decoded:
+        return None
+    try:
+        row = _PARSER.decode(decoded)
+    except json.JSONDecodeError as error:
+        return Reject(place, "no JSON", f"{error.msg} at column {error.colno}", excerpt(decoded))
+    except (RecursionError, ValueError) as error:  # nested too deep, or a number of thousands of digits
+        return Reject(place, "no JSON", str(error), excerpt(decoded))
+    if not isinstance(row, dict):
+        return Reject(place, "no object", f"it is a {type(row).__name__} and no JSON object", excerpt(decoded))
+    return as_document(row, reading, place=place, record=line.number, position=line.position)
+
+
+def as_document(row: dict[str, Any], reading: Reading, *, place: str, record: int, position: int) -> Item:
+    """The document in a row of named values: `Reject` for a missing or bad text, `Skip` for a blank one.
+
+    A bad URL, number of votes or title is left out; the text is good without it.
+    """
+    text = row.get(reading.text_key)
+    if not isinstance(text, str):
+        key = reading.text_key
+        if text is None:
+            rule = "no text"
+            reason = f"`{key}` is null" if key in row else f"there is no `{key}`, but {_keys(row)}"
+        else:
+            rule, reason = "text is no string", f"`{key}` is a {type(text).__name__}"
+        shown = ", ".join(f"{name}: {value!s:.60}" for name, value in row.items())
+        return Reject(place, rule, reason, excerpt(shown))
+    if not text or text.isspace():
+        return Skip("blank")
+    if not writable(text):
+        return Reject(place, "half a surrogate pair", "UTF-8 cannot write half of a surrogate pair", excerpt(text))
+    return Text(
+        text,
+        record,
+        position,
+        url=_string(row.get(reading.url_key)),
+        karma=_number(row.get(reading.karma_key)),
+        title=_string(row.get(reading.title_key)),
+    )
+
+
+def _keys(row: dict[str, Any]) -> str:
+    return excerpt(", ".join(row)) or "nothing"
+
+
+def _string(value: Any) -> str:
+    return value if isinstance(value, str) and writable(value) else ""
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None

@@ -1,0 +1,163 @@
+r"""Mails: a message a file, or many in an mbox, where a line like `From jo@example.org Sat Nov 21 22:44:22 2026` begins
+each.
+
+A document is what a reader would see first: the plain text of a message, or the text of its HTML where it has no plain
+one. Attachments are left out. Its title is the subject.
+"""
+
+import email
+import email.errors
+import email.header
+import email.message
+import email.policy
+import re
+from collections.abc import Iterator
+from email.message import Message
+
+from resiliparse.parse.encoding import detect_encoding
+
+from crosscut.corpus.files import File
+from crosscut.corpus.readers.charsets import decode
+from crosscut.corpus.readers.html import extract
+from crosscut.corpus.readers.lines import broken_off
+from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long, writable
+from crosscut.data.sources import DamagedError
+
+_START = re.compile(
+    rb"From \S+ +(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [^\n]*\n"
+)
+_START_BYTES = 1000
+"""Longest line that begins a message, with the blank line before it."""
+
+_QUOTED_FROM = re.compile(rb"^>(>*From )", re.MULTILINE)
+
+
+def read_mail(file: File, reading: Reading) -> Iterator[Item]:
+    """The documents of a mail file, a record for each message."""
+    try:
+        for number, (message, position) in enumerate(_split(file, reading.max_bytes), start=1):
+            if len(message) > reading.max_bytes:
+                yield too_long(f"message {number}", "the message", message, reading.max_bytes)
+            elif message:
+                yield _read_message(message, number, position)
+    except DamagedError as error:
+        yield broken_off(file, error, "a message")
+
+
+def _split(file: File, max_bytes: int) -> Iterator[tuple[bytes, int]]:
+    """The messages of a file, each with the bytes on disk read by then; of a long one its first `max_bytes` and one."""
+    held = bytearray()
+    started = False
+    searched = position = 0
+    first = b""
+
+    def message(end: int) -> bytes:
+        return first or bytes(held[:end])
+
+    for chunk, position in file.chunks():
+        held += chunk
+        while start := _find_start(held, searched, is_first=not (started or first)):
+            if started or start.start():
+                yield message(start.start()), position
+            del held[: start.end()]
+            started, searched, first = True, 0, b""
+        searched = max(len(held) - _START_BYTES, 0)
+        if searched > max_bytes:  # the rest is read for the next message's sake
+            first = first or bytes(held[: max_bytes + 1])
+            del held[:searched]
+            searched = 0
+    if started or held or first:
+        yield message(len(held)), position
+
+
+def _find_start(held: bytearray, place: int, *, is_first: bool) -> re.Match[bytes] | None:
+    """The line that begins the next message: the first of the file, or one after a blank line."""
+    while (place := held.find(b"From ", place)) >= 0:
+        before = held[max(place - 3, 0) : place]
+        if before.endswith((b"\n\n", b"\n\r\n")) or (is_first and not place):
+            start = _START.match(held, place)
+            if start:
+                return start
+        place += 1
+    return None
+
+
+def _read_message(raw: bytes, number: int, position: int) -> Item:
+    place = f"message {number}"
+    raw = _QUOTED_FROM.sub(rb"\1", raw).lstrip(b"\r\n") if b"\n>From " in raw else raw.lstrip(b"\r\n")
+    texts = _Texts()
+    try:
+        message = email.message_from_bytes(raw, policy=email.policy.compat32)  # the newer ones raise on broken headers
+        texts.take(message)
+    except RecursionError:
+        return Reject(place, "no mail", "its parts are nested too deep", excerpt(raw))
+    if texts.undecodable and not texts.found:
+        return Reject(place, "charset", "the message is in no charset that fits its bytes", excerpt(raw))
+    text = "\n\n".join(texts.found)
+    if not text or text.isspace():
+        return Skip("blank")
+    return Text(text, number, position, title=_subject(message), note="charset" if texts.other_charset else "")
+
+
+class _Texts:
+    """The texts of a message, gathered part by part."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        self.other_charset = False
+        self.undecodable = False
+
+    def take(self, part: Message) -> None:
+        if part.get_content_disposition() == "attachment":
+            return
+        kind = part.get_content_type()
+        if part.is_multipart():
+            self._take_parts(kind, [inner for inner in part.get_payload() if isinstance(inner, Message)])
+        elif kind in ("text/plain", "text/html"):
+            self._take_text(part, kind)
+
+    def _take_parts(self, kind: str, parts: list[Message]) -> None:
+        if kind != "multipart/alternative":
+            for part in parts:
+                self.take(part)
+            return
+        # Renderings of one text: the first that has any, plain ones before others.
+        before = len(self.found)
+        for part in sorted(parts, key=lambda part: part.get_content_type() != "text/plain"):
+            if len(self.found) == before:
+                self.take(part)
+
+    def _take_text(self, part: Message, kind: str) -> None:
+        payload = part.get_payload(decode=True)
+        data = payload if isinstance(payload, bytes) else b""
+        charset = part.get_content_charset("")
+        if kind == "text/html" and not charset:
+            charset = detect_encoding(data, from_html_meta=True) or ""
+        decoded = decode(data, charset)
+        if decoded is None:
+            self.undecodable = True
+            return
+        text, other = decoded
+        self.other_charset |= other
+        if kind == "text/html":
+            _, text = extract(text, main_content=False)
+        if text and not text.isspace():
+            self.found.append(text)
+
+
+def _subject(message: Message) -> str:
+    """The subject in one line; a broken one as it stands."""
+    raw = message.get("Subject", "")
+    try:
+        subject = "".join(_decode_word(*word) for word in email.header.decode_header(raw))
+    except (ValueError, email.errors.HeaderParseError):
+        subject = str(raw)
+    subject = " ".join(subject.split())
+    return subject if writable(subject) else subject.encode("utf-8", "replace").decode()
+
+
+def _decode_word(word: str | bytes, charset: str | None) -> str:
+    if isinstance(word, str):
+        return word
+    decoded = decode(word, "" if charset in (None, "unknown-8bit") else charset)
+    return decoded[0] if decoded else word.decode("cp1252", "replace")

@@ -1,0 +1,37 @@
+"""Megatron-LM's token files, an `.idx` beside a `.bin`: their documents as text again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from crosscut.config.errors import DataError
+from crosscut.corpus.files import File
+from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, too_long
+from crosscut.corpus.tokenizer import load_tokenizer
+from crosscut.data.megatron import IndexedTokens
+
+
+def read_megatron(file: File, reading: Reading) -> Iterator[Item]:
+    """The documents of a pair, decoded with the tokenizer that it was made with; ends of text are no text.
+
+    A document with ids that the tokenizer does not have is rejected, as all are when it was made with another one.
+    """
+    tokenizer = load_tokenizer(Path(reading.tokenizer))
+    try:
+        tokens = IndexedTokens.open(Path(file.url))
+    except DataError as error:
+        yield Reject("byte 0", "damaged file", str(error), lost=max(file.size, 1))
+        return
+    for number in range(tokens.num_documents):
+        ids = tokens.document(number)
+        place, position = f"document {number + 1}", file.size * (number + 1) // tokens.num_documents
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < tokenizer.vocab_size:
+            reason = f"its ids go from {ids.min()} to {ids.max()}, the tokenizer's from 0 to {tokenizer.vocab_size - 1}"
+            yield Reject(place, "other tokenizer", reason)
+            continue
+        text = tokenizer.decode(ids[ids != tokenizer.end_of_text].tolist())
+        if len(text) > reading.max_bytes:
+            yield too_long(place, "the text", text, reading.max_bytes)
+        elif not text or text.isspace():
+            yield Skip("blank")
+        else:
+            yield Text(text, number + 1, position)

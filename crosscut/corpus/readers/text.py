@@ -1,0 +1,22 @@
+"""A .txt file is a document, however long, as far as `ingest.max_document_mb` goes."""
+
+from collections.abc import Iterator
+
+from crosscut.corpus.files import File
+from crosscut.corpus.readers.lines import read_whole
+from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt
+
+
+def read_text(file: File, reading: Reading) -> Iterator[Item]:
+    """The one document of a UTF-8 file; a byte-order mark is dropped."""
+    data = read_whole(file, reading.max_bytes)
+    if isinstance(data, Reject):
+        yield data
+        return
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        near = excerpt(data[max(error.start - 40, 0) :])
+        yield Reject(f"byte {error.start}", "no UTF-8", f"the file is not UTF-8: {error.reason}", near)
+        return
+    yield Text(text, 1, file.size) if text and not text.isspace() else Skip("blank")

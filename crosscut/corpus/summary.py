@@ -1,0 +1,86 @@
+"""What a prepared corpus came to, for a person at a terminal."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from crosscut.config import CorpusConfig
+from crosscut.config.conventions import TOKENS_FOLDER
+
+VALIDATION = "validation"
+"""Name of the shard that is not for training."""
+
+
+def print_summary(config: CorpusConfig, report: Mapping[str, Any], console: Console) -> None:
+    """Print what each stage left and why the rest went, what leaked, where the files are and what to type next."""
+    console.print(_flow(report["flow"]))
+    for line in (*_duplicates(report.get("duplicates")), *_leakage(report.get("leakage"))):
+        console.print(Text(line), soft_wrap=True)
+    console.print(Panel(_result(report), title="done", title_align="left", padding=(1, 2)))
+    folder = Path(config.folder)
+    console.print(Text(f"files  {folder}/: {TOKENS_FOLDER}, report.html, report.json, config.toml"), soft_wrap=True)
+    program = shlex.quote(str(Path(sys.argv[0]))) if Path(sys.argv[0]).name == "crosscut" else "crosscut"
+    tokens = shlex.quote(f"{folder}/{TOKENS_FOLDER}")
+    console.print(Text(f"next   {program} train data.text=[] data.tokens={tokens}"), soft_wrap=True)
+    console.print(Text(f"       open {folder}/report.html in a browser"), soft_wrap=True)
+
+
+def _flow(flow: list[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("stage")
+    for name in ("documents", "MB", "tokens"):
+        table.add_column(name, justify="right")
+    table.add_column("went", overflow="fold")
+    for stage in flow:
+        out = stage["out"]
+        tokens = _short(out["tokens"], about=out.get("estimated", False)) if out.get("tokens") is not None else ""
+        rules = sorted(stage["rules"].items(), key=lambda rule: -rule[1]["documents"])
+        went = ", ".join(f"{amount['documents']:,} {rule}" for rule, amount in rules if amount["documents"])
+        table.add_row(stage["stage"], f"{out['documents']:,}", f"{out['bytes'] / 1e6:,.1f}", tokens, Text(went))
+    return table
+
+
+def _short(tokens: int, *, about: bool) -> str:
+    return f"~{tokens / 1e6:,.1f}M" if about else f"{tokens:,}"
+
+
+def _duplicates(duplicates: Mapping[str, Any] | None) -> list[str]:
+    planted = (duplicates or {}).get("planted") or {}
+    if not planted.get("planted"):
+        return []
+    recall, precision = f"{planted['recall']:.1%}", f"{planted['precision']:.1%}"
+    found = f"{recall} of {planted['planted']:,} planted near-duplicates were found"
+    return [f"duplicates  {found}; {precision} of the pairs found are"]
+
+
+def _leakage(leakage: Mapping[str, Any] | None) -> list[str]:
+    if not leakage:
+        return []
+    return [
+        f"leakage     {one['name']}: {one['grams_found']:,} of {one['grams']:,} {leakage['ngram']}-grams occur, in "
+        f"{one['documents_touched']:,} documents"
+        for one in leakage["sets"]
+    ]
+
+
+def _result(report: Mapping[str, Any]) -> Table:
+    read, kept, written = report["summary"]["read"], report["summary"]["kept"], report["written"]
+    table = Table.grid(padding=(0, 3))
+    table.add_column(style="bold")
+    table.add_column()
+    rejects = f"; {report['rejects']:,} could not be read" if report["rejects"] else ""
+    table.add_row("read", f"{read['documents']:,} documents, {read['bytes'] / 1e6:,.1f} MB{rejects}")
+    table.add_row("kept", f"{kept['documents']:,} documents, {kept['bytes'] / 1e6:,.1f} MB")
+    training = sum(shard["tokens"] for shard in written if shard["name"] != VALIDATION)
+    validation = sum(shard["tokens"] for shard in written if shard["name"] == VALIDATION)
+    table.add_row("tokens", f"{training:,} for training in {len(written) - 1} shards, {validation:,} for validation")
+    return table

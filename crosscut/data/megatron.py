@@ -1,0 +1,194 @@
+"""Megatron-LM's token files: a `.bin` of ids in a row and an `.idx` that says where sequences and documents begin.
+
+The `.idx`, all little-endian: `MMIDIDX`, two zero bytes; version 1 (uint64); the code of the type of an id (uint8); the
+number of sequences S and of documents D + 1 (uint64); the ids of each sequence (int32, [S]); the byte of the `.bin` at
+which each begins (int64, [S]); and the sequence with which each document begins, S at last (int64, [D + 1]). A byte for
+each sequence may follow, which multimodal models use.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from crosscut.config.errors import DataError
+from crosscut.data.sources import unreadable
+
+DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
+"""The format's codes of types."""
+
+_MAGIC = b"MMIDIDX\x00\x00"
+_VERSION = 1
+_HEADER = struct.Struct("<9sQBQQ")
+_AT_ONCE = 1 << 20
+"""Sequences that are checked, or written, at a time; bounds memory."""
+
+Numbers = npt.NDArray[np.signedinteger[Any]]
+Ids = npt.NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class IndexedTokens:
+    """Documents as token ids, mapped into memory."""
+
+    path: Path
+    """The `.idx`."""
+
+    tokens: Ids
+    """Ids of all documents in a row."""
+
+    starts: npt.NDArray[np.int64]
+    """Where each document begins in `tokens`, and at last where they end, [documents + 1]."""
+
+    @classmethod
+    def open(cls, prefix: Path) -> IndexedTokens:
+        """Open a pair by the name that both files share, or by that of one of them.
+
+        Raises `DataError` for a file that cannot be read, that is none of this format, that is cut short, and for an
+        index that contradicts itself or the `.bin`.
+        """
+        name = str(prefix)
+        name = name.removesuffix(".idx") if name.endswith(".idx") else name.removesuffix(".bin")
+        index, data = Path(f"{name}.idx"), Path(f"{name}.bin")
+        try:
+            dtype, sizes, pointers, documents = _read_index(index)
+            _check_pointers(index, sizes, pointers, dtype.itemsize)
+            _check_documents(index, documents, len(sizes))
+            num_tokens = (int(pointers[-1]) // dtype.itemsize + int(sizes[-1])) if len(sizes) else 0
+            if data.stat().st_size != num_tokens * dtype.itemsize:
+                raise DataError(
+                    f"`{data}` must hold the {num_tokens:,} ids of {dtype.itemsize} bytes that `{index.name}` counts, "
+                    f"but is {data.stat().st_size:,} bytes long. Make both files again."
+                )
+            tokens = _map(data, dtype, num_tokens)
+        except OSError as error:
+            raise unreadable(str(error.filename), error) from None
+        starts = np.append(pointers // dtype.itemsize, num_tokens)
+        return cls(index, tokens, starts[documents])
+
+    @property
+    def num_documents(self) -> int:
+        """Documents."""
+        return len(self.starts) - 1
+
+    def document(self, number: int) -> Ids:
+        """Ids of one document: those of all its sequences."""
+        return self.tokens[self.starts[number] : self.starts[number + 1]]
+
+
+def write_indexed(prefix: Path, documents: Iterable[npt.ArrayLike], dtype: npt.DTypeLike) -> None:
+    """Write `prefix.bin` and `prefix.idx`, a sequence for each document, one document at a time.
+
+    Raises `DataError` for a `dtype` that the format has no code for.
+    """
+    kind = _stored(dtype)
+    sizes = array("i")
+    with Path(f"{prefix}.bin").open("wb") as file:
+        for document in documents:
+            ids = np.asarray(document, dtype=kind)
+            sizes.append(len(ids))
+            file.write(ids.data)
+    write_index(Path(f"{prefix}.idx"), np.frombuffer(sizes, dtype=np.int32), kind)
+
+
+def write_index(path: Path, sizes: npt.NDArray[Any], dtype: npt.DTypeLike) -> None:
+    """Write the `.idx` of documents of these sizes, each one sequence."""
+    kind = _stored(dtype)
+    code = next(code for code, known in DTYPES.items() if np.dtype(known) == kind)
+    with path.open("wb") as file:
+        file.write(_HEADER.pack(_MAGIC, _VERSION, code, len(sizes), len(sizes) + 1))
+        for start in range(0, len(sizes), _AT_ONCE):
+            file.write(sizes[start : start + _AT_ONCE].astype("<i4").data)
+        offset = 0
+        for start in range(0, len(sizes), _AT_ONCE):
+            ends = offset + np.cumsum(sizes[start : start + _AT_ONCE], dtype="<i8") * kind.itemsize
+            file.write(np.concatenate([[offset], ends[:-1]]).astype("<i8").data)
+            offset = int(ends[-1])
+        for start in range(0, len(sizes) + 1, _AT_ONCE):
+            file.write(np.arange(start, min(start + _AT_ONCE, len(sizes) + 1), dtype="<i8").data)
+
+
+def _stored(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    kind = np.dtype(dtype).newbyteorder("<")
+    if all(np.dtype(known) != kind for known in DTYPES.values()):
+        names = ", ".join(np.dtype(known).name for known in DTYPES.values())
+        raise DataError(f"Ids of a Megatron `.bin` must be one of {names}, but are {kind.name}. Take a wider type.")
+    return kind
+
+
+def _read_index(path: Path) -> tuple[np.dtype[Any], Numbers, Numbers, Numbers]:
+    """The type of an id, sizes, pointers and documents."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(_HEADER.size)
+    if not head.startswith(_MAGIC):
+        raise DataError(
+            f"`{path}` must begin with {_MAGIC!r}, as the index of Megatron-LM's indexed dataset does, but begins with "
+            f"{head[: len(_MAGIC)]!r}. Name the `.idx` beside the `.bin`."
+        )
+    if len(head) < _HEADER.size:
+        raise _of_other_length(path, size, _HEADER.size)
+    _, version, code, num_sequences, num_documents = _HEADER.unpack(head)
+    if version != _VERSION:
+        raise DataError(f"`{path}` must be of version {_VERSION}, but is of version {version}. Make both files again.")
+    dtype = np.dtype(DTYPES.get(code, "V1"))
+    if dtype.kind not in "iu":
+        what = dtype.name if code in DTYPES else f"of the unknown code {code}"
+        raise DataError(f"The ids of `{path}` must be whole numbers, but are {what}. Make both files again.")
+    needed = _HEADER.size + num_sequences * 12 + num_documents * 8
+    if size not in (needed, needed + num_sequences):
+        raise _of_other_length(path, size, needed)
+    pointers = _HEADER.size + num_sequences * 4
+    return (
+        dtype,
+        _map(path, np.dtype("<i4"), num_sequences, _HEADER.size),
+        _map(path, np.dtype("<i8"), num_sequences, pointers),
+        _map(path, np.dtype("<i8"), num_documents, pointers + num_sequences * 8),
+    )
+
+
+def _of_other_length(path: Path, size: int, needed: int) -> DataError:
+    return DataError(
+        f"`{path}` must be {needed:,} bytes long for what it counts, but is {size:,}: it is cut short or damaged. "
+        "Get both files again."
+    )
+
+
+def _map(path: Path, dtype: np.dtype[Any], length: int, offset: int = 0) -> npt.NDArray[Any]:
+    # An empty file cannot be mapped, and slices of a plain array are much cheaper than slices of a memmap.
+    if not length:
+        return np.empty(0, dtype=dtype)
+    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(length,)).view(np.ndarray)
+
+
+def _check_pointers(path: Path, sizes: Numbers, pointers: Numbers, width: int) -> None:
+    expected = 0
+    for start in range(0, len(sizes), _AT_ONCE):
+        some = sizes[start : start + _AT_ONCE]
+        ends = expected + np.cumsum(some, dtype=np.int64) * width
+        begins = np.concatenate([[expected], ends[:-1]])
+        wrong = np.flatnonzero((some < 0) | (pointers[start : start + _AT_ONCE] != begins))
+        if len(wrong):
+            number = start + int(wrong[0])
+            raise DataError(
+                f"`{path}` must let each sequence begin where the one before ends, but sequence {number:,} of "
+                f"{int(sizes[number]):,} ids begins at byte {int(pointers[number]):,} instead of "
+                f"{int(begins[wrong[0]]):,}. Make both files again."
+            )
+        expected = int(ends[-1])
+
+
+def _check_documents(path: Path, documents: Numbers, num_sequences: int) -> None:
+    whole = len(documents) > 0 and documents[0] == 0 and documents[-1] == num_sequences
+    if not whole or np.any(documents[1:] < documents[:-1]):
+        raise DataError(
+            f"`{path}` must let its documents ascend from sequence 0 to its {num_sequences:,} sequences, but does not. "
+            "Make both files again."
+        )

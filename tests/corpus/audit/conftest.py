@@ -1,0 +1,293 @@
+"""A small corpus of real speeches that has been through stages of the tests' own, whose rules can be seen at a glance.
+
+They write the files and count the counts of the pipeline's stages, so that the audit is tested on what it reads.
+"""
+
+import io
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import combinations, islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import zstandard
+
+from crosscut.config.corpus import CorpusConfig, EngineConfig, LeakageConfig, SourceConfig
+from crosscut.corpus.audit.samples import AuditStage
+from crosscut.corpus.documents import (
+    DOCUMENTS,
+    TEXTS,
+    Document,
+    Drop,
+    Judgement,
+    Part,
+    drops_name,
+    write_drops,
+    write_table,
+)
+from crosscut.corpus.engine import start_engine
+from crosscut.corpus.filters import count_drops, judge_part
+from crosscut.corpus.parts import PartStage, find_parts
+from crosscut.corpus.running import StageResult, run_stage
+from crosscut.corpus.stages import Counts, Digests, Output, Stage, Task
+from crosscut.data.progress import ProgressBar
+from crosscut.data.sources import BUILTIN_CORPORA
+
+HOSTILE = '</script><script>document.title = "taken"</script><img src=x onerror="document.title = 1"> &amp; <!-- '
+"""What a page must show and never run."""
+
+FILTERS = ("urls", "cleaning", "language", "length", "near", "leakage")
+LEAKED = "nothing in this sentence was ever said to any congress before"
+SPANS = pa.schema([("row", pa.uint32()), ("start", pa.uint64()), ("end", pa.uint64())])
+MATCHES = pa.schema(
+    [*SPANS, ("test_set", pa.string()), ("item", pa.uint32()), ("grams", pa.uint32()), ("passage", pa.large_string())]
+)
+FOREIGN = (
+    "Se\u00f1or presidente, la situaci\u00f3n de la Uni\u00f3n es buena, y as\u00ed ser\u00e1 el a\u00f1o que viene. "
+    * 6
+)
+
+
+@cache
+def texts() -> tuple[str, ...]:
+    """Pieces of the first speeches, then what the stages are to find: the same every time."""
+    with BUILTIN_CORPORA["builtin:state-of-the-union"].open("rb") as packed:
+        lines = io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(packed), encoding="utf-8")
+        speeches = [json.loads(line)["text"] for line in islice(lines, 8)]
+    pieces = [speech[start : start + 1500] for speech in speeches for start in range(0, len(speech) - 1500, 1500)]
+    changed = [re.sub(r"\b(the|of)\b", "THAT", piece, count=2 * number) for number, piece in enumerate(pieces[:12], 1)]
+    return (
+        *pieces,
+        *changed,
+        f"{changed[3]} Copied once more.",
+        *(f"{FOREIGN}{number}" for number in range(8)),
+        "Too short.",
+        HOSTILE,
+        f"{HOSTILE}{pieces[20]} {HOSTILE}{pieces[21]}",
+        f"It\u00e2\u20ac\u2122s said: {pieces[22]}{pieces[23]}",
+        f"{pieces[24]} {LEAKED} {pieces[25]}",
+    )
+
+
+def read(task: str, source: str, numbers: range, per_part: int, output: Output) -> Counts:
+    """Task of ingestion: some of the texts as parts, and what could not be read."""
+    parts = {}
+    for place, start in enumerate(range(numbers.start, numbers.stop, per_part)):
+        own = [texts()[number] for number in numbers if start <= number < start + per_part]
+        columns = {
+            "id": [f"{source}/some.jsonl#{start + row}" for row in range(len(own))],
+            "text": own,
+            "url": ["http://bad.example/x" if start + row in (30, 41) else "" for row in range(len(own))],
+            "karma": [None] * len(own),
+            "title": [""] * len(own),
+        }
+        name = f"{task}-{place:04d}"
+        write_table(output.path(f"{name}.arrow"), columns, DOCUMENTS, packed=True)
+        parts[name] = sum(len(text.encode()) for text in own)
+    reject = {
+        "source": source,
+        "file": "data/some.jsonl",
+        "place": "line 999",
+        "rule": "no JSON",
+        "reason": "Expecting",
+    }
+    line = json.dumps({**reject, "excerpt": f'{{"text": "{HOSTILE}'})
+    output.path(f"{task}.rejects.jsonl").write_text(f"{line}\n", encoding="utf-8")
+    amounts = {"documents": len(numbers), "bytes": sum(parts.values()), "rejects": 1}
+    return {
+        "documents_in": len(numbers) + 1, "documents_out": len(numbers), "bytes_in": 77, "bytes_out": amounts["bytes"],
+        "rules": {"no JSON": {"documents": 1, "bytes": 0}}, "notes": {}, "parts": parts, "sources": {source: amounts},
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Some:
+    """A stage of tasks that are known."""
+
+    name: str
+    calls: Callable[[Path], dict[str, Callable[[Output], Counts]]]
+    settings: dict[str, Any] = field(default_factory=dict)
+    version: int = 1
+
+    def tasks(self, work: Path) -> list[Task]:
+        calls = self.calls(work)
+        return [Task(name=name, function=call, settings=self.settings, size=1) for name, call in calls.items()]
+
+
+def by_url() -> Callable[[Sequence[Document]], Judgement]:
+    return lambda documents: Judgement([Drop(one.row, "domain", "bad.example") for one in documents if one.url])
+
+
+def mend(part: Part, output: Output) -> Counts:
+    documents = list(part.documents())
+    mended = [one.text.replace("\u00e2\u20ac\u2122", "'") for one in documents]
+    write_table(output.path(f"{part.name}.arrow"), {"row": [one.row for one in documents], "text": mended}, TEXTS)
+    write_drops(output.path(drops_name(part.name)), [])
+    changed = sum(text != one.text for text, one in zip(mended, documents, strict=True))
+    bytes_out = sum(len(text.encode()) for text in mended)
+    return {**count_drops(documents, []), "bytes_out": bytes_out, "changed": {"unicode": changed, "join_lines": 0}}
+
+
+def by_language() -> Callable[[Sequence[Document]], Judgement]:
+    def judge(documents: Sequence[Document]) -> Judgement:
+        codes = ["es" if "\u00f1" in one.text else "en" for one in documents]
+        drops = [
+            Drop(one.row, "language", f"{code} 0.95")
+            for one, code in zip(documents, codes, strict=True)
+            if code != "en"
+        ]
+        return Judgement(drops, {"language": codes, "score": [0.95 if code == "es" else 0.871 for code in codes]})
+
+    return judge
+
+
+def by_length() -> Callable[[Sequence[Document]], Judgement]:
+    def judge(documents: Sequence[Document]) -> Judgement:
+        tokens = [len(one.text.split()) for one in documents]
+        drops = [Drop(one.row, "too short", f"{n} tokens") for one, n in zip(documents, tokens, strict=True) if n < 128]
+        return Judgement(drops, {"tokens": tokens})
+
+    return judge
+
+
+@cache
+def jaccards(work: Path) -> tuple[tuple[str, str, float], ...]:
+    """Pairs of documents with the same beginning or end, and the share of words that they have in common."""
+    documents = [one for part, _ in find_parts(work, filters=FILTERS[:4], cleaned=True) for one in part.documents()]
+    words = {one.id: set(one.text.split()) for one in documents}
+    return tuple(
+        (one.id, other.id, len(words[one.id] & words[other.id]) / len(words[one.id] | words[other.id]))
+        for one, other in combinations(documents, 2)
+        if one.text[-20:] == other.text[-20:] or one.text[:20] == other.text[:20]
+    )
+
+
+def near(part: Part, work: Path, output: Output) -> Counts:
+    goes = {other: (one, share) for one, other, share in reversed(jaccards(work)) if share >= 0.7}
+    documents = list(part.documents())
+    drops = [
+        Drop(document.row, "near-duplicate", f"{goes[document.id][1]:.2f}", goes[document.id][0])
+        for document in documents
+        if document.id in goes
+    ]
+    write_drops(output.path(drops_name(part.name)), drops)
+    return count_drops(documents, drops)
+
+
+def similar(work: Path, _output: Output) -> Counts:
+    counts: dict[str, int] = {}
+    for _, _, share in jaccards(work):
+        low = f"{int(share * 20) / 20:.2f}"
+        counts[low] = counts.get(low, 0) + 1
+    return {"candidates": sum(counts.values()), "compared": sum(counts.values()), "jaccard": counts}
+
+
+def clusters(work: Path, _output: Output) -> Counts:
+    stays: dict[str, list[str]] = {}
+    for one, other, share in jaccards(work):
+        if share >= 0.7 and not any(one in gone for gone in stays.values()):
+            stays.setdefault(one, []).append(other)
+    sizes = [len(gone) + 1 for gone in stays.values()]
+    largest = [{"documents": len(gone) + 1, "kept": one, "dropped": gone} for one, gone in stays.items()]
+    return {
+        "clusters": len(sizes),
+        "sizes": {str(size): sizes.count(size) for size in sorted(set(sizes))},
+        "largest": sorted(largest, key=lambda one: (-one["documents"], one["kept"])),
+    }
+
+
+def leaks(part: Part, output: Output) -> Counts:
+    """Cuts the sentence of the test set out."""
+    documents = list(part.documents())
+    found = [(one, one.text.index(LEAKED)) for one in documents if LEAKED in one.text]
+    write_drops(output.path(drops_name(part.name)), [])
+    rows = [one.row for one, _ in found]
+    spans = {"row": rows, "start": [at for _, at in found], "end": [at + len(LEAKED) for _, at in found]}
+    write_table(output.path(f"{part.name}.cuts.arrow"), spans, SPANS)
+    told = {"test_set": ["made"] * len(found), "item": [3] * len(found), "grams": [4] * len(found)}
+    matches = {**spans, **told, "passage": [LEAKED] * len(found)}
+    write_table(output.path(f"{part.name}.matches.arrow"), matches, MATCHES)
+    counts = count_drops(documents, [])
+    counts["bytes_out"] -= len(LEAKED) * len(found)
+    return {**counts, "cut": {"documents": len(found), "places": len(found), "bytes": len(LEAKED) * len(found)}}
+
+
+def overlap(_output: Output) -> Counts:
+    passage = {"grams": 4, "document": f"web/some.jsonl#{len(texts()) - 1}", "item": 3, "passage": LEAKED}
+    made = {"items": 5, "items_too_short": 0, "items_touched": 1, "items_half_found": 1, "grams": 20, "grams_found": 4}
+    return {
+        "test_sets": {
+            "made": {**made, "documents_touched": 1, "passages": 1, "longest": [passage]},
+            "untouched": {"items": 9, "grams": 90, "grams_found": 0, "longest": []},
+        },
+        "frequent": [{"gram": LEAKED, "documents": 1, "test_sets": ["made"]}],
+    }
+
+
+def stages(per_part: int) -> list[Stage]:
+    """The pipeline; the number of documents in a part must not show."""
+    middle = len(texts()) // 2
+
+    def ingestion(_work: Path) -> dict[str, Callable[[Output], Counts]]:
+        ranges = {"speeches": range(middle), "web": range(middle, len(texts()))}
+        return {
+            f"{number:06d}": partial(read, f"{number:06d}", source, numbers, per_part)
+            for number, (source, numbers) in enumerate(ranges.items())
+        }
+
+    def judged(name: str, make: Callable[[], Any], *, cleaned: bool = True) -> PartStage:
+        before = FILTERS[: FILTERS.index(name)]
+        return PartStage(
+            name=name, version=1, function=judge_part, arguments=(make, (), ""), filters=before, cleaned=cleaned
+        )
+
+    return [
+        Some("ingest", ingestion, {"per_part": per_part}),
+        judged("urls", by_url, cleaned=False),
+        PartStage(name="cleaning", version=1, function=mend, filters=FILTERS[:1]),
+        judged("language", by_language),
+        judged("length", by_length),
+        Some("similar", lambda work: {"all": partial(similar, work)}),
+        Some("clusters", lambda work: {"all": partial(clusters, work)}),
+        Some("near", lambda work: {
+            part.name: partial(near, part, work) for part, _ in find_parts(work, filters=FILTERS[:4], cleaned=True)
+        }),
+        PartStage(name="leakage", version=1, function=leaks, filters=FILTERS[:5], cleaned=True),
+        Some("overlap", lambda _work: {"all": overlap}),
+        AuditStage(filters=FILTERS, cleaned=True, seed=1234),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Audited:
+    """A corpus whose stages are done."""
+
+    config: CorpusConfig
+    work: Path
+    results: list[StageResult]
+
+
+def run(folder: Path, per_part: int = 40) -> Audited:
+    """Run all stages in `folder`."""
+    work = folder / "work"
+    config = CorpusConfig(
+        folder=str(folder),
+        sources=(SourceConfig(name="speeches", files=("a",)), SourceConfig(name="web", files=("b",), weight=0.5)),
+        leakage=LeakageConfig(test_sets=("made.txt",)),
+        engine=EngineConfig(workers=1),
+    )
+    digests = Digests()
+    with start_engine(config.engine) as engine, ProgressBar(shown=False) as bar:
+        results = [run_stage(stage, work, engine=engine, digests=digests, bar=bar) for stage in stages(per_part)]
+    return Audited(config, work, results)
+
+
+@pytest.fixture(scope="session")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> Audited:
+    """The corpus, made once."""
+    return run(tmp_path_factory.mktemp("corpus"))

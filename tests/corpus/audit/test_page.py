@@ -1,0 +1,171 @@
+"""The page of a report, in a real browser: offline, whatever stands in the documents."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crosscut.corpus.audit.page import make_page, write_page
+from crosscut.corpus.audit.report import build_report, measure_timings
+from tests.corpus.audit.conftest import HOSTILE, LEAKED, Audited
+
+DESK, PHONE = {"width": 1200, "height": 800}, {"width": 390, "height": 844}
+
+
+def write(folder: Path, audited: Audited, results: list) -> Path:
+    path = folder / "report.html"
+    report = build_report(results, audited.config, audited.work)
+    write_page(report, measure_timings(results, audited.config), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def file(audited: Audited, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("page"), audited, audited.results)
+
+
+@pytest.fixture
+def opened(browser):
+    """Opens pages; a message on the console and any request but that for the file are mistakes."""
+    contexts: list[Any] = []
+    said: list[str] = []
+
+    def open_page(path: Path, **options: Any) -> Any:
+        context = browser.new_context(**{"viewport": DESK, "offline": True, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: request.url.startswith(("file:", "data:")) or said.append(request.url))
+        page.goto(path.as_uri())
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert said == []
+
+
+def test_the_report_lies_in_the_page_as_data():
+    report = {"flow": [], "text": f"{HOSTILE}\u2028 \\u003c"}
+    html = make_page(report, {"folder": "x"})
+    (block,) = re.findall(r'<script type="application/json" id="report">(.*?)</script>', html)
+    assert "<" not in block
+    assert json.loads(block) == report
+    assert not re.search(r'(src|href)="(?!data:|#)', html.split("<body>")[0])
+
+
+def test_text_of_documents_is_shown_and_never_run(opened, file):
+    page = opened(file)
+    for fold in page.locator("details").all():
+        fold.evaluate("fold => { fold.open = true }")
+    page.locator("#stage-length .sample .text", has_text=HOSTILE.strip()).wait_for()
+    page.locator("#stage-ingest .sample .text", has_text=HOSTILE.strip()).first.wait_for()
+    assert page.title().startswith("Corpus audit")
+    assert page.locator("main img, main script").count() == 0
+
+
+def test_the_first_screen_answers(opened, file, audited):
+    page = opened(file)
+    kept = build_report(audited.results, audited.config, audited.work)["summary"]["kept"]
+    assert f"{kept['documents']} of 93 documents" in page.locator(".cards").inner_text()
+    assert "20.00" in page.locator(".card", has_text="Test data").inner_text()
+    flow = page.locator(".flow a")
+    assert flow.count() == 7
+    name = flow.nth(3).get_attribute("aria-label")
+    assert re.fullmatch(r"Language: \d+ came in, 8 went \([\d.]+\s%\), \d+ left", name)
+    assert "1 cut" in flow.nth(6).text_content()
+    box = page.locator(".flow svg").bounding_box()
+    assert box["y"] + box["height"] < DESK["height"]
+
+
+def test_figures_follow_the_unit(opened, file):
+    page = opened(file)
+    length = page.locator("#stage-length .rule .number").first
+    assert length.inner_text() == "2"
+    page.check("[name=unit][value=tokens]", force=True)
+    assert length.inner_text() == "11"
+    assert "\u2248" in page.locator("#stage-language .rule .number").first.inner_text()
+    page.check("[name=unit][value=bytes]", force=True)
+    assert re.fullmatch(r"\d+\sB", length.inner_text())
+    assert "1 passages of 1 documents" in page.locator("#stage-leakage").inner_text()
+
+
+def test_keys_lead_from_the_flow_to_a_stage(opened, file):
+    page = opened(file)
+    page.locator(".flow a").nth(4).focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("location.hash") == "#stage-length"
+    page.wait_for_timeout(600)  # it scrolls there; waiting for a function is what the page's policy forbids
+    assert 0 <= page.locator("#stage-length").bounding_box()["y"] < DESK["height"] / 2
+    page.locator("#stage-length summary").focus()
+    page.keyboard.press("Enter")
+    assert page.locator("#stage-length .sample").first.is_visible()
+
+
+def test_what_differs_is_marked(opened, file):
+    page = opened(file)
+    page.locator("#stage-near summary").click()
+    pair = page.locator("#stage-near .pair").first
+    pair.locator("del").first.wait_for()
+    assert set(pair.locator("del").all_inner_texts()) <= {"THAT", "Copied", "once", "more", "."}
+    assert set(pair.locator("ins").all_inner_texts()) <= {"the", "of"}
+    assert pair.locator("del").count() + pair.locator("ins").count() > 0
+    page.locator("#stage-cleaning summary").click()
+    page.locator("#stage-cleaning del").first.wait_for()
+    assert page.locator("#stage-cleaning del").all_inner_texts()[:3] == ["It\u00e2", "\u20ac", "\u2122"]
+
+
+def test_the_search_leaves_the_samples_with_all_words(opened, file):
+    page = opened(file)
+    page.fill("[type=search]", "situaci\u00f3n UNI\u00d3N")
+    assert page.locator("#losses output").inner_text().startswith("5 of ")
+    assert page.locator("#losses .sample:visible").count() == 5
+    assert page.locator("#stage-length .rule").is_hidden()
+    page.fill("[type=search]", "")
+    assert page.locator("#losses .sample:visible").count() == 0
+    assert page.locator("#stage-length .rule").is_visible()
+
+
+def test_leaked_passages_can_be_read(opened, file):
+    page = opened(file)
+    section = page.locator("#leakage")
+    assert re.search(r"made\s+20\s+4\s+20\.00", section.locator("table").first.inner_text())
+    section.locator("summary").first.click()
+    assert section.locator(".sample .text").first.inner_text() == LEAKED
+
+
+@pytest.mark.parametrize(
+    ("size", "scheme"),
+    [
+        pytest.param(DESK, "light", id="desk, light", marks=pytest.mark.slow),
+        pytest.param(DESK, "dark", id="desk, dark"),
+        pytest.param(PHONE, "light", id="phone, light"),
+        pytest.param(PHONE, "dark", id="phone, dark", marks=pytest.mark.slow),
+    ],
+)
+def test_nothing_is_wider_than_the_window(opened, file, size, scheme):
+    page = opened(file, viewport=size, color_scheme=scheme)
+    for fold in page.locator("details").all():
+        fold.evaluate("fold => { fold.open = true }")
+    page.wait_for_timeout(50)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    outside = page.evaluate(
+        "[...document.querySelectorAll('.flow text, .card strong, h1, h2, h3, .sample')].filter((one) => {"
+        "const box = one.getBoundingClientRect(); return box.left < 0 || box.right > innerWidth + 0.5"
+        "}).map((one) => one.textContent)"
+    )
+    assert outside == []
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (int(re.findall(r"\d+", paper)[0]) < 128) == (scheme == "dark")
+
+
+@pytest.mark.parametrize("missing", ["ingest", "audit", "near", "overlap", ""])
+def test_a_page_of_fewer_stages_opens(opened, audited, tmp_path, missing):
+    results = [one for one in audited.results if one.name != missing] if missing else []
+    page = opened(write(tmp_path, audited, results))
+    page.locator("#run-title").wait_for()
+    assert page.locator("main").inner_text().count("undefined") == 0
+    assert "NaN" not in page.locator("main").inner_text()

@@ -1,0 +1,42 @@
+"""Where real files are, and parts made by hand."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from crosscut.corpus.documents import DOCUMENTS, INGEST, Document, Part, write_table
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Published files that are not the project's to ship, in a folder that `CROSSCUT_SHARED` names."""
+    if "CROSSCUT_SHARED" not in os.environ:
+        pytest.skip("CROSSCUT_SHARED names no folder with published files")
+    return Path(os.environ["CROSSCUT_SHARED"])
+
+
+@pytest.fixture
+def make_part(tmp_path: Path) -> Callable[..., Part]:
+    """Write an ingested part: texts, and the source of each."""
+
+    def make(texts: Sequence[str], sources: Sequence[str] = (), name: str = "000000-0000") -> Part:
+        (tmp_path / INGEST).mkdir(exist_ok=True)
+        sources = sources or ["s"] * len(texts)
+        columns = {
+            "id": [f"{source}/f#{row}" for row, source in enumerate(sources, start=1)],
+            "text": list(texts),
+            "url": [""] * len(texts),
+            "karma": [None] * len(texts),
+            "title": [""] * len(texts),
+        }
+        write_table(tmp_path / INGEST / f"{name}.arrow", columns, DOCUMENTS)
+        return Part(tmp_path, name)
+
+    return make
+
+
+def documents(*texts: str) -> list[Document]:
+    """Documents as a filter is given them."""
+    return [Document(row, f"s/f#{row}", text) for row, text in enumerate(texts)]

@@ -1,0 +1,102 @@
+"""Small corpora: ingested parts, texts with known similarities, and stages run on them."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from crosscut.config.corpus import CorpusConfig, DuplicatesConfig, EngineConfig, SourceConfig
+from crosscut.corpus.collection import Collection, collect
+from crosscut.corpus.documents import DOCUMENTS, INGEST, Part, read_drops, write_table
+from crosscut.corpus.duplicates.candidates import preference
+from crosscut.corpus.duplicates.planted import exact_jaccard
+from crosscut.corpus.engine import start_engine
+from crosscut.corpus.parts import find_parts
+from crosscut.corpus.running import StageResult, run_stage
+from crosscut.corpus.stages import Digests, Output, Stage, Task, execute, read_records
+from crosscut.data.progress import ProgressBar
+
+VOCABULARY = [f"word{number}" for number in range(400)]
+
+
+def ingest(work: Path, parts: Sequence[Sequence[str]], urls: Sequence[Sequence[str]] = (), name: str = "") -> Path:
+    """Parts of these texts as the stage `ingest` leaves them; ids are `name`, the part and the row."""
+
+    def write(output: Output) -> dict[str, dict[str, int]]:
+        for number, texts in enumerate(parts):
+            columns = {
+                "id": [f"{name}{number}.{row}" for row in range(len(texts))],
+                "text": texts,
+                "url": urls[number] if urls else [""] * len(texts),
+                "karma": [None] * len(texts),
+                "title": [""] * len(texts),
+            }
+            write_table(output.path(f"000000-{number:04}.arrow"), columns, DOCUMENTS)
+        return {"parts": {f"000000-{number:04}": sum(map(len, texts)) for number, texts in enumerate(parts)}}
+
+    execute(work / INGEST, Task(name="000000", function=write), "key")
+    return work
+
+
+def collection_of(work: Path, texts: Sequence[str]) -> Collection:
+    """A collection of one part."""
+    return collect(ingest(work, [texts]), (), filters=(), cleaned=False)
+
+
+def run(work: Path, stages: Sequence[Stage], workers: int = 1) -> dict[str, StageResult]:
+    digests = Digests()
+    for record in read_records(work, INGEST):
+        digests.learn(work / INGEST, record)
+    with start_engine(EngineConfig(workers=workers)) as engine, ProgressBar(shown=False) as bar:
+        return {stage.name: run_stage(stage, work, engine=engine, digests=digests, bar=bar) for stage in stages}
+
+
+def corpus_config(folder: Path, **duplicates: object) -> CorpusConfig:
+    return CorpusConfig(
+        sources=(SourceConfig(name="s", files=("-",)),), folder=str(folder), duplicates=DuplicatesConfig(**duplicates)
+    )
+
+
+def drops(work: Path, stage: str) -> dict[str, tuple[str, str, str]]:
+    """Id of each dropped document to rule, detail and the id of the other."""
+    found = {}
+    for part, _ in find_parts(work):
+        ids = [document.id for document in Part(work, part.name).documents()]
+        for drop in read_drops(work, stage, part.name).to_pylist():
+            found[ids[drop["row"]]] = (drop["rule"], drop["detail"], drop["other"])
+    return found
+
+
+def made_texts(chance: random.Random, families: int, copies: int) -> list[str]:
+    """Texts of random words, each with copies of it in which words were replaced, in random order."""
+    texts = []
+    for _ in range(families):
+        words = chance.choices(VOCABULARY, k=chance.randint(30, 90))
+        texts.append(" ".join(words))
+        for _ in range(chance.randint(0, copies)):
+            edited = list(words)
+            for _ in range(chance.randint(0, 3)):
+                edited[chance.randrange(len(edited))] = chance.choice(VOCABULARY)
+            texts.append(" ".join(edited))
+    chance.shuffle(texts)
+    return texts
+
+
+def kept_by_all_pairs(texts: Sequence[str], jaccard: float, ngram: int) -> set[int]:
+    """What stays when each text is compared with each other: of every cluster the longest, then the first."""
+    import numpy as np
+
+    first = {text: place for place, text in reversed(list(enumerate(texts)))}
+    left = sorted(first.values())
+    cluster = {place: {place} for place in left}
+    for at, one in enumerate(left):
+        for other in left[at + 1 :]:
+            if exact_jaccard(texts[one], texts[other], ngram) >= jaccard:
+                both = cluster[one] | cluster[other]
+                for place in both:
+                    cluster[place] = both
+    kept = set()
+    for members in cluster.values():
+        numbers = np.array(sorted(members), np.uint64)
+        lengths = np.array([len(texts[number]) for number in numbers], np.uint64)
+        kept.add(int(numbers[preference(np.zeros(len(numbers), bool), lengths, numbers)[0]]))
+    return kept

@@ -1,0 +1,79 @@
+"""Similarity is exact, whatever is read at a time; large groups are worked through without all their pairs."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crosscut.corpus.collection import Collection
+from crosscut.corpus.duplicates import similarity
+from crosscut.corpus.duplicates.candidates import Pairs
+from crosscut.corpus.duplicates.planted import exact_jaccard
+from crosscut.corpus.duplicates.similarity import Check, as_set, compare_group, histogram, measure, similarities
+from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, write_sketches
+from crosscut.corpus.stages import Output
+from tests.corpus.duplicates.corpora import VOCABULARY, collection_of, made_texts
+
+SETTINGS = SketchSettings(3, 16, 4)
+SETS = st.sets(st.integers(0, 40), min_size=1, max_size=20)
+
+
+@settings(deadline=None)
+@given(SETS, st.lists(SETS, min_size=1, max_size=5))
+def test_similarity_is_that_of_the_sets(one, others):
+    arrays = [np.array(sorted(some), np.uint64) for some in (one, *others)]
+    expected = [len(one & other) / len(one | other) for other in others]
+    assert similarities(arrays[0], arrays[1:]).tolist() == expected
+
+
+def test_a_set_has_each_gram_once():
+    assert as_set(np.array([5, 1, 5, 3, 1], np.uint64)).tolist() == [1, 3, 5]
+
+
+def sketched(work, texts) -> Collection:
+    collection = collection_of(work, texts)
+    (work / SKETCHES).mkdir()
+    write_sketches(collection.parts[0], SETTINGS, Output(work / SKETCHES))
+    return collection
+
+
+@pytest.mark.parametrize("at_a_time", [1, 500, 10**9])
+def test_measured_pairs_have_the_similarity_of_their_texts(tmp_path, monkeypatch, at_a_time):
+    monkeypatch.setattr(similarity, "CHARACTERS_AT_A_TIME", at_a_time)
+    texts = made_texts(random.Random(0), families=4, copies=3)
+    left, right = np.triu_indices(len(texts), 1)
+    edges = measure(sketched(tmp_path, texts), Pairs(left.astype(np.uint64), right.astype(np.uint64)), 3)
+    expected = [exact_jaccard(texts[one], texts[other], 3) for one, other in zip(left, right, strict=True)]
+    assert edges.jaccard.tolist() == expected
+    assert max(expected) > 0.5
+
+
+def test_of_every_similar_pair_in_a_group_one_is_a_duplicate_of_a_preferred_document(tmp_path):
+    chance = random.Random(1)
+    base = [chance.choices(VOCABULARY, k=60) for _ in range(3)]
+    texts = []
+    for number in range(90):
+        words = list(base[number % 3])
+        words[chance.randrange(60)] = chance.choice(VOCABULARY)
+        texts.append(" ".join(words))
+    members = np.array(chance.sample(range(90), 90), np.uint64)
+    known: dict[int, similarity.Edges] = {}
+    edges = list(compare_group(sketched(tmp_path, texts), Check(3, 0.7, 30), members, known))
+    found = {(int(one), int(other)) for some in edges for one, other, how in zip(*some, strict=True) if how >= 0.7}
+    rank = {int(number): place for place, number in enumerate(members)}
+    assert all(rank[one] < rank[other] for one, other in found)
+    goes = {other for _, other in found}
+    similar = [
+        (one, other) for one in range(90) for other in range(one) if exact_jaccard(texts[one], texts[other], 3) >= 0.7
+    ]
+    assert len(similar) > 1000
+    assert all(one in goes or other in goes for one, other in similar)
+    assert sum(len(some.left) for some in edges) < 3 * 90
+    again = list(compare_group(sketched(tmp_path / "b", texts), Check(3, 0.7, 30), members, known))
+    assert sum(len(some.left) for some in again) == 0  # each leader's similarities are known from the first time
+
+
+def test_histogram_counts_by_twentieths():
+    assert histogram(np.array([0.7, 0.749, 0.75, 1.0, 0.3])) == {"0.30": 1, "0.70": 2, "0.75": 1, "0.95": 1}

@@ -1,0 +1,77 @@
+"""Megatron-LM's pairs of files, back to text."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crosscut.config import DataError
+from crosscut.config.corpus import SourceConfig
+from crosscut.corpus.files import find_files
+from crosscut.corpus.readers import Reject, Skip, Text
+from crosscut.data import Tokenizer
+from crosscut.data.megatron import write_indexed
+from tests.corpus.reads import read
+
+TEXTS = ["It was the best of times.", "It was the wörst of times.\n\nIt was.", " "]
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    Tokenizer.train(TEXTS, vocab_size=300).save(tmp_path / "tokenizer.json")
+    return tmp_path / "tokenizer.json"
+
+
+@pytest.fixture
+def pair(tmp_path: Path, tokenizer: Path) -> Path:
+    """Each document ends with an end of text, as Megatron's tools write them."""
+    loaded = Tokenizer.load(tokenizer)
+    write_indexed(tmp_path / "a", [[*loaded.encode(text), loaded.end_of_text] for text in TEXTS], np.uint16)
+    return tmp_path / "a.idx"
+
+
+def test_documents_come_back_as_text(pair: Path, tokenizer: Path) -> None:
+    first, second, blank = read(pair, tokenizer=str(tokenizer))
+    assert isinstance(first, Text) and isinstance(second, Text)
+    assert ([first.text, second.text], [first.record, second.record]) == (TEXTS[:2], [1, 2])
+    assert second.position == (pair.stat().st_size + pair.with_suffix(".bin").stat().st_size) * 2 // 3
+    assert blank == Skip("blank")
+
+
+def test_ids_that_the_tokenizer_does_not_have_are_rejected(tmp_path: Path, tokenizer: Path) -> None:
+    write_indexed(tmp_path / "a", [[5, 40_000], [5, 6]], np.uint16)
+    reject, text = read(tmp_path / "a.idx", tokenizer=str(tokenizer))
+    assert isinstance(reject, Reject) and isinstance(text, Text)
+    assert (reject.place, reject.rule) == ("document 1", "other tokenizer")
+    size = Tokenizer.load(tokenizer).vocab_size
+    assert reject.reason == f"its ids go from 5 to 40000, the tokenizer's from 0 to {size - 1}"
+
+
+def test_document_that_is_too_long_is_rejected(pair: Path, tokenizer: Path) -> None:
+    _, reject, _ = read(pair, tokenizer=str(tokenizer), max_bytes=len(TEXTS[0]))
+    assert isinstance(reject, Reject)
+    assert (reject.place, reject.rule) == ("document 2", "too long")
+
+
+def test_pair_that_is_cut_short_is_rejected(pair: Path, tokenizer: Path) -> None:
+    data = pair.with_suffix(".bin")
+    data.write_bytes(data.read_bytes()[:-2])
+    (reject,) = read(pair, tokenizer=str(tokenizer))
+    assert isinstance(reject, Reject)
+    assert (reject.place, reject.rule) == ("byte 0", "damaged file")
+    assert reject.lost == pair.stat().st_size + data.stat().st_size
+
+
+def test_index_without_its_tokens_is_an_error(pair: Path) -> None:
+    pair.with_suffix(".bin").unlink()
+    with pytest.raises(DataError) as error:
+        find_files(SourceConfig(name="old", files=(str(pair),)))
+    assert str(error.value) == (
+        f"`{pair.with_suffix('.bin')}` must be a readable file, but is not: No such file or directory."
+    )
+
+
+def test_version_changes_with_the_tokens(pair: Path) -> None:
+    (before,) = find_files(SourceConfig(name="old", files=(str(pair),)))
+    pair.with_suffix(".bin").touch()
+    assert find_files(SourceConfig(name="old", files=(str(pair),))) != [before]

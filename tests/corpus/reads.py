@@ -1,0 +1,25 @@
+"""What a reader gives of a file, for the tests of all of them."""
+
+from pathlib import Path
+
+from crosscut.config.corpus import SourceConfig
+from crosscut.corpus.files import find_files
+from crosscut.corpus.readers import Item, Reading, Reject, Skip, Text, find_reader
+
+
+def read(path: Path, kind: str = "auto", **options: object) -> list[Item]:
+    (file,) = find_files(SourceConfig(name="source", files=(str(path),), format=kind))
+    return list(find_reader(file.format)(file, Reading(**options)))  # type: ignore[arg-type]
+
+
+def texts(items: list[Item]) -> list[str]:
+    return [item.text for item in items if isinstance(item, Text)]
+
+
+def rejects(items: list[Item]) -> list[tuple[str, str]]:
+    """Place and rule of each."""
+    return [(item.place, item.rule) for item in items if isinstance(item, Reject)]
+
+
+def skips(items: list[Item]) -> list[str]:
+    return [item.rule for item in items if isinstance(item, Skip)]

@@ -1,0 +1,346 @@
+"""Files to parts and rejects: what comes out, in what memory, and what is said when too much cannot be read."""
+
+import errno
+import gzip
+import json
+import pickle
+import random
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from crosscut.config import DataError
+from crosscut.config.corpus import CorpusConfig, IngestConfig, SourceConfig
+from crosscut.corpus.documents import DOCUMENTS, Part, read_table
+from crosscut.corpus.ingest import SLOWNESS, TASK_BYTES, IngestStage, check_rejects
+from crosscut.corpus.stages import Output, Record, add_counts, execute
+
+
+def corpus(folder: Path, *sources: SourceConfig, **ingest: Any) -> CorpusConfig:
+    return CorpusConfig(sources=sources, folder=str(folder / "corpus"), ingest=IngestConfig(**ingest))
+
+
+def source(name: str, *files: Path, **more: Any) -> SourceConfig:
+    return SourceConfig(name=name, files=tuple(map(str, files)), **more)
+
+
+def run(config: CorpusConfig) -> list[Record]:
+    work = Path(config.folder) / "work"
+    tasks = [pickle.loads(pickle.dumps(task)) for task in IngestStage(config).tasks(work)]
+    return [execute(work / "ingest", task, "key") for task in tasks]
+
+
+def documents(config: CorpusConfig, records: list[Record]) -> list[tuple[str, str]]:
+    work = Path(config.folder) / "work"
+    names = sorted(name for record in records for name in record.counts["parts"])
+    return [(document.id, document.text) for name in names for document in Part(work, name).documents()]
+
+
+def rejects(config: CorpusConfig, records: list[Record]) -> list[dict[str, str]]:
+    folder = Path(config.folder) / "work" / "ingest"
+    paths = [folder / f"{record.task}.rejects.jsonl" for record in records]
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
+def write_jsonl(path: Path, texts: list[str], *more: bytes) -> Path:
+    path.write_bytes(b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts) + b"".join(more))
+    return path
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> CorpusConfig:
+    """Two sources with something wrong in each."""
+    write_jsonl(tmp_path / "web.jsonl", ["one", "", "two"], b"{broken\n", b'{"text": "naive \xc3\xaf"}\n')
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("a note")
+    (tmp_path / "notes" / "b.txt").write_bytes(b"caf\xe9")
+    return corpus(tmp_path, source("web", tmp_path / "web.jsonl"), source("notes", tmp_path / "notes"), max_rejects=0.9)
+
+
+def test_documents_are_known_by_source_file_and_record(mixed: CorpusConfig) -> None:
+    assert documents(mixed, run(mixed)) == [
+        ("web/web.jsonl#1", "one"),
+        ("web/web.jsonl#3", "two"),
+        ("web/web.jsonl#5", "naive ï"),
+        ("notes/a.txt#1", "a note"),
+    ]
+
+
+def test_rejects_name_file_place_and_reason(mixed: CorpusConfig) -> None:
+    first, second = rejects(mixed, run(mixed))
+    folder = Path(mixed.folder).parent
+    assert first == {
+        "source": "web",
+        "file": str(folder / "web.jsonl"),
+        "place": "line 4",
+        "rule": "no JSON",
+        "reason": "Expecting property name enclosed in double quotes at column 2",
+        "excerpt": "{broken",
+    }
+    assert (second["file"], second["place"]) == (str(folder / "notes" / "b.txt"), "byte 3")
+
+
+def test_counts_of_all_that_went_in_and_out(mixed: CorpusConfig) -> None:
+    counts = add_counts([record.counts for record in run(mixed)])
+    web, notes = (Path(mixed.folder).parent / "web.jsonl").stat().st_size, len(b"a note" + b"caf\xe9")
+    assert counts == {
+        "documents_in": 7,
+        "documents_out": 4,
+        "bytes_in": web + notes,
+        "bytes_out": len("onetwonaive ï a note".encode()) - 1,
+        "rules": {
+            "blank": {"documents": 1, "bytes": 0},
+            "no JSON": {"documents": 1, "bytes": 0},
+            "no UTF-8": {"documents": 1, "bytes": 0},
+        },
+        "notes": {},
+        "parts": {"000000-0000": 14, "000001-0000": 6},
+        "sources": {
+            "web": {
+                "files": 1,
+                "bytes_in": web,
+                "records": 4,
+                "rejects": 1,
+                "lost": 0,
+                "documents": 3,
+                "bytes": 14,
+            },
+            "notes": {
+                "files": 2,
+                "bytes_in": notes,
+                "records": 2,
+                "rejects": 1,
+                "lost": 0,
+                "documents": 1,
+                "bytes": 6,
+            },
+        },
+    }
+
+
+def test_parts_have_all_columns_and_about_the_size_that_was_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    row = {"text": "x" * 1000, "url": "https://a.org", "karma": 4, "title": "A"}
+    path.write_text("".join(json.dumps({**row, "text": f"{n:04} {row['text']}"}) + "\n" for n in range(2500)))
+    config = corpus(tmp_path, source("web", path), part_mb=1)
+    records = run(config)
+    assert list(records[0].counts["parts"].values()) == [1_000_000 // 1005 * 1005 + 1005] * 2 + [
+        2500 * 1005 - 2_001_960
+    ]
+    folder = Path(config.folder) / "work" / "ingest"
+    tables = [read_table(folder / f"{name}.arrow") for name in records[0].counts["parts"]]
+    assert all(table.schema == DOCUMENTS for table in tables)
+    (first,) = tables[0].slice(0, 1).to_pylist()
+    assert first == {"id": "web/a.jsonl#1", "text": "0000 " + "x" * 1000, "url": row["url"], "karma": 4.0, "title": "A"}
+
+
+def test_same_files_and_settings_give_the_same_bytes(mixed: CorpusConfig) -> None:
+    assert [record.files for record in run(mixed)] == [record.files for record in run(mixed)]
+
+
+def test_what_a_task_depends_on(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["one"])
+
+    def settings(config: CorpusConfig) -> object:
+        (task,) = IngestStage(config).tasks(tmp_path)
+        return json.loads(json.dumps(dict(task.settings)))
+
+    before = settings(corpus(tmp_path, source("web", path)))
+    same = corpus(tmp_path, source("web", path, weight=2.0, cleaners=("join_lines",)), max_rejects=0.5)
+    assert settings(same) == before
+    assert settings(corpus(tmp_path, source("web", path), part_mb=2)) != before
+    assert settings(corpus(tmp_path, source("web", path), max_document_mb=2)) != before
+    assert settings(corpus(tmp_path, source("web", path, text_key="body"))) != before
+    write_jsonl(path, ["two"])
+    assert settings(corpus(tmp_path, source("web", path))) != before
+
+
+def test_files_are_shared_out_in_order_and_slow_formats_in_smaller_shares(tmp_path: Path) -> None:
+    def sizes(kind: str, size: int) -> list[int]:
+        folder = tmp_path / kind
+        folder.mkdir()
+        for n in range(5):
+            with (folder / f"{n}.{kind}").open("wb") as file:
+                file.truncate(size)
+        tasks = IngestStage(corpus(tmp_path, source("web", folder))).tasks(tmp_path)
+        names = [name for task in tasks for name, *_ in task.settings["files"]]
+        assert names == [f"{n}.{kind}" for n in range(5)]
+        assert [task.name for task in tasks] == [f"{n:06d}" for n in range(len(tasks))]
+        return [task.size // size for task in tasks]
+
+    assert sizes("jsonl", TASK_BYTES // 2) == [2, 2, 1]
+    assert sizes("html", TASK_BYTES // SLOWNESS["html"] // 3) == [3, 2]
+    assert sizes("txt", TASK_BYTES * 2) == [1] * 5
+
+
+def test_few_rejects_pass(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["text"] * 99, b"{broken\n")
+    config = corpus(tmp_path, source("web", path), max_rejects=0.01)
+    check_rejects(run(config), config)
+
+
+def test_too_many_rejects_of_one_source_are_an_error_that_names_the_first(tmp_path: Path) -> None:
+    good = write_jsonl(tmp_path / "good.jsonl", ["text"] * 1000)
+    bad = write_jsonl(tmp_path / "bad.jsonl", ["text"] * 18, b"{broken\n", b"7\n")
+    config = corpus(tmp_path, source("web", good), source("forum", bad), max_rejects=0.05)
+    with pytest.raises(DataError) as error:
+        check_rejects(run(config), config)
+    assert str(error.value) == (
+        "At most 5.0% of the source `forum` must be unreadable (`ingest.max_rejects`), but 2 of 20 records (10.0%) "
+        f"are, the first: `{bad}`, line 19: Expecting property name enclosed in double quotes at column 2. "
+        f"All of them are in `{config.folder}/work/ingest`."
+    )
+
+
+def test_truncated_file_is_one_reject_and_its_documents_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    write_jsonl(path, ["".join(chr(97 + n * k % 26) for k in range(300)) for n in range(3000)])
+    packed = gzip.compress(path.read_bytes())
+    path.write_bytes(packed[: len(packed) // 2])
+    config = corpus(tmp_path, source("web", path))
+    records = run(config)
+    check_rejects(records, config)
+    (reject,) = rejects(config, records)
+    assert (reject["file"], reject["place"]) == (str(path), f"byte {len(packed) // 2}")
+    assert len(documents(config, records)) > 1000
+
+
+def test_damaged_file_counts_by_the_bytes_that_are_lost(tmp_path: Path) -> None:
+    """Its one reject among thousands of records must not pass for a small loss."""
+    path = tmp_path / "a.jsonl.gz"
+    packed = gzip.compress(write_jsonl(tmp_path / "a.jsonl", ["text"] * 3000).read_bytes())
+    path.write_bytes(packed + b"no such data" * 10_000)
+    config = corpus(tmp_path, source("web", path))
+    records = run(config)
+    assert len(documents(config, records)) == 3000
+    with pytest.raises(DataError) as error:
+        check_rejects(records, config)
+    assert f"of {path.stat().st_size:,} bytes (" in str(error.value)
+    assert f"`{path}`, byte " in str(error.value)
+
+
+def test_parquet_files_of_other_schemas_leave_the_good_ones(tmp_path: Path) -> None:
+    for name, columns in (
+        ("a", {"text": ["one"]}),
+        ("b", {"body": ["lost"]}),
+        ("c", {"text": [1]}),
+        ("d", {"text": ["two"]}),
+    ):
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+    config = corpus(tmp_path, source("web", tmp_path))
+    records = run(config)
+    assert documents(config, records) == [("web/a.parquet#1", "one"), ("web/d.parquet#1", "two")]
+    with pytest.raises(DataError, match=r"/b\.parquet`, row 1: there is no column `text`, but body\."):
+        check_rejects(records, config)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b'{"text": " "}\n'])
+def test_source_without_any_document_is_an_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.jsonl").write_bytes(content)
+    config = corpus(tmp_path, source("web", tmp_path / "a.jsonl"))
+    with pytest.raises(DataError) as error:
+        check_rejects(run(config), config)
+    assert str(error.value) == (
+        "The source `web` must hold documents, but its 1 file(s) hold none. Check `files` and `format`, or remove the "
+        "source."
+    )
+
+
+def test_megatron_source_needs_its_tokenizer(tmp_path: Path) -> None:
+    for suffix in ("idx", "bin"):
+        (tmp_path / f"a.{suffix}").write_bytes(b"")
+    with pytest.raises(DataError) as error:
+        IngestStage(corpus(tmp_path, source("old", tmp_path / "a.idx"))).tasks(tmp_path)
+    assert str(error.value) == (
+        f"`tokens.tokenizer` must name the tokenizer that `{tmp_path}/a.idx` was made with, but is empty."
+    )
+
+
+class FullDisk(Output):
+    """Where nothing fits any more."""
+
+    def path(self, name: str) -> Path:
+        return Path("/dev/full")
+
+
+def test_full_disk_is_told_by_the_operating_system(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["text"])
+    (task,) = IngestStage(corpus(tmp_path, source("web", path))).tasks(tmp_path)
+    with pytest.raises(OSError) as error:
+        task.function(FullDisk(tmp_path))
+    assert error.value.errno == errno.ENOSPC
+
+
+@contextmanager
+def disk_takes(num_bytes: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("room", [0, 100, 1_500_000])
+def test_disk_that_takes_no_more_stops_the_task_and_leaves_nothing_of_it(tmp_path: Path, room: int) -> None:
+    letters = random.Random(1)
+    path = write_jsonl(
+        tmp_path / "a.jsonl", ["".join(letters.choices("abcdefgh", k=10_000)) for _ in range(400)], b"{\n"
+    )
+    config = corpus(tmp_path, source("web", path), part_mb=3)
+    with disk_takes(room), pytest.raises(DataError) as error:
+        run(config)
+    folder = Path(config.folder) / "work" / "ingest"
+    assert str(error.value).startswith(f"`{folder}` must take what the stage writes, but does not: ")
+    assert list(folder.iterdir()) == []
+    assert len(documents(config, run(config))) == 400
+
+
+MEMORY = """
+import resource, sys
+from pathlib import Path
+from crosscut.config.corpus import CorpusConfig, IngestConfig, SourceConfig
+from crosscut.corpus.ingest import IngestStage
+from crosscut.corpus.stages import execute
+
+path, folder, longest = sys.argv[1:]
+source = SourceConfig(name="web", files=(path,))
+config = CorpusConfig(sources=(source,), folder=folder, ingest=IngestConfig(max_document_mb=int(longest)))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+(task,) = IngestStage(config).tasks(Path(folder))
+counts = execute(Path(folder), task, "key").counts
+print(counts["documents_out"], counts["rules"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def check_long_line(tmp_path: Path, *, line_mb: int, longest_mb: int, limit_mb: int, suffix: str = "") -> None:
+    """Ingest a file whose second line of three is too long, in a process whose memory is looked at."""
+    path = tmp_path / f"a.jsonl{suffix}"
+    with gzip.open(path, "wb", 1) if suffix else path.open("wb") as file:
+        file.write(b'{"text": "before"}\n{"text": "')
+        for _ in range(line_mb):
+            file.write(b"x" * 10**6)
+        file.write(b'"}\n{"text": "after"}\n')
+    command = [sys.executable, "-c", MEMORY, str(path), str(tmp_path / "out"), str(longest_mb)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]).stdout
+    found, _, grown = printed.rpartition(" ")
+    assert found == "2 {'too long': {'documents': 1, 'bytes': 0}}"
+    assert int(grown) < limit_mb * 1024
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_line_that_is_too_long_is_not_held(tmp_path: Path, suffix: str) -> None:
+    check_long_line(tmp_path, line_mb=40, longest_mb=1, limit_mb=25, suffix=suffix)
+
+
+@pytest.mark.slow  # the same at the size that issue 6 names
+def test_line_of_200_mb_is_not_held(tmp_path: Path) -> None:
+    check_long_line(tmp_path, line_mb=200, longest_mb=64, limit_mb=160)

@@ -1,0 +1,222 @@
+"""A small real corpus with one of everything in it: what goes, why, what stays, and what is done again."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crosscut.config import CorpusConfig, DataError, load_corpus
+from crosscut.corpus import CorpusResult, prepare_corpus
+from crosscut.data import TokenFolder, Tokenizer, read_documents
+
+GERMAN = (
+    "Der Minister hat gestern in einer langen Rede vor dem Parlament gesagt, dass die Regierung im kommenden Jahr "
+    "neue Wege, Tunnel und Schulen bauen will, damit die Menschen in allen Teilen des Landes bessere Arbeit finden. "
+) * 4
+LEAKED = "the curious passage that nobody but the test set and this very document should ever have contained at all"
+PAGE = 3000
+
+
+@pytest.fixture(scope="session")
+def pages() -> list[str]:
+    """Pages of real speeches, each another one."""
+    texts = [document.text for document in read_documents(["builtin:state-of-the-union"])]
+    return [text[PAGE : 2 * PAGE].encode("ascii", "ignore").decode() for text in texts[20:60]]
+
+
+@pytest.fixture(scope="session")
+def raw(pages: Sequence[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the corpus, and a test set."""
+    folder = tmp_path_factory.mktemp("raw")
+    near = pages[1].replace("the ", "these ", 6)
+    web = [
+        {"text": pages[0], "url": "https://example.org/a", "karma": 5},
+        {"text": pages[1], "url": "https://example.org/b"},
+        {"text": pages[2], "url": "http://www.example.org/b?utm_source=x"},  # the same address once more
+        {"text": pages[3], "url": "https://example.org/c", "karma": 1},
+        {"text": pages[4], "url": "https://example.org/c.jpg"},
+        {"text": pages[5], "url": "https://i.imgur.com/c"},
+        {"text": f"{pages[6]} It wasn\u00e2\u20ac\u2122t so."},
+        {"text": GERMAN},
+        {"text": "Far too short."},
+        {"text": pages[0]},
+        {"text": near},
+        {"text": f"{pages[7]} {LEAKED} {pages[8]}"},
+        *({"text": page} for page in pages[9:]),
+    ]
+    lines = [json.dumps(row) for row in web]
+    lines.insert(3, '{"text": "cut sho')
+    (folder / "web.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "test.jsonl").write_text(json.dumps({"text": f"A question about {LEAKED} indeed."}) + "\n")
+    return folder
+
+
+def describe(raw: Path, folder: Path, *overrides: str) -> CorpusConfig:
+    table = {
+        "folder": str(folder),
+        "sources": [{"name": "web", "files": [str(raw / "web.jsonl")]}],
+        "ingest": {"max_rejects": 0.1, "part_mb": 1},
+        "leakage": {"test_sets": [str(raw / "test.jsonl")]},
+        "tokens": {"vocab_size": 600, "num_shards": 2},
+        "engine": {"workers": 1},
+    }
+    return load_corpus(table, overrides)
+
+
+@pytest.fixture(scope="module")
+def prepared(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> CorpusResult:
+    """The corpus, made once for all tests that only look at it."""
+    return prepare_corpus(describe(raw, tmp_path_factory.mktemp("corpus") / "out"), progress=False)
+
+
+def went(report: dict[str, Any]) -> dict[str, dict[str, int]]:
+    return {
+        stage["stage"]: {rule: amount["documents"] for rule, amount in stage["rules"].items()}
+        for stage in report["flow"]
+        if stage["rules"]
+    }
+
+
+def outcome(folder: Path) -> dict[str, str]:
+    """Hashes of all that a corpus's users see but times, and of what every stage wrote."""
+    files = [*(folder / "tokens").iterdir(), folder / "report.json", *folder.glob("work/*/*[!n]")]
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+        if path.suffix != ".json" or path.parent.name != "work"
+    }
+
+
+def test_each_rule_takes_what_it_is_for(prepared):
+    assert went(prepared.report) == {
+        "ingest": {"no JSON": 1},
+        "urls": {"karma": 1, "file type": 1, "domain": 1},
+        "url-duplicates": {"same url": 1},
+        "language": {"language": 1},
+        "length": {"too short": 1},
+        "exact": {"same text": 1},
+        "near": {"near-duplicate": 1},
+    }
+
+
+def test_what_stays_is_read_by_training_with_the_passage_cut_and_the_text_mended(prepared, pages):
+    folder = Path(prepared.config.folder)
+    tokens = TokenFolder.open(folder / "tokens", verify=True)
+    tokenizer = Tokenizer.load(folder / "tokens" / "tokenizer.json")
+    shards = (*tokens.train, tokens.validation)
+    texts = [tokenizer.decode(shard.document(number)) for shard in shards for number in range(shard.num_documents)]
+    assert pages[0] in texts
+    assert f"{pages[6]} It wasn't so." in texts
+    assert not any(LEAKED[20:80] in text for text in texts)
+    before, after = pages[7].strip()[:1000], pages[8].strip()[-1000:]
+    cut = [text for text in texts if text.startswith(before) or text.endswith(after)]
+    assert len(cut) == 2, "what is left before and after the passage is a document each"
+    assert len(texts) == len(pages[9:]) + 5
+    names = {shard.origin(number)[0] for shard in shards for number in range(shard.num_documents)}
+    assert names == {"web/web.jsonl"}
+
+
+def test_report_tells_of_the_leak_and_of_the_pairs(prepared):
+    (found,) = prepared.report["leakage"]["sets"]
+    assert (found["name"], found["documents_touched"]) == ("test.jsonl", 1)
+    assert found["grams_found"] == len(LEAKED.split()) - 7
+    (cluster,) = prepared.report["duplicates"]["clusters"]
+    assert {document["id"] for document in cluster["documents"]} == {"web/web.jsonl#2", "web/web.jsonl#12"}
+    assert (Path(prepared.config.folder) / "report.html").is_file()
+
+
+def test_nothing_is_done_twice_and_a_setting_redoes_what_depends_on_it(prepared, raw, tmp_path):
+    folder = tmp_path / "out"
+    shutil.copytree(prepared.config.folder, folder)
+    again = prepare_corpus(describe(raw, folder), progress=False)
+    assert [stage.name for stage in again.stages if stage.num_run] == []
+    assert again.report == prepared.report
+    longer = prepare_corpus(describe(raw, folder, "length.min_tokens=129"), progress=False)
+    redone = [stage.name for stage in longer.stages if stage.num_run]
+    assert redone[0] == "length"
+    assert "exact-keys" not in redone, "the same documents pass"
+    fewer = prepare_corpus(describe(raw, folder, "tokens.num_shards=1"), progress=False)
+    assert "packing" in [stage.name for stage in fewer.stages if stage.num_run]
+    assert len(TokenFolder.open(folder / "tokens", verify=True).train) == 1
+
+
+def test_processes_make_the_same_bytes(prepared, raw, tmp_path):
+    prepare_corpus(describe(raw, tmp_path / "out", "engine.workers=2"), progress=False)
+    assert outcome(tmp_path / "out") == outcome(Path(prepared.config.folder))
+
+
+RAY = """
+import sys, tomllib
+from pathlib import Path
+from crosscut.config import load_corpus
+from crosscut.corpus import prepare_corpus
+prepare_corpus(load_corpus(Path(sys.argv[1]), ["engine.kind=ray", "engine.address=local", "engine.workers=2"]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="keeping Ray to loopback takes root on Linux")
+def test_ray_makes_the_same_bytes(prepared, raw, tmp_path):
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    from crosscut.config import dump_toml
+
+    config = tmp_path / "corpus.toml"
+    config.write_text(dump_toml(describe(raw, tmp_path / "out")))
+    # A network with nothing but loopback: Ray else takes an address of the machine and looks for it outside.
+    command = [
+        "unshare",
+        "-n",
+        "sh",
+        "-c",
+        'ip link set lo up && exec "$@"',
+        "sh",
+        sys.executable,
+        "-c",
+        RAY,
+        str(config),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    assert outcome(tmp_path / "out") == outcome(Path(prepared.config.folder))
+
+
+def message(run: Callable[[], Any]) -> str:
+    with pytest.raises(DataError) as raised:
+        run()
+    return str(raised.value)
+
+
+def test_one_process_at_a_time_prepares_a_folder(raw, tmp_path):
+    import fcntl
+
+    folder = tmp_path / "out"
+    folder.mkdir()
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        said = message(lambda: prepare_corpus(describe(raw, folder), progress=False))
+    assert said == (
+        f"`{folder}` must be prepared by one process at a time, but another one is at it. Wait for it, or choose "
+        "another `folder`."
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("tokens.tokenizer=nowhere.json", "`nowhere.json` must be a readable `tokenizer.json`, but is not"),
+        ('leakage.test_sets=["nowhere.txt"]', "`nowhere.txt` must be a readable file, but is not"),
+        ('urls.domains=["nowhere.txt"]', "nowhere.txt"),
+        ("folder=/dev/null/out", "`folder` must be one that can be written to, but `/dev/null/out` is not"),
+    ],
+)
+def test_what_is_not_there_is_told_before_anything_is_read(raw, tmp_path, override, told):
+    folder = tmp_path / "out"
+    assert told in message(lambda: prepare_corpus(describe(raw, folder, override), progress=False))
+    assert not (folder / "work").exists()
