@@ -113,7 +113,7 @@ def _cell(candidate: Candidate, hardware: Hardware, speed: Speed) -> dict[str, A
     time = step_time(candidate, hardware, speed=speed)
     rate = model_flops_per_second(candidate, time.total)
     return {
-        "memory": [round(getattr(memory, name) / 1e6) for name in MEMORY_CATEGORIES],
+        "memory": [round(getattr(memory, name) / 1e6, 3) for name in MEMORY_CATEGORIES],
         "time": [round(getattr(time, name) * 1e3, 3) for name in TIMES],
         "utilisation": round(100 * rate / speed.stated_peak, 1),
     }

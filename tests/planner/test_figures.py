@@ -1,9 +1,7 @@
 """The page of `crosscut plan --html`: what it holds, and in a real browser what it shows."""
 
 import json
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from crosscut.planner.hardware import KNOWN_HARDWARE
 from crosscut.planner.search import Plans, search_layouts
 from crosscut.planner.time import model_flops_per_second, step_time
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 DGX = KNOWN_HARDWARE["v100-32gb-dgx2h"]
 
 
@@ -61,25 +58,18 @@ def test_the_page_holds_every_setting_that_the_heads_allow(plans: Plans, text: s
 
 
 @pytest.fixture(scope="module")
-def shown(text: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def shown(text: str, browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The page in a browser that is offline; a message on its console is a mistake."""
-    program = os.environ.get("CROSSCUT_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        pytest.skip(f"no browser is found: none of {', '.join(BROWSERS)} is installed, nor is CROSSCUT_BROWSER set")
-    from playwright.sync_api import sync_playwright
-
     file: Path = tmp_path_factory.mktemp("page") / "plan.html"
     file.write_text(text, encoding="utf-8")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        context = browser.new_context(offline=True, viewport={"width": 1200, "height": 900})
-        shown, said = context.new_page(), []
-        shown.on("console", lambda message: said.append(message.text))
-        shown.on("pageerror", lambda error: said.append(str(error)))
-        shown.goto(file.as_uri())
-        yield shown
-        browser.close()
-        assert said == []
+    context = browser.new_context(offline=True, viewport={"width": 1200, "height": 900})
+    shown, said = context.new_page(), []
+    shown.on("console", lambda message: said.append(message.text))
+    shown.on("pageerror", lambda error: said.append(str(error)))
+    shown.goto(file.as_uri())
+    yield shown
+    context.close()
+    assert said == []
 
 
 def choose(shown: Any, **values: str) -> None:
