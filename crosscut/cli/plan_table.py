@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from crosscut.config import RunConfig
 from crosscut.planner.parameters import count_parameters
 from crosscut.planner.report import MEMORY_CATEGORIES, budget, traffic_facts
 
@@ -33,7 +34,7 @@ def show_plans(plans: "Plans", *, top: int, tokens: float | None, price: float |
     )
     if plans.fitting:
         console.print(_ranking(plans, top, tokens, price))
-        _show_best(console, plans.fitting[0])
+        _show_best(console, plans.fitting[0], plans.asked)
     _show_rejected(console, plans)
 
 
@@ -81,7 +82,7 @@ def _costs(plan: "Plan", num_ranks: int, tokens: float | None, price: float | No
     return [f"{cost['days']:.3g}"] + ([_short(cost["money"])] if "money" in cost else [])
 
 
-def _show_best(console: Console, best: "Plan") -> None:
+def _show_best(console: Console, best: "Plan", asked: RunConfig) -> None:
     held = ", ".join(
         f"{name.replace('_', ' ')} {getattr(best.memory, name) / 1e9:.2f}"
         for name in MEMORY_CATEGORIES
@@ -91,6 +92,9 @@ def _show_best(console: Console, best: "Plan") -> None:
     sent = [_sent(fact) for fact in traffic_facts(best) if fact["bytes"] >= 1e6]
     if sent:
         console.print(Text(f"It sends a step: {'; '.join(sent)}."))
+    reason = best.run(asked).reason_against_compiling
+    if reason and asked.training.compile != "off":
+        console.print(Text(f"Its layers are not compiled: {reason}."))
 
 
 def _sent(fact: Mapping[str, Any]) -> str:

@@ -38,6 +38,12 @@ def test_the_table_is_readable_at_a_hundred_columns() -> None:
     assert "  tensor 1 x data 512: weights and optimizer need 100 GB per rank, the GPU holds 32" in lines
 
 
+def test_what_keeps_layers_from_being_compiled_is_told() -> None:
+    told = "Its layers are not compiled: dropout (`model.dropout` 0.1) under tensor parallelism"
+    assert told in run(*PAPER)
+    assert "not compiled" not in run(*PAPER, "model.dropout=0.0")
+
+
 def test_it_takes_half_a_second_and_imports_neither_torch_nor_numpy() -> None:
     arguments = ("-X", "importtime", "-m", "crosscut", *PAPER)
     done = run_python(*arguments)
