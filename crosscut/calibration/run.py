@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from crosscut.calibration.device import Rates, Sizes, measure, sizes_for
-from crosscut.calibration.ranks import LinkRate, measure_ranks
+from crosscut.calibration.ranks import RANKS, LinkRate, measure_ranks
 from crosscut.config import ConfigError, write_whole
 from crosscut.config.machine import available_cores
 from crosscut.planner import find_hardware
@@ -28,23 +28,31 @@ def calibrate(path: Path, *, sizes: Sizes | None = None) -> str:
         raise ConfigError(f"`--calibrate` must name a .toml file to write, but is `{path}`.")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rates, link = _measure(device, sizes or sizes_for(device))
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    known = find_hardware(name) if device.type == "cuda" else None
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    name = gpu or platform.processor() or platform.machine()
+    ranks = torch.cuda.device_count() if gpu else max(RANKS, available_cores())
+    table = device_table(name, rates, link, memory=_memory(device), ranks=ranks, known=find_hardware(gpu))
+    write_whole(path, tomli_w.dumps({"device": device.type, **table}))
+    return str(table["name"])
+
+
+def device_table(
+    name: str, rates: Rates, link: LinkRate | None, *, memory: int, ranks: int, known: Hardware | None
+) -> dict[str, Any]:
+    """The file of a device of so many bytes and ranks: what was measured, and what is stated where it is known."""
     source = f"measured by crosscut plan --calibrate on {time.strftime('%Y-%m-%d')}, torch {torch.__version__}"
-    memory = {"gigabytes": _memory(device) / 1e9, "gigabytes_per_second": rates.memory, "attained": 1.0}
+    held = {"gigabytes": memory / 1e9, "gigabytes_per_second": rates.memory, "attained": 1.0}
     table: dict[str, Any] = {
         "name": f"{name}, measured",
-        "device": device.type,
-        "memory": {**memory, "source": source},
+        "memory": {**held, "source": source},
         "products": {**_products(rates, known), "source": source},
-        "node": {**_node(device, link, known), "source": source},
+        "node": _node(link, ranks, known, source),
     }
     if known is not None and known.network is not None:
         table["network"] = {**_as_table(known.network), "source": known.sources["network"]}
     if known is not None:
         table["host"] = {"gigabytes_per_second": known.host_bandwidth / 1e9, "source": known.sources["host"]}
-    write_whole(path, tomli_w.dumps(table))
-    return str(table["name"])
+    return table
 
 
 def _measure(device: torch.device, sizes: Sizes) -> tuple[Rates, LinkRate | None]:
@@ -83,12 +91,12 @@ def _products(rates: Rates, known: Hardware | None) -> dict[str, Any]:
     }
 
 
-def _node(device: torch.device, link: LinkRate | None, known: Hardware | None) -> dict[str, float]:
-    if link is None:
-        stated = _as_table(known.node) if known else {"gigabytes_per_second": 32.0}  # PCIe 4.0 x16, each way
-        return {"ranks": known.ranks_per_node if known else 1, **stated}
-    ranks = torch.cuda.device_count() if device.type == "cuda" else max(2, available_cores())
-    return {"ranks": ranks, **link._asdict(), "attained": 1.0}
+def _node(link: LinkRate | None, ranks: int, known: Hardware | None, source: str) -> dict[str, Any]:
+    if link is not None:
+        return {"ranks": ranks, **link._asdict(), "attained": 1.0, "source": source}
+    if known is not None:
+        return {"ranks": known.ranks_per_node, **_as_table(known.node), "source": known.sources["node"]}
+    return {"ranks": ranks, "gigabytes_per_second": 32.0, "source": "assumed: PCIe 4.0 x16, each way"}
 
 
 def _as_table(link: Link) -> dict[str, float]:

@@ -2,6 +2,7 @@ import time
 from pathlib import Path
 
 import pytest
+import tomli_w
 import torch
 
 from crosscut.calibration import calibrate
@@ -15,9 +16,10 @@ from crosscut.calibration.device import (
     sizes_for,
     start_seconds,
 )
-from crosscut.calibration.run import together
+from crosscut.calibration.ranks import LinkRate
+from crosscut.calibration.run import device_table, together
 from crosscut.config import ConfigError
-from crosscut.planner.hardware import read_hardware
+from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware, read_hardware
 from crosscut.planner.products import Product, Speed
 
 SMALL = Sizes(tokens=(64,), widths=((64, 64), (64, 128)), elements=1 << 16, attention=(1, 2, 64, 16))
@@ -52,6 +54,43 @@ def test_the_file_must_be_a_toml_file(tmp_path: Path) -> None:
 def test_ranks_on_one_processor_do_together_what_they_do_at_once() -> None:
     one, other = (Rates({"float32": [(8, 8, 8, rate)]}, 2 * rate, 3 * rate, 1e-6) for rate in (1.0, 2.0))
     assert together([one, other]) == Rates({"float32": [(8, 8, 8, 3.0)]}, 6.0, 9.0, 1e-6)
+
+
+GPU_RATES = Rates(
+    {"float32": [(8, 8, 8, 50.0)], "bfloat16": [(8, 8, 8, 300.0), (512, 512, 512, 700.0)]}, 400.0, 3000.0, 3e-6
+)
+
+
+def read_back(tmp_path: Path, table: dict[str, object]) -> Hardware:
+    path = tmp_path / "gpu.toml"
+    path.write_text(tomli_w.dumps(table))
+    return read_hardware(path)
+
+
+def test_one_gpu_that_is_known_keeps_its_stated_peak_and_links(tmp_path: Path) -> None:
+    known = KNOWN_HARDWARE["h100-sxm"]
+    hardware = read_back(tmp_path, device_table("H100", GPU_RATES, None, memory=85_000_000_000, ranks=1, known=known))
+    assert hardware.device == "cuda"
+    assert hardware.flops == {**known.flops, "float32": 67e12}
+    assert hardware.products_attained == pytest.approx(700 / 989)
+    assert hardware.attention_attained == pytest.approx(400 / 989)
+    assert (hardware.node, hardware.network, hardware.ranks_per_node) == (known.node, known.network, 8)
+    assert (hardware.memory, hardware.memory_bandwidth, hardware.start) == (85e9, 3000e9, 3e-6)
+    assert hardware.measured["bfloat16"][1].flops_per_second == 700e12
+
+
+def test_several_gpus_that_are_not_known_are_what_was_measured(tmp_path: Path) -> None:
+    link = LinkRate(gigabytes_per_second=20.0, latency_microseconds=9.0)
+    hardware = read_back(tmp_path, device_table("Other", GPU_RATES, link, memory=24_000_000_000, ranks=4, known=None))
+    assert hardware.flops == {"float32": 50e12, "bfloat16": 700e12}
+    assert (hardware.ranks_per_node, hardware.node.rate, hardware.node.latency) == (4, 20e9, pytest.approx(9e-6))
+    assert hardware.network is None
+
+
+def test_one_gpu_that_is_not_known_has_an_assumed_link(tmp_path: Path) -> None:
+    hardware = read_back(tmp_path, device_table("Other", GPU_RATES, None, memory=24_000_000_000, ranks=1, known=None))
+    assert (hardware.ranks_per_node, hardware.node.bandwidth) == (1, 32e9)
+    assert hardware.sources["node"].startswith("assumed")
 
 
 @pytest.mark.slow
