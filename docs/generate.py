@@ -1,4 +1,4 @@
-"""Write the pages of the documentation that follow from the code: the keys of a run and of a corpus.
+"""Write the pages of the documentation that follow from the code: keys of a run and a corpus, the scaling study.
 
 The text under a field of a config dataclass is its help; this collects it, so that it is written once. Run
 `python docs/generate.py` after changing a field or a preset; with `--check` nothing is written, and the exit status is
@@ -18,6 +18,7 @@ from pathlib import Path
 from crosscut.config import PRESETS, CorpusConfig, DataConfig, ModelConfig, RunConfig
 from crosscut.config.corpus import SourceConfig
 from crosscut.planner import count_parameters
+from crosscut.planner.study import scaling_study, to_markdown
 
 DOCS = Path(__file__).parent
 
@@ -127,7 +128,16 @@ def corpus_page() -> str:
     return "\n".join(parts)
 
 
-PAGES = {"configuration.md": configuration_page, "corpus-configuration.md": corpus_page}
+def scaling_page() -> str:
+    """The whole of `docs/scaling.md`."""
+    return to_markdown(scaling_study())
+
+
+PAGES = {
+    "configuration.md": configuration_page,
+    "corpus-configuration.md": corpus_page,
+    "scaling.md": scaling_page,
+}
 
 
 def _section(heading: str, kind: type) -> str:

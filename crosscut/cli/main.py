@@ -11,8 +11,10 @@ from crosscut import __version__
 from crosscut.cli.checkpoint import checkpoint
 from crosscut.cli.evaluate import evaluate
 from crosscut.cli.generate import generate
+from crosscut.cli.plan import plan
 from crosscut.cli.prepare import prepare
 from crosscut.cli.serve import serve
+from crosscut.cli.study import study
 from crosscut.cli.train import train
 from crosscut.cli.verify import verify
 from crosscut.config import CrosscutError, RankFailure, RunStopped
@@ -29,7 +31,7 @@ def commands() -> None:
     """Train transformers too big for one GPU by cutting every layer's matrices."""
 
 
-for command in (prepare, train, verify, evaluate, generate, serve, checkpoint):
+for command in (plan, prepare, train, verify, evaluate, generate, serve, checkpoint, study):
     commands.add_command(command)
 
 

@@ -133,7 +133,7 @@ class RunConfig:
     @property
     def micro_batch_size(self) -> int:
         """Sequences per forward pass of one data rank."""
-        return self.training.micro_batch_size or self.training.batch_size // self.layout.data
+        return self.training.sequences_at_once(self.layout.data)
 
     @property
     def num_micro_batches(self) -> int:
@@ -153,12 +153,7 @@ class RunConfig:
     @property
     def reason_against_compiling(self) -> str:
         """Why the layers of such a run cannot be compiled, in words that follow a colon; empty where they can be."""
-        if self.layout.tensor > 1 and self.model.dropout:
-            return (
-                f"dropout (`model.dropout` {self.model.dropout}) under tensor parallelism (`layout.tensor` "
-                f"{self.layout.tensor}) switches between two random streams, which a compiler cannot follow"
-            )
-        return ""
+        return reason_against_compiling(self.model, self.layout)
 
     @property
     def is_compiled_on_gpus(self) -> bool:
@@ -228,6 +223,16 @@ class RunConfig:
                 f"`training.sequence_length` must be a multiple of `layout.tensor` ({tensor}) under sequence "
                 f"parallelism, but is {length}. Try {listed(_multiples_around(length, tensor))}."
             )
+
+
+def reason_against_compiling(model: ModelConfig, layout: Layout) -> str:
+    """Why layers cannot be compiled on any machine, in words that follow a colon; empty where they can be."""
+    if layout.tensor > 1 and model.dropout:
+        return (
+            f"dropout (`model.dropout` {model.dropout}) under tensor parallelism (`layout.tensor` {layout.tensor}) "
+            "switches between two random streams, which a compiler cannot follow"
+        )
+    return ""
 
 
 def not_compilable(reason: str) -> str:

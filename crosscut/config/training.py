@@ -93,6 +93,10 @@ class TrainingConfig:
             )
         require_one_of("training.device", self.device, ("auto", "cpu", "cuda"))
 
+    def sequences_at_once(self, data: int) -> int:
+        """Sequences per forward pass of one of `data` data ranks."""
+        return self.micro_batch_size or self.batch_size // data
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:

@@ -1,4 +1,4 @@
-"""What a run costs before it runs: parameters, FLOPs, collectives and the hardware they meet.
+"""What a run costs before it runs: parameters, FLOPs, memory, collectives, time, and the hardware they meet.
 
 Plain Python: this room imports neither torch nor numpy, so a forecast needs no accelerator and no installation of one.
 Training reports its rates by these formulas and the tests hold them against what is really computed and sent, so a
@@ -11,6 +11,7 @@ from crosscut.planner.activations import (
     layer_activations,
     published_layer_activations,
 )
+from crosscut.planner.candidate import Candidate
 from crosscut.planner.collective import Collective
 from crosscut.planner.compute import (
     flops_per_step,
@@ -19,19 +20,29 @@ from crosscut.planner.compute import (
     recomputed_flops_per_step,
 )
 from crosscut.planner.hardware import HARDWARE, Hardware, find_hardware
+from crosscut.planner.memory import MemoryForecast, forecast_memory
 from crosscut.planner.parameters import count_parameters, parameters_per_rank, replicated_parameters
+from crosscut.planner.search import Plan, Plans, Rejected, search_layouts
+from crosscut.planner.time import StepTime, step_time
 from crosscut.planner.traffic import comparison_traffic, step_traffic, wire_bytes_per_step
 
 __all__ = [
     "HARDWARE",
+    "Candidate",
     "Collective",
     "Hardware",
     "LayerActivations",
+    "MemoryForecast",
+    "Plan",
+    "Plans",
+    "Rejected",
+    "StepTime",
     "activations_held",
     "comparison_traffic",
     "count_parameters",
     "find_hardware",
     "flops_per_step",
+    "forecast_memory",
     "forward_flops_per_token",
     "layer_activations",
     "model_flops_per_token",
@@ -39,6 +50,8 @@ __all__ = [
     "published_layer_activations",
     "recomputed_flops_per_step",
     "replicated_parameters",
+    "search_layouts",
+    "step_time",
     "step_traffic",
     "wire_bytes_per_step",
 ]

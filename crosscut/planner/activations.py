@@ -17,11 +17,13 @@ apart: it does not grow with the batch).
 Legend: `s` tokens of a sequence, `b` sequences of a micro-batch, `h` hidden size, `a` heads, `t` tensor ranks.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
-from crosscut.config import ModelConfig, RunConfig
+from crosscut.config import Layout, ModelConfig
 from crosscut.config.precision import PRECISIONS
+from crosscut.planner.candidate import Planned
 from crosscut.planner.parameters import layer_tensors
 
 Device = Literal["cuda", "cpu"]
@@ -55,17 +57,18 @@ class LayerActivations:
     @property
     def total(self) -> int:
         """All but the weights: what grows with the batch."""
-        held: int = sum(getattr(self, field.name) for field in fields(self))
-        return held - self.weights
+        return self.inputs + self.norms + self.attention + self.core + self.mlp + self.masks
 
 
-def layer_activations(run: RunConfig, *, device: Device = "cuda") -> LayerActivations:
+def layer_activations(run: Planned, *, device: Device = "cuda", mode: str | None = None) -> LayerActivations:
     """What a layer that recomputes as `training.recompute` says keeps on `device`; offloaded inputs are not there.
+
+    Another `mode` of `training.recompute` may be given: `none` is what a recomputed layer has while it goes backward.
 
     On CUDA one byte per element of a dropout mask and a fused attention kernel; on the CPU PyTorch keeps masks in the
     activations' type and, where attention drops, the scores.
     """
-    mode = run.training.recompute
+    mode = mode or run.training.recompute
     size = PRECISIONS[run.training.precision].compute_bytes
     tensor, h = run.layout.tensor, run.model.hidden_size
     tokens = run.micro_batch_size * run.training.sequence_length
@@ -88,7 +91,7 @@ def layer_activations(run: RunConfig, *, device: Device = "cuda") -> LayerActiva
     )
 
 
-def published_layer_activations(run: RunConfig) -> float:
+def published_layer_activations(run: Planned) -> float:
     """The same by Korthikanti et al. 2022, Table 2, for a layer without or with recomputation.
 
     The formulas are for elements of two bytes and with dropout; `operators` is not in the table and counts as `none`.
@@ -102,25 +105,21 @@ def published_layer_activations(run: RunConfig) -> float:
     return s * b * h * (10 / split + 24 / t + core)
 
 
-def activations_held(run: RunConfig, *, device: Device = "cuda") -> int:
+def activations_held(run: Planned, *, device: Device = "cuda") -> int:
     """Bytes of activations that all layers keep on one rank between a forward and a backward pass, weights included.
 
     Every `training.recompute_every`-th layer recomputes; the others keep all. The backward pass of a recomputed layer
     adds what that one would keep without, for as long as it runs.
     """
     recomputed = num_recomputed_layers(run)
-    mine, plain = layer_activations(run, device=device), layer_activations(_without_recomputation(run), device=device)
+    mine, plain = layer_activations(run, device=device), layer_activations(run, device=device, mode="none")
     kept, kept_plain = mine.total + mine.weights, plain.total + plain.weights
     return recomputed * kept + (run.model.num_layers - recomputed) * kept_plain
 
 
-def num_recomputed_layers(run: RunConfig) -> int:
+def num_recomputed_layers(run: Planned) -> int:
     """Layers that do as `training.recompute` says: every `training.recompute_every`-th, from the first."""
     return 0 if run.training.recompute == "none" else -(-run.model.num_layers // run.training.recompute_every)
-
-
-def _without_recomputation(run: RunConfig) -> RunConfig:
-    return replace(run, training=replace(run.training, recompute="none", recompute_every=1, offload=()))
 
 
 def _statistics_bytes(model: ModelConfig, size: int, device: Device) -> int:
@@ -132,13 +131,13 @@ def _statistics_bytes(model: ModelConfig, size: int, device: Device) -> int:
     return 2 * (max(size, 4) if device == "cuda" else size)
 
 
-def _head_statistics_bytes(run: RunConfig, size: int) -> int:
+def _head_statistics_bytes(run: Planned, size: int) -> int:
     """Of a token's queries and keys, where each head of them has a norm."""
     heads = run.model.num_heads // run.layout.tensor + _own_kv_heads(run)
     return heads * max(size, 4) if run.model.qk_norm else 0
 
 
-def _attention_width(run: RunConfig) -> int:
+def _attention_width(run: Planned) -> int:
     """Elements of a token on a rank: queries, keys and values, and what attention gave.
 
     Norms and rotations make new queries and keys; values still lie among the old keys, which stay with them, and a
@@ -152,11 +151,11 @@ def _attention_width(run: RunConfig) -> int:
     return as_used + 2 * keys + queries if model.positions == "rotary" else as_multiplied + queries
 
 
-def _own_kv_heads(run: RunConfig) -> int:
+def _own_kv_heads(run: Planned) -> int:
     return max(run.model.num_kv_heads // run.layout.tensor, 1)
 
 
-def _core(run: RunConfig, size: int, device: Device) -> int:
+def _core(run: Planned, size: int, device: Device) -> int:
     """What attention keeps besides its inputs and its output."""
     heads = run.model.num_heads // run.layout.tensor
     length, wide = run.training.sequence_length, max(size, 4)
@@ -168,15 +167,16 @@ def _core(run: RunConfig, size: int, device: Device) -> int:
     return queries * wide
 
 
-def _cast_weights(run: RunConfig, size: int) -> int:
+def _cast_weights(run: Planned, size: int) -> int:
     """Sharded weights are gathered in the products' type, and let go or not by the sharding, not by the layer."""
     precision = PRECISIONS[run.training.precision]
     is_same = precision.compute == precision.accumulation
-    return 0 if is_same or run.layout.shard_size > 1 else _layer_weights(run) * size
+    return 0 if is_same or run.layout.shard_size > 1 else _layer_weights(run.model, run.layout.tensor) * size
 
 
-def _layer_weights(run: RunConfig) -> int:
+@lru_cache(maxsize=4096)
+def _layer_weights(model: ModelConfig, tensor: int) -> int:
     """Elements of the matrices on a rank, and of the norms: what the backward pass looks at."""
-    matrices = sum(tensor.size for tensor in layer_tensors(run.model, run.layout) if len(tensor.shape) > 1)
-    per_norm = 2 if run.model.norm == "layer" else 1
-    return matrices + 2 * per_norm * run.model.hidden_size + 2 * run.model.head_size * run.model.qk_norm
+    matrices = sum(part.size for part in layer_tensors(model, Layout(tensor=tensor)) if len(part.shape) > 1)
+    per_norm = 2 if model.norm == "layer" else 1
+    return matrices + 2 * per_norm * model.hidden_size + 2 * model.head_size * model.qk_norm

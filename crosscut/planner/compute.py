@@ -14,9 +14,10 @@ Attention is counted over the full S x S square, not its causal half, and the vo
 the count depends on the model alone and not on a kernel or a layout.
 """
 
-from crosscut.config import ModelConfig, RunConfig
+from crosscut.config import ModelConfig
 from crosscut.config.checks import require_at_least
 from crosscut.planner.activations import num_recomputed_layers
+from crosscut.planner.candidate import Planned
 from crosscut.planner.parameters import known_vocab_size
 
 
@@ -39,7 +40,7 @@ def model_flops_per_token(model: ModelConfig, sequence_length: int, *, recompute
     return layer_passes * _layers(model, sequence_length) + 3 * _output_projection(model)
 
 
-def flops_per_step(run: RunConfig, *, recompute: bool = False) -> int:
+def flops_per_step(run: Planned, *, recompute: bool = False) -> int:
     """FLOPs of one optimizer step over all ranks: `model_flops_per_token` for every token of the batch.
 
     With `recompute`, the published count of a run that recomputes every layer whole; what such a run of Crosscut's
@@ -49,7 +50,7 @@ def flops_per_step(run: RunConfig, *, recompute: bool = False) -> int:
     return tokens * model_flops_per_token(run.model, run.training.sequence_length, recompute=recompute)
 
 
-def recomputed_flops_per_step(run: RunConfig, *, compiled: bool = False) -> int:
+def recomputed_flops_per_step(run: Planned, *, compiled: bool = False) -> int:
     """FLOPs that the backward pass of one step repeats, over all ranks, as `training.recompute` says.
 
     A wholly recomputed layer repeats all products but its last, whose result nobody needs; one that is compiled repeats

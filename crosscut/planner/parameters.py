@@ -10,6 +10,7 @@ them than ranks. For GPT-2, with `V` vocabulary, `P` positions, `H` hidden size 
 The tensors are listed one by one; every count here and every message about them elsewhere is a sum over the list.
 """
 
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -37,7 +38,12 @@ class LocalTensor(NamedTuple):
 
 def layer_tensors(model: ModelConfig, layout: Layout) -> list[LocalTensor]:
     """The tensors of a layer."""
-    H, T, mlp = model.hidden_size, layout.tensor, model.mlp_size
+    return list(_layer_tensors(model, layout.tensor))
+
+
+@lru_cache(maxsize=4096)
+def _layer_tensors(model: ModelConfig, tensor: int) -> tuple[LocalTensor, ...]:
+    H, T, mlp = model.hidden_size, tensor, model.mlp_size
     norms = 2 * _norm(model)
     head_norms = [LocalTensor((model.head_size,), True, is_inside=True)] * (2 if model.qk_norm else 0)
     on_qkv, elsewhere = model.biases != "none", model.biases == "all"
@@ -47,7 +53,7 @@ def layer_tensors(model: ModelConfig, layout: Layout) -> list[LocalTensor]:
         key_value = _columns(model.key_value_size, H, T, bias=on_qkv)
     query, output = _columns(model.query_size, H, T, bias=on_qkv), _rows(H, model.query_size, T, bias=elsewhere)
     expand = _columns(mlp, H, T, bias=elsewhere) * (2 if model.mlp == "swiglu" else 1)
-    return [*norms, *query, *key_value, *head_norms, *output, *expand, *_rows(H, mlp, T, bias=elsewhere)]
+    return (*norms, *query, *key_value, *head_norms, *output, *expand, *_rows(H, mlp, T, bias=elsewhere))
 
 
 def root_tensors(model: ModelConfig, layout: Layout) -> list[LocalTensor]:
@@ -75,12 +81,25 @@ def parameters_per_rank(model: ModelConfig, layout: Layout) -> int:
     The vocabulary is padded to a multiple of 128 x `layout.tensor` (paper, section 5.1). `layout.tensor` must cut the
     model evenly, which `RunConfig` checks. Raises `ConfigError` where `model.vocab_size` is still 0.
     """
-    return sum(tensor.size for tensor in all_tensors(model, layout))
+    return _parameters_per_rank(model, layout.tensor)
+
+
+@lru_cache(maxsize=4096)
+def _parameters_per_rank(model: ModelConfig, tensor: int) -> int:
+    layout = Layout(tensor=tensor)
+    return _size(root_tensors(model, layout)) + model.num_layers * _size(layer_tensors(model, layout))
 
 
 def replicated_parameters(model: ModelConfig, layout: Layout) -> int:
     """Parameters that every tensor rank holds whole."""
     return sum(tensor.size for tensor in all_tensors(model, layout) if tensor.is_whole)
+
+
+def partial_gradients(model: ModelConfig, layout: Layout) -> int:
+    """Elements of the gradients that are to be summed over the tensor ranks."""
+    layer, root = layer_tensors(model, layout), root_tensors(model, layout)
+    in_layer, in_root = (sum(t.size for t in part if t.has_partial_gradient(layout)) for part in (layer, root))
+    return in_root + model.num_layers * in_layer
 
 
 def num_tensors(model: ModelConfig) -> int:

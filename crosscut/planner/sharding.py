@@ -12,13 +12,14 @@ from collections import Counter
 from functools import partial
 from math import prod
 
-from crosscut.config import Layout, RunConfig
+from crosscut.config import Layout
 from crosscut.config.precision import PRECISIONS
+from crosscut.planner.candidate import Planned
 from crosscut.planner.collective import Axis, Collective
 from crosscut.planner.parameters import LocalTensor, layer_tensors, root_tensors
 
 
-def sharded_parameters(run: RunConfig) -> list[Collective]:
+def sharded_parameters(run: Planned) -> list[Collective]:
     """The collectives of one step for the weights and gradients of a run that shards them."""
     precision = PRECISIONS[run.training.precision]
     layers = _of_unit(run, "layer", layer_tensors(run.model, run.layout), precision.compute_bytes)
@@ -31,7 +32,7 @@ def shard_axis(layout: Layout) -> Axis:
     return "data" if layout.num_replicas == 1 else "shard"
 
 
-def _of_unit(run: RunConfig, unit: str, tensors: list[LocalTensor], weight_bytes: int) -> list[Collective]:
+def _of_unit(run: Planned, unit: str, tensors: list[LocalTensor], weight_bytes: int) -> list[Collective]:
     """`weight_bytes` is of the type in which weights are gathered; gradients are scattered in that of the master
     weights. Each gradient that is partial is first summed over the tensor ranks.
     """

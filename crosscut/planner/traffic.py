@@ -11,24 +11,25 @@ reduce-scatter sends (n - 1) / n of the full tensor, and an all-reduce, which is
 from collections.abc import Iterable
 from functools import partial
 
-from crosscut.config import RunConfig, default_loss_chunk, padded_vocab_size
+from crosscut.config import default_loss_chunk, padded_vocab_size
 from crosscut.config.checks import require_at_least
 from crosscut.config.conventions import num_pieces
 from crosscut.config.precision import PRECISIONS
 from crosscut.planner.activations import num_recomputed_layers
+from crosscut.planner.candidate import Planned
 from crosscut.planner.collective import Axis, Collective, Operation, Phase
 from crosscut.planner.parameters import (
-    all_tensors,
     known_vocab_size,
     num_replicated_tensors,
     num_tensors,
     parameters_per_rank,
+    partial_gradients,
 )
 from crosscut.planner.sharding import shard_axis, sharded_parameters
 
 
 def step_traffic(
-    run: RunConfig, *, loss_chunk_tokens: int | None = None, compiled: bool | None = None
+    run: Planned, *, loss_chunk_tokens: int | None = None, compiled: bool | None = None
 ) -> list[Collective]:
     """The collectives of one training step of `run`, grouped by purpose.
 
@@ -54,7 +55,7 @@ def step_traffic(
     return [collective for collective in collectives if collective.ranks > 1 and collective.count]
 
 
-def comparison_traffic(run: RunConfig) -> list[Collective]:
+def comparison_traffic(run: Planned) -> list[Collective]:
     """The collectives of one comparison of replicas, which comes every `training.compare_replicas_every` steps.
 
     Two hashes of every parameter tensor over the ranks that hold copies, which is the data axis; two of every
@@ -82,7 +83,7 @@ def wire_bytes_per_step(collectives: Iterable[Collective], axis: Axis | None = N
     return sum(c.wire_bytes for c in collectives if axis is None or c.axis == axis)
 
 
-def _tensor_parallel(run: RunConfig, compiled: bool) -> list[Collective]:
+def _tensor_parallel(run: Planned, compiled: bool) -> list[Collective]:
     """The paper's f and g (section 3): two all-reduces of b s h per layer forward, two backward, and one more each
     way for the embedding and its tied projection. A layer that is recomputed whole needs its first g again.
     """
@@ -108,7 +109,7 @@ def _tensor_parallel(run: RunConfig, compiled: bool) -> list[Collective]:
     ]
 
 
-def _sequence_parallel(run: RunConfig, compiled: bool) -> list[Collective]:
+def _sequence_parallel(run: Planned, compiled: bool) -> list[Collective]:
     """Each all-reduce becomes a reduce-scatter at the end of one cut region and an all-gather at the start of the
     next (Korthikanti et al. 2022, section 4.2.2); the backward pass mirrors both, and gathers each region's input once
     more, which is kept split. Products that run in pieces send pieces (`config.conventions.num_pieces`).
@@ -152,12 +153,12 @@ def _sequence_parallel(run: RunConfig, compiled: bool) -> list[Collective]:
     ]
 
 
-def _layers_sent_again(run: RunConfig) -> int:
+def _layers_sent_again(run: Planned) -> int:
     """Layers whose forward collectives the backward pass repeats."""
     return num_recomputed_layers(run) if run.training.recompute == "full" else 0
 
 
-def _loss(run: RunConfig, chunk_tokens: int) -> list[Collective]:
+def _loss(run: Planned, chunk_tokens: int) -> list[Collective]:
     """Three scalars per token, never its logits: in each chunk of tokens the largest logit, then the sum of
     exponentials together with the target's logit (paper, section 3).
     """
@@ -181,7 +182,7 @@ def _loss(run: RunConfig, chunk_tokens: int) -> list[Collective]:
     return collectives
 
 
-def _gradients(run: RunConfig) -> list[Collective]:
+def _gradients(run: Planned) -> list[Collective]:
     """Once per step: the gradients of which every tensor rank has a part, over these, since each saw a part of the
     sequence or of the heads; then every local gradient over the data ranks. That one goes in buckets beside the
     backward pass and is counted here as one all-reduce of their sum.
@@ -195,8 +196,7 @@ def _gradients(run: RunConfig) -> list[Collective]:
         count=1,
         element_bytes=PRECISIONS[run.training.precision].accumulation_bytes,
     )
-    tensors = all_tensors(run.model, run.layout)
-    partial_ones = sum(tensor.size for tensor in tensors if tensor.has_partial_gradient(run.layout))
+    partial_ones = partial_gradients(run.model, run.layout)
     replicated = all_reduce(
         axis="tensor", purpose="replicated gradients", elements=partial_ones, ranks=run.layout.tensor
     )
@@ -209,7 +209,7 @@ def _gradients(run: RunConfig) -> list[Collective]:
     return [replicated, local] if partial_ones else [local]
 
 
-def _totals(run: RunConfig) -> list[Collective]:
+def _totals(run: Planned) -> list[Collective]:
     """Once per step: the squares of the cut gradients, summed, over the tensor ranks, and of all of them over data
     ranks that share one copy, in float64; the number of target tokens and, when the step is done, the loss over the
     data ranks.
@@ -235,6 +235,6 @@ def _totals(run: RunConfig) -> list[Collective]:
     ]
 
 
-def _activation_elements(run: RunConfig) -> int:
+def _activation_elements(run: Planned) -> int:
     """What crosses at each meeting of the tensor ranks: b s h."""
     return run.micro_batch_size * run.training.sequence_length * run.model.hidden_size

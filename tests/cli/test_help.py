@@ -19,7 +19,7 @@ def test_help_is_quick_and_imports_no_torch():
 
 
 def test_every_command_has_help(crosscut):
-    for command in ("train", "prepare", "evaluate", "generate", "serve"):
+    for command in ("plan", "train", "prepare", "evaluate", "generate", "serve", "study"):
         done = crosscut(command, "--help")
         assert done.returncode == 0
         assert done.stdout.startswith(f"Usage: crosscut {command}")

@@ -1,6 +1,11 @@
+from dataclasses import fields
+from pathlib import Path
+
 import pytest
 
+from crosscut.config import ConfigError
 from crosscut.planner import HARDWARE, find_hardware
+from crosscut.planner.hardware import KNOWN_HARDWARE, named_hardware, read_hardware
 
 KNOWN = {
     "Tesla V100-SXM3-32GB-H": ("V100 SXM3 32 GB (DGX-2H)", 130e12),
@@ -63,3 +68,73 @@ def test_rates_grow_with_smaller_precisions() -> None:
         rates = [hardware.flops[p] for p in ("float64", "float32", "tf32", "float16") if p in hardware.flops]
         assert rates == sorted(rates)
         assert hardware.source
+
+
+def test_every_figure_has_a_source() -> None:
+    for hardware in KNOWN_HARDWARE.values():
+        sections = {"memory", "products", "node"} | ({"network"} if hardware.network else set())
+        assert sections <= set(hardware.sources)
+        assert all(hardware.sources.values())
+
+
+def test_the_papers_cluster_is_as_it_says() -> None:
+    dgx = named_hardware("v100-32gb-dgx2h")
+    assert dgx.network is not None
+    assert 2 * dgx.node.bandwidth == 300e9  # section 5: inside a server
+    assert dgx.ranks_per_node * dgx.network.bandwidth == 100e9  # between servers
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "h100",
+            "`--gpu` must name a known device or a .toml file of one, but is `h100`. The nearest is `h100-sxm`.",
+        ),
+        (
+            "zzz",
+            (
+                "`--gpu` must name a known device or a .toml file of one, but is `zzz`. Known are `a100-40gb`, "
+                "`a100-80gb`, `b200-sxm`, `h100-pcie`, `h100-sxm`, `h200-sxm`, `laptop`, `v100-16gb`, `v100-32gb` or "
+                "`v100-32gb-dgx2h`."
+            ),
+        ),
+        (
+            "nowhere.toml",
+            (
+                "`--gpu` must name a known device or a file of one, but there is no file `nowhere.toml` to read. "
+                "`crosscut plan --calibrate FILE` writes one."
+            ),
+        ),
+    ],
+)
+def test_a_device_that_is_not_known_is_told(name: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        named_hardware(name)
+    assert str(error.value) == message
+
+
+SHIPPED = Path(__file__).parents[2] / "crosscut" / "planner" / "hardware" / "h100-sxm.toml"
+
+
+def test_a_file_of_ones_own_is_read_as_the_shipped_ones_are(tmp_path: Path) -> None:
+    path = tmp_path / "h100-sxm.toml"
+    path.write_text(SHIPPED.read_text())
+    own, shipped = read_hardware(path), KNOWN_HARDWARE["h100-sxm"]
+    assert all(getattr(own, field.name) == getattr(shipped, field.name) for field in fields(own))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("ranks = 8", "ranks", "must be valid TOML, but is not: "),
+        ("ranks = 8\n", "", "must describe a device as the files in `crosscut/planner/hardware` do, but does not: "),
+        ("ranks = 8", "rank = 8", "`node.rank` must be a key of a device's file, but is none. Known are attained, "),
+    ],
+)
+def test_a_file_that_is_no_device_is_told(tmp_path: Path, before: str, after: str, message: str) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(SHIPPED.read_text().replace(before, after))
+    with pytest.raises(ConfigError) as error:
+        read_hardware(path)
+    assert message in str(error.value)

@@ -1,0 +1,113 @@
+"""All measurements of this machine's device, and the file of them."""
+
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from crosscut.calibration.device import Rates, Sizes, measure, sizes_for
+from crosscut.calibration.ranks import RANKS, LinkRate, measure_ranks
+from crosscut.config import ConfigError, write_whole
+from crosscut.config.machine import available_cores
+from crosscut.planner import find_hardware
+from crosscut.planner.hardware import Hardware, Link
+
+
+def calibrate(path: Path, *, sizes: Sizes | None = None) -> str:
+    """Measure, write `path`, and give the device's name. `sizes` of other work may be given.
+
+    A stated peak stays the one that utilisation is told of where the device is known. Where there is one GPU, there is
+    no second rank to send to: the link is that of the known device. Raises `ConfigError` for a path that is no .toml.
+    """
+    import tomli_w  # as in `config.loading`
+
+    if path.suffix != ".toml":
+        raise ConfigError(f"`--calibrate` must name a .toml file to write, but is `{path}`.")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rates, link = _measure(device, sizes or sizes_for(device))
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    name = gpu or platform.processor() or platform.machine()
+    ranks = torch.cuda.device_count() if gpu else max(RANKS, available_cores())
+    table = device_table(name, rates, link, memory=_memory(device), ranks=ranks, known=find_hardware(gpu))
+    write_whole(path, tomli_w.dumps({"device": device.type, **table}))
+    return str(table["name"])
+
+
+def device_table(
+    name: str, rates: Rates, link: LinkRate | None, *, memory: int, ranks: int, known: Hardware | None
+) -> dict[str, Any]:
+    """The file of a device of so many bytes and ranks: what was measured, and what is stated where it is known."""
+    source = f"measured by crosscut plan --calibrate on {time.strftime('%Y-%m-%d')}, torch {torch.__version__}"
+    held = {"gigabytes": memory / 1e9, "gigabytes_per_second": rates.memory, "attained": 1.0}
+    table: dict[str, Any] = {
+        "name": f"{name}, measured",
+        "memory": {**held, "source": source},
+        "products": {**_products(rates, known), "source": source},
+        "node": _node(link, ranks, known, source),
+    }
+    if known is not None and known.network is not None:
+        table["network"] = {**_as_table(known.network), "source": known.sources["network"]}
+    if known is not None:
+        table["host"] = {"gigabytes_per_second": known.host_bandwidth / 1e9, "source": known.sources["host"]}
+    return table
+
+
+def _measure(device: torch.device, sizes: Sizes) -> tuple[Rates, LinkRate | None]:
+    """The device's rates in all, and its link where there are two."""
+    if device.type == "cpu":
+        each, link = measure_ranks("cpu", sizes)
+        return together(each), link
+    link_or_none = measure_ranks("cuda", None)[1] if torch.cuda.device_count() > 1 else None
+    return measure(device, sizes), link_or_none
+
+
+def together(each: list[Rates]) -> Rates:
+    """What ranks on one processor do in all."""
+    first = each[0]
+    measured = {
+        precision: [
+            (m, k, n, sum(rate.measured[precision][index][3] for rate in each))
+            for index, (m, k, n, _) in enumerate(points)
+        ]
+        for precision, points in first.measured.items()
+    }
+    attention, memory = (sum(getattr(rate, name) for rate in each) for name in ("attention", "memory"))
+    return Rates(measured, attention, memory, first.start)
+
+
+def _products(rates: Rates, known: Hardware | None) -> dict[str, Any]:
+    best = {precision: max(rate for *_, rate in points) for precision, points in rates.measured.items()}
+    stated = {precision: rate / 1e12 for precision, rate in known.flops.items()} if known else {}
+    peaks, last = {**best, **stated}, list(best)[-1]
+    return {
+        "teraflops": peaks,
+        "attained": best[last] / peaks[last],
+        "attention": rates.attention / peaks[last],
+        "start_microseconds": rates.start * 1e6,
+        "measured": rates.measured,
+    }
+
+
+def _node(link: LinkRate | None, ranks: int, known: Hardware | None, source: str) -> dict[str, Any]:
+    if link is not None:
+        return {"ranks": ranks, **link._asdict(), "attained": 1.0, "source": source}
+    if known is not None:
+        return {"ranks": known.ranks_per_node, **_as_table(known.node), "source": known.sources["node"]}
+    return {"ranks": ranks, "gigabytes_per_second": 32.0, "source": "assumed: PCIe 4.0 x16, each way"}
+
+
+def _as_table(link: Link) -> dict[str, float]:
+    return {
+        "gigabytes_per_second": link.bandwidth / 1e9,
+        "attained": link.attained,
+        "latency_microseconds": link.latency * 1e6,
+    }
+
+
+def _memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,154 @@
+"""`crosscut plan`."""
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from crosscut.cli.arguments import run_arguments
+from crosscut.config import PRESETS, ConfigError, RunConfig, load_run, write_toml, write_whole
+from crosscut.config.checks import listed
+
+if TYPE_CHECKING:
+    from crosscut.planner.hardware import Hardware
+    from crosscut.planner.search import Plans
+
+_SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+
+@click.command()
+@run_arguments
+@click.option("--model", metavar="NAME", help="A preset, or the end of one's name such as 8.3B, in place of RUN.toml.")
+@click.option("--gpus", type=int, help="How many devices.  [default: the run's ranks, or 1]")
+@click.option("--gpu", metavar="NAME|FILE", help="Such as h100-sxm or v100-32gb-dgx2h, or a .toml file of one.")
+@click.option("--tokens", metavar="300B", help="Tell days, and with --price money, for so many tokens.")
+@click.option("--price", type=click.FloatRange(min=0), help="Of one device for an hour, in any currency.")
+@click.option("--top", type=click.IntRange(min=1), default=8, show_default=True, help="Layouts to show.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, rejected layouts too.")
+@click.option("--html", type=click.Path(path_type=Path), help="Write a page with figures to play with.")
+@click.option("--write", type=click.Path(path_type=Path), help="Write the best layout's run, for crosscut train.")
+@click.option(
+    "--calibrate",
+    type=click.Path(path_type=Path),
+    metavar="FILE.toml",
+    help="Measure this machine's device in under a minute and write a file that --gpu takes.",
+)
+def plan(
+    arguments: tuple[str, ...],
+    model: str | None,
+    gpus: int | None,
+    gpu: str | None,
+    tokens: str | None,
+    price: float | None,
+    top: int,
+    as_json: bool,
+    html: Path | None,
+    write: Path | None,
+    calibrate: Path | None,
+) -> None:
+    """Say what a model costs before it runs: which layouts fit, how fast each is, which to take.
+
+    Takes a run's file or a preset (--model 8.3B), and the device and number of them; any key can be set after it, such
+    as training.batch_size=1024. Every layout that the model and the batch allow is forecast: bytes of a rank, what it
+    sends, the time of a step. docs/planner.md has the formulas and how far they were off.
+    """
+    if calibrate is not None:
+        _calibrate(calibrate)
+        return
+    from crosscut.planner.hardware import KNOWN_HARDWARE, named_hardware
+    from crosscut.planner.search import search_layouts
+
+    if gpu is None:
+        known = listed(f"`{key}`" for key in KNOWN_HARDWARE)
+        raise ConfigError(f"`--gpu` must name the device to plan for, but is missing. Known are {known}.")
+    if price is not None and tokens is None:
+        raise ConfigError(f"`--price` must come with `--tokens`, since it is for so many, but is {price:g} without.")
+    hardware = named_hardware(gpu)
+    run = _run(arguments, model, hardware)
+    budget = None if tokens is None else _number(tokens)
+    plans = search_layouts(run, hardware, run.layout.world_size if gpus is None else gpus)
+    if html is not None:
+        from crosscut.planner.figures import page
+
+        write_whole(html, page(plans))
+    if write is not None:
+        _write(plans, write, budget)
+    if as_json:
+        from crosscut.planner.report import to_json
+
+        click.echo(json.dumps(to_json(plans, top=top, tokens=budget, price=price), indent=2))
+    else:
+        from crosscut.cli.plan_table import show_plans
+
+        show_plans(plans, top=top, tokens=budget, price=price)
+
+
+def _run(arguments: tuple[str, ...], model: str | None, hardware: "Hardware") -> RunConfig:
+    """The run to plan: a file's, or a preset's in the widest half precision of the device that training has."""
+    has_file = bool(arguments) and "=" not in arguments[0]
+    if has_file == (model is not None):
+        both = "both are" if has_file else "neither is"
+        raise ConfigError(f"There must be a model to plan, either RUN.toml or `--model`, but {both} given.")
+    if has_file:
+        return load_run(Path(arguments[0]), arguments[1:])
+    preset = PRESETS[_preset(str(model))]
+    length = min(1024, preset.get("max_sequence_length", 1024))
+    half = "float32" if hardware.device == "cpu" else "bfloat16" if "bfloat16" in hardware.flops else "float16"
+    table: dict[str, Any] = {
+        "model": dict(preset),
+        "training": {"precision": half, "sequence_length": length, "steps": 300_000},
+    }
+    return load_run(table, arguments)
+
+
+def _preset(name: str) -> str:
+    wanted = name.lower()
+    found = [preset for preset in PRESETS if preset == wanted] or [
+        preset for preset in PRESETS if preset.endswith(f"-{wanted}")
+    ]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(f"`--model` must name one preset, but {name!r} is the end of {listed(found)}.")
+    import difflib
+
+    ends = {preset.partition("-")[2]: preset for preset in reversed(PRESETS)} | {preset: preset for preset in PRESETS}
+    close = difflib.get_close_matches(wanted, ends, n=1, cutoff=0.5)
+    hint = (
+        f"The nearest is `{ends[close[0]]}`." if close else f"Known are {listed(f'`{preset}`' for preset in PRESETS)}."
+    )
+    raise ConfigError(f"`--model` must name a preset, but is `{name}`. {hint}")
+
+
+def _number(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([KMBT]?)", text.strip(), re.IGNORECASE)
+    if match is None or not float(match[1]):
+        raise ConfigError(f"`--tokens` must be a number above 0 such as 300B or 1.5T, but is `{text}`.")
+    return float(match[1]) * _SCALES[match[2].upper()]
+
+
+def _write(plans: "Plans", path: Path, tokens: float | None) -> None:
+    """The best layout as a run, of as many steps as the tokens take."""
+    from dataclasses import replace
+
+    if not plans.fitting:
+        raise ConfigError(f"`--write` must have a layout that fits, but none does: {plans.leanest[0].reason}.")
+    run = plans.fitting[0].run(plans.asked)
+    if tokens is not None:
+        steps = max(1, round(tokens / (run.training.batch_size * run.training.sequence_length)))
+        warmup = min(run.optimizer.warmup_steps, steps // 10)
+        run = replace(
+            run,
+            training=replace(run.training, steps=steps),
+            optimizer=replace(run.optimizer, warmup_steps=warmup),
+        )
+    write_toml(run, path)
+
+
+def _calibrate(path: Path) -> None:
+    from crosscut.calibration import calibrate
+
+    hardware = calibrate(path)
+    click.echo(f"{hardware} is measured: crosscut plan --gpu {path}")

@@ -1,0 +1,130 @@
+"""What `crosscut plan` says in a terminal of a hundred columns."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from crosscut.config import RunConfig
+from crosscut.planner.parameters import count_parameters
+from crosscut.planner.report import MEMORY_CATEGORIES, budget, traffic_facts
+
+if TYPE_CHECKING:
+    from crosscut.planner.search import Plan, Plans
+
+_WIDTH = 100
+_MOST_REJECTED = 8
+
+
+def show_plans(plans: "Plans", *, top: int, tokens: float | None, price: float | None) -> None:
+    """Print the ranking, the best layout's account, and why others are not in it."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)
+    training = plans.asked.training
+    console.print(
+        Text(
+            f"{count_parameters(plans.asked.model) / 1e9:,.3g} billion parameters on {plans.num_ranks:,} x "
+            f"{plans.hardware.name}; batches of {training.batch_size:,} x {training.sequence_length:,} tokens, "
+            f"{training.precision}"
+        )
+    )
+    if plans.fitting:
+        console.print(_ranking(plans, top, tokens, price))
+        _show_best(console, plans.fitting[0], plans.asked)
+    _show_rejected(console, plans)
+
+
+def _ranking(plans: "Plans", top: int, tokens: float | None, price: float | None) -> Table:
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    for name in ("tensor\nx data", "seq.", "shared", "recompute"):
+        table.add_column(name, no_wrap=True)
+    names = ["at\nonce", "GB", "step\ns", "comp.\ns", "sends\ns", "bub.\ns", "TF/s", "of\npeak"]
+    names += ["tokens\na day"] if tokens is None else ["days"]
+    names += [] if tokens is None or price is None else ["money"]
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for plan in plans.fitting[:top]:
+        table.add_row(*_settings(plan), *_figures(plan), *_costs(plan, plans.num_ranks, tokens, price))
+    return table
+
+
+def _settings(plan: "Plan") -> list[str]:
+    layout, training = plan.candidate.layout, plan.candidate.training
+    group = f"/{layout.shard_group}" if layout.shard_group else ""
+    every = f"/{training.recompute_every}" if training.recompute_every > 1 else ""
+    return [
+        f"{layout.tensor} x {layout.data}",
+        "split" if layout.sequence_parallel else "whole",
+        "-" if layout.sharding == "none" else f"{layout.sharding}{group}",
+        f"{training.recompute}{every}",
+        f"{plan.candidate.micro_batch_size}",
+    ]
+
+
+def _figures(plan: "Plan") -> list[str]:
+    time = plan.time
+    return [
+        f"{plan.memory.total / 1e9:.1f}",
+        *(_seconds(seconds) for seconds in (time.total, time.compute, time.exposed, time.bubble)),
+        f"{plan.flops_per_second / 1e12:.3g}",
+        f"{plan.utilisation:.0%}",
+    ]
+
+
+def _costs(plan: "Plan", num_ranks: int, tokens: float | None, price: float | None) -> list[str]:
+    if tokens is None:
+        return [_short(plan.tokens_per_day)]
+    cost = budget(plan, num_ranks, tokens=tokens, price=price)
+    return [f"{cost['days']:.3g}"] + ([_short(cost["money"])] if "money" in cost else [])
+
+
+def _show_best(console: Console, best: "Plan", asked: RunConfig) -> None:
+    held = ", ".join(
+        f"{name.replace('_', ' ')} {getattr(best.memory, name) / 1e9:.2f}"
+        for name in MEMORY_CATEGORIES
+        if getattr(best.memory, name)
+    )
+    console.print(Text(f"The first one, a rank's GB at the peak ({best.memory.instant}): {held}."))
+    sent = [_sent(fact) for fact in traffic_facts(best) if fact["bytes"] >= 1e6]
+    if sent:
+        console.print(Text(f"It sends a step: {'; '.join(sent)}."))
+    reason = best.run(asked).reason_against_compiling
+    if reason and asked.training.compile != "off":
+        console.print(Text(f"Its layers are not compiled: {reason}."))
+
+
+def _sent(fact: Mapping[str, Any]) -> str:
+    where = "inside a node" if fact["link"] == "node" else "across nodes"
+    return (
+        f"{fact['operation'].replace('_', '-')}s along {fact['axis']} ({where}) {fact['bytes'] / 1e9:.3g} GB in "
+        f"{_seconds(fact['seconds'])} s, {_seconds(fact['exposed'])} of them waited for"
+    )
+
+
+def _show_rejected(console: Console, plans: "Plans") -> None:
+    leanest = plans.leanest
+    number = f"{len(plans.fitting):,} layouts fit, {len(plans.rejected):,} do not"
+    console.print(Text(f"\n{number}{'; those that come nearest:' if leanest else '.'}"))
+    for rejected in leanest[:_MOST_REJECTED]:
+        console.print(Text(f"  {rejected.label}: {rejected.reason}"))
+    if len(leanest) > _MOST_REJECTED:
+        console.print(Text(f"  and {len(leanest) - _MOST_REJECTED} more (--json has all)"))
+
+
+def _seconds(seconds: float) -> str:
+    if seconds >= 100:
+        return f"{seconds:,.0f}"
+    if seconds >= 1 or not seconds:
+        return f"{seconds:.3g}"
+    return f"{seconds:.3f}" if seconds >= 0.001 else f"{seconds:.4f}"
+
+
+def _short(number: float) -> str:
+    for scale, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if number >= scale:
+            return f"{number / scale:.3g}{letter}"
+    return f"{number:.3g}"

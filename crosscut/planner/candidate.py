@@ -1,0 +1,38 @@
+"""A run as far as its costs go, for a search over thousands of layouts.
+
+A `RunConfig` is checked against itself when it is made, which takes longer than to forecast it. A `Candidate` is what
+forecasts look at, and checks nothing: whoever makes one has asked what the model allows, or makes the run of it that is
+chosen at last.
+"""
+
+from typing import NamedTuple
+
+from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
+from crosscut.config.run import reason_against_compiling
+
+
+class Candidate(NamedTuple):
+    """What may stand for a `RunConfig` in every forecast of this room."""
+
+    model: ModelConfig
+    layout: Layout
+    training: TrainingConfig
+
+    @property
+    def micro_batch_size(self) -> int:
+        """As `RunConfig.micro_batch_size`."""
+        return self.training.sequences_at_once(self.layout.data)
+
+    @property
+    def num_micro_batches(self) -> int:
+        """As `RunConfig.num_micro_batches`."""
+        return self.training.batch_size // (self.layout.data * self.micro_batch_size)
+
+    @property
+    def is_compiled_on_gpus(self) -> bool:
+        """As `RunConfig.is_compiled_on_gpus`."""
+        return self.training.compile != "off" and not reason_against_compiling(self.model, self.layout)
+
+
+Planned = RunConfig | Candidate
+"""What a forecast is of."""

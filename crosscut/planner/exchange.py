@@ -1,0 +1,135 @@
+"""How long messages take, and how much of that a step waits for.
+
+A ring of n ranks does an all-gather or a reduce-scatter in n - 1 steps, an all-reduce in twice as many; each step has
+the latency of the slowest link, and the bytes of `traffic` go through its bandwidth:
+
+    steps x latency + bytes that a rank sends / bandwidth
+
+Groups of tensor ranks are adjacent, those of data ranks stride across them. A ring over several nodes enters and leaves
+each of them once; where g of its ranks are in a node, g adapters are its own, since the node's other ranks are in other
+rings that send at the same time:
+
+    bandwidth = min(inside the node, g x that of one adapter)
+
+What runs beside a product is waited for as far as it is longer (docs/speed.md).
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from crosscut.config.conventions import num_pieces
+from crosscut.config.precision import PRECISIONS
+from crosscut.planner.candidate import Planned
+from crosscut.planner.collective import Collective
+from crosscut.planner.hardware import Hardware, Where
+from crosscut.planner.program import Program
+
+_IN_PIECES = frozenset({"attention input", "attention output", "mlp input", "mlp output"})
+
+
+class Exchange(NamedTuple):
+    """Equal collectives of one step in time."""
+
+    collective: Collective
+    where: Where
+    seconds: float
+    """Of all of them."""
+    exposed: float
+    """Of these, what the step waits for."""
+
+
+def ring_seconds(collective: Collective, run: Planned, hardware: Hardware) -> tuple[Where, float]:
+    """Where one of the collectives goes through, and how long it takes."""
+    layout, n = run.layout, collective.ranks
+    stride = 1 if collective.axis == "tensor" else layout.tensor
+    if collective.axis == "replica":
+        stride *= layout.shard_size
+    per_node = hardware.ranks_per_node
+    where: Where = "node"
+    link, rate = hardware.node, hardware.node.rate
+    if stride * n > per_node and hardware.network is not None:
+        where, link = "network", hardware.network
+        rate = min(rate, max(1, per_node // stride) * link.rate)
+    steps = (2 if collective.operation == "all_reduce" else 1) * (n - 1)
+    return where, steps * link.latency + collective.wire_bytes / collective.count / rate
+
+
+class Beside(NamedTuple):
+    """What runs while messages are on their way, in seconds."""
+
+    products: Mapping[str, tuple[float, float, float]]
+    """Of a layer's products, by purpose: forward, gradient of the input, gradient of the weight."""
+    layer_forward: float
+    layer_backward: float
+    forward: float
+    backward: float
+    """Of one micro-batch, all layers."""
+    root_share: float
+    """Of a rank's gradients, those of the embeddings, which are there when the backward pass is over."""
+
+
+def exchange(collective: Collective, run: Planned, hardware: Hardware, program: Program, beside: Beside) -> Exchange:
+    """One entry of `step_traffic` in time."""
+    where, each = ring_seconds(collective, run, hardware)
+    seconds = collective.count * each
+    if collective.axis == "tensor":
+        waited = _tensor_waits(collective, each, run, beside) if program.overlaps_tensor else each
+        return Exchange(collective, where, seconds, collective.count * waited)
+    if not program.overlaps_data:
+        return Exchange(collective, where, seconds, seconds)
+    if collective.purpose == "gradients":
+        return _gradients(collective, where, seconds, run, program, beside)
+    if collective.purpose.startswith("layer "):
+        return Exchange(collective, where, seconds, _shares_waited_for(collective, each, run, beside))
+    return Exchange(collective, where, seconds, seconds)
+
+
+def _gradients(
+    collective: Collective, where: Where, seconds: float, run: Planned, program: Program, beside: Beside
+) -> Exchange:
+    """Buckets go while the last micro-batch's backward pass runs; the embeddings' is there when that is over."""
+    gathered = 0.0
+    if program.shards_optimizer:
+        precision = PRECISIONS[run.training.precision]
+        seconds /= 2
+        gathered = seconds * precision.compute_bytes / precision.accumulation_bytes
+    waited = max(seconds - beside.backward, beside.root_share * seconds) + max(0.0, gathered - beside.forward)
+    return Exchange(collective, where, seconds + gathered, waited)
+
+
+def _tensor_waits(collective: Collective, each: float, run: Planned, beside: Beside) -> float:
+    """Of one message between tensor ranks. f's all-reduce, or its reduce-scatter, runs beside the weight's gradient;
+    the second gather of a split input beside the input's gradient; halves beside the other half's product.
+    """
+    purpose = collective.purpose.removesuffix(" again")
+    backward = collective.phase == "backward" and purpose == collective.purpose
+    forward_product, of_input, of_weight = beside.products.get(purpose.removesuffix(" for its weights"), (0, 0, 0))
+    if purpose.endswith(" for its weights"):
+        return max(0.0, each - of_input)
+    if backward and purpose.endswith(" input"):
+        return max(0.0, each - of_weight)
+    if not run.layout.sequence_parallel or purpose not in _IN_PIECES:
+        return each
+    product = of_input if backward else forward_product
+    if run.layout.symmetric_memory:
+        return max(0.0, each - product)
+    if collective.elements * 2 == _whole(run) and num_pieces(run.micro_batch_size, _whole(run)) == 2:
+        return (each + max(0.0, each - product / 2)) / 2
+    return each
+
+
+def _whole(run: Planned) -> int:
+    return run.micro_batch_size * run.training.sequence_length * run.model.hidden_size
+
+
+def _shares_waited_for(collective: Collective, each: float, run: Planned, beside: Beside) -> float:
+    """Layers' weights are gathered one layer ahead, gradients scattered one behind; what a backward pass sends shares
+    the link. The first gather and the last scatter of a pass have nothing beside them.
+    """
+    passes = max(1, collective.count // run.model.num_layers)
+    if collective.phase == "forward":
+        hidden = beside.layer_forward
+    else:
+        kinds = 1 + (run.layout.sharding == "zero3") + (run.layout.num_replicas > 1)
+        hidden = beside.layer_backward / kinds
+    return passes * each + (collective.count - passes) * max(0.0, each - hidden)

@@ -1,0 +1,22 @@
+"""The devices that a run may be planned for, one TOML file each, with the source of every figure."""
+
+from crosscut.planner.hardware.device import Hardware, Link, MeasuredProduct, Where
+from crosscut.planner.hardware.files import (
+    HARDWARE,
+    KNOWN_HARDWARE,
+    find_hardware,
+    named_hardware,
+    read_hardware,
+)
+
+__all__ = [
+    "HARDWARE",
+    "KNOWN_HARDWARE",
+    "Hardware",
+    "Link",
+    "MeasuredProduct",
+    "Where",
+    "find_hardware",
+    "named_hardware",
+    "read_hardware",
+]

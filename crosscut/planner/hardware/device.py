@@ -1,0 +1,109 @@
+"""One kind of device as the planner knows it: how much it holds, how fast it multiplies, reads and sends.
+
+A peak is the rate of dense matrix products that the maker states. Data sheets since the A100 print the rate with
+two-in-four sparsity, which no dense training reaches and which is twice as high: the H100's 1979 TFLOP/s in bfloat16
+are 989 here. What is attained of a stated rate is apart from it, so that utilisation is always of the stated one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from crosscut.planner.activations import Device
+
+Where = Literal["node", "network"]
+"""A link inside a node or between nodes."""
+
+
+class MeasuredProduct(NamedTuple):
+    """The rate of [m, k] x [k, n] as `crosscut plan --calibrate` found it."""
+
+    m: int
+    k: int
+    n: int
+    flops_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """What a rank sends through to another one."""
+
+    bandwidth: float
+    """Bytes per second that one rank sends, each way, as stated."""
+
+    attained: float
+    """What a collective's large messages reach of it."""
+
+    latency: float
+    """Seconds of one step around a ring, beside the bytes."""
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second that one rank really sends."""
+        return self.bandwidth * self.attained
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Hardware:
+    """One accelerator, or a processor that several ranks share."""
+
+    key: str
+    """What `--gpu` takes: the name of its file."""
+
+    name: str
+    """The name it is commonly called by."""
+
+    device: Device
+    """As PyTorch calls the kind. Ranks on a `cpu` share its rates and its memory."""
+
+    device_names: str
+    """Regular expression for all of a device's name as torch gives it, without the maker's; empty where it has none."""
+
+    memory: int
+    """Bytes, as the maker names them, in GB of 10^9. What torch reports is a few percent more: the chips hold binary
+    GB."""
+
+    memory_bandwidth: float
+    """Bytes per second, as stated."""
+
+    memory_attained: float
+    """What operators that only read and write reach of it."""
+
+    flops: Mapping[str, float]
+    """Dense matrix FLOP/s by precision: `float64`, `float32` (true float32), `tf32`, `float16`, `bfloat16`, `float8`. A
+    precision that its matrix units lack is missing."""
+
+    multiprocessors: int
+    """That share the tiles of a product; 0 where tiles are no matter."""
+
+    products_attained: float
+    """What large products reach of `flops`."""
+
+    attention_attained: float
+    """What a fused attention kernel reaches of `flops`, in the half of the square that a causal mask leaves."""
+
+    measured: Mapping[str, tuple[MeasuredProduct, ...]]
+    """Rates by shape and precision, which then stand for `flops` times what is attained."""
+
+    start: float
+    """Seconds from the end of a kernel to the beginning of the next."""
+
+    ranks_per_node: int
+    """That reach each other through `node`."""
+
+    node: Link
+    """Inside a node."""
+
+    network: Link | None
+    """Between nodes, for one rank of as many as a node has; None where there is one node."""
+
+    host_bandwidth: float
+    """Bytes per second between the device's memory and the host's, each way; 0 where they are the same."""
+
+    sources: Mapping[str, str]
+    """Where the figures of each section of the file are stated."""
+
+    @property
+    def source(self) -> str:
+        """Where the peaks are stated."""
+        return self.sources["products"]

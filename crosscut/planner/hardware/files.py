@@ -1,0 +1,146 @@
+"""Hardware from TOML files: those that come with Crosscut, and those that `crosscut plan --calibrate` writes.
+
+What a file leaves out of how much is attained is taken from `DEFAULTS`, each with its reason.
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from crosscut.config import ConfigError
+from crosscut.config.checks import listed
+from crosscut.planner.hardware.device import Hardware, Link, MeasuredProduct
+
+DEFAULTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {
+        # Assumed: copies of large tensors on data-centre GPUs are measured between 80 and 92% of the stated rate.
+        "memory": {"attained": 0.85},
+        # Assumed. Dao 2023 (arXiv 2307.08691): FlashAttention 2 reaches 50 to 73% of the peak where products reach 80
+        # to 90%.
+        "products": {"attention_of_products": 0.7, "start_microseconds": 2.0, "multiprocessors": 0},
+        # NCCL's maintainers (github.com/NVIDIA/nccl-tests/issues/212): 20% of a link's rate is the protocol's. The
+        # latencies are those of its own tuning model (src/graph/tuning.cc) for rings with its protocol LL128.
+        "node": {"attained": 0.8, "latency_microseconds": 1.9},
+        "network": {"attained": 0.8, "latency_microseconds": 4.0},
+        "host": {"gigabytes_per_second": 0.0},
+    }
+)
+
+_KEYS = {
+    "": {"name", "device", "device_names", "memory", "products", "node", "network", "host"},
+    "memory": {"gigabytes", "gigabytes_per_second", "attained", "source"},
+    "products": {"teraflops", "multiprocessors", "attained", "attained_source", "attention", "start_microseconds"}
+    | {"measured", "source"},
+    "node": {"ranks", "gigabytes_per_second", "attained", "latency_microseconds", "source"},
+    "network": {"gigabytes_per_second", "attained", "latency_microseconds", "source"},
+    "host": {"gigabytes_per_second", "source"},
+}
+_SECTIONS = tuple(name for name in _KEYS if name)
+
+
+def read_hardware(path: Path) -> Hardware:
+    """The hardware of a file. Raises `ConfigError` for one that is not there or not of this form."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise ConfigError(
+            f"`--gpu` must name a known device or a file of one, but there is no file `{path}` to read. `crosscut plan "
+            "--calibrate FILE` writes one."
+        ) from None
+    try:
+        return _hardware(path.stem, tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"`{path}` must be valid TOML, but is not: {error}.") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"`{path}` must describe a device as the files in `crosscut/planner/hardware` do, but does not: {error!r}."
+        ) from None
+
+
+def _hardware(key: str, table: Mapping[str, Any]) -> Hardware:
+    _require_known(table)
+    sections = {name: {**DEFAULTS[name], **table.get(name, {})} for name in _SECTIONS}
+    memory, products, node = sections["memory"], sections["products"], sections["node"]
+    return Hardware(
+        key=key,
+        name=table["name"],
+        device="cpu" if table.get("device") == "cpu" else "cuda",
+        device_names=table.get("device_names", ""),
+        memory=round(memory["gigabytes"] * 1e9),
+        memory_bandwidth=memory["gigabytes_per_second"] * 1e9,
+        memory_attained=memory["attained"],
+        flops=MappingProxyType({name: rate * 1e12 for name, rate in products["teraflops"].items()}),
+        multiprocessors=int(products["multiprocessors"]),
+        products_attained=products["attained"],
+        attention_attained=products.get("attention", products["attained"] * products["attention_of_products"]),
+        measured=MappingProxyType(
+            {
+                precision: tuple(MeasuredProduct(m, k, n, rate * 1e12) for m, k, n, rate in points)
+                for precision, points in products.get("measured", {}).items()
+            }
+        ),
+        start=products["start_microseconds"] * 1e-6,
+        ranks_per_node=node["ranks"],
+        node=_link(node),
+        network=_link(sections["network"]) if "network" in table else None,
+        host_bandwidth=sections["host"]["gigabytes_per_second"] * 1e9,
+        sources=MappingProxyType({name: table[name]["source"] for name in _SECTIONS if name in table}),
+    )
+
+
+def _require_known(table: Mapping[str, Any]) -> None:
+    for section, known in _KEYS.items():
+        for name in table if not section else table.get(section, {}):
+            if name not in known:
+                where = f"`{section}.{name}`" if section else f"`{name}`"
+                raise ConfigError(
+                    f"{where} must be a key of a device's file, but is none. Known are {listed(sorted(known))}."
+                )
+
+
+def _link(section: Mapping[str, Any]) -> Link:
+    return Link(
+        bandwidth=section["gigabytes_per_second"] * 1e9,
+        attained=section["attained"],
+        latency=section["latency_microseconds"] * 1e-6,
+    )
+
+
+def _known() -> Mapping[str, Hardware]:
+    folder = files("crosscut.planner.hardware")
+    found = [file for file in folder.iterdir() if file.name.endswith(".toml")]
+    tables = {file.name.removesuffix(".toml"): tomllib.loads(file.read_text(encoding="utf-8")) for file in found}
+    return MappingProxyType({key: _hardware(key, tables[key]) for key in sorted(tables)})
+
+
+KNOWN_HARDWARE = _known()
+"""Every device that comes with Crosscut, by the name that `--gpu` takes."""
+
+HARDWARE = tuple(hardware for hardware in KNOWN_HARDWARE.values() if hardware.device_names)
+"""Those of them that torch has a name for."""
+
+
+def find_hardware(device_name: str) -> Hardware | None:
+    """The hardware of a `torch.cuda.get_device_name()`, or None where no peak is known for it.
+
+    Another form of the same chip (`NVIDIA H200 NVL`, `NVIDIA GB200`) or a part of one (`... MIG 3g.40gb`) runs at
+    another rate, so only a full match counts.
+    """
+    name = re.sub(r"^(NVIDIA|Tesla)\s+", "", device_name.strip())
+    return next((hardware for hardware in HARDWARE if re.fullmatch(hardware.device_names, name)), None)
+
+
+def named_hardware(name: str) -> Hardware:
+    """The hardware that `--gpu` names: a known one, or a file. Raises `ConfigError` with the nearest name."""
+    if name.endswith(".toml"):
+        return read_hardware(Path(name))
+    if name.lower() in KNOWN_HARDWARE:
+        return KNOWN_HARDWARE[name.lower()]
+    close = difflib.get_close_matches(name.lower(), KNOWN_HARDWARE, n=1, cutoff=0.4)
+    hint = f"The nearest is `{close[0]}`." if close else f"Known are {listed(f'`{key}`' for key in KNOWN_HARDWARE)}."
+    raise ConfigError(f"`--gpu` must name a known device or a .toml file of one, but is `{name}`. {hint}")

@@ -1,0 +1,112 @@
+"""A search's result as plain values, for JSON, the terminal and the page."""
+
+from dataclasses import asdict, fields
+from typing import Any
+
+from crosscut.planner.collective import Collective
+from crosscut.planner.compute import flops_per_step
+from crosscut.planner.hardware import Hardware
+from crosscut.planner.memory import MemoryForecast
+from crosscut.planner.parameters import count_parameters
+from crosscut.planner.search import Plan, Plans, Rejected
+
+MEMORY_CATEGORIES = tuple(field.name for field in fields(MemoryForecast) if field.name != "instant")
+TIME_CATEGORIES = ("products", "attention", "passes", "optimizer", "exposed", "bubble")
+
+
+def budget(plan: Plan, num_ranks: int, *, tokens: float, price: float | None) -> dict[str, float]:
+    """Days for so many tokens, and money where the price of a device for an hour is given."""
+    days = tokens / plan.tokens_per_day
+    return {"tokens": tokens, "days": days} | ({} if price is None else {"money": days * 24 * num_ranks * price})
+
+
+def to_json(plans: Plans, *, top: int, tokens: float | None, price: float | None) -> dict[str, Any]:
+    """All of it: the best `top` layouts whole, every rejected one with its reason."""
+    asked = plans.asked
+    return {
+        "model": asdict(asked.model) | {"parameters": count_parameters(asked.model)},
+        "gpu": hardware_facts(plans.hardware),
+        "gpus": plans.num_ranks,
+        "batch_size": asked.training.batch_size,
+        "sequence_length": asked.training.sequence_length,
+        "precision": asked.training.precision,
+        "flops_per_step": flops_per_step(asked),
+        "fitting": len(plans.fitting),
+        "plans": [plan_facts(plan, plans.num_ranks, tokens=tokens, price=price) for plan in plans.fitting[:top]],
+        "rejected": [_rejected_facts(rejected) for rejected in plans.rejected],
+    }
+
+
+def hardware_facts(hardware: Hardware) -> dict[str, Any]:
+    """What a file of a device says, in bytes and seconds."""
+    return {
+        "key": hardware.key,
+        "name": hardware.name,
+        "memory": hardware.memory,
+        "memory_bandwidth": hardware.memory_bandwidth,
+        "flops": dict(hardware.flops),
+        "ranks_per_node": hardware.ranks_per_node,
+        "node_bandwidth": hardware.node.bandwidth,
+        "network_bandwidth": hardware.network.bandwidth if hardware.network else None,
+        "sources": dict(hardware.sources),
+    }
+
+
+def plan_facts(plan: Plan, num_ranks: int, *, tokens: float | None, price: float | None) -> dict[str, Any]:
+    """One layout: its settings, bytes of a rank, seconds and messages of a step, rates."""
+    memory = {name: getattr(plan.memory, name) for name in MEMORY_CATEGORIES}
+    seconds = {name: getattr(plan.time, name) for name in TIME_CATEGORIES}
+    return {
+        **_settings(plan),
+        "memory": memory | {"total": plan.memory.total, "instant": plan.memory.instant},
+        "seconds": seconds | {"compute": plan.time.compute, "total": plan.time.total},
+        "traffic": traffic_facts(plan),
+        "flops_per_second_per_gpu": plan.flops_per_second,
+        "utilisation": plan.utilisation,
+        "tokens_per_day": plan.tokens_per_day,
+        **({} if tokens is None else {"budget": budget(plan, num_ranks, tokens=tokens, price=price)}),
+    }
+
+
+def traffic_facts(plan: Plan) -> list[dict[str, Any]]:
+    """What a rank sends in a step, by operation, axis and link; messages of the same kind together."""
+    kinds: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for entry in plan.time.exchanges:
+        message: Collective = entry.collective
+        key = (message.operation, message.axis, entry.where)
+        kind = kinds.setdefault(
+            key,
+            {
+                "operation": message.operation,
+                "axis": message.axis,
+                "link": entry.where,
+                "count": 0,
+                "bytes": 0.0,
+                "seconds": 0.0,
+                "exposed": 0.0,
+            },
+        )
+        kind["count"] += message.count
+        kind["bytes"] += message.wire_bytes
+        kind["seconds"] += entry.seconds
+        kind["exposed"] += entry.exposed
+    return sorted(kinds.values(), key=lambda kind: -kind["seconds"])
+
+
+def _settings(plan: Plan | Rejected) -> dict[str, Any]:
+    layout, training = plan.candidate.layout, plan.candidate.training
+    return {
+        "tensor": layout.tensor,
+        "data": layout.data,
+        "pipeline": 1,
+        "sequence_parallel": layout.sequence_parallel,
+        "sharding": layout.sharding,
+        "shard_group": layout.shard_group,
+        "recompute": training.recompute,
+        "recompute_every": training.recompute_every,
+        "micro_batch_size": plan.candidate.micro_batch_size,
+    }
+
+
+def _rejected_facts(rejected: Rejected) -> dict[str, Any]:
+    return {**_settings(rejected), "reason": rejected.reason}

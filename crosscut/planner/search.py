@@ -1,0 +1,266 @@
+"""Every layout that a model and a batch allow on so many devices, with what it costs; ranked, or refused with a reason.
+
+A layout here is all that changes what a step costs and not what it computes: tensor and data ranks, sequence
+parallelism, what data ranks share, what is recomputed, and the micro-batch. First comes memory, since it is cheap to
+ask: only what fits is timed.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from crosscut.config import ConfigError, Layout, LayoutError, ModelConfig, RunConfig, TrainingConfig
+from crosscut.config.checks import divisors, listed
+from crosscut.config.model import require_tensor_axis
+from crosscut.planner.candidate import Candidate
+from crosscut.planner.hardware import Hardware
+from crosscut.planner.memory import MemoryForecast, forecast_memory
+from crosscut.planner.products import Speed
+from crosscut.planner.time import StepTime, model_flops_per_second, step_time
+
+_DAY = 86_400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A layout that fits, and what it costs."""
+
+    candidate: Candidate
+    memory: MemoryForecast
+    time: StepTime
+    peak: float
+    """The stated FLOP/s of one device in the run's precision."""
+
+    @property
+    def flops_per_second(self) -> float:
+        """Model FLOP/s of one device."""
+        return model_flops_per_second(self.candidate, self.time.total)
+
+    @property
+    def utilisation(self) -> float:
+        """Of the stated peak."""
+        return self.flops_per_second / self.peak
+
+    @property
+    def tokens_per_day(self) -> float:
+        """Of all devices."""
+        training = self.candidate.training
+        return training.batch_size * training.sequence_length / self.time.total * _DAY
+
+    def run(self, asked: RunConfig) -> RunConfig:
+        """The run that was asked about, on this layout."""
+        mine = self.candidate.training
+        training = replace(mine, device=asked.training.device, offload=_kept(asked.training, mine.recompute))
+        return replace(asked, layout=self.candidate.layout, training=training)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejected:
+    """A layout that cannot be, or does not fit."""
+
+    candidate: Candidate
+    reason: str
+    """A sentence without its full stop."""
+    needed: int = 0
+    """Bytes of a rank, where memory is the reason."""
+
+    @property
+    def label(self) -> str:
+        """What it is called, without what may be tried within it."""
+        layout = self.candidate.layout
+        shared = "" if layout.sharding == "none" else f", {layout.sharding}"
+        return f"tensor {layout.tensor} x data {layout.data}{shared}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plans:
+    """What a search found."""
+
+    asked: RunConfig
+    hardware: Hardware
+    num_ranks: int
+    fitting: tuple[Plan, ...]
+    """The fastest first."""
+    rejected: tuple[Rejected, ...]
+
+    @property
+    def leanest(self) -> list[Rejected]:
+        """Where nothing fits, whatever is recomputed and in whatever micro-batch: what comes nearest. The most devices
+        along the tensor axis first, as these come nearest of all.
+        """
+        fits = {_kind(plan.candidate) for plan in self.fitting}
+        nearest: dict[tuple[int, str], Rejected] = {}
+        for rejected in self.rejected:
+            kind = _kind(rejected.candidate)
+            if kind not in fits and (kind not in nearest or rejected.needed < nearest[kind].needed):
+                nearest[kind] = rejected
+        return sorted(nearest.values(), key=lambda rejected: (not rejected.needed, rejected.needed))
+
+
+def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
+    """Plan `run`, whose own layout does not matter, on `num_ranks` devices.
+
+    Raises `ConfigError` where there is nothing to choose from: no devices, a precision that they do not have, a batch
+    that is too small or cannot be split.
+    """
+    if num_ranks < 1:
+        raise ConfigError(f"`--gpus` must be at least 1, but is {num_ranks}.")
+    if hardware.network is None and num_ranks > hardware.ranks_per_node:
+        raise ConfigError(
+            f"`--gpus` must be at most the {hardware.ranks_per_node} of one node of {hardware.name}, for which no "
+            f"network is known, but is {num_ranks}. Take fewer, or add a section [network] to a file of it."
+        )
+    _require_precision(run, hardware)
+    tensors = [tensor for tensor in divisors(num_ranks) if not _reason_against_tensor(run.model, tensor)]
+    _require_batch(run, num_ranks, max(tensors))
+    rejected = _impossible(run, num_ranks)
+    speed = Speed(hardware, run.training.precision, ranks=num_ranks)
+    fitting: list[Plan] = []
+    for tensor in tensors:
+        for candidate in _candidates(run, hardware, tensor, num_ranks // tensor):
+            memory = forecast_memory(candidate, device=hardware.device)
+            if reason := _reason_against_memory(candidate, memory, hardware):
+                rejected.append(Rejected(candidate=candidate, reason=reason, needed=memory.total))
+                continue
+            time = step_time(candidate, hardware, speed=speed)
+            fitting.append(Plan(candidate=candidate, memory=memory, time=time, peak=speed.stated_peak))
+    if not fitting and max(tensors) == 1 < num_ranks:
+        raise LayoutError(
+            f"`model.num_heads` must have a divisor in common with `--gpus` ({num_ranks}) where the model does not "
+            f"fit on one GPU, but is {run.model.num_heads}. "
+            f"Try {listed(d for d in divisors(run.model.num_heads) if d > 1)} GPUs."
+        )
+    fitting.sort(key=lambda plan: (plan.time.total, plan.memory.total))
+    return Plans(asked=run, hardware=hardware, num_ranks=num_ranks, fitting=tuple(fitting), rejected=tuple(rejected))
+
+
+def _candidates(run: RunConfig, hardware: Hardware, tensor: int, data: int) -> Iterator[Candidate]:
+    if run.training.batch_size % data:
+        return
+    micro_batches = divisors(run.training.batch_size // data)
+    trainings = [
+        replace(
+            run.training,
+            micro_batch_size=micro,
+            recompute=recompute,
+            recompute_every=every,
+            device=hardware.device,
+            offload=_kept(run.training, recompute),
+        )
+        for recompute, every in _recomputations(hardware)
+        for micro in micro_batches
+    ]
+    for layout in _layouts(run, hardware, tensor, data):
+        for training in trainings:
+            yield Candidate(run.model, layout, training)
+
+
+def _recomputations(hardware: Hardware) -> list[tuple[str, int]]:
+    """Values of `training.recompute` and `training.recompute_every` that are worth a look: the attention core only
+    where no fused kernel spares its scores.
+    """
+    core = [("selective", 1)] if hardware.device == "cpu" else []
+    return [("none", 1), *core, ("operators", 1), ("full", 2), ("full", 1)]
+
+
+def _layouts(run: RunConfig, hardware: Hardware, tensor: int, data: int) -> Iterator[Layout]:
+    can_split = tensor > 1 and run.training.sequence_length % tensor == 0
+    in_node = max(1, hardware.ranks_per_node // tensor)
+    groups = [0, in_node] if 1 < in_node < data and data % in_node == 0 else [0]
+    for split in (False, True) if can_split else (False,):
+        symmetric = split and run.layout.symmetric_memory and tensor <= hardware.ranks_per_node
+        yield Layout(tensor=tensor, data=data, sequence_parallel=split, symmetric_memory=symmetric)
+        for sharding in ("zero2", "zero3") if data > 1 else ():
+            for group in groups:
+                yield Layout(
+                    tensor=tensor,
+                    data=data,
+                    sequence_parallel=split,
+                    symmetric_memory=symmetric,
+                    sharding=sharding,
+                    shard_group=group,
+                )
+
+
+def _kept(training: TrainingConfig, recompute: str) -> tuple[str, ...]:
+    """What the run offloads, as far as it goes with another recomputation."""
+    return tuple(item for item in training.offload if item != "activations" or recompute == "full")
+
+
+@lru_cache
+def _reason_against_tensor(model: ModelConfig, tensor: int) -> str:
+    try:
+        require_tensor_axis(model, tensor)
+    except LayoutError:
+        if model.num_heads % tensor:
+            return f"{tensor} tensor ranks do not divide the {model.num_heads} heads"
+        return (
+            f"{tensor} tensor ranks do not cut the MLP's width of {model.mlp_size} or the {model.num_kv_heads} "
+            "heads of keys and values evenly"
+        )
+    return ""
+
+
+def _impossible(run: RunConfig, num_ranks: int) -> list[Rejected]:
+    """What the model or the batch forbids, whatever the memory."""
+    rejected = []
+    for tensor in divisors(num_ranks):
+        data = num_ranks // tensor
+        reason = _reason_against_tensor(run.model, tensor)
+        if not reason and run.training.batch_size % data:
+            reason = f"{data} data ranks do not divide the batch of {run.training.batch_size} sequences"
+        if reason:
+            candidate = Candidate(run.model, Layout(tensor=tensor, data=data), run.training)
+            rejected.append(Rejected(candidate=candidate, reason=reason))
+    return rejected
+
+
+def _reason_against_memory(candidate: Candidate, memory: MemoryForecast, hardware: Hardware) -> str:
+    """Why a rank does not fit: what is there whatever the batch, or what comes with it."""
+    limit = hardware.memory
+    who = "the GPU holds"
+    if hardware.device == "cpu":
+        limit //= candidate.layout.world_size
+        who = f"each of {candidate.layout.world_size} ranks has"
+    if memory.total <= limit:
+        return ""
+    weights = memory.weights + memory.master_weights + memory.optimizer
+    if weights > limit:
+        return f"weights and optimizer need {_gigabytes(weights)} GB per rank, {who} {_gigabytes(limit)}"
+    if weights + memory.gradients > limit:
+        with_gradients = _gigabytes(weights + memory.gradients)
+        return f"weights, optimizer and gradients need {with_gradients} GB per rank, {who} {_gigabytes(limit)}"
+    rest = memory.total - weights - memory.gradients
+    return (
+        f"activations and buffers of a micro-batch of {candidate.micro_batch_size} need {_gigabytes(rest)} GB per rank "
+        f"beside {_gigabytes(weights + memory.gradients)}, {who} {_gigabytes(limit)}"
+    )
+
+
+def _gigabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.0f}" if num_bytes >= 10e9 else f"{num_bytes / 1e9:.1f}"
+
+
+def _require_precision(run: RunConfig, hardware: Hardware) -> None:
+    precision = run.training.precision
+    if precision not in hardware.flops:
+        has = listed(f'"{name}"' for name in hardware.flops if name != "tf32")
+        raise ConfigError(f"`training.precision` must be one that {hardware.name} has ({has}), but is {precision!r}.")
+
+
+def _require_batch(run: RunConfig, num_ranks: int, most_tensor: int) -> None:
+    batch, least_data = run.training.batch_size, num_ranks // most_tensor
+    if batch < least_data:
+        raise LayoutError(
+            f"`training.batch_size` must be at least the {least_data} data ranks that {num_ranks} GPUs make with at "
+            f"most {most_tensor} tensor ranks, but is {batch}. Raise it, or take at most {batch * most_tensor} GPUs."
+        )
+    if all(batch % data for data in divisors(num_ranks) if not _reason_against_tensor(run.model, num_ranks // data)):
+        raise LayoutError(
+            f"`training.batch_size` must be a multiple of the data ranks of some layout on {num_ranks} GPUs, but is "
+            f"{batch}. Try {-(-batch // least_data) * least_data}."
+        )
+
+
+def _kind(candidate: Candidate) -> tuple[int, str]:
+    return candidate.layout.tensor, candidate.layout.sharding

@@ -1,0 +1,248 @@
+"""The paper's scaling study and NVIDIA's H100 table, beside what the planner says: one report, as Markdown and as HTML.
+
+Every set of figures has one calibration, which is told, and nothing else is fitted.
+"""
+
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from textwrap import fill
+from typing import NamedTuple
+
+from crosscut.config import PRESETS, ModelConfig
+from crosscut.planner.compute import flops_per_step
+from crosscut.planner.hardware import KNOWN_HARDWARE
+from crosscut.planner.memory import forecast_memory
+from crosscut.planner.parameters import count_parameters
+from crosscut.planner.published import (
+    EPOCH_STEPS,
+    MEGATRON_CALIBRATION,
+    MEGATRON_ROWS,
+    PAPER_EPOCHS,
+    PAPER_FLOPS_PER_SECOND,
+    PAPER_HEADLINE,
+    PAPER_HEADS,
+    PAPER_SCALING,
+    PAPER_SPEED_UPS,
+    PAPER_WEAK_SCALING,
+    megatron_attained,
+    megatron_errors,
+    megatron_flops_per_second,
+    paper_epoch_days,
+    paper_run,
+    paper_scaling,
+    paper_seconds,
+    paper_speed_up,
+)
+
+_DAY = 86_400
+_COLUMNS = 120
+_MARK = "<!-- Written by `crosscut study scaling`; in docs/ by `python docs/generate.py`. -->"
+_H100_PEAK = KNOWN_HARDWARE["h100-sxm"].flops["bfloat16"]
+_V100 = KNOWN_HARDWARE["v100-32gb-dgx2h"]
+WITHIN = 0.05
+"""Of the peak, or of linear scaling: what counts as met."""
+
+
+class Section(NamedTuple):
+    """A table with words before it; the first two figures of a row that has `bars` are drawn."""
+
+    title: str
+    words: str
+    header: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    bars: Sequence[tuple[str, float, float]] = ()
+    """Name, published, ours."""
+
+
+def scaling_study() -> list[Section]:
+    """All sections of the report, computed now."""
+    return [_models(), _weak_scaling(), _three_meanings(), _heads(), _speed_ups(), _epochs(), _megatron(), _choices()]
+
+
+def to_markdown(sections: Sequence[Section]) -> str:
+    """The report for a repository."""
+    parts = [f"{_MARK}\n\n# {_TITLE}\n\n{fill(_WORDS, _COLUMNS)}\n"]
+    for section in sections:
+        lines = [f"| {' | '.join(row)} |" for row in (section.header, *section.rows)]
+        lines.insert(1, "|" + "---|" * len(section.header))
+        parts.append("\n".join([f"## {section.title}\n", f"{fill(section.words, _COLUMNS)}\n", *lines, ""]))
+    return "\n".join(parts)
+
+
+def to_html(sections: Sequence[Section]) -> str:
+    """The report for a browser, with the published figures and ours drawn beside each other; it loads nothing."""
+    style = (files("crosscut.planner") / "page" / "plan.css").read_text(encoding="utf-8")
+    body = "\n".join(_section_html(section) for section in sections)
+    return (
+        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{_TITLE}</title>\n'
+        f"<style>{style}</style>\n<header><h1>{_TITLE}</h1><p>{escape(_WORDS.replace('`', ''))}</p></header>\n"
+        f'<main class="report">\n{body}\n</main>\n</html>\n'
+    )
+
+
+_TITLE = "Published scaling beside the planner's"
+_WORDS = (
+    "What `crosscut.planner` says of step times that others measured and published. The V100's products are "
+    "calibrated by the paper's one GPU (39 TFLOP/s of the 1.2B model), the H100's by one row of Megatron-Core's table; "
+    "nothing else is fitted. `crosscut study scaling` writes this report."
+)
+
+
+def _models() -> Section:
+    rows = []
+    for preset, published in PAPER_SCALING.items():
+        billions = count_parameters(ModelConfig(**PRESETS[preset])) / 1e9
+        rows.append((preset, f"{billions:.2f}", str(published), str(_smallest_tensor(preset))))
+    words = (
+        "Parameters, and the fewest tensor ranks with which the paper's training (8 sequences at once, whole layers "
+        "recomputed) fits into 32 GB; memory is that of Crosscut, whose gradients are float32."
+    )
+    return Section("Table 1: the models", words, ("model", "billions", "tensor ranks", "ours"), rows)
+
+
+def _smallest_tensor(preset: str) -> int:
+    return next(t for t in (1, 2, 4, 8, 16) if forecast_memory(paper_run(preset, t)).total <= _V100.memory)
+
+
+def _weak_scaling() -> Section:
+    rows, bars = [], []
+    for data in (1, 64):
+        for preset, tensor in PAPER_SCALING.items():
+            run = paper_run(preset, tensor, data)
+            ours, published = paper_scaling(run), PAPER_WEAK_SCALING.get((tensor, data))
+            told = ("", "") if published is None else (_percent(published), _points(ours - published))
+            rows.append((preset, f"{tensor} x {data}", told[0], _percent(ours), told[1]))
+            if published is not None:
+                bars.append((f"{tensor * data} GPUs", published, ours))
+    words = "Of linear scaling from one GPU, by FLOP/s; the text of section 5.1.1 gives the two figures that are named."
+    return Section(
+        "Figure 6: weak scaling", words, ("model", "tensor x data", "paper", "ours", "difference"), rows, bars
+    )
+
+
+def _three_meanings() -> Section:
+    linear = 512 * PAPER_FLOPS_PER_SECOND
+    run = paper_run("megatron-8.3b-24-heads", 8, 64)
+    days = PAPER_EPOCHS["megatron-8.3b-24-heads", 8]
+    over_epoch = EPOCH_STEPS * flops_per_step(run, recompute=True) / (days * _DAY)
+    rows = [
+        ("76%", "15.1 PFLOP/s, the most of the 512 GPUs, of 512 times 39 TFLOP/s", _percent(PAPER_HEADLINE / linear)),
+        ("77%", "the 8.3B model over 8 tensor ranks, no data parallelism (Figure 6a)", _percent(0.77)),
+        ("74%", "the 8.3B model of 32 heads over 8 x 64 GPUs (Figure 6b)", _percent(0.74)),
+        ("(none)", "the 8.3B model of 24 heads over a whole epoch (Table 4)", _percent(over_epoch / linear)),
+    ]
+    words = "The paper calls three different things its scaling. A fourth follows from its Table 4."
+    return Section("What 76, 77 and 74% are", words, ("paper", "what it is", "by its own figures"), rows)
+
+
+def _heads() -> Section:
+    ours = {heads: paper_scaling(paper_run("megatron-8.3b", 8, num_heads=heads)) for heads in PAPER_HEADS}
+    rows = [
+        (f"{heads}", _percent(published), _percent(ours[heads]), _points(ours[heads] - published))
+        for heads, published in PAPER_HEADS.items()
+    ]
+    drawn = [(f"{heads} heads", published, ours[heads]) for heads, published in PAPER_HEADS.items()]
+    words = "The 8.3B model over 8 tensor ranks: scores take memory in proportion to the heads."
+    return Section("Table 2: attention heads", words, ("heads", "paper", "ours", "difference"), rows, drawn)
+
+
+def _speed_ups() -> Section:
+    one = flops_per_step(paper_run("megatron-1.2b", 1), recompute=True) / PAPER_FLOPS_PER_SECOND
+    rows, bars = [], []
+    for tensor, published in PAPER_SPEED_UPS.items():
+        ours, seconds = paper_speed_up(tensor), paper_seconds(paper_run("megatron-1.2b", tensor))
+        missing = f"{one / published - seconds:.2f} s"
+        rows.append((f"{tensor}", f"{published:.2f}", f"{ours:.2f}", _percent_more(ours / published - 1), missing))
+        bars.append((f"{tensor} GPUs", published, ours))
+    words = "The 1.2B model, 8 sequences a step whatever the ranks."
+    header = ("tensor ranks", "paper", "ours", "difference", "missing a step")
+    return Section("Table 3: strong scaling", words, header, rows, bars)
+
+
+def _epochs() -> Section:
+    rows, bars = [], []
+    for (preset, tensor), published in PAPER_EPOCHS.items():
+        ours = paper_epoch_days(preset, tensor)
+        missing = f"{(published - ours) * _DAY / EPOCH_STEPS:.2f} s"
+        rows.append((preset, f"{published:.2f}", f"{ours:.2f}", _percent_more(ours / published - 1), missing))
+        bars.append((preset, published, ours))
+    words = (
+        f"Days for {EPOCH_STEPS:,} steps of 512 sequences. As in Table 3, seconds are missing, and not fewer where a "
+        "rank computes less, so that they follow neither FLOPs nor bytes. The forecast has no loader, no validation, "
+        "no checkpoints and a host that is never too slow; the paper's figures are of the whole training."
+    )
+    return Section("Table 4: an epoch", words, ("model", "paper", "ours", "difference", "missing a step"), rows, bars)
+
+
+def _megatron() -> Section:
+    errors = megatron_errors(MEGATRON_CALIBRATION)
+    rows, bars = [], []
+    for row in MEGATRON_ROWS:
+        published, ours = row.teraflops * 1e12 / _H100_PEAK, megatron_flops_per_second(row) / _H100_PEAK
+        note = " (calibration)" if row is MEGATRON_CALIBRATION else ""
+        layout = f"{row.tensor} x {row.stages} x 48"
+        rows.append((f"{row.name}{note}", layout, _percent(published), _percent(ours), _points(errors[row.name])))
+        bars.append((row.name, published, ours))
+    met = sum(abs(error) <= WITHIN for error in errors.values())
+    words = (
+        f"Utilisation of the dense peak, tensor x pipeline x data ranks. {met} of {len(errors)} are within 5 points, "
+        "the calibration among them. Micro-batches and the parts of a stage's layers are not published: the fastest of "
+        "1, 2 and 4 sequences at once is taken, and the smallest bubble that the layers allow."
+    )
+    return Section("Megatron-Core on H100", words, ("model", "layout", "published", "ours", "difference"), rows, bars)
+
+
+def _choices() -> Section:
+    rows = []
+    for row in MEGATRON_ROWS:
+        errors = megatron_errors(row).values()
+        met = sum(abs(error) <= WITHIN for error in errors)
+        worst = max(errors, key=abs)
+        rows.append((row.name, _percent(megatron_attained(row)), f"{met} of {len(errors)}", _points(worst)))
+    words = "What the choice of the one calibrated row does: what products then attain, and what follows for all rows."
+    header = ("calibrated by", "products attain", "within 5 points", "worst")
+    return Section("Had another row been the calibration", words, header, rows)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}%"
+
+
+def _percent_more(share: float) -> str:
+    return f"{100 * share:+.0f}%"
+
+
+def _points(share: float) -> str:
+    return f"{round(100 * share, 1) + 0.0:+.1f} points"
+
+
+def _section_html(section: Section) -> str:
+    rows = "\n".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in section.rows)
+    header = "".join(f"<th>{escape(name)}</th>" for name in section.header)
+    return (
+        f"<section><h2>{escape(section.title)}</h2><p>{escape(section.words)}</p>{_bars(section)}"
+        f"<table><thead><tr>{header}</tr></thead><tbody>{rows}</tbody></table></section>"
+    )
+
+
+def _bars(section: Section) -> str:
+    """Two bars a row: the published figure above, ours below it."""
+    if not section.bars:
+        return ""
+    left, width, height = 190, 720, 30
+    scale = (width - left - 70) / max(max(published, ours) for _, published, ours in section.bars)
+    drawn = []
+    for index, (name, published, ours) in enumerate(section.bars):
+        y = index * height + 4
+        drawn.append(f'<text x="0" y="{y + 14}">{escape(name)}</text>')
+        for offset, value, color in ((0, published, "var(--c4)"), (10, ours, "var(--c0)")):
+            size = f'width="{value * scale:.1f}" height="9"'
+            drawn.append(f'<rect x="{left}" y="{y + offset}" {size} fill="{color}"/>')
+    legend = (
+        '<div class="legend"><span><i style="background:var(--c4)"></i>published</span>'
+        '<span><i style="background:var(--c0)"></i>ours</span></div>'
+    )
+    view = f'viewBox="0 0 {width} {len(section.bars) * height + 4}"'
+    return f'<svg {view} role="img" aria-label="{escape(section.title)}">{"".join(drawn)}</svg>{legend}'

@@ -1,0 +1,202 @@
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from crosscut.cli.main import commands
+from crosscut.config import ConfigError, load_run
+from crosscut.planner import count_parameters
+from tests.cli.conftest import TINY, run_python
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAPER = ("plan", "--model", "8.3B", "--gpus", "512", "--gpu", "v100-32gb-dgx2h")
+
+
+def run(*arguments: str) -> str:
+    """What a command prints, in this process; a user's mistake is raised."""
+    result = CliRunner().invoke(commands, arguments, catch_exceptions=False)
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def message(*arguments: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        CliRunner().invoke(commands, arguments, catch_exceptions=False)
+    return str(error.value)
+
+
+def test_the_table_is_readable_at_a_hundred_columns() -> None:
+    text = run(*PAPER, "--tokens", "157B", "--price", "2.5", "--top", "12")
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "…" not in text
+    assert lines[0].startswith("8.31 billion parameters on 512 x V100 SXM3 32 GB (DGX-2H); ")
+    assert sum(" x " in line and "%" in line for line in lines) == 12
+    assert "  tensor 1 x data 512: weights and optimizer need 100 GB per rank, the GPU holds 32" in lines
+
+
+def test_what_keeps_layers_from_being_compiled_is_told() -> None:
+    told = "Its layers are not compiled: dropout (`model.dropout` 0.1) under tensor parallelism"
+    assert told in run(*PAPER)
+    assert "not compiled" not in run(*PAPER, "model.dropout=0.0")
+
+
+def test_it_takes_half_a_second_and_imports_neither_torch_nor_numpy() -> None:
+    arguments = ("-X", "importtime", "-m", "crosscut", *PAPER)
+    done = run_python(*arguments)
+    assert done.returncode == 0
+    loaded = {line.split("|")[-1].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
+    assert "rich" in loaded
+    assert not loaded & {"torch", "numpy", "matplotlib", "tokenizers", "tomli_w"}
+
+
+def test_json_has_every_account() -> None:
+    facts = json.loads(run(*PAPER, "--json", "--top", "2", "--tokens", "1e12", "--price", "2"))
+    assert facts["gpus"] == 512
+    assert len(facts["plans"]) == 2 < facts["fitting"]
+    best = facts["plans"][0]
+    assert best["tensor"] * best["data"] * best["pipeline"] == 512
+    memory = {name: held for name, held in best["memory"].items() if name not in ("total", "instant")}
+    assert sum(memory.values()) == best["memory"]["total"] < 32e9
+    seconds = best["seconds"]
+    parts = [seconds[name] for name in ("products", "attention", "passes", "optimizer", "exposed", "bubble")]
+    assert sum(parts) == pytest.approx(seconds["total"]) == pytest.approx(seconds["compute"] + seconds["exposed"])
+    assert {entry["link"] for entry in best["traffic"]} == {"node", "network"}
+    assert best["budget"]["days"] == pytest.approx(1e12 / best["tokens_per_day"])
+    assert best["budget"]["money"] == pytest.approx(best["budget"]["days"] * 24 * 512 * 2)
+    assert all(rejected["reason"] for rejected in facts["rejected"])
+
+
+def test_the_best_layout_is_a_run_that_train_reads(tmp_path: Path) -> None:
+    path = tmp_path / "best.toml"
+    facts = json.loads(run(*PAPER, "--write", str(path), "--json", "--tokens", "157B"))
+    best, written = facts["plans"][0], load_run(path)
+    assert (written.layout.tensor, written.layout.data) == (best["tensor"], best["data"])
+    assert written.layout.sharding == best["sharding"]
+    assert written.training.recompute == best["recompute"]
+    assert written.micro_batch_size == best["micro_batch_size"]
+    assert written.training.steps == round(157e9 / (512 * 1024))
+    assert count_parameters(written.model) == facts["model"]["parameters"]
+
+
+def test_a_runs_file_is_planned_with_what_it_says(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[model]\npreset = "gpt2-small"\n[layout]\ndata = 4\n[training]\nbatch_size = 32\n')
+    facts = json.loads(run("plan", str(path), "training.precision=bfloat16", "--gpu", "h100-sxm", "--json"))
+    assert (facts["gpus"], facts["batch_size"], facts["precision"]) == (4, 32, "bfloat16")
+
+
+def test_the_page_is_written_also_where_nothing_fits(tmp_path: Path) -> None:
+    path = tmp_path / "plan.html"
+    text = run("plan", "--model", "1.2B", "--gpu", "v100-16gb", "training.batch_size=8", "--html", str(path))
+    assert "0 layouts fit, " in text
+    assert '"points":[]' in path.read_text()
+
+
+def test_the_study_is_written(tmp_path: Path) -> None:
+    run("study", "scaling", "--output", str(tmp_path / "report"))
+    assert (tmp_path / "report" / "scaling.md").read_text() == (DOCS / "scaling.md").read_text()
+    assert "<svg" in (tmp_path / "report" / "scaling.html").read_text()
+
+
+def test_a_preset_is_found_by_the_end_of_its_name() -> None:
+    for name, parameters in (("1.2b", 1.2), ("megatron-2.5b", 2.5), ("xl", 1.6), ("llama3-8b", 8.0)):
+        facts = json.loads(run("plan", "--model", name, "--gpus", "8", "--gpu", "b200-sxm", "--json", "--top", "1"))
+        assert round(facts["model"]["parameters"] / 1e9, 1) == parameters
+
+
+MISTAKES = [
+    (("--gpus", "0"), "`--gpus` must be at least 1, but is 0."),
+    (
+        ("--gpu", "v100"),
+        "`--gpu` must name a known device or a .toml file of one, but is `v100`. The nearest is `v100-32gb`.",
+    ),
+    (("--model", "8.4B"), "`--model` must name a preset, but is `8.4B`. The nearest is `megatron-8.3b`."),
+    (
+        ("--price", "2"),
+        "`--price` must come with `--tokens`, since it is for so many, but is 2 without.",
+    ),
+    (
+        ("--gpu", "laptop"),
+        (
+            "`--gpus` must be at most the 8 of one node of a laptop's processor, for which no network is known, but is "
+            "512. Take fewer, or add a section [network] to a file of it."
+        ),
+    ),
+    (("--tokens", "many"), "`--tokens` must be a number above 0 such as 300B or 1.5T, but is `many`."),
+    (("--tokens", "0"), "`--tokens` must be a number above 0 such as 300B or 1.5T, but is `0`."),
+    (
+        ("training.batch_size=8",),
+        (
+            "`training.batch_size` must be at least the 16 data ranks that 512 GPUs make with at most 32 tensor ranks, "
+            "but is 8. Raise it, or take at most 256 GPUs."
+        ),
+    ),
+    (
+        ("training.precison=float32",),
+        (
+            "`training.precison` must be a key of `training`, but there is none of that name. The nearest is "
+            "`training.precision`."
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("more", "expected"), MISTAKES)
+def test_nonsense_is_told(more: tuple[str, ...], expected: str) -> None:
+    assert message(*PAPER, *more) == expected
+
+
+def test_heads_that_no_tensor_size_divides_are_told() -> None:
+    assert message(
+        "plan",
+        "--model",
+        "gpt2-xl",
+        "--gpus",
+        "8",
+        "--gpu",
+        "v100-16gb",
+        "model.num_heads=29",
+        "model.hidden_size=8700",
+    ) == (
+        "`model.num_heads` must have a divisor in common with `--gpus` (8) where the model does not fit on one GPU, "
+        "but is 29. Try 29 GPUs."
+    )
+
+
+def test_what_is_missing_is_told() -> None:
+    assert message("plan", "--model", "8.3B").startswith(
+        "`--gpu` must name the device to plan for, but is missing. Known are `a100-40gb`, "
+    )
+    neither = "There must be a model to plan, either RUN.toml or `--model`, but neither is given."
+    assert message("plan", "--gpu", "h100-sxm") == neither
+    assert message("plan", "run.toml", "--model", "8.3B", "--gpu", "h100-sxm") == neither.replace(
+        "neither is", "both are"
+    )
+    assert message("plan", "--calibrate", "here.txt") == (
+        "`--calibrate` must name a .toml file to write, but is `here.txt`."
+    )
+
+
+def test_nothing_to_write_is_told() -> None:
+    assert message("plan", "--model", "8.3B", "--gpu", "v100-16gb", "--write", "best.toml") == (
+        "`--write` must have a layout that fits, but none does: weights and optimizer need 100 GB per rank, the GPU "
+        "holds 16."
+    )
+
+
+@pytest.mark.slow
+def test_the_best_layout_trains(tmp_path: Path, book: Path) -> None:
+    """On two processes of this machine."""
+    path, folder = tmp_path / "best.toml", tmp_path / "run"
+    asked = tmp_path / "run.toml"
+    asked.write_text("[model]\nnum_layers = 2\nhidden_size = 32\nnum_heads = 4\nvocab_size = 300\n")
+    overrides = [setting for setting in TINY if not setting.startswith(("model.num", "model.hidden"))]
+    where = [f"data.text={book}", f"output.folder={folder}"]
+    run("plan", str(asked), *overrides, *where, "--gpus", "2", "--gpu", "laptop", "--write", str(path))
+    done = run_python("-m", "crosscut", "train", str(path))
+    assert done.returncode == 0, done.stderr
+    assert load_run(folder / "config.toml").layout == load_run(path).layout

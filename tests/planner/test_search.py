@@ -1,0 +1,158 @@
+import time
+
+import pytest
+
+from crosscut.config import ConfigError, RunConfig, load_run
+from crosscut.config.checks import divisors
+from crosscut.planner import flops_per_step
+from crosscut.planner.hardware import KNOWN_HARDWARE
+from crosscut.planner.search import Plans, search_layouts
+
+DGX, H100, LAPTOP = (KNOWN_HARDWARE[key] for key in ("v100-32gb-dgx2h", "h100-sxm", "laptop"))
+
+
+def run_of(
+    preset: str = "megatron-8.3b", *, batch: int = 512, precision: str = "float16", **model: object
+) -> RunConfig:
+    training = {"precision": precision, "batch_size": batch}
+    return load_run({"model": {"preset": preset, **model}, "training": training})
+
+
+@pytest.fixture(scope="module")
+def paper() -> Plans:
+    """The paper's model on its GPUs."""
+    return search_layouts(run_of(), DGX, 512)
+
+
+def test_the_fastest_comes_first_and_all_fit(paper: Plans) -> None:
+    times = [plan.time.total for plan in paper.fitting]
+    assert times == sorted(times)
+    assert len(times) > 100
+    assert all(plan.memory.total <= 32e9 for plan in paper.fitting)
+    assert all(plan.candidate.layout.world_size == 512 for plan in paper.fitting)
+
+
+def test_every_setting_is_looked_at(paper: Plans) -> None:
+    seen = [entry.candidate for entry in (*paper.fitting, *paper.rejected)]
+    tensors = {candidate.layout.tensor for candidate in seen}
+    assert tensors == set(divisors(512))
+    possible = [candidate for candidate in seen if candidate.layout.tensor == 8]
+    settings = {
+        (
+            candidate.layout.sequence_parallel,
+            candidate.layout.sharding,
+            candidate.layout.shard_group,
+            candidate.training.recompute,
+            candidate.training.recompute_every,
+            candidate.micro_batch_size,
+        )
+        for candidate in possible
+    }
+    assert len(settings) == len(possible) == 2 * 5 * 4 * 4  # of sharding: none, two kinds in groups of all or of a node
+
+
+def test_a_chosen_layout_is_a_run_that_can_be(paper: Plans) -> None:
+    for plan in paper.fitting:
+        run = plan.run(paper.asked)
+        assert run.layout == plan.candidate.layout
+        assert run.micro_batch_size == plan.candidate.micro_batch_size
+        assert run.training.device == "auto"
+        assert run.optimizer == paper.asked.optimizer
+
+
+def test_rates_are_of_the_same_step(paper: Plans) -> None:
+    best = paper.fitting[0]
+    assert best.flops_per_second * 512 * best.time.total == pytest.approx(flops_per_step(paper.asked))
+    assert best.utilisation == best.flops_per_second / 130e12
+    assert best.tokens_per_day == pytest.approx(512 * 1024 * 86400 / best.time.total)
+
+
+def test_what_does_not_fit_is_told_with_its_reason(paper: Plans) -> None:
+    reasons = {rejected.label: rejected.reason for rejected in paper.leanest}
+    assert reasons["tensor 1 x data 512"] == "weights and optimizer need 100 GB per rank, the GPU holds 32"
+    assert reasons["tensor 4 x data 128"] == ("weights, optimizer and gradients need 34 GB per rank, the GPU holds 32")
+    assert reasons["tensor 64 x data 8"] == "64 tensor ranks do not divide the 32 heads"
+    assert all(rejected.reason and not rejected.reason.endswith(".") for rejected in paper.rejected)
+
+
+def test_a_batch_that_does_not_fit_is_told_apart_from_weights() -> None:
+    plans = search_layouts(run_of("megatron-1.2b"), DGX, 1)
+    reasons = {
+        r.candidate.micro_batch_size: r.reason for r in plans.rejected if r.candidate.training.recompute == "none"
+    }
+    assert reasons[512].startswith("activations and buffers of a micro-batch of 512 need ")
+    assert reasons[512].endswith(" GB per rank beside 17, the GPU holds 32")
+
+
+def test_the_data_ranks_must_divide_the_batch() -> None:
+    plans = search_layouts(run_of("megatron-1.2b", batch=6), DGX, 8)
+    reasons = {rejected.label: rejected.reason for rejected in plans.rejected}
+    assert reasons["tensor 1 x data 8"] == "8 data ranks do not divide the batch of 6 sequences"
+
+
+def test_ranks_on_a_laptop_share_its_memory() -> None:
+    training = {"batch_size": 8, "sequence_length": 256}
+    run = load_run({"model": {"preset": "laptop-base", "vocab_size": 8192}, "training": training})
+    one, two = (search_layouts(run, LAPTOP, num) for num in (1, 2))
+    assert one.fitting[0].time.total < two.fitting[0].time.total  # nothing is gained by sharing a processor
+    crowded = search_layouts(run_of("megatron-1.2b", precision="float32", batch=4), LAPTOP, 4)
+    assert crowded.rejected[-1].reason.endswith(", each of 4 ranks has 4.0")
+
+
+@pytest.mark.parametrize(
+    ("run", "num_ranks", "hardware", "message"),
+    [
+        (run_of(), 0, DGX, "`--gpus` must be at least 1, but is 0."),
+        (
+            run_of(batch=8),
+            512,
+            DGX,
+            (
+                "`training.batch_size` must be at least the 16 data ranks that 512 GPUs make with at most 32 tensor "
+                "ranks, but is 8. Raise it, or take at most 256 GPUs."
+            ),
+        ),
+        (
+            run_of(batch=100),
+            512,
+            DGX,
+            (
+                "`training.batch_size` must be a multiple of the data ranks of some layout on 512 GPUs, but is 100. "
+                "Try 112."
+            ),
+        ),
+        (
+            run_of("gpt2-xl", batch=512, hidden_size=6400),
+            8,
+            DGX,
+            (
+                "`model.num_heads` must have a divisor in common with `--gpus` (8) where the model does not fit on one "
+                "GPU, but is 25. Try 5 or 25 GPUs."
+            ),
+        ),
+        (
+            run_of(precision="bfloat16"),
+            8,
+            DGX,
+            (
+                '`training.precision` must be one that V100 SXM3 32 GB (DGX-2H) has ("float64", "float32" or '
+                "\"float16\"), but is 'bfloat16'."
+            ),
+        ),
+    ],
+)
+def test_nonsense_is_told(run: RunConfig, num_ranks: int, hardware, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        search_layouts(run, hardware, num_ranks)
+    assert str(error.value) == message
+
+
+def test_ten_thousand_layouts_take_less_than_five_seconds() -> None:
+    """By processor time, so that others on the machine do not count; hundreds here stand for thousands."""
+    run = run_of(batch=4096, precision="bfloat16")
+    start = time.process_time()
+    plans = search_layouts(run, H100, 1024)
+    seconds = time.process_time() - start
+    looked_at = len(plans.fitting) + len(plans.rejected)
+    assert looked_at > 500
+    assert seconds * 10_000 / looked_at < 5

@@ -1,0 +1,120 @@
+from dataclasses import replace
+
+import pytest
+
+from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig
+from crosscut.planner import flops_per_step, recomputed_flops_per_step
+from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
+from crosscut.planner.passes import layer_passes, optimizer_bytes
+from crosscut.planner.program import crosscut_program
+from crosscut.planner.time import bubble_share, model_flops_per_second, step_time
+
+H100 = KNOWN_HARDWARE["h100-sxm"]
+
+
+def run_of(layout: Layout | None = None, **training: object) -> RunConfig:
+    model = ModelConfig(**{**PRESETS["megatron-1.2b"], "dropout": 0.0})
+    settings = {"batch_size": 8, "precision": "bfloat16", "device": "cuda", **training}
+    return RunConfig(model=model, layout=layout or Layout(), training=TrainingConfig(**settings))  # type: ignore[arg-type]
+
+
+def test_a_step_is_the_sum_of_its_parts() -> None:
+    time = step_time(run_of(Layout(tensor=2)), H100)
+    parts = time.products + time.attention + time.passes + time.optimizer
+    assert time.compute == parts
+    assert time.total == parts + time.exposed + time.bubble
+    assert time.bubble == 0.0
+
+
+def without_limits() -> Hardware:
+    """All at the peak, the attention kernel at half of it, memory at once."""
+    rates = {"products_attained": 1.0, "attention_attained": 0.5, "memory_bandwidth": 1e30}
+    return replace(H100, **rates, multiprocessors=0, start=0.0)
+
+
+def test_without_anything_but_products_it_is_their_flops() -> None:
+    ideal = without_limits()
+    run = replace(run_of(), model=replace(run_of().model, vocab_size=128 * 400))  # no padding
+    time = step_time(run, ideal)
+    core = 3 * run.model.num_layers * 4 * 8 * 1024**2 * run.model.query_size
+    assert time.products == pytest.approx((flops_per_step(run) - core) / 989e12)
+    assert time.attention == pytest.approx(core / 3 * 3.5 / 989e12)  # half the square at half the rate; backward 2.5
+    assert time.passes + time.optimizer == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_recomputation_takes_the_time_of_what_it_repeats(compiled: bool) -> None:
+    ideal = without_limits()
+    plain, full = run_of(), run_of(recompute="full")
+    program = crosscut_program(plain, ideal)._replace(compiled=compiled, repeats_last=compiled)
+    more = step_time(full, ideal, program=program).total - step_time(plain, ideal, program=program).total
+    assert more == pytest.approx(recomputed_flops_per_step(full, compiled=compiled) / 989e12)
+
+
+def test_every_second_layer_repeats_half() -> None:
+    none, half, full = (
+        step_time(run_of(recompute=mode, recompute_every=every), H100).total
+        for mode, every in (("none", 1), ("full", 2), ("full", 1))
+    )
+    assert half - none == pytest.approx((full - none) / 2)
+
+
+def test_a_residual_stream_is_read_and_written_as_the_table_says() -> None:
+    run = run_of()
+    stream, inner = 8 * 1024 * 1536 * 2, 8 * 1024 * 4 * 1536 * 2
+    compiled = layer_passes(run, crosscut_program(run, H100))
+    assert (compiled.forward, compiled.backward) == (2 * 5 * stream + 2 * inner, 2 * 5 * stream + 4 * inner)
+    eager = layer_passes(run, crosscut_program(run, H100)._replace(compiled=False))
+    assert (eager.forward, eager.backward) == (2 * 7 * stream + 2 * inner, 2 * 9 * stream + 4 * inner)
+
+
+def test_cheap_operators_are_norms_and_gelu() -> None:
+    plain, cheap = (step_time(run_of(recompute=mode), H100) for mode in ("none", "operators"))
+    num_bytes = 40 * (4 * 8 * 1024 * 1536 * 2 + 2 * 8 * 1024 * 4 * 1536 * 2)
+    assert cheap.passes - plain.passes == pytest.approx(num_bytes / (3350e9 * 0.85))
+    assert cheap.products == plain.products
+
+
+def test_dropout_adds_its_mask_and_under_tensor_parallelism_takes_the_compiler() -> None:
+    run = replace(run_of(Layout(tensor=2)), model=replace(run_of().model, dropout=0.1))
+    assert not crosscut_program(run, H100).compiled
+    assert crosscut_program(run_of(Layout(tensor=2)), H100).compiled
+    assert step_time(run, H100).passes > 1.5 * step_time(run_of(Layout(tensor=2)), H100).passes
+
+
+def test_sharding_divides_the_optimizers_work() -> None:
+    whole, shared = run_of(Layout(data=8)), run_of(Layout(data=8, sharding="zero2"))
+    program = crosscut_program(whole, H100)
+    assert optimizer_bytes(whole, program) == pytest.approx(8 * 56 / 40 * optimizer_bytes(shared, program))
+
+
+def test_a_split_sequence_divides_norms_and_residuals() -> None:
+    whole, split = (step_time(run_of(Layout(tensor=8, sequence_parallel=s)), H100) for s in (False, True))
+    assert split.passes < whole.passes
+    assert split.products == whole.products
+
+
+def test_accumulation_repeats_the_micro_batch_and_not_the_optimizer() -> None:
+    one, four = step_time(run_of(micro_batch_size=8), H100), step_time(run_of(micro_batch_size=2), H100)
+    assert four.optimizer == one.optimizer
+    assert four.products == pytest.approx(one.products, rel=0.15)
+    assert four.passes > one.passes
+
+
+def test_moments_come_from_host_memory() -> None:
+    stays, comes = (step_time(run_of(offload=offload), H100).optimizer for offload in ((), ("optimizer",)))
+    assert comes - stays == pytest.approx(8 * 1_209_661_440 / 64e9, rel=0.1)
+
+
+@pytest.mark.parametrize("hardware", [h for h in KNOWN_HARDWARE.values() if h.device == "cuda"], ids=lambda h: h.key)
+def test_no_device_is_faster_than_its_peak(hardware: Hardware) -> None:
+    precision = "bfloat16" if "bfloat16" in hardware.flops else "float16"
+    run = run_of(precision=precision)
+    rate = model_flops_per_second(run, step_time(run, hardware).total)
+    assert 0.1 < rate / hardware.flops[precision] < hardware.products_attained
+
+
+def test_the_bubble_is_narayanans() -> None:
+    assert bubble_share(1, 64) == 0.0
+    assert bubble_share(8, 64) == 7 / 64
+    assert bubble_share(8, 64, chunks=4) == 7 / 256
