@@ -120,7 +120,7 @@ def find_duplicates(folder: Path) -> None:
         for record in read_records(work, before):
             digests.learn(work / before, record)
     seconds = {}
-    with start_engine(config.engine) as engine, ProgressBar(shown=False) as bar:
+    with start_engine(config.engine, work) as engine, ProgressBar(shown=False) as bar:
         for stage in duplicate_stages(config, (), cleaned=True):
             if stage.name != PLANTED:
                 start = time.perf_counter()

@@ -48,6 +48,11 @@ DROPS = pa.schema([("row", pa.uint32()), ("rule", pa.string()), ("detail", pa.st
 Rows = npt.NDArray[np.uint32]
 
 
+def count_bytes(text: str) -> int:
+    """Length of a text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8"))
+
+
 class Document(NamedTuple):
     """One document of a part."""
 
@@ -72,7 +77,7 @@ class Document(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Length of the text in UTF-8."""
-        return len(self.text) if self.text.isascii() else len(self.text.encode("utf-8"))
+        return count_bytes(self.text)
 
 
 class Drop(NamedTuple):

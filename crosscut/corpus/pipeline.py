@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -31,8 +32,9 @@ from crosscut.corpus.ingest import IngestStage, check_rejects
 from crosscut.corpus.language import LanguageFilter
 from crosscut.corpus.leakage.stages import leakage_stages
 from crosscut.corpus.length import LengthFilter
+from crosscut.corpus.line import WORK_FOLDER, Line, forget
 from crosscut.corpus.occurrences import first_stages
-from crosscut.corpus.packing import PackingStage, publish
+from crosscut.corpus.packing import PackingStage, TooFewDocuments, check_replaceable, publish
 from crosscut.corpus.parts import PartStage, files_of, find_parts
 from crosscut.corpus.repair import repair
 from crosscut.corpus.running import StageResult, run_stage
@@ -45,9 +47,6 @@ from crosscut.data.manifest import TOKENIZER_NAME
 from crosscut.data.progress import ProgressBar
 
 Paths = tuple[Path, ...]
-
-WORK_FOLDER = "work"
-"""The stages' files, in a corpus's folder."""
 
 TOKENIZER = "tokenizer"
 """Name of the stage that copies or trains it."""
@@ -71,25 +70,60 @@ def prepare_corpus(config: CorpusConfig, *, progress: bool = True) -> CorpusResu
     """Bring a corpus up to date: what is done already stays, the rest is done.
 
     Raises `DataError` for sources that cannot be read, lists, tokenizers and test sets that are not there, too many
-    rejects, a disk that is full, and a folder that another process is preparing.
+    rejects, a disk that is full, and a folder that another process is preparing. Where too few documents are left to be
+    packed, the report tells why the others went.
     """
-    folder, work = Path(config.folder), Path(config.folder) / WORK_FOLDER
-    stages = stages_of(config)
+    folder = Path(config.folder)
+    line = _line_of(config)
     results: list[StageResult] = []
-    with _alone_in(folder):
-        write_toml(config, folder / CONFIG_FILE)
-        with start_engine(config.engine) as engine, ProgressBar(shown=progress) as bar:
-            digests = Digests()
-            for stage in stages:
-                results.append(run_stage(stage, work, engine=engine, digests=digests, bar=bar))
-                if stage.name == INGEST:
-                    check_rejects(read_records(work, INGEST), config)
-        publish(work, folder / TOKENS_FOLDER)
-        report, timings = build_report(results, config, work), measure_timings(results, config)
-        write_whole(folder / REPORT_FILE, json.dumps(report, indent=1) + "\n")
-        write_whole(folder / TIMINGS_FILE, json.dumps(timings, indent=1) + "\n")
-        write_page(report, timings, folder / PAGE_FILE)
+    with _alone_in(folder), _writing(folder):
+        check_replaceable(folder / TOKENS_FOLDER)
+        _begin(line)
+        try:
+            with start_engine(config.engine, line.work) as engine, ProgressBar(shown=progress) as bar:
+                digests = Digests()
+                for stage in line.stages:
+                    results.append(run_stage(stage, line.work, engine=engine, digests=digests, bar=bar))
+                    if stage.name == INGEST:
+                        check_rejects(read_records(line.work, INGEST), config)
+            publish(line.work, folder / TOKENS_FOLDER)
+        except TooFewDocuments:
+            _report(config, line, results)
+            raise
+        report = _report(config, line, results)
+        Line(line.filters, line.cleaned).write(line.work)
     return CorpusResult(config, report, tuple(results))
+
+
+def _begin(line: _Line) -> None:
+    """Take away what a run with other stages has left: whoever reads the folder would take it for this one's."""
+    names = {stage.name for stage in line.stages}
+    line.work.mkdir(exist_ok=True)
+    forget(line.work)
+    for path in line.work.iterdir():
+        if path.is_dir() and path.name not in names:
+            shutil.rmtree(path)
+
+
+def _report(config: CorpusConfig, line: _Line, results: Sequence[StageResult]) -> dict[str, Any]:
+    folder = Path(config.folder)
+    report, timings = build_report(results, config, line.work), measure_timings(results, config)
+    write_toml(config, folder / CONFIG_FILE)
+    write_whole(folder / REPORT_FILE, json.dumps(report, indent=1) + "\n")
+    write_whole(folder / TIMINGS_FILE, json.dumps(timings, indent=1) + "\n")
+    write_page(report, timings, folder / PAGE_FILE)
+    return report
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"`{folder}` must take what is written to it, but does not: {error.strerror or error}. Free some space or "
+            "choose another `folder`, and start again: finished parts are kept."
+        ) from None
 
 
 def explain_document(config: CorpusConfig, document_id: str) -> str:
@@ -181,14 +215,15 @@ def _add_cleaning(line: _Line) -> None:
     cleaners = {source.name: source.cleaners for source in line.config.sources if source.cleaners}
     if not cleaning.unicode and not cleaners:
         return
-    repair("")  # finds out now whether ftfy is there
+    if cleaning.unicode:
+        repair("")  # finds out now whether ftfy is there
     line.add(
         PartStage(
             name=CLEANING,
             version=1,
             function=clean_part,
             arguments=(cleaning, cleaners),
-            settings={**asdict(cleaning), "ftfy": version("ftfy"), "cleaners": cleaners},
+            settings={**asdict(cleaning), "ftfy": version("ftfy") if cleaning.unicode else "", "cleaners": cleaners},
             filters=line.filters,
         ),
         filters=True,
@@ -220,13 +255,13 @@ def _plan_tokenizer(
     config: CorpusConfig, given: str, filters: tuple[str, ...], cleaned: bool, work: Path
 ) -> Sequence[Task]:
     parts = [] if given else [part for part, _ in find_parts(work, filters=filters, cleaned=cleaned)]
-    settings = {"given": given} if given else {"vocab_size": config.tokens.vocab_size}
+    trained = {"vocab_size": config.tokens.vocab_size, "tokenizers": version("tokenizers")}
     return [
         Task(
             name="copied" if given else "trained",
             function=partial(make_tokenizer, parts, config.tokens),
             inputs=tuple(file for part in parts for file in files_of(part)),
-            settings=settings,
+            settings={"given": given} if given else trained,
         )
     ]
 
