@@ -84,9 +84,9 @@ def test_a_candidate_is_forecast_as_its_run() -> None:
     assert forecast_memory(Candidate(run.model, run.layout, run.training)) == forecast_memory(run)
 
 
-def test_ten_thousand_layouts_are_forecast_in_seconds() -> None:
+def test_a_search_of_ten_thousand_layouts_takes_seconds() -> None:
     run = make_run()
     start = time.process_time()
-    for data in range(1, 10_001):
+    for data in range(1, 2001):
         forecast_memory(Candidate(MODEL, Layout(tensor=8, data=data), replace(run.training, batch_size=data)))
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < 1  # a fifth of the 5 s that 10,000 may take

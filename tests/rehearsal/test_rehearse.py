@@ -19,6 +19,11 @@ from tests.rehearsal.cases import LARGE, PAPER, SMALL, Case
 CPU = torch.device("cpu")
 
 
+def marks(case: Case) -> tuple[pytest.MarkDecorator, ...]:
+    """What takes longest is left to the slow tests."""
+    return (pytest.mark.slow,) if case.name in ("shared, kept", "offloaded", "long") else ()
+
+
 @cache
 def rehearsed(case: Case) -> Rehearsal:
     return rehearse(case.run, device=case.device)
@@ -31,7 +36,7 @@ def check(case: Case) -> None:
     assert all(row.planned == row.counted for row in sent), sent
 
 
-@pytest.mark.parametrize("case", SMALL, ids=[case.name for case in SMALL])
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name, marks=marks(case)) for case in SMALL])
 def test_formulas_and_dry_run_agree(case: Case) -> None:
     check(case)
 

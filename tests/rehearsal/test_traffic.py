@@ -5,13 +5,13 @@ from collections import Counter
 import pytest
 
 from crosscut.config import RunConfig
+from crosscut.config.training import RECOMPUTATIONS
 from crosscut.planner import step_traffic
 from crosscut.rehearsal import rehearse
 from tests.verification.test_combinations import ALLOWED, run_of
 
 # What is offloaded is sent to nobody.
 RUNS = [run_of(values) for values in ALLOWED if not values["offload"]]
-LARGEST = [run for run in RUNS if run.layout.world_size == 4 and run.training.recompute == "full"]
 
 
 def check(run: RunConfig) -> None:
@@ -21,12 +21,9 @@ def check(run: RunConfig) -> None:
     assert Counter(rehearse(run, device="cpu").sent) == planned, run.layout
 
 
-@pytest.mark.parametrize("run", LARGEST[::18], ids=lambda run: str(run.layout))
-def test_recorded_messages_are_the_planned_ones(run: RunConfig) -> None:
-    check(run)
-
-
 @pytest.mark.slow
-def test_recorded_messages_are_the_planned_ones_on_every_layout() -> None:
+@pytest.mark.parametrize("recompute", RECOMPUTATIONS)
+def test_recorded_messages_are_the_planned_ones(recompute: str) -> None:
     for run in RUNS:
-        check(run)
+        if run.training.recompute == recompute:
+            check(run)
