@@ -129,7 +129,7 @@ def _writing(folder: Path) -> Iterator[None]:
 def explain_document(config: CorpusConfig, document_id: str) -> str:
     """What happened to one document of a corpus that is prepared, as text. Raises `DataError` for an unknown id."""
     line = _line_of(config)
-    return explain(line.work, line.filters, document_id, against=config.duplicates.against)
+    return explain(line.work, line.filters, document_id, cleaned=line.cleaned, against=config.duplicates.against)
 
 
 def stages_of(config: CorpusConfig) -> list[Stage]:
