@@ -6,9 +6,11 @@ them says in eight bytes where a document is read.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +20,7 @@ import numpy.typing as npt
 
 from crosscut.config.errors import DataError
 from crosscut.corpus.documents import INGEST, Document, Part, Rows, read_columns
-from crosscut.corpus.line import WORK_FOLDER, Line
+from crosscut.corpus.line import LOCK_FILE, WORK_FOLDER, Line
 from crosscut.corpus.parts import find_parts
 from crosscut.corpus.stages import read_records
 
@@ -122,6 +124,29 @@ def require_line(folder: str) -> Line:
             f"first, or take it out."
         )
     return line
+
+
+@contextmanager
+def reading(earlier: tuple[str, ...]) -> Iterator[None]:
+    """Keep the earlier runs with these output folders from being started again while this one reads them.
+
+    Others may read them, too; a folder whose lock is gone or closed to this user is read without. Raises `DataError`
+    where such a run is at work.
+    """
+    with ExitStack() as locks:
+        for folder in earlier:
+            try:
+                lock = locks.enter_context((Path(folder) / LOCK_FILE).open())
+            except OSError:
+                continue
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise DataError(
+                    f"`duplicates.against` must name runs that have ended, but `{folder}` is being prepared. Wait for "
+                    f"it, or take it out."
+                ) from None
+        yield
 
 
 def _kept_parts(folder: str) -> list[Part]:

@@ -1,5 +1,6 @@
 """A corpus that adds to an earlier one, from its files to its report; both have a `web/web.jsonl`, so the same ids."""
 
+import fcntl
 import json
 import shutil
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ import pytest
 
 from crosscut.config import CorpusConfig, DataError, load_corpus
 from crosscut.corpus import explain_document, prepare_corpus
+from crosscut.corpus.collection import reading
 from crosscut.corpus.line import forget
 from crosscut.data import read_documents
 
@@ -86,6 +88,23 @@ def test_an_earlier_corpus_that_has_not_ended_well_is_refused_before_anything_is
     with pytest.raises(DataError, match=r"whose run has ended well, .*, but `.*broken` has none"):
         prepare_corpus(config, progress=False)
     assert not Path(config.folder, "work").exists()
+
+
+def test_an_earlier_corpus_is_not_prepared_and_read_at_once(old, pages, tmp_path):
+    config = describe(tmp_path / "new", pages[5:9], f"duplicates.against={[old.folder]}")
+    with Path(old.folder, ".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(DataError) as raised:
+            prepare_corpus(config, progress=False)
+    assert str(raised.value) == (
+        f"`duplicates.against` must name runs that have ended, but `{old.folder}` is being prepared. Wait for it, or "
+        f"take it out."
+    )
+    assert not Path(config.folder, "work").exists()
+    refused = pytest.raises(DataError, match=r"by one process at a time, but another one is at it or adds to it")
+    with reading((old.folder, str(tmp_path))), reading((old.folder,)), refused:  # `tmp_path` has no lock
+        prepare_corpus(old, progress=False)
+    prepare_corpus(old, progress=False)
 
 
 def test_a_corpus_does_not_add_to_itself(old):
