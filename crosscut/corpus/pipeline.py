@@ -24,6 +24,7 @@ from crosscut.corpus.audit.page import write_page
 from crosscut.corpus.audit.report import build_report, measure_timings
 from crosscut.corpus.audit.samples import AuditStage
 from crosscut.corpus.cleaning import clean_part
+from crosscut.corpus.collection import reading
 from crosscut.corpus.documents import CLEANING, INGEST
 from crosscut.corpus.duplicates import duplicate_stages
 from crosscut.corpus.engine import start_engine
@@ -32,7 +33,7 @@ from crosscut.corpus.ingest import IngestStage, check_rejects
 from crosscut.corpus.language import LanguageFilter
 from crosscut.corpus.leakage.stages import leakage_stages
 from crosscut.corpus.length import LengthFilter
-from crosscut.corpus.line import WORK_FOLDER, Line, forget
+from crosscut.corpus.line import LOCK_FILE, WORK_FOLDER, Line, forget
 from crosscut.corpus.occurrences import first_stages
 from crosscut.corpus.packing import PackingStage, TooFewDocuments, check_replaceable, publish
 from crosscut.corpus.parts import PartStage, files_of, find_parts
@@ -76,7 +77,7 @@ def prepare_corpus(config: CorpusConfig, *, progress: bool = True) -> CorpusResu
     folder = Path(config.folder)
     line = _line_of(config)
     results: list[StageResult] = []
-    with _alone_in(folder), _writing(folder):
+    with _alone_in(folder), reading(config.duplicates.against), _writing(folder):
         check_replaceable(folder / TOKENS_FOLDER)
         _begin(line)
         try:
@@ -129,7 +130,7 @@ def _writing(folder: Path) -> Iterator[None]:
 def explain_document(config: CorpusConfig, document_id: str) -> str:
     """What happened to one document of a corpus that is prepared, as text. Raises `DataError` for an unknown id."""
     line = _line_of(config)
-    return explain(line.work, line.filters, document_id, against=config.duplicates.against)
+    return explain(line.work, line.filters, document_id, cleaned=line.cleaned, against=config.duplicates.against)
 
 
 def stages_of(config: CorpusConfig) -> list[Stage]:
@@ -273,10 +274,10 @@ def _add_length(line: _Line, tokenizer: Path) -> None:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold the folder: a second process that prepared the same corpus would take the first one's files away."""
+    """Hold the folder: one that prepared the same corpus, or read it, would have its files taken away."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        lock = (folder / LOCK_FILE).open("w")
     except OSError as error:
         raise DataError(
             f"`folder` must be one that can be written to, but `{folder}` is not: {error.strerror}. Choose another."
@@ -286,7 +287,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DataError(
-                f"`{folder}` must be prepared by one process at a time, but another one is at it. Wait for it, or "
-                "choose another `folder`."
+                f"`{folder}` must be prepared by one process at a time, but another one is at it or adds to it. "
+                "Wait for it, or choose another `folder`."
             ) from None
         yield

@@ -251,8 +251,8 @@ def test_one_process_at_a_time_prepares_a_folder(raw, tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         said = message(lambda: prepare_corpus(describe(raw, folder), progress=False))
     assert said == (
-        f"`{folder}` must be prepared by one process at a time, but another one is at it. Wait for it, or choose "
-        "another `folder`."
+        f"`{folder}` must be prepared by one process at a time, but another one is at it or adds to it. Wait for it, "
+        "or choose another `folder`."
     )
 
 

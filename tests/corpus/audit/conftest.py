@@ -91,6 +91,7 @@ def read(task: str, source: str, numbers: range, per_part: int, output: Output) 
         parts[name] = sum(len(text.encode()) for text in own)
     reject = {
         "source": source,
+        "name": f"{source}/some.jsonl",
         "file": "data/some.jsonl",
         "place": "line 999",
         "rule": "no JSON",
