@@ -135,9 +135,10 @@ def find_similar(texts: Sequence[str], config: DuplicatesConfig) -> dict[tuple[i
         collection = Collection((_write_part(work, texts),))
         num_sketches = write_sketches(collection.parts[0], settings, _output(work, SKETCHES))["sketches"]
         names = []
+        output = _output(work, CANDIDATES)
         for number, share in enumerate(shares(num_sketches, settings.bands)):
             names.append(f"{number:05}")
-            find_candidates(collection, share, names[-1], _output(work, CANDIDATES))
+            find_candidates(collection, share, names[-1], output)
         output = _output(work, SIMILAR)
         pairs = [work / CANDIDATES / f"{name}.pairs.arrow" for name in names]
         groups = [work / CANDIDATES / f"{name}.groups.arrow" for name in names]
