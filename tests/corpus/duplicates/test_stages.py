@@ -1,5 +1,6 @@
 """The stages together: what stays is what comparing all with all would keep, on any number of workers."""
 
+import pickle
 import random
 import shutil
 from pathlib import Path
@@ -109,6 +110,32 @@ def test_finished_stages_run_again_only_for_other_settings(tmp_path):
     again = deduplicate(tmp_path, [texts], jaccard=0.71)
     assert again["exact"].num_run == 0
     assert again["similar"].num_run == again["similar"].num_tasks > 0
+
+
+def test_a_task_is_as_small_for_many_parts_as_for_few(tmp_path):
+    texts = made_texts(random.Random(9), families=20, copies=2)
+    largest = {}
+    for count in (2, 40):
+        folder = tmp_path / f"{count:02}"
+        deduplicate(folder, [texts[start::count] for start in range(count)])
+        stages = duplicate_stages(corpus_config(folder, **NEAR), (), cleaned=False)
+        for name in ("candidates", "similar"):
+            (stage,) = (one for one in stages if one.name == name)
+            tasks = stage.tasks(folder / "work")
+            assert not any(task.inputs for task in tasks)  # a key is no list of all files
+            largest[name, count] = max(len(pickle.dumps(task)) for task in tasks)
+    assert all(largest[name, 40] <= largest[name, 2] + 8 < 1500 for name in ("candidates", "similar"))
+
+
+def test_another_text_or_part_is_compared_by_the_same_process(tmp_path):
+    chance = random.Random(10)
+    one, two, three = (" ".join(chance.choices(VOCABULARY, k=60)) for _ in range(3))
+    deduplicate(tmp_path, [[one, two], [two + " more"]])
+    assert set(gone(tmp_path)) == {"0.1"}
+    deduplicate(tmp_path, [[one, two], [one + " more"]])
+    assert set(gone(tmp_path)) == {"0.0"}
+    deduplicate(tmp_path, [[one, three], [one + " more"], [three + " more"]])
+    assert set(gone(tmp_path)) == {"0.0", "0.1"}
 
 
 @pytest.mark.parametrize("parts", [[], [[]], [["", "", "..."]], [["one text"], []]])
