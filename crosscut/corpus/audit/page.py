@@ -67,6 +67,6 @@ def _base64(data: bytes) -> str:
 
 
 def _embedded(data: Mapping[str, Any]) -> str:
-    """As JSON without `<`, so that nothing in it ends the block or begins a comment, and with lone surrogates escaped."""
+    """As JSON without `<`, so that nothing in it ends the block or begins a comment; lone surrogates are escaped."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,7 +1,7 @@
-"""Samples of what could not be read, from the rejects files of ingestion.
+r"""Samples of what could not be read, from the rejects files of ingestion.
 
 A file is called as in the ids of documents, so that the samples are the same wherever its folder lies. What is no UTF-8
-in names and excerpts is written out (`\\udcff`), as pages and terminals take nothing else.
+in names and excerpts is written out (`\udcff`), as pages and terminals take nothing else.
 """
 
 from __future__ import annotations

@@ -27,19 +27,23 @@ def result(name: str, **counts) -> StageResult:
     return StageResult(name=name, counts=counts, size=1, seconds=1.0, elapsed=1.0, num_tasks=1, num_run=1)
 
 
-def test_every_document_and_byte_is_accounted_for(report):
-    flow = report["flow"]
-    assert [one["stage"] for one in flow] == ["ingest", "urls", "cleaning", "language", "length", "near", "leakage"]
+def check_sums(flow) -> None:
+    """What comes in is what was left before, and less what went it is what is left, in every unit."""
     for before, after in pairwise(flow):
         for unit in ("documents", "bytes", "tokens"):
-            assert before["out"][unit] == after["in"][unit], after["stage"]
+            assert before["out"][unit] == after["in"][unit], (after["stage"], unit)
     for one in flow:
-        gone = [*one["rules"].values(), *([one["cut"]] if "cut" in one else [])]
-        assert (
-            one["in"]["documents"] - sum(rule["documents"] for rule in one["rules"].values()) == one["out"]["documents"]
-        )
-        if one["stage"] != "ingest":
-            assert one["in"]["bytes"] - sum(rule["bytes"] for rule in gone) + one["mended"] == one["out"]["bytes"]
+        rules, cut = one["rules"].values(), one.get("cut", {})
+        assert one["in"]["documents"] - sum(rule["documents"] for rule in rules) == one["out"]["documents"]
+        for unit, mended in (("bytes", "mended"), ("tokens", "mended_tokens")) if one["stage"] != "ingest" else ():
+            gone = sum(rule.get(unit, 0) for rule in rules) + cut.get(unit, 0)
+            assert one["in"][unit] - gone + one.get(mended, 0) == one["out"][unit], (one["stage"], unit)
+
+
+def test_every_document_byte_and_token_is_accounted_for(report):
+    flow = report["flow"]
+    assert [one["stage"] for one in flow] == ["ingest", "urls", "cleaning", "language", "length", "near", "leakage"]
+    check_sums(flow)
     assert report["summary"] == {"read": flow[0]["out"], "kept": flow[-1]["out"]}
     assert report["summary"]["read"]["documents"] == len(texts())
     assert entry(report, "cleaning")["mended"] == len("'") - len("\u00e2\u20ac\u2122".encode())
@@ -80,6 +84,7 @@ def test_what_is_left_is_counted_in_the_end(audited):
         "bytes": kept["bytes"] - 300,
         "tokens": 5000,
     }
+    check_sums(report["flow"])
     assert entry(report, "tokens")["cut"]["pieces"] == 2
     assert entry(report, "tokens")["cut"]["bytes"] == 300
 
