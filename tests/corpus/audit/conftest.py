@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import combinations, islice
+from itertools import combinations, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +285,19 @@ def run(folder: Path, per_part: int = 40) -> Audited:
     with start_engine(config.engine) as engine, ProgressBar(shown=False) as bar:
         results = [run_stage(stage, work, engine=engine, digests=digests, bar=bar) for stage in stages(per_part)]
     return Audited(config, work, results)
+
+
+def check_sums(flow: Sequence[dict[str, Any]]) -> None:
+    """What comes in is what was left before, and less what went it is what is left, in every unit."""
+    for before, after in pairwise(flow):
+        for unit in ("documents", "bytes", "tokens"):
+            assert before["out"][unit] == after["in"][unit], (after["stage"], unit)
+    for one in flow:
+        rules, cut = one["rules"].values(), one.get("cut", {})
+        assert one["in"]["documents"] - sum(rule["documents"] for rule in rules) == one["out"]["documents"]
+        for unit, mended in (("bytes", "mended"), ("tokens", "mended_tokens")) if one["stage"] != "ingest" else ():
+            gone = sum(rule.get(unit, 0) for rule in rules) + cut.get(unit, 0)
+            assert one["in"][unit] - gone + one.get(mended, 0) == one["out"][unit], (one["stage"], unit)
 
 
 @pytest.fixture(scope="session")

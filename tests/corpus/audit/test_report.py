@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from crosscut.config.corpus import EngineConfig
 from crosscut.corpus.audit.report import build_report, measure_timings
 from crosscut.corpus.running import StageResult
-from tests.corpus.audit.conftest import HOSTILE, LEAKED, Audited, run, texts
+from tests.corpus.audit.conftest import HOSTILE, LEAKED, Audited, check_sums, run, texts
 
 
 @pytest.fixture(scope="module")
@@ -25,19 +24,6 @@ def entry(report, stage: str):
 
 def result(name: str, **counts) -> StageResult:
     return StageResult(name=name, counts=counts, size=1, seconds=1.0, elapsed=1.0, num_tasks=1, num_run=1)
-
-
-def check_sums(flow) -> None:
-    """What comes in is what was left before, and less what went it is what is left, in every unit."""
-    for before, after in pairwise(flow):
-        for unit in ("documents", "bytes", "tokens"):
-            assert before["out"][unit] == after["in"][unit], (after["stage"], unit)
-    for one in flow:
-        rules, cut = one["rules"].values(), one.get("cut", {})
-        assert one["in"]["documents"] - sum(rule["documents"] for rule in rules) == one["out"]["documents"]
-        for unit, mended in (("bytes", "mended"), ("tokens", "mended_tokens")) if one["stage"] != "ingest" else ():
-            gone = sum(rule.get(unit, 0) for rule in rules) + cut.get(unit, 0)
-            assert one["in"][unit] - gone + one.get(mended, 0) == one["out"][unit], (one["stage"], unit)
 
 
 def test_every_document_byte_and_token_is_accounted_for(report):
