@@ -194,18 +194,38 @@ def similarities(one: Hashes, others: Sequence[Hashes]) -> Similarities:
     return np.asarray(common / (len(one) + sizes - common))
 
 
+def refused_name(task: str) -> str:
+    """Name of the file of a task's pairs that were compared and are not similar enough."""
+    return f"{task}.refused.arrow"
+
+
 def _write(path: Path, measured: Sequence[Edges], check: Check, *, candidates: int) -> Counts:
     edges = concatenate(measured)
-    similar = edges.jaccard >= check.jaccard
-    left, right = np.minimum(edges.left, edges.right)[similar], np.maximum(edges.left, edges.right)[similar]
+    left, right = np.minimum(edges.left, edges.right), np.maximum(edges.left, edges.right)
     order = np.lexsort((right, left))
-    rows = {"left": left[order], "right": right[order], "jaccard": edges.jaccard[similar][order]}
-    write_table(path, rows, EDGES)
+    edges = Edges(left[order], right[order], edges.jaccard[order])
+    similar = edges.jaccard >= check.jaccard
+    for file, chosen in ((path, similar), (path.with_name(refused_name(path.stem)), ~similar)):
+        write_table(file, {name: column[chosen] for name, column in edges._asdict().items()}, EDGES)
+    return {"candidates": candidates, "compared": len(edges.left), "similar": int(similar.sum())}
+
+
+def count_pairs(files: Sequence[Path], *, candidates: int) -> Counts:
+    """Counts of all tasks' pairs, each once: a pair of a large group may stand in others, and among the pairs.
+
+    `candidates` is the sum over the tasks; what was compared again was a candidate again.
+    """
+    tables = [read_table(path) for path in files]
+    edges = concatenate([Edges(*(table[name].to_numpy() for name in Edges._fields)) for table in tables])
+    order = np.lexsort((edges.right, edges.left))
+    left, right = edges.left[order], edges.right[order]
+    new = np.ones(len(order), dtype=bool)
+    new[1:] = (left[1:] != left[:-1]) | (right[1:] != right[:-1])
+    compared = int(new.sum())
     return {
-        "candidates": candidates,
-        "compared": len(edges.left),
-        "similar": int(similar.sum()),
-        "jaccard": histogram(edges.jaccard),
+        "candidates": candidates - (len(new) - compared),
+        "compared": compared,
+        "jaccard": histogram(edges.jaccard[order][new]),
     }
 
 

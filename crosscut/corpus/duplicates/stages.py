@@ -34,12 +34,14 @@ from crosscut.corpus.duplicates.similarity import (
     Check,
     check_groups,
     check_pairs,
+    count_pairs,
+    refused_name,
     share_groups,
 )
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, read_settings, write_sketches
 from crosscut.corpus.occurrences import first_stages, text_key
 from crosscut.corpus.parts import PartStage, files_of, find_parts
-from crosscut.corpus.stages import PlannedStage, Stage, Task, read_records
+from crosscut.corpus.stages import Counts, Output, PlannedStage, Stage, Task, read_records
 
 EXACT = "exact"
 _SAMPLED = 16
@@ -75,8 +77,8 @@ def duplicate_stages(config: CorpusConfig, filters: tuple[str, ...], cleaned: bo
             cleaned=cleaned,
         ),
         PlannedStage(name=CANDIDATES, version=1, plan=partial(_plan_candidates, gather, settings)),
-        PlannedStage(name=SIMILAR, version=1, plan=partial(_plan_similar, gather, check)),
-        PlannedStage(name=CLUSTERS, version=1, plan=partial(_plan_clusters, gather)),
+        PlannedStage(name=SIMILAR, version=2, plan=partial(_plan_similar, gather, check)),
+        PlannedStage(name=CLUSTERS, version=2, plan=partial(_plan_clusters, gather)),
         PlannedStage(name=NEAR, version=1, plan=partial(_plan_near, gather)),
         PlannedStage(name=PLANTED, version=1, plan=partial(_plan_planted, gather, config)),
     ]
@@ -176,16 +178,26 @@ def _plan_clusters(gather: Gather, work: Path) -> Sequence[Task]:
     collection = gather.now(work)
     if not collection.own:
         return []
-    files = tuple(work / SIMILAR / f"{record.task}.arrow" for record in read_records(work, SIMILAR))
+    records = read_records(work, SIMILAR)
+    files = tuple(work / SIMILAR / f"{record.task}.arrow" for record in records)
+    refused = tuple(work / SIMILAR / refused_name(record.task) for record in records)
+    candidates = sum(record.counts["candidates"] for record in records)
     return [
         Task(
             name=CLUSTERS,
-            function=partial(join, collection, files),
-            inputs=(*files, *_own(collection, SKETCHES), *_own(collection, INGEST)),
-            settings={"earlier": collection.earlier_digests()},
+            function=partial(_join, collection, files, refused, candidates),
+            inputs=(*files, *refused, *_own(collection, SKETCHES), *_own(collection, INGEST)),
+            settings={"earlier": collection.earlier_digests(), "candidates": candidates},
             size=_size(work),
         )
     ]
+
+
+def _join(
+    collection: Collection, files: Sequence[Path], refused: Sequence[Path], candidates: int, output: Output
+) -> Counts:
+    """Task: clusters from all near-duplicates, and the counts of all pairs, each once."""
+    return {**count_pairs([*files, *refused], candidates=candidates), **join(collection, files, output)}
 
 
 def _plan_near(gather: Gather, work: Path) -> Sequence[Task]:

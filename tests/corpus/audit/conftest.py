@@ -179,15 +179,11 @@ def near(part: Part, work: Path, output: Output) -> Counts:
     return count_drops(documents, drops)
 
 
-def similar(work: Path, _output: Output) -> Counts:
-    counts: dict[str, int] = {}
+def clusters(work: Path, _output: Output) -> Counts:
+    pairs: dict[str, int] = {}
     for _, _, share in jaccards(work):
         low = f"{int(share * 20) / 20:.2f}"
-        counts[low] = counts.get(low, 0) + 1
-    return {"candidates": sum(counts.values()), "compared": sum(counts.values()), "jaccard": counts}
-
-
-def clusters(work: Path, _output: Output) -> Counts:
+        pairs[low] = pairs.get(low, 0) + 1
     stays: dict[str, list[str]] = {}
     for one, other, share in jaccards(work):
         if share >= 0.7 and not any(one in gone for gone in stays.values()):
@@ -195,6 +191,9 @@ def clusters(work: Path, _output: Output) -> Counts:
     sizes = [len(gone) + 1 for gone in stays.values()]
     largest = [{"documents": len(gone) + 1, "kept": one, "dropped": gone} for one, gone in stays.items()]
     return {
+        "candidates": sum(pairs.values()),
+        "compared": sum(pairs.values()),
+        "jaccard": pairs,
         "clusters": len(sizes),
         "sizes": {str(size): sizes.count(size) for size in sorted(set(sizes))},
         "largest": sorted(largest, key=lambda one: (-one["documents"], one["kept"])),
@@ -252,7 +251,6 @@ def stages(per_part: int) -> list[Stage]:
         PartStage(name="cleaning", version=1, function=mend, filters=FILTERS[:1]),
         judged("language", by_language),
         judged("length", by_length),
-        Some("similar", lambda work: {"all": partial(similar, work)}),
         Some("clusters", lambda work: {"all": partial(clusters, work)}),
         Some("near", lambda work: {
             part.name: partial(near, part, work) for part, _ in find_parts(work, filters=FILTERS[:4], cleaned=True)

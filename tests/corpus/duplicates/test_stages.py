@@ -95,12 +95,26 @@ def test_bytes_do_not_depend_on_workers_or_the_size_of_tasks(tmp_path, monkeypat
 def test_counts_tell_what_went_in_and_out(tmp_path):
     texts = made_texts(random.Random(6), families=10, copies=3)
     results = deduplicate(tmp_path, [texts])
-    exact, near, similar = (results[name].counts for name in ("exact", "near", "similar"))
+    exact, near, similar, clusters = (results[name].counts for name in ("exact", "near", "similar", "clusters"))
     assert exact["documents_in"] == len(texts)
     assert exact["documents_out"] == near["documents_in"] == results["sketches"].counts["sketches"]
     assert near["rules"]["near-duplicate"]["documents"] == near["documents_in"] - near["documents_out"]
     assert exact["bytes_in"] == sum(map(len, texts))
-    assert sum(similar["jaccard"].values()) == similar["compared"] >= similar["similar"] > 0
+    assert sum(clusters["jaccard"].values()) == clusters["compared"] == similar["compared"] >= similar["similar"] > 0
+    assert clusters["candidates"] == similar["candidates"]
+
+
+def test_a_pair_that_several_tasks_compare_is_counted_once(tmp_path, monkeypatch):
+    texts = made_texts(random.Random(6), families=10, copies=4)
+    found = deduplicate(tmp_path / "a", [texts])["clusters"].counts
+    monkeypatch.setattr(candidates, "DOCUMENTS_PER_TASK", len(texts) * 2)
+    monkeypatch.setattr(candidates, "GROUP_LIMIT", 2)
+    monkeypatch.setattr("crosscut.corpus.duplicates.stages.PAIRS_PER_TASK", 16)
+    results = deduplicate(tmp_path / "b", [texts])
+    again = results["clusters"].counts
+    assert sum(again["jaccard"].values()) == again["compared"] < results["similar"].counts["compared"]
+    assert again["compared"] <= found["compared"]
+    assert again["candidates"] <= found["candidates"]
 
 
 def test_finished_stages_run_again_only_for_other_settings(tmp_path):
