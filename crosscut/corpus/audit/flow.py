@@ -24,7 +24,7 @@ def make_flow(results: Sequence[StageResult]) -> list[dict[str, Any]]:
 
     `in` and `out` are amounts (`documents`, `bytes`, `tokens`, and `estimated` where tokens are an estimate), `rules`
     the amounts that each rule took, `cut` what was cut from documents that stay, and `mended` the bytes by which texts
-    became longer (or, below zero, shorter) besides.
+    became longer (or, below zero, shorter) besides, `mended_tokens` the estimate of that.
     """
     counts = {result.name: result.counts for result in results}
     passed = {name: one for name, one in counts.items() if "documents_in" in one and name not in _NOT_PASSED}
@@ -93,40 +93,72 @@ def _pieces(before: Counts, counts: Counts) -> list[dict[str, Any]]:
 
 
 def _count_tokens(flow: Sequence[dict[str, Any]], counts: Counts) -> None:
-    """Put tokens into the amounts of a flow."""
+    """Put tokens into the amounts of a flow, so that they add up."""
     ratio = tokens_of_byte(counts)
     audit = counts.get("audit", {})
-    counted = audit.get("counted", {}) if ratio else {}
-    left: dict[str, Any] | None = None
-    for entry in flow:
-        if counted and entry["stage"] == LENGTH and entry["in"]["documents"] == counted["documents"]:
-            left = {"tokens": counted["tokens"]}
-        if left is None:
-            for amount in (entry["in"], entry["out"], *entry["rules"].values()):
-                _estimate(amount, ratio)
-            continue
-        entry["in"] |= left
+    if ratio is None:
+        return
+    counted = audit["counted"]
+    places = [
+        place
+        for place, entry in enumerate(flow)
+        if entry["stage"] == LENGTH and entry["in"]["documents"] == counted["documents"]
+    ]
+    first = places[0] if places else len(flow)
+    for entry in flow[:first]:
+        _estimate(entry, ratio)
+    behind = flow[first:]
+    for entry in behind:
         for rule, amount in entry["rules"].items():
             if "bytes" in amount:
                 amount["tokens"] = audit["rules"][entry["stage"]][rule]["tokens"]
-        gone = sum(amount.get("tokens", 0) for amount in entry["rules"].values())
-        if "cut" in entry:
-            _estimate(entry["cut"], ratio)
-            gone += entry["cut"]["tokens"]
-            left = {"tokens": left["tokens"] - gone, "estimated": True}
-        else:
-            left = {**left, "tokens": left["tokens"] - gone}
+    _subtract(behind, counted["tokens"], ratio, counts.get(TOKENS, {}))
+
+
+def _estimate(entry: dict[str, Any], ratio: float) -> None:
+    """Estimate the tokens of what comes in and is left; each loss is the difference of what is left before and after.
+
+    So the losses add up in tokens too, where each by itself would be rounded by itself.
+    """
+    for side in (entry["in"], entry["out"]):
+        if "bytes" in side:
+            side |= {"tokens": round(side["bytes"] * ratio), "estimated": True}
+    if "bytes" not in entry["in"]:
+        return
+    left = entry["in"]["bytes"]
+    for amount in (*entry["rules"].values(), *([entry["cut"]] if "cut" in entry else [])):
+        before, left = left, left - amount["bytes"]
+        amount |= {"tokens": round(before * ratio) - round(left * ratio), "estimated": True}
+    if entry.get("mended"):
+        entry["mended_tokens"] = entry["out"]["tokens"] - round(left * ratio)
+
+
+def _subtract(flow: Sequence[dict[str, Any]], tokens: int, ratio: float, counts: Counts) -> None:
+    """What is left of counted tokens behind each stage, rules first counted, then cuts.
+
+    All that cuts took is known where the stage `tokens` has counted what is left in the end; several cuts have their
+    shares of that by their bytes. Where it has not, they are estimated.
+    """
+    ruled = sum(amount.get("tokens", 0) for entry in flow for amount in entry["rules"].values())
+    cuts = [entry["cut"] for entry in flow if "cut" in entry]
+    num_bytes = sum(cut["bytes"] for cut in cuts)
+    exact = bool(flow) and "tokens" in counts and flow[-1]["out"].get("documents") == counts["documents_out"]
+    gone = num_bytes * ratio
+    if exact:
+        gone = tokens - ruled - (sum(counts["tokens"].values()) - counts["texts"])
+    done = 0
+    for cut in cuts:
+        before, done = done, done + cut["bytes"]
+        cut["tokens"] = round(gone * done / max(num_bytes, 1)) - round(gone * before / max(num_bytes, 1))
+        if not exact or len(cuts) > 1:
+            cut["estimated"] = True
+    left: dict[str, Any] = {"tokens": tokens}
+    for entry in flow:
+        entry["in"] |= left
+        losses = [*entry["rules"].values(), *([entry["cut"]] if "cut" in entry else [])]
+        left = {**left, "tokens": left["tokens"] - sum(amount.get("tokens", 0) for amount in losses)}
+        if entry.get("cut", {}).get("estimated"):
+            left["estimated"] = True
+        if exact and entry is flow[-1]:
+            left.pop("estimated", None)
         entry["out"] |= left
-    _end_exactly(flow, counts.get(TOKENS, {}))
-
-
-def _estimate(amount: dict[str, Any], ratio: float | None) -> None:
-    if ratio is not None and "bytes" in amount:
-        amount |= {"tokens": round(amount["bytes"] * ratio), "estimated": True}
-
-
-def _end_exactly(flow: Sequence[dict[str, Any]], counts: Counts) -> None:
-    """What is left in the end has been counted by the stage `tokens`, cuts or not."""
-    if flow and "tokens" in counts and flow[-1]["out"].get("documents") == counts["documents_out"]:
-        flow[-1]["out"].pop("estimated", None)
-        flow[-1]["out"]["tokens"] = sum(counts["tokens"].values()) - counts["texts"]

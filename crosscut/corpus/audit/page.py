@@ -67,5 +67,6 @@ def _base64(data: bytes) -> str:
 
 
 def _embedded(data: Mapping[str, Any]) -> str:
-    """As JSON without `<`, so that nothing in it ends the block or begins a comment."""
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    """As JSON without `<`, so that nothing in it ends the block or begins a comment; lone surrogates are escaped."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

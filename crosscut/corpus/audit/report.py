@@ -157,16 +157,15 @@ def _duplicates(counts: Counts, config: CorpusConfig, runs: Runs) -> dict[str, A
     found = counts.get("clusters", {})
     largest = [(one["documents"], [one["kept"], *one["dropped"]][:SHOWN_DOCUMENTS]) for one in found.get("largest", [])]
     texts = _Texts(runs, [name for _, ids in largest for name in ids])
-    similar = counts.get("similar", {})
     return {
         "jaccard": config.duplicates.jaccard,
         "recall": config.duplicates.recall,
         "ngram": config.duplicates.ngram,
-        "candidates": similar.get("candidates"),
-        "compared": similar.get("compared"),
+        "candidates": found.get("candidates"),
+        "compared": found.get("compared"),
         "pairs": [
             {"from": float(low), "to": round(float(low) + 0.05, 2), "pairs": pairs}
-            for low, pairs in sorted(similar.get("jaccard", {}).items())
+            for low, pairs in sorted(found.get("jaccard", {}).items())
         ],
         "sizes": _sizes({int(size): number for size, number in found.get("sizes", {}).items()}),
         "clusters": [

@@ -22,8 +22,12 @@ import pyarrow.compute as pc
 
 from crosscut.corpus.audit.excerpts import excerpt, excerpts_of_pair
 from crosscut.corpus.documents import CLEANING, INGEST, TEXTS, Part, marks_name, read_drops, read_table
+from crosscut.corpus.leakage.passages import pieces
+from crosscut.corpus.leakage.removal import cuts_name, read_cuts
+from crosscut.corpus.leakage.stages import LEAKAGE
 from crosscut.corpus.parts import files_of, find_parts
 from crosscut.corpus.stages import Counts, Output, Task
+from crosscut.corpus.tokens import TOKENS, index_name
 
 AUDIT = "audit"
 """The stage's name."""
@@ -55,7 +59,7 @@ class AuditStage:
     """Chooses the samples."""
 
     name: str = AUDIT
-    version: int = 1
+    version: int = 2
 
     def tasks(self, work: Path) -> list[Task]:
         """One for each part."""
@@ -63,7 +67,7 @@ class AuditStage:
             Task(
                 name=part.name,
                 function=partial(audit_part, part, self.seed),
-                inputs=(*files_of(part), *_marks_of(part)),
+                inputs=(*files_of(part), *_marks_of(part), *_written_of(part)),
                 settings={"seed": self.seed, "samples": SAMPLES, "filters": list(self.filters)},
                 size=size,
             )
@@ -74,6 +78,14 @@ class AuditStage:
 def _marks_of(part: Part) -> tuple[Path, ...]:
     paths = (part.work / stage / marks_name(part.name) for stage in part.filters)
     return tuple(path for path in paths if path.is_file())
+
+
+def _written_of(part: Part) -> tuple[Path, ...]:
+    """What says how much of each document was written."""
+    if TOKENS not in part.filters:
+        return ()
+    cuts = [part.work / LEAKAGE / cuts_name(part.name)] if LEAKAGE in part.filters else []
+    return (part.work / TOKENS / index_name(part.name), *cuts)
 
 
 def samples_name(part: str) -> str:
@@ -88,13 +100,15 @@ def audit_part(part: Part, seed: int, output: Output) -> Counts:
     samples = [*_dropped(part, documents, drops, seed), *_mended(documents, seed)]
     lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples)
     output.path(samples_name(part.name)).write_text(lines, encoding="utf-8")
-    kept = np.setdiff1d(np.arange(len(documents)), part.dropped())
-    return {
-        "sources": documents.amounts(documents.sources[kept], kept),
+    counts: Counts = {
         "rules": {stage: _by_rule(documents, table) for stage, table in drops.items()},
         "counted": documents.total(documents.tokens >= 0),
         **_histograms(part, documents),
     }
+    kept = np.setdiff1d(np.arange(len(documents)), part.dropped())
+    if TOKENS in part.filters:
+        _take_written(part, documents)
+    return {"sources": documents.amounts(documents.sources[kept], kept), **counts}
 
 
 class _Documents:
@@ -140,6 +154,18 @@ class _Documents:
             str(name): dict(zip(NOTHING, amount, strict=True))
             for name, amount in zip(names, zip(*columns, strict=True), strict=True)
         }
+
+
+def _take_written(part: Part, documents: _Documents) -> None:
+    """Put the bytes and tokens that the stage `tokens` wrote in the place of those that documents had before cuts."""
+    written = read_table(part.work / TOKENS / index_name(part.name))
+    rows = written["row"].to_numpy()
+    documents.tokens = _sums(rows, written["tokens"].to_numpy().astype(np.int64) - 1, len(documents))
+    texts = set(zip(rows.tolist(), written["piece"].to_pylist(), strict=True))
+    cuts = read_cuts(part.work, LEAKAGE, part.name) if LEAKAGE in part.filters else {}
+    for row, spans in cuts.items():
+        left = enumerate(pieces(documents.text(row), spans))
+        documents.num_bytes[row] = sum(len(text.encode()) for piece, text in left if (row, piece) in texts)
 
 
 def _sums(group: Numbers, values: Numbers, size: int) -> Numbers:

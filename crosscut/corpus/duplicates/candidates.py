@@ -56,6 +56,16 @@ class Share(NamedTuple):
     of: int
 
 
+def pairs_name(task: str) -> str:
+    """Name of the file of a task's pairs."""
+    return f"{task}.pairs.arrow"
+
+
+def groups_name(task: str) -> str:
+    """Name of the file of a task's groups."""
+    return f"{task}.groups.arrow"
+
+
 def shares(num_documents: int, num_bands: int) -> list[Share]:
     """The work in shares of about `DOCUMENTS_PER_TASK`."""
     count = max(1, -(-num_documents // DOCUMENTS_PER_TASK))
@@ -77,8 +87,8 @@ def find_candidates(collection: Collection, share: Share, name: str, output: Out
                 groups.append(by_preference(collection, sketches, members))
         pairs = [distinct(pairs)]
     found = without_earlier(collection, distinct(pairs))
-    write_table(output.path(f"{name}.pairs.arrow"), found._asdict(), PAIRS)
-    write_table(output.path(f"{name}.groups.arrow"), {"members": groups}, GROUPS)
+    write_table(output.path(pairs_name(name)), found._asdict(), PAIRS)
+    write_table(output.path(groups_name(name)), {"members": groups}, GROUPS)
     return {"pairs": len(found.left), "groups": len(groups)}
 
 

@@ -9,6 +9,7 @@ the pairs that come out which are similar enough.
 from __future__ import annotations
 
 import random
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -19,8 +20,8 @@ from crosscut.config.corpus import DuplicatesConfig
 from crosscut.corpus.collection import Collection, first_number
 from crosscut.corpus.documents import DOCUMENTS, INGEST, Part, read_table, write_table
 from crosscut.corpus.duplicates.bands import choose_bands, least_equal
-from crosscut.corpus.duplicates.candidates import CANDIDATES, find_candidates, shares
-from crosscut.corpus.duplicates.similarity import SIMILAR, Check, check_groups, check_pairs
+from crosscut.corpus.duplicates.candidates import CANDIDATES, find_candidates, groups_name, shares
+from crosscut.corpus.duplicates.similarity import SIMILAR, Check, check_groups, check_pairs, share_groups
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, write_sketches
 from crosscut.corpus.stages import Counts, Output
 from crosscut.corpus.words import words
@@ -134,17 +135,18 @@ def find_similar(texts: Sequence[str], config: DuplicatesConfig) -> dict[tuple[i
         work = Path(folder)
         collection = Collection((_write_part(work, texts),))
         num_sketches = write_sketches(collection.parts[0], settings, _output(work, SKETCHES))["sketches"]
+        output = _output(work, CANDIDATES)
         names = []
         for number, share in enumerate(shares(num_sketches, settings.bands)):
             names.append(f"{number:05}")
-            find_candidates(collection, share, names[-1], _output(work, CANDIDATES))
+            find_candidates(collection, share, names[-1], output)
         output = _output(work, SIMILAR)
-        pairs = [work / CANDIDATES / f"{name}.pairs.arrow" for name in names]
-        groups = [work / CANDIDATES / f"{name}.groups.arrow" for name in names]
-        check_pairs(collection, check, pairs, (0, int(first_number(1))), "pairs", output)
-        check_groups(collection, check, groups, 0, 1, "groups", output)
+        check_pairs(collection, check, work / CANDIDATES, (0, int(first_number(1))), "pairs", output)
+        groups = share_groups([work / CANDIDATES / groups_name(name) for name in names], sys.maxsize)
+        for own in groups:
+            check_groups(collection, check, own, "groups", output)
         found: dict[tuple[int, int], float] = {}
-        for name in ("pairs", "groups"):
+        for name in ("pairs", *(["groups"] if groups else [])):
             table = read_table(output.path(f"{name}.arrow")).to_pydict()
             found.update(zip(zip(table["left"], table["right"], strict=True), table["jaccard"], strict=True))
         return found

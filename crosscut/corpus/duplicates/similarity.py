@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from crosscut.corpus.collection import Collection, Numbers
 from crosscut.corpus.documents import read_table, write_table
-from crosscut.corpus.duplicates.candidates import Pairs, distinct
+from crosscut.corpus.duplicates.candidates import Pairs, distinct, pairs_name
 from crosscut.corpus.duplicates.sketches import Sketches, read_lengths, read_sketches
 from crosscut.corpus.stages import Counts, Output
 from crosscut.corpus.words import Hashed, Hashes, Places, hash_words, ngrams
@@ -32,6 +32,10 @@ EDGES = pa.schema([("left", pa.uint64()), ("right", pa.uint64()), ("jaccard", pa
 """Pairs that are similar enough, ascending."""
 
 Similarities = npt.NDArray[np.float64]
+
+
+Groups = tuple[tuple[Path, list[int]], ...]
+"""Large groups by the file and the rows that they stand in."""
 
 
 class Check(NamedTuple):
@@ -52,11 +56,11 @@ class Edges(NamedTuple):
 
 
 def check_pairs(
-    collection: Collection, check: Check, files: Sequence[Path], bounds: tuple[int, int], name: str, output: Output
+    collection: Collection, check: Check, folder: Path, bounds: tuple[int, int], name: str, output: Output
 ) -> Counts:
-    """Task: the near-duplicates among pairs whose left number lies within bounds."""
+    """Task: the near-duplicates among the pairs in a folder whose left number lies within bounds."""
     found = []
-    for path in files:
+    for path in sorted(folder.glob(pairs_name("*"))):
         table = read_table(path)
         start, stop = np.searchsorted(table["left"].to_numpy(), np.array(bounds, np.uint64)).tolist()
         some = table.slice(start, stop - start)
@@ -67,21 +71,30 @@ def check_pairs(
     return _write(output.path(f"{name}.arrow"), [measured], check, candidates=len(pairs.left))
 
 
-def check_groups(
-    collection: Collection, check: Check, files: Sequence[Path], share: int, count: int, name: str, output: Output
-) -> Counts:
-    """Task: the near-duplicates in large groups, of those whose first member's number falls to a share of them."""
+def share_groups(files: Sequence[Path], members_per_task: int) -> list[Groups]:
+    """The groups in files by tasks with so many members each; those with the same first member fall to one task."""
+    columns = [read_table(path)["members"].combine_chunks() for path in files]
+    count = -(-sum(len(column.flatten()) for column in columns) // members_per_task)
+    found: list[list[tuple[Path, list[int]]]] = [[] for _ in range(count)]
+    for path, column in zip(files, columns, strict=True):
+        if len(column):
+            task = column.flatten().to_numpy()[column.offsets.to_numpy()[:-1]] % np.uint64(count)
+            order = np.argsort(task, kind="stable")
+            tasks, starts = np.unique(task[order], return_index=True)
+            for at, rows in zip(tasks.tolist(), np.split(order, starts[1:]), strict=True):
+                found[at].append((path, rows.tolist()))
+    return [tuple(groups) for groups in found]
+
+
+def check_groups(collection: Collection, check: Check, groups: Groups, name: str, output: Output) -> Counts:
+    """Task: the near-duplicates in some large groups."""
     measured: list[Edges] = []
-    num_candidates = 0
     known: dict[int, Edges] = {}
-    for path in files:
-        for members in read_table(path)["members"]:
-            numbers = np.asarray(members.values.to_numpy())
-            if int(numbers[0]) % count == share:
-                for edges in compare_group(collection, check, numbers, known):
-                    measured.append(edges)
-                    num_candidates += len(edges.left)
-    return _write(output.path(f"{name}.arrow"), measured, check, candidates=num_candidates)
+    for path, rows in groups:
+        members = read_table(path)["members"]
+        for row in rows:
+            measured += compare_group(collection, check, np.asarray(members[row].values.to_numpy()), known)
+    return _write(output.path(f"{name}.arrow"), measured, check, candidates=sum(len(edges.left) for edges in measured))
 
 
 def compare_group(collection: Collection, check: Check, members: Numbers, known: dict[int, Edges]) -> Iterator[Edges]:
@@ -181,18 +194,38 @@ def similarities(one: Hashes, others: Sequence[Hashes]) -> Similarities:
     return np.asarray(common / (len(one) + sizes - common))
 
 
+def refused_name(task: str) -> str:
+    """Name of the file of a task's pairs that were compared and are not similar enough."""
+    return f"{task}.refused.arrow"
+
+
 def _write(path: Path, measured: Sequence[Edges], check: Check, *, candidates: int) -> Counts:
     edges = concatenate(measured)
-    similar = edges.jaccard >= check.jaccard
-    left, right = np.minimum(edges.left, edges.right)[similar], np.maximum(edges.left, edges.right)[similar]
+    left, right = np.minimum(edges.left, edges.right), np.maximum(edges.left, edges.right)
     order = np.lexsort((right, left))
-    rows = {"left": left[order], "right": right[order], "jaccard": edges.jaccard[similar][order]}
-    write_table(path, rows, EDGES)
+    edges = Edges(left[order], right[order], edges.jaccard[order])
+    similar = edges.jaccard >= check.jaccard
+    for file, chosen in ((path, similar), (path.with_name(refused_name(path.stem)), ~similar)):
+        write_table(file, {name: column[chosen] for name, column in edges._asdict().items()}, EDGES)
+    return {"candidates": candidates, "compared": len(edges.left), "similar": int(similar.sum())}
+
+
+def count_pairs(files: Sequence[Path], *, candidates: int) -> Counts:
+    """Counts of all tasks' pairs, each once: a pair of a large group may stand in others, and among the pairs.
+
+    `candidates` is the sum over the tasks; what was compared again was a candidate again.
+    """
+    tables = [read_table(path) for path in files]
+    edges = concatenate([Edges(*(table[name].to_numpy() for name in Edges._fields)) for table in tables])
+    order = np.lexsort((edges.right, edges.left))
+    left, right = edges.left[order], edges.right[order]
+    new = np.ones(len(order), dtype=bool)
+    new[1:] = (left[1:] != left[:-1]) | (right[1:] != right[:-1])
+    compared = int(new.sum())
     return {
-        "candidates": candidates,
-        "compared": len(edges.left),
-        "similar": int(similar.sum()),
-        "jaccard": histogram(edges.jaccard),
+        "candidates": candidates - (len(new) - compared),
+        "compared": compared,
+        "jaccard": histogram(edges.jaccard[order][new]),
     }
 
 

@@ -11,27 +11,38 @@ planted                              what the search finds of duplicates planted
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from crosscut.config.corpus import CorpusConfig
 from crosscut.config.errors import DataError
-from crosscut.corpus.collection import Collection, collect, first_number, require_line
+from crosscut.corpus.collection import Collection, first_number, require_line
 from crosscut.corpus.documents import INGEST, read_table
 from crosscut.corpus.duplicates.bands import choose_bands, least_equal
-from crosscut.corpus.duplicates.candidates import CANDIDATES, find_candidates, shares
+from crosscut.corpus.duplicates.candidates import CANDIDATES, find_candidates, groups_name, pairs_name, shares
 from crosscut.corpus.duplicates.clusters import CLUSTERS, NEAR, drop_near, join
+from crosscut.corpus.duplicates.gathered import Gather, common_digest, with_collection
 from crosscut.corpus.duplicates.planted import PLANTED, measure_planted, spread_parts
-from crosscut.corpus.duplicates.similarity import PAIRS_PER_TASK, SIMILAR, Check, check_groups, check_pairs
+from crosscut.corpus.duplicates.similarity import (
+    PAIRS_PER_TASK,
+    SIMILAR,
+    Check,
+    check_groups,
+    check_pairs,
+    count_pairs,
+    refused_name,
+    share_groups,
+)
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, read_settings, write_sketches
 from crosscut.corpus.line import WORK_FOLDER
 from crosscut.corpus.occurrences import first_stages, text_key
 from crosscut.corpus.parts import PartStage, files_of, find_parts
-from crosscut.corpus.stages import PlannedStage, Stage, Task, read_records
+from crosscut.corpus.stages import Counts, Output, PlannedStage, Stage, Task, read_records
 
 EXACT = "exact"
 _SAMPLED = 16
@@ -55,7 +66,7 @@ def duplicate_stages(config: CorpusConfig, filters: tuple[str, ...], cleaned: bo
     _require_sketches(wanted.against, settings)
     filters = (*filters, EXACT)
     check = Check(wanted.ngram, wanted.jaccard, least_equal(settings.shape, wanted.jaccard, wanted.recall))
-    collected = partial(collect, earlier=wanted.against, filters=filters, cleaned=cleaned)
+    gather = Gather(wanted.against, filters, cleaned)
     return [
         *exact,
         PartStage(
@@ -67,11 +78,11 @@ def duplicate_stages(config: CorpusConfig, filters: tuple[str, ...], cleaned: bo
             filters=filters,
             cleaned=cleaned,
         ),
-        PlannedStage(name=CANDIDATES, version=1, plan=partial(_plan_candidates, collected, settings)),
-        PlannedStage(name=SIMILAR, version=1, plan=partial(_plan_similar, collected, check)),
-        PlannedStage(name=CLUSTERS, version=1, plan=partial(_plan_clusters, collected)),
-        PlannedStage(name=NEAR, version=1, plan=partial(_plan_near, collected)),
-        PlannedStage(name=PLANTED, version=1, plan=partial(_plan_planted, collected, config)),
+        PlannedStage(name=CANDIDATES, version=1, plan=partial(_plan_candidates, gather, settings)),
+        PlannedStage(name=SIMILAR, version=2, plan=partial(_plan_similar, gather, check)),
+        PlannedStage(name=CLUSTERS, version=2, plan=partial(_plan_clusters, gather)),
+        PlannedStage(name=NEAR, version=1, plan=partial(_plan_near, gather)),
+        PlannedStage(name=PLANTED, version=1, plan=partial(_plan_planted, gather, config)),
     ]
 
 
@@ -110,8 +121,8 @@ def _named(settings: SketchSettings | None) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings._asdict().items())
 
 
-def _plan_candidates(collected: Callable[[Path], Collection], settings: SketchSettings, work: Path) -> Sequence[Task]:
-    collection = collected(work)
+def _plan_candidates(gather: Gather, settings: SketchSettings, work: Path) -> Sequence[Task]:
+    collection = gather.now(work)
     if not collection.own:
         return []
     num_documents = sum(
@@ -119,13 +130,14 @@ def _plan_candidates(collected: Callable[[Path], Collection], settings: SketchSe
         for place in {part.work for part in collection.parts}
         for record in read_records(place, SKETCHES)
     )
+    gathered, common = gather.described(work, collection), common_digest(work, collection, SKETCHES)
+    size = _size(work)
     return [
         Task(
             name=f"{number:05}",
-            function=partial(find_candidates, collection, share, f"{number:05}"),
-            inputs=_own(collection, SKETCHES),
-            settings={"share": share, "earlier": collection.earlier_digests()},
-            size=_size(work) // settings.bands * len(share.bands) // share.of,
+            function=partial(with_collection, gathered, find_candidates, share, f"{number:05}"),
+            settings={"share": share, "common": common},
+            size=size // settings.bands * len(share.bands) // share.of,
         )
         for number, share in enumerate(shares(num_documents, settings.bands))
     ]
@@ -139,33 +151,28 @@ def _size(work: Path) -> int:
     return sum(size for _, size in find_parts(work))
 
 
-def _plan_similar(collected: Callable[[Path], Collection], check: Check, work: Path) -> Sequence[Task]:
-    collection = collected(work)
+def _plan_similar(gather: Gather, check: Check, work: Path) -> Sequence[Task]:
+    collection = gather.now(work)
     if not collection.own:
         return []
     names = [record.task for record in read_records(work, CANDIDATES)]
-    pairs = tuple(work / CANDIDATES / f"{name}.pairs.arrow" for name in names)
-    groups = tuple(work / CANDIDATES / f"{name}.groups.arrow" for name in names)
-    bounds = _bounds(pairs, len(collection.parts))
-    num_members = sum(len(read_table(path)["members"].combine_chunks().flatten()) for path in groups)
-    num_shares = -(-num_members // PAIRS_PER_TASK)
-    calls = [(f"pairs-{at:06}", partial(check_pairs, collection, check, pairs, some)) for at, some in enumerate(bounds)]
-    calls += [
-        (f"groups-{share:06}", partial(check_groups, collection, check, groups, share, num_shares))
-        for share in range(num_shares)
+    bounds = _bounds([work / CANDIDATES / pairs_name(name) for name in names], len(collection.parts))
+    groups = share_groups([work / CANDIDATES / groups_name(name) for name in names], PAIRS_PER_TASK)
+    calls: list[tuple[str, tuple[Any, ...], tuple[int, int]]] = [
+        *((f"pairs-{at:06}", (check_pairs, check, work / CANDIDATES, some), some) for at, some in enumerate(bounds)),
+        *((f"groups-{at:06}", (check_groups, check, own), (at, len(groups))) for at, own in enumerate(groups)),
     ]
-    settings = {"check": check, "bounds": bounds, "shares": num_shares, "earlier": collection.earlier_digests()}
-    texts = _own(collection, f"{EXACT}-keys", ".npy")  # other texts have other keys
+    gathered = gather.described(work, collection)
+    common = common_digest(work, collection, CANDIDATES, f"{EXACT}-keys")  # other texts have other keys
     size = _size(work) // max(1, len(calls))
     return [
         Task(
             name=name,
-            function=partial(function, name),
-            inputs=(*pairs, *groups, *texts),
-            settings=settings,
+            function=partial(with_collection, gathered, *call, name),
+            settings={"check": check, "common": common, "own": own},
             size=size,
         )
-        for name, function in calls
+        for name, call, own in calls
     ]
 
 
@@ -177,24 +184,34 @@ def _bounds(pairs: Sequence[Path], num_parts: int) -> list[tuple[int, int]]:
     return list(pairwise(cuts))
 
 
-def _plan_clusters(collected: Callable[[Path], Collection], work: Path) -> Sequence[Task]:
-    collection = collected(work)
+def _plan_clusters(gather: Gather, work: Path) -> Sequence[Task]:
+    collection = gather.now(work)
     if not collection.own:
         return []
-    files = tuple(work / SIMILAR / f"{record.task}.arrow" for record in read_records(work, SIMILAR))
+    records = read_records(work, SIMILAR)
+    files = tuple(work / SIMILAR / f"{record.task}.arrow" for record in records)
+    refused = tuple(work / SIMILAR / refused_name(record.task) for record in records)
+    candidates = sum(record.counts["candidates"] for record in records)
     return [
         Task(
             name=CLUSTERS,
-            function=partial(join, collection, files),
-            inputs=(*files, *_own(collection, SKETCHES), *_own(collection, INGEST)),
-            settings={"earlier": collection.earlier_digests()},
+            function=partial(_join, collection, files, refused, candidates),
+            inputs=(*files, *refused, *_own(collection, SKETCHES), *_own(collection, INGEST)),
+            settings={"earlier": collection.earlier_digests(), "candidates": candidates},
             size=_size(work),
         )
     ]
 
 
-def _plan_near(collected: Callable[[Path], Collection], work: Path) -> Sequence[Task]:
-    collection = collected(work)
+def _join(
+    collection: Collection, files: Sequence[Path], refused: Sequence[Path], candidates: int, output: Output
+) -> Counts:
+    """Task: clusters from all near-duplicates, and the counts of all pairs, each once."""
+    return {**count_pairs([*files, *refused], candidates=candidates), **join(collection, files, output)}
+
+
+def _plan_near(gather: Gather, work: Path) -> Sequence[Task]:
+    collection = gather.now(work)
     matches = work / CLUSTERS / "matches.arrow"
     return [
         Task(
@@ -208,8 +225,8 @@ def _plan_near(collected: Callable[[Path], Collection], work: Path) -> Sequence[
     ]
 
 
-def _plan_planted(collected: Callable[[Path], Collection], config: CorpusConfig, work: Path) -> Sequence[Task]:
-    parts = spread_parts(collected(work).own)
+def _plan_planted(gather: Gather, config: CorpusConfig, work: Path) -> Sequence[Task]:
+    parts = spread_parts(gather.now(work).own)
     wanted = config.duplicates
     return [
         Task(

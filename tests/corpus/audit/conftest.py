@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import combinations, islice
+from itertools import combinations, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -180,15 +180,11 @@ def near(part: Part, work: Path, output: Output) -> Counts:
     return count_drops(documents, drops)
 
 
-def similar(work: Path, _output: Output) -> Counts:
-    counts: dict[str, int] = {}
+def clusters(work: Path, _output: Output) -> Counts:
+    pairs: dict[str, int] = {}
     for _, _, share in jaccards(work):
         low = f"{int(share * 20) / 20:.2f}"
-        counts[low] = counts.get(low, 0) + 1
-    return {"candidates": sum(counts.values()), "compared": sum(counts.values()), "jaccard": counts}
-
-
-def clusters(work: Path, _output: Output) -> Counts:
+        pairs[low] = pairs.get(low, 0) + 1
     stays: dict[str, list[str]] = {}
     for one, other, share in jaccards(work):
         if share >= 0.7 and not any(one in gone for gone in stays.values()):
@@ -196,6 +192,9 @@ def clusters(work: Path, _output: Output) -> Counts:
     sizes = [len(gone) + 1 for gone in stays.values()]
     largest = [{"documents": len(gone) + 1, "kept": one, "dropped": gone} for one, gone in stays.items()]
     return {
+        "candidates": sum(pairs.values()),
+        "compared": sum(pairs.values()),
+        "jaccard": pairs,
         "clusters": len(sizes),
         "sizes": {str(size): sizes.count(size) for size in sorted(set(sizes))},
         "largest": sorted(largest, key=lambda one: (-one["documents"], one["kept"])),
@@ -253,7 +252,6 @@ def stages(per_part: int) -> list[Stage]:
         PartStage(name="cleaning", version=1, function=mend, filters=FILTERS[:1]),
         judged("language", by_language),
         judged("length", by_length),
-        Some("similar", lambda work: {"all": partial(similar, work)}),
         Some("clusters", lambda work: {"all": partial(clusters, work)}),
         Some("near", lambda work: {
             part.name: partial(near, part, work) for part, _ in find_parts(work, filters=FILTERS[:4], cleaned=True)
@@ -286,6 +284,19 @@ def run(folder: Path, per_part: int = 40) -> Audited:
     with start_engine(config.engine, work) as engine, ProgressBar(shown=False) as bar:
         results = [run_stage(stage, work, engine=engine, digests=digests, bar=bar) for stage in stages(per_part)]
     return Audited(config, work, results)
+
+
+def check_sums(flow: Sequence[dict[str, Any]]) -> None:
+    """What comes in is what was left before, and less what went it is what is left, in every unit."""
+    for before, after in pairwise(flow):
+        for unit in ("documents", "bytes", "tokens"):
+            assert before["out"][unit] == after["in"][unit], (after["stage"], unit)
+    for one in flow:
+        rules, cut = one["rules"].values(), one.get("cut", {})
+        assert one["in"]["documents"] - sum(rule["documents"] for rule in rules) == one["out"]["documents"]
+        for unit, mended in (("bytes", "mended"), ("tokens", "mended_tokens")) if one["stage"] != "ingest" else ():
+            gone = sum(rule.get(unit, 0) for rule in rules) + cut.get(unit, 0)
+            assert one["in"][unit] - gone + one.get(mended, 0) == one["out"][unit], (one["stage"], unit)
 
 
 @pytest.fixture(scope="session")

@@ -57,6 +57,12 @@ def test_the_report_lies_in_the_page_as_data():
     assert not re.search(r'(src|href)="(?!data:|#)', html.split("<body>")[0])
 
 
+def test_what_is_no_utf_8_is_written_all_the_same(tmp_path):
+    write_page({"flow": [], "text": "bad\udcff.eml"}, {"folder": "\udcff"}, tmp_path / "report.html")
+    (block,) = re.findall(r'id="report">(.*?)</script>', (tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert json.loads(block)["text"] == "bad\udcff.eml"
+
+
 def test_text_of_documents_is_shown_and_never_run(opened, file):
     page = opened(file)
     for fold in page.locator("details").all():

@@ -2,14 +2,13 @@
 
 import json
 import re
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from crosscut.config.corpus import CorpusConfig, EngineConfig, IngestConfig, LeakageConfig, SourceConfig, TokensConfig
 from crosscut.corpus import explain_document, prepare_corpus
-from tests.corpus.audit.conftest import HOSTILE, texts
+from tests.corpus.audit.conftest import HOSTILE, check_sums, texts
 
 LEAKED = "we hold that nobody has ever said these very words to a congress of any country at all"
 
@@ -38,13 +37,13 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> CorpusConfig:
 def test_figures_agree_from_the_files_to_the_shards(corpus):
     report = json.loads((Path(corpus.folder) / "report.json").read_text())
     flow = report["flow"]
-    for before, after in pairwise(flow):
-        for unit in ("documents", "bytes", "tokens"):
-            assert before["out"][unit] == after["in"][unit], after["stage"]
+    check_sums(flow)
     assert all(one["mended"] == 0 for one in flow if one["stage"] not in ("ingest", "cleaning"))
     assert report["rejects"] == 1
     assert report["summary"]["kept"]["documents"] == report["summary"]["read"]["documents"] - 3 == 41
     (source,) = report["sources"]
+    assert source["kept"] == report["summary"]["kept"]  # without what was cut
+    assert "estimated" not in source["kept"]
     written = sum(source[split]["tokens"] for split in ("train", "validation"))
     assert written == sum(one["tokens"] for one in report["written"])
     # Training documents are written twice, and each text, one of two pieces among them, has an end.

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from crosscut.config.corpus import EngineConfig
 from crosscut.corpus.audit.report import build_report, measure_timings
 from crosscut.corpus.running import StageResult
-from tests.corpus.audit.conftest import HOSTILE, LEAKED, Audited, run, texts
+from tests.corpus.audit.conftest import HOSTILE, LEAKED, Audited, check_sums, run, texts
 
 
 @pytest.fixture(scope="module")
@@ -27,19 +26,10 @@ def result(name: str, **counts) -> StageResult:
     return StageResult(name=name, counts=counts, size=1, seconds=1.0, elapsed=1.0, num_tasks=1, num_run=1)
 
 
-def test_every_document_and_byte_is_accounted_for(report):
+def test_every_document_byte_and_token_is_accounted_for(report):
     flow = report["flow"]
     assert [one["stage"] for one in flow] == ["ingest", "urls", "cleaning", "language", "length", "near", "leakage"]
-    for before, after in pairwise(flow):
-        for unit in ("documents", "bytes", "tokens"):
-            assert before["out"][unit] == after["in"][unit], after["stage"]
-    for one in flow:
-        gone = [*one["rules"].values(), *([one["cut"]] if "cut" in one else [])]
-        assert (
-            one["in"]["documents"] - sum(rule["documents"] for rule in one["rules"].values()) == one["out"]["documents"]
-        )
-        if one["stage"] != "ingest":
-            assert one["in"]["bytes"] - sum(rule["bytes"] for rule in gone) + one["mended"] == one["out"]["bytes"]
+    check_sums(flow)
     assert report["summary"] == {"read": flow[0]["out"], "kept": flow[-1]["out"]}
     assert report["summary"]["read"]["documents"] == len(texts())
     assert entry(report, "cleaning")["mended"] == len("'") - len("\u00e2\u20ac\u2122".encode())
@@ -80,6 +70,7 @@ def test_what_is_left_is_counted_in_the_end(audited):
         "bytes": kept["bytes"] - 300,
         "tokens": 5000,
     }
+    check_sums(report["flow"])
     assert entry(report, "tokens")["cut"]["pieces"] == 2
     assert entry(report, "tokens")["cut"]["bytes"] == 300
 
@@ -94,8 +85,8 @@ def test_samples_show_what_a_rule_saw(report):
     (changed,) = entry(report, "cleaning")["changed_samples"]
     assert "It\u00e2\u20ac\u2122s" in changed["before"]
     assert "It's" in changed["text"]
-    (rejected,) = {json.dumps(one) for one in entry(report, "ingest")["rules"]["no JSON"]["samples"]}
-    assert json.loads(rejected)["id"] == "data/some.jsonl, line 999"
+    rejected = entry(report, "ingest")["rules"]["no JSON"]["samples"]
+    assert sorted(one["id"] for one in rejected) == ["speeches/some.jsonl, line 999", "web/some.jsonl, line 999"]
 
 
 def test_duplicates_are_told_with_their_texts(report):

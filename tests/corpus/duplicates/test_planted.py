@@ -6,7 +6,7 @@ import pytest
 
 from crosscut.config.corpus import DuplicatesConfig
 from crosscut.corpus.documents import Part
-from crosscut.corpus.duplicates import duplicate_stages, planted
+from crosscut.corpus.duplicates import candidates, duplicate_stages, planted
 from crosscut.corpus.duplicates.planted import exact_jaccard, find_similar, measure_planted, plant, spread_parts
 from crosscut.corpus.parts import find_parts
 from crosscut.corpus.stages import Output
@@ -71,6 +71,16 @@ def test_similar_texts_are_found_by_their_places():
     found = find_similar([one, two, one + " more", "", three], DuplicatesConfig())
     assert list(found) == [(0, 2)]
     assert found[0, 2] == exact_jaccard(one, one + " more", 5)
+
+
+def test_a_search_in_several_shares_finds_the_same(monkeypatch):
+    some = texts(20)
+    some += [text + " more" for text in some[:5]]
+    found = find_similar(some, DuplicatesConfig())
+    monkeypatch.setattr(candidates, "DOCUMENTS_PER_TASK", 60)
+    assert len(candidates.shares(len(some), 20)) > 1
+    assert find_similar(some, DuplicatesConfig()) == found
+    assert len(found) == 5
 
 
 def test_the_sample_is_taken_from_all_over_the_corpus(tmp_path):

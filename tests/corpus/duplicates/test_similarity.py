@@ -8,10 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosscut.corpus.collection import Collection
+from crosscut.corpus.documents import write_table
 from crosscut.corpus.duplicates import similarity
-from crosscut.corpus.duplicates.candidates import Pairs
+from crosscut.corpus.duplicates.candidates import GROUPS, Pairs
 from crosscut.corpus.duplicates.planted import exact_jaccard
-from crosscut.corpus.duplicates.similarity import Check, as_set, compare_group, histogram, measure, similarities
+from crosscut.corpus.duplicates.similarity import (
+    Check,
+    as_set,
+    compare_group,
+    histogram,
+    measure,
+    share_groups,
+    similarities,
+)
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, write_sketches
 from crosscut.corpus.stages import Output
 from tests.corpus.duplicates.corpora import VOCABULARY, collection_of, made_texts
@@ -73,6 +82,22 @@ def test_of_every_similar_pair_in_a_group_one_is_a_duplicate_of_a_preferred_docu
     assert sum(len(some.left) for some in edges) < 3 * 90
     again = list(compare_group(sketched(tmp_path / "b", texts), Check(3, 0.7, 30), members, known))
     assert sum(len(some.left) for some in again) == 0  # each leader's similarities are known from the first time
+
+
+def test_each_group_falls_to_one_task_and_those_of_a_leader_to_the_same(tmp_path):
+    chance = random.Random(2)
+    files = [tmp_path / str(number) for number in range(3)]
+    groups = [[[chance.randrange(9), *range(100, 100 + chance.randrange(33, 50))] for _ in range(20)] for _ in files]
+    for path, some in zip(files, [*groups[:2], []], strict=True):
+        write_table(path, {"members": some}, GROUPS)
+    tasks = share_groups(files, 400)
+    assert len(tasks) == -(-sum(len(one) for some in groups[:2] for one in some) // 400)
+    assert sorted((path, row) for task in tasks for path, rows in task for row in rows) == [
+        (path, row) for path in files[:2] for row in range(20)
+    ]
+    leaders = [{groups[files.index(path)][row][0] for path, rows in task for row in rows} for task in tasks]
+    assert sum(map(len, leaders)) == len(set().union(*leaders))
+    assert share_groups([files[2]], 400) == []
 
 
 def test_histogram_counts_by_twentieths():

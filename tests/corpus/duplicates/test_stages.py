@@ -1,5 +1,6 @@
 """The stages together: what stays is what comparing all with all would keep, on any number of workers."""
 
+import pickle
 import random
 import shutil
 from pathlib import Path
@@ -97,12 +98,26 @@ def test_bytes_do_not_depend_on_workers_or_the_size_of_tasks(tmp_path, monkeypat
 def test_counts_tell_what_went_in_and_out(tmp_path):
     texts = made_texts(random.Random(6), families=10, copies=3)
     results = deduplicate(tmp_path, [texts])
-    exact, near, similar = (results[name].counts for name in ("exact", "near", "similar"))
+    exact, near, similar, clusters = (results[name].counts for name in ("exact", "near", "similar", "clusters"))
     assert exact["documents_in"] == len(texts)
     assert exact["documents_out"] == near["documents_in"] == results["sketches"].counts["sketches"]
     assert near["rules"]["near-duplicate"]["documents"] == near["documents_in"] - near["documents_out"]
     assert exact["bytes_in"] == sum(map(len, texts))
-    assert sum(similar["jaccard"].values()) == similar["compared"] >= similar["similar"] > 0
+    assert sum(clusters["jaccard"].values()) == clusters["compared"] == similar["compared"] >= similar["similar"] > 0
+    assert clusters["candidates"] == similar["candidates"]
+
+
+def test_a_pair_that_several_tasks_compare_is_counted_once(tmp_path, monkeypatch):
+    texts = made_texts(random.Random(6), families=10, copies=4)
+    found = deduplicate(tmp_path / "a", [texts])["clusters"].counts
+    monkeypatch.setattr(candidates, "DOCUMENTS_PER_TASK", len(texts) * 2)
+    monkeypatch.setattr(candidates, "GROUP_LIMIT", 2)
+    monkeypatch.setattr("crosscut.corpus.duplicates.stages.PAIRS_PER_TASK", 16)
+    results = deduplicate(tmp_path / "b", [texts])
+    again = results["clusters"].counts
+    assert sum(again["jaccard"].values()) == again["compared"] < results["similar"].counts["compared"]
+    assert again["compared"] <= found["compared"]
+    assert again["candidates"] <= found["candidates"]
 
 
 def test_finished_stages_run_again_only_for_other_settings(tmp_path):
@@ -112,6 +127,32 @@ def test_finished_stages_run_again_only_for_other_settings(tmp_path):
     again = deduplicate(tmp_path, [texts], jaccard=0.71)
     assert again["exact"].num_run == 0
     assert again["similar"].num_run == again["similar"].num_tasks > 0
+
+
+def test_a_task_is_as_small_for_many_parts_as_for_few(tmp_path):
+    texts = made_texts(random.Random(9), families=20, copies=2)
+    largest = {}
+    for count in (2, 40):
+        folder = tmp_path / f"{count:02}"
+        deduplicate(folder, [texts[start::count] for start in range(count)])
+        stages = duplicate_stages(corpus_config(folder, **NEAR), (), cleaned=False)
+        for name in ("candidates", "similar"):
+            (stage,) = (one for one in stages if one.name == name)
+            tasks = stage.tasks(folder / "work")
+            assert not any(task.inputs for task in tasks)  # a key is no list of all files
+            largest[name, count] = max(len(pickle.dumps(task)) for task in tasks)
+    assert all(largest[name, 40] <= largest[name, 2] + 8 < 1500 for name in ("candidates", "similar"))
+
+
+def test_another_text_or_part_is_compared_by_the_same_process(tmp_path):
+    chance = random.Random(10)
+    one, two, three = (" ".join(chance.choices(VOCABULARY, k=60)) for _ in range(3))
+    deduplicate(tmp_path, [[one, two], [two + " more"]])
+    assert set(gone(tmp_path)) == {"0.1"}
+    deduplicate(tmp_path, [[one, two], [one + " more"]])
+    assert set(gone(tmp_path)) == {"0.0"}
+    deduplicate(tmp_path, [[one, three], [one + " more"], [three + " more"]])
+    assert set(gone(tmp_path)) == {"0.0", "0.1"}
 
 
 @pytest.mark.parametrize("parts", [[], [[]], [["", "", "..."]], [["one text"], []]])
