@@ -47,6 +47,7 @@ from crosscut.config.corpus import CorpusConfig, EngineConfig, SourceConfig
 from crosscut.corpus.documents import CLEANING, INGEST, read_drops, read_table
 from crosscut.corpus.duplicates.clusters import NEAR
 from crosscut.corpus.duplicates.planted import PLANTED, exact_jaccard
+from crosscut.corpus.duplicates.similarity import SIMILAR
 from crosscut.corpus.duplicates.stages import EXACT, duplicate_stages
 from crosscut.corpus.engine import start_engine
 from crosscut.corpus.parts import find_parts
@@ -203,8 +204,8 @@ def read_ours(corpus: Corpus, work: Path) -> tuple[list[tuple[int, int]], dict[i
     ids = [read_table(work / INGEST / f"{name}.arrow")["id"].to_pylist() for name in names]
     assert sum(map(len, ids)) == len(corpus.texts)
     pairs = []
-    for path in sorted((work / "similar").glob("*.arrow")):
-        table = read_table(path).to_pydict()
+    for record in read_records(work, SIMILAR):
+        table = read_table(work / SIMILAR / f"{record.task}.arrow").to_pydict()
         for left, right in zip(table["left"], table["right"], strict=True):
             one, other = (int(ids[number >> 32][number & 0xFFFFFFFF]) for number in (left, right))
             pairs.append((one, other))
