@@ -120,7 +120,7 @@ def find_duplicates(folder: Path) -> None:
         for record in read_records(work, before):
             digests.learn(work / before, record)
     seconds = {}
-    with start_engine(config.engine) as engine, ProgressBar(shown=False) as bar:
+    with start_engine(config.engine, work) as engine, ProgressBar(shown=False) as bar:
         for stage in duplicate_stages(config, (), cleaned=True):
             if stage.name != PLANTED:
                 start = time.perf_counter()
@@ -141,7 +141,7 @@ def take_turns(folder: Path, options: argparse.Namespace) -> dict[str, list[dict
     for turn in range(options.turns):
         shift = turn % len(options.contenders)
         for name in options.contenders[shift:] + options.contenders[:shift]:
-            for stage in (folder / "work").iterdir():
+            for stage in filter(Path.is_dir, (folder / "work").iterdir()):
                 if name == "crosscut" and stage.name not in (INGEST, CLEANING):
                     shutil.rmtree(stage)
             turns[name].append(run(command(name, folder, options)))

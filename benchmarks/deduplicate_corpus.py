@@ -103,8 +103,16 @@ def write_corpus(corpus: Corpus, folder: Path) -> None:
         pq.write_table(pa.table({"number": places, "text": texts}), folder / "parquet" / f"{name}.parquet")
         sizes[name] = sum(len(text.encode()) for text in texts)
     for stage in (ingest, cleaning):
-        files = {path.name: sha256(path) for path in sorted(stage.iterdir())}
-        record = Record(task="000000", key="", seconds=0, size=0, files=files, counts={"parts": sizes})
+        written = sorted(stage.iterdir())
+        record = Record(
+            task="000000",
+            key="",
+            seconds=0,
+            size=0,
+            files={path.name: sha256(path) for path in written},
+            sizes={path.name: path.stat().st_size for path in written},
+            counts={"parts": sizes},
+        )
         (stage / "000000.json").write_text(json.dumps(vars(record)))
 
 

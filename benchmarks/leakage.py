@@ -110,7 +110,7 @@ def measure(work: Path, config: LeakageConfig, digests: Digests, workers: int) -
     seconds: dict[str, float] = {}
     peak = Peak(os.getpid())
     before = sum(os.times()[:4])
-    with start_engine(EngineConfig(workers=workers)) as engine, ProgressBar(shown=False) as bar:
+    with start_engine(EngineConfig(workers=workers), work) as engine, ProgressBar(shown=False) as bar:
         for stage in leakage_stages(config, work, filters=(), cleaned=False):
             started = time.monotonic()
             results[stage.name] = run_stage(stage, work, engine=engine, digests=digests, bar=bar)

@@ -62,9 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         started = time.monotonic()
         unharmed.complete()
         print(f"unharmed: {time.monotonic() - started:.1f} s, {unharmed.finished()} tasks")
-        kills = kill_repeatedly(killed, options.kills, unharmed.finished(), random.Random(options.seed))
-        killed.complete()
-        differing = differences(unharmed.digests(), killed.digests())
+        kills, differing = kill_repeatedly(killed, unharmed, options.kills, random.Random(options.seed))
     for kill in kills:
         done = f"{kill.finished} tasks done, {kill.finished - kill.before} of them in this start"
         print(f"killed {kill.target:<8} after {kill.seconds:5.1f} s with {done}")
@@ -122,22 +120,33 @@ def differences(one: dict[str, str], other: dict[str, str]) -> list[str]:
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 
-def kill_repeatedly(corpus: Corpus, count: int, tasks: int, chance: random.Random) -> list[Kill]:
-    """Kill the command `count` times, each when it has done some more of its `tasks`, or while it starts."""
+def kill_repeatedly(
+    killed: Corpus, unharmed: Corpus, count: int, chance: random.Random
+) -> tuple[list[Kill], list[str]]:
+    """Kill the command `count` times, each when it has done some more tasks, or while it starts, and let it end.
+
+    Returns also the files that differ from the unharmed ones; where the command ends before it is killed, they are
+    compared, and it begins anew, so that there is something to kill.
+    """
     kills: list[Kill] = []
+    differing: list[str] = []
+    expected, tasks = unharmed.digests(), unharmed.finished()
     while len(kills) < count:
-        started, before = time.monotonic(), corpus.finished()
-        process = corpus.start()
+        started, before = time.monotonic(), killed.finished()
+        process = killed.start()
         wanted = before + chance.randrange(2 * tasks // count)
-        while process.poll() is None and corpus.finished() < wanted:
+        while process.poll() is None and killed.finished() < wanted:
             time.sleep(0.002)
-        time.sleep(chance.uniform(0.0, 0.2))  # anywhere in a task, or between two
-        if process.poll() is not None:
-            shutil.rmtree(corpus.folder)  # it was done before its time: begin anew, so that there is something to kill
-            continue
-        target = kill(process, chance.choice(["command", "worker", "all"]), chance)
-        kills.append(Kill(target, time.monotonic() - started, before, corpus.finished()))
-    return kills
+        time.sleep(chance.uniform(0.0, 0.2))  # anywhere in a task, between two, or in what follows the last
+        if process.poll() is None:
+            target = kill(process, chance.choice(["command", "worker", "all"]), chance)
+            kills.append(Kill(target, time.monotonic() - started, before, killed.finished()))
+        else:
+            killed.complete()
+            differing += differences(expected, killed.digests())
+            shutil.rmtree(killed.folder)
+    killed.complete()
+    return kills, differing + differences(expected, killed.digests())
 
 
 def kill(process: subprocess.Popen[bytes], target: str, chance: random.Random) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,10 @@ import hypothesis
 import pytest
 
 from tests.ranks import RankPool
+
+# A shell has its background jobs ignore SIGINT, and so would what the tests start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says nothing of the code: the machine may be busy, and the first one fills caches.
 hypothesis.settings.register_profile("project", deadline=None)

@@ -57,7 +57,11 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        _fail("crosscut: Interrupted. A training run goes on from its last checkpoint with --resume.", 130)
+        _fail(
+            "crosscut: Interrupted. A training run goes on from its last checkpoint with --resume, a corpus where it "
+            "stopped.",
+            130,
+        )
 
 
 def _terminated(number: int, _frame: object) -> None:

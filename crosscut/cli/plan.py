@@ -35,6 +35,9 @@ _SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
     metavar="FILE.toml",
     help="Measure this machine's device in under a minute and write a file that --gpu takes.",
 )
+@click.option("--dry-run", is_flag=True, help="Do the real step of one rank, without its memory, and count it.")
+@click.option("--layout", metavar="tensor=8,data=64", help="With --dry-run: the layout, in place of the run's.")
+@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="With --dry-run: which one.")
 def plan(
     arguments: tuple[str, ...],
     model: str | None,
@@ -47,6 +50,9 @@ def plan(
     html: Path | None,
     write: Path | None,
     calibrate: Path | None,
+    dry_run: bool,
+    layout: str | None,
+    rank: int,
 ) -> None:
     """Say what a model costs before it runs: which layouts fit, how fast each is, which to take.
 
@@ -60,6 +66,17 @@ def plan(
     from crosscut.planner.hardware import KNOWN_HARDWARE, named_hardware
     from crosscut.planner.search import search_layouts
 
+    if layout is not None and not dry_run:
+        why = "since a plan tries every one"
+        raise ConfigError(f"`--layout` must come with `--dry-run`, {why}, but is {layout} alone.")
+    if dry_run:
+        from crosscut.cli.dry_run import show_dry_run
+
+        device = None if gpu is None else named_hardware(gpu)
+        run = _run(arguments, model, device)
+        on_cpu = run.training.device == "cpu" if device is None else device.device == "cpu"
+        show_dry_run(run, layout=layout, rank=rank, on_cpu=on_cpu, as_json=as_json)
+        return
     if gpu is None:
         known = listed(f"`{key}`" for key in KNOWN_HARDWARE)
         raise ConfigError(f"`--gpu` must name the device to plan for, but is missing. Known are {known}.")
@@ -85,7 +102,7 @@ def plan(
         show_plans(plans, top=top, tokens=budget, price=price)
 
 
-def _run(arguments: tuple[str, ...], model: str | None, hardware: "Hardware") -> RunConfig:
+def _run(arguments: tuple[str, ...], model: str | None, hardware: "Hardware | None") -> RunConfig:
     """The run to plan: a file's, or a preset's in the widest half precision of the device that training has."""
     has_file = bool(arguments) and "=" not in arguments[0]
     if has_file == (model is not None):
@@ -95,7 +112,9 @@ def _run(arguments: tuple[str, ...], model: str | None, hardware: "Hardware") ->
         return load_run(Path(arguments[0]), arguments[1:])
     preset = PRESETS[_preset(str(model))]
     length = min(1024, preset.get("max_sequence_length", 1024))
-    half = "float32" if hardware.device == "cpu" else "bfloat16" if "bfloat16" in hardware.flops else "float16"
+    half = "bfloat16"
+    if hardware is not None:
+        half = "float32" if hardware.device == "cpu" else "bfloat16" if "bfloat16" in hardware.flops else "float16"
     table: dict[str, Any] = {
         "model": dict(preset),
         "training": {"precision": half, "sequence_length": length, "steps": 300_000},

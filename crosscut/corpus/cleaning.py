@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from crosscut.config.corpus import CleaningConfig
-from crosscut.corpus.documents import TEXTS, Drop, Part, drops_name, write_drops, write_table
+from crosscut.corpus.documents import TEXTS, Drop, Part, count_bytes, drops_name, write_drops, write_table
 from crosscut.corpus.filters import count_drops
 from crosscut.corpus.paragraphs import join_lines
 from crosscut.corpus.repair import repair
@@ -43,7 +43,7 @@ def clean_part(part: Part, config: CleaningConfig, cleaners: Mapping[str, tuple[
             texts.append(text)
     write_table(output.path(f"{part.name}.arrow"), {"row": rows, "text": texts}, TEXTS)
     write_drops(output.path(drops_name(part.name)), drops)
-    num_bytes = sum(len(text) if text.isascii() else len(text.encode("utf-8")) for text in texts)
+    num_bytes = sum(map(count_bytes, texts))
     return {**count_drops(documents, drops), "bytes_out": num_bytes, "changed": changed}
 
 

@@ -6,10 +6,12 @@ them says in eight bytes where a document is read.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from crosscut.config.errors import DataError
-from crosscut.corpus.documents import INGEST, Document, Part, Rows, drops_name
+from crosscut.corpus.documents import INGEST, Document, Part, Rows, read_columns
+from crosscut.corpus.line import LOCK_FILE, WORK_FOLDER, Line
 from crosscut.corpus.parts import find_parts
 from crosscut.corpus.stages import read_records
 
@@ -32,8 +35,13 @@ class Collection:
     """Parts in the order of their documents' numbers. Pickles."""
 
     parts: tuple[Part, ...]
-    num_earlier: int = 0
-    """How many of them, the first ones, are of earlier runs."""
+    earlier: tuple[str, ...] = ()
+    """For each part of an earlier run, which come first, that run's folder as `duplicates.against` has it."""
+
+    @property
+    def num_earlier(self) -> int:
+        """How many of the parts, the first ones, are of earlier runs."""
+        return len(self.earlier)
 
     @property
     def own(self) -> tuple[Part, ...]:
@@ -49,20 +57,37 @@ class Collection:
         return numbers < first_number(self.num_earlier)
 
     def earlier_digests(self) -> list[str]:
-        """A hash of all that each earlier run wrote: what depends on it does so by no file of this run."""
-        works = dict.fromkeys(part.work for part in self.parts[: self.num_earlier])
-        return [_digest(work) for work in works]
+        """A hash of each earlier run's name and of all that it wrote: what depends on these does so by no file of this
+        run. Reads all records of the earlier runs.
+        """
+        return [_digest(folder) for folder in dict.fromkeys(self.earlier)]
 
     def ids(self, numbers: Numbers) -> list[str]:
-        """The ids of documents, in any order and as often as they are asked for."""
+        """The ids of documents, in any order and as often as they are asked for; texts are not read.
+
+        Those of earlier runs stand behind their run, see `earlier_id`.
+        """
         distinct, places = np.unique(numbers, return_inverse=True)
-        ids = [document.id for document in self.documents(distinct)]
+        ids: list[str] = []
+        for index, rows in split_by_part(distinct):
+            part = self.parts[index]
+            column = read_columns(part.work / INGEST / f"{part.name}.arrow", "id")["id"].take(rows).to_pylist()
+            is_own = index >= self.num_earlier
+            ids += column if is_own else [earlier_id(self.earlier[index], name) for name in column]
         return [ids[place] for place in places.tolist()]
 
     def documents(self, numbers: Numbers) -> Iterator[Document]:
         """The documents of ascending numbers; a part at a time is open."""
         for index, rows in split_by_part(numbers):
             yield from self.parts[index].select(rows)
+
+
+def earlier_id(folder: str, document_id: str) -> str:
+    """How a document of an earlier run is called here: `[FOLDER] source/file#record`.
+
+    No document of this run is called so, as the names of sources have no brackets.
+    """
+    return f"[{folder}] {document_id}"
 
 
 def first_number(index: int) -> np.uint64:
@@ -82,29 +107,57 @@ def split_by_part(numbers: Numbers) -> Iterator[tuple[int, Rows]]:
 def collect(work: Path, earlier: tuple[str, ...], *, filters: tuple[str, ...], cleaned: bool) -> Collection:
     """The parts of this run as some filters left them, behind what the earlier runs with these output folders kept.
 
-    Raises `DataError` for a folder that is none, or whose stages are gone.
+    Raises `DataError` for a folder whose run has not ended well.
     """
-    before = tuple(part for folder in earlier for part in _kept_parts(folder))
-    own = tuple(part for part, _ in find_parts(work, filters=filters, cleaned=cleaned))
-    return Collection((*before, *own), len(before))
+    before = [(folder, part) for folder in earlier for part in _kept_parts(folder)]
+    own = [part for part, _ in find_parts(work, filters=filters, cleaned=cleaned)]
+    return Collection((*(part for _, part in before), *own), tuple(folder for folder, _ in before))
+
+
+def require_line(folder: str) -> Line:
+    """The stages of the earlier run with this output folder. Raises `DataError` where it has not ended well."""
+    line = Line.read(Path(folder) / WORK_FOLDER)
+    if line is None:
+        raise DataError(
+            f"`duplicates.against` must name output folders of `crosscut prepare` whose run has ended well, with their "
+            f"`{WORK_FOLDER}` in them, but `{folder}` has none: it is not there, broke off or is running. Finish it "
+            f"first, or take it out."
+        )
+    return line
+
+
+@contextmanager
+def reading(earlier: tuple[str, ...]) -> Iterator[None]:
+    """Keep the earlier runs with these output folders from being started again while this one reads them.
+
+    Others may read them, too; a folder whose lock is gone or closed to this user is read without. Raises `DataError`
+    where such a run is at work.
+    """
+    with ExitStack() as locks:
+        for folder in earlier:
+            try:
+                lock = locks.enter_context((Path(folder) / LOCK_FILE).open())
+            except OSError:
+                continue
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise DataError(
+                    f"`duplicates.against` must name runs that have ended, but `{folder}` is being prepared. Wait for "
+                    f"it, or take it out."
+                ) from None
+        yield
 
 
 def _kept_parts(folder: str) -> list[Part]:
-    work = Path(folder) / "work"
-    if not (work / INGEST).is_dir():
-        raise DataError(
-            f"`duplicates.against` must name output folders of `crosscut prepare` with their `work` in them, but "
-            f"`{work}` holds no documents. Name the folder of an earlier run, or run it again."
-        )
-    cleaned = any((work / "cleaning").glob("*.arrow"))
-    return [Part(work, part.name, _filters_of(work, part.name), cleaned) for part, _ in find_parts(work)]
+    line = require_line(folder)
+    found = find_parts(Path(folder) / WORK_FOLDER, filters=line.filters, cleaned=line.cleaned)
+    return [part for part, _ in found]
 
 
-def _digest(work: Path) -> str:
+def _digest(folder: str) -> str:
+    work = Path(folder) / WORK_FOLDER
     stages = sorted(path.name for path in work.iterdir() if path.is_dir())
     files = [record.files for stage in stages for record in read_records(work, stage)]
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-
-
-def _filters_of(work: Path, part: str) -> tuple[str, ...]:
-    return tuple(sorted(path.parent.name for path in work.glob(f"*/{drops_name(part)}")))
+    content = [folder, asdict(require_line(folder)), files]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

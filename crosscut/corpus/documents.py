@@ -48,6 +48,11 @@ DROPS = pa.schema([("row", pa.uint32()), ("rule", pa.string()), ("detail", pa.st
 Rows = npt.NDArray[np.uint32]
 
 
+def count_bytes(text: str) -> int:
+    """Length of a text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8"))
+
+
 class Document(NamedTuple):
     """One document of a part."""
 
@@ -72,7 +77,7 @@ class Document(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Length of the text in UTF-8."""
-        return len(self.text) if self.text.isascii() else len(self.text.encode("utf-8"))
+        return count_bytes(self.text)
 
 
 class Drop(NamedTuple):
@@ -88,7 +93,7 @@ class Drop(NamedTuple):
     """What the rule saw in this one, such as `93 tokens`."""
 
     other: str = ""
-    """Id of the document, or name of the test set, that it was matched with."""
+    """What it was matched with: a document, as `Collection.ids` names it, or a test set."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +164,14 @@ def read_table(path: Path) -> pa.Table:
     """Read an Arrow file; its columns are mapped from the disk, not copied, where the file is not packed."""
     with pa.memory_map(str(path)) as source:
         return pa.ipc.open_file(source).read_all()
+
+
+def read_columns(path: Path, *names: str) -> pa.Table:
+    """Some columns of an Arrow file; the others are neither read nor unpacked."""
+    with pa.memory_map(str(path)) as source:
+        schema = pa.ipc.open_file(source).schema
+        options = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in names])
+        return pa.ipc.open_file(source, options=options).read_all()
 
 
 def write_table(path: Path, columns: Mapping[str, Any], schema: pa.Schema, *, packed: bool = False) -> None:

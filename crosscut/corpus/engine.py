@@ -6,6 +6,7 @@ cluster must see the corpus's folder under the same path, as ranks of a training
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import multiprocessing
 import signal
@@ -15,12 +16,15 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 from crosscut.config.corpus import EngineConfig
 from crosscut.config.errors import DataError
 from crosscut.config.machine import available_cores, leave_with_parent
 from crosscut.corpus.stages import Record, Task, execute
+
+WORKERS_LOCK = ".workers.lock"
+"""A file in the work folder that every worker holds while it lives."""
 
 AHEAD = 2
 """Tasks handed out for each worker, so that none waits for the next."""
@@ -43,9 +47,16 @@ class Engine(Protocol):
 
 
 @contextmanager
-def start_engine(config: EngineConfig) -> Iterator[Engine]:
-    """The engine that a corpus asks for, until it is no longer needed."""
+def start_engine(config: EngineConfig, work: Path) -> Iterator[Engine]:
+    """The engine that a corpus asks for, until it is no longer needed; `work` is where its tasks write.
+
+    Waits until the workers of a run that was killed have ended, which takes them a second or two.
+    """
     workers = config.workers or available_cores()
+    work.mkdir(parents=True, exist_ok=True)
+    lock = work / WORKERS_LOCK
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
     if config.kind == "ray":
         with _ray(config) as engine:
             yield engine
@@ -54,9 +65,14 @@ def start_engine(config: EngineConfig) -> Iterator[Engine]:
     else:
         # Spawned, not forked: a fork would copy locks that libraries' threads may hold.
         context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
+        others = set(multiprocessing.active_children())
+        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(lock,))
         try:
             yield _Processes(pool, workers)
+        except BaseException:
+            for process in set(multiprocessing.active_children()) - others:  # what they are at is done again
+                process.terminate()
+            raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -94,7 +110,13 @@ class _Processes:
                 future.cancel()
 
 
-def _start_worker() -> None:
+_held: list[IO[str]] = []  # open as long as the process lives
+
+
+def _start_worker(lock: Path) -> None:
+    file = lock.open("w")
+    fcntl.flock(file, fcntl.LOCK_SH)
+    _held.append(file)
     for number in (signal.SIGINT, signal.SIGUSR1):  # the parent stops the workers
         signal.signal(number, signal.SIG_IGN)
     leave_with_parent()
@@ -116,27 +138,28 @@ def _ray(config: EngineConfig) -> Iterator[Engine]:
             log_to_driver=False,
             logging_level=logging.WARNING,
         )
-    except ConnectionError as error:
+    except (ConnectionError, ValueError, RuntimeError) as error:
         raise DataError(
             f"`engine.address` must be a Ray cluster that answers, but `{config.address}` does not: {error}."
         ) from None
     try:
-        yield _Cluster(ray, config.workers or int(ray.cluster_resources().get("CPU", 1)))
+        # Ray runs what it is given on all of its cores; told a number of workers, it is given no more than that.
+        yield _Cluster(ray, config.workers or AHEAD * int(ray.cluster_resources().get("CPU", 1)))
     finally:
         ray.shutdown()
 
 
 class _Cluster:
-    def __init__(self, ray: Any, workers: int) -> None:
+    def __init__(self, ray: Any, at_once: int) -> None:
         self._ray = ray
-        self._workers = workers
+        self._at_once = at_once
         self._execute: Any = ray.remote(execute)
 
     def run(self, calls: Sequence[Call]) -> Iterator[Record]:
         waiting = deque(calls)
         under_way: list[Any] = []
         while waiting or under_way:
-            while waiting and len(under_way) < AHEAD * self._workers:
+            while waiting and len(under_way) < self._at_once:
                 under_way.append(self._execute.remote(*waiting.popleft()))
             done, under_way = self._ray.wait(under_way)
             for reference in done:

@@ -180,8 +180,12 @@ def _walk(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
         raise error
 
     found = []
-    for parent, folders, names in os.walk(folder, onerror=stop):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+    seen = {folder.resolve()}
+    for parent, folders, names in os.walk(folder, onerror=stop, followlinks=True):
+        inner = [Path(parent) / name for name in sorted(folders) if not name.startswith(".")]
+        inner = [path for path in inner if path.resolve() not in seen]  # links may lead in circles
+        seen |= {path.resolve() for path in inner}
+        folders[:] = [path.name for path in inner]
         found += [Path(parent) / name for name in names if _counts(name, suffixes)]
     return sorted(path for path in found if path.is_file())
 

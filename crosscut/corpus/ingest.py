@@ -9,13 +9,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from crosscut.config.corpus import CorpusConfig, SourceConfig
 from crosscut.config.errors import DataError
-from crosscut.corpus.documents import DOCUMENTS, INGEST, write_table
+from crosscut.corpus.documents import DOCUMENTS, INGEST, count_bytes, write_table
 from crosscut.corpus.files import File, find_files
+from crosscut.corpus.line import WORK_FOLDER
 from crosscut.corpus.readers import Reading, Reject, Text, find_reader
 from crosscut.corpus.stages import Counts, Output, Record, Task
 from crosscut.data.hashing import sha256
@@ -26,6 +28,10 @@ TASK_BYTES = 64 << 20
 
 SLOWNESS = {"html": 8, "mail": 8, "wikipedia": 8}
 """How many times as much their bytes count of formats that take long to read, so that all workers have some."""
+
+LIBRARIES = {"jsonl": (), "parquet": (), "text": (), "megatron": ("tokenizers",), "html": ("resiliparse",)}
+ALL_LIBRARIES = ("resiliparse", "mwparserfromhell", "mwxml")
+"""What makes the text of each format, another version perhaps another text."""
 
 FILE_BYTES = 4096
 """What a file counts at least: opening it takes about as long as reading so much of it."""
@@ -74,6 +80,13 @@ class IngestStage:
             except OSError as error:
                 raise unreadable(tokenizer, error) from None
         return {"source": source.name, "part_mb": self.config.ingest.part_mb, **settings}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # a reader that needs it says so
+        return ""
 
 
 def _groups(files: Sequence[File]) -> Iterator[list[File]]:
@@ -140,7 +153,8 @@ def ingest_files(
 def _described(source: str, file: File, reject: Reject) -> dict[str, str]:
     return {
         "source": source,
-        "file": file.url,
+        "name": f"{source}/{file.name}",
+        "file": file.url.encode("utf-8", "backslashreplace").decode("utf-8"),
         "place": reject.place,
         "rule": reject.rule,
         "reason": reject.reason,
@@ -164,7 +178,7 @@ class _Parts:
     def add(self, name: str, item: Text) -> None:
         for column, value in zip(DOCUMENTS.names, (name, item.text, item.url, item.karma, item.title), strict=True):
             self._columns[column].append(value)
-        self._num_bytes += len(item.text) if item.text.isascii() else len(item.text.encode("utf-8"))
+        self._num_bytes += count_bytes(item.text)
         self.num_documents += 1
         if self._num_bytes >= self._part_bytes:
             self.write()
@@ -190,7 +204,7 @@ def check_rejects(records: Sequence[Record], config: CorpusConfig) -> None:
         found: Counter[str] = Counter()
         for record in of_source:
             found.update(record.counts["sources"][source.name])
-        first = _first_reject(of_source, source, Path(config.folder) / "work" / INGEST)
+        first = _first_reject(of_source, source, Path(config.folder) / WORK_FOLDER / INGEST)
         by_records = found["rejects"] / max(found["records"], 1)
         by_bytes = found["lost"] / max(found["bytes_in"], 1)
         if max(by_records, by_bytes) > config.ingest.max_rejects:

@@ -17,6 +17,9 @@ WORK_FOLDER = "work"
 
 LINE_FILE = "line.json"
 
+LOCK_FILE = ".lock"
+"""In a corpus's folder: held alone by the run that prepares it, and together by those that add to it."""
+
 
 @dataclass(frozen=True)
 class Line:

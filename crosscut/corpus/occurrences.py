@@ -30,7 +30,7 @@ Key = Callable[[Document], str]
 KEYS = np.dtype([("row", "<u4"), ("high", "<u8"), ("low", "<u8")])
 
 REPEATS = pa.schema([("number", pa.uint64()), ("other", pa.string())])
-"""Documents that are not the first, ascending, and the id of the one that is."""
+"""Documents that are not the first, ascending, and the one that is, as `Collection.ids` names it."""
 
 
 def text_key(document: Document) -> str:
@@ -86,12 +86,13 @@ def _plan_repeats(collected: Callable[[Path], Collection], stage: str, work: Pat
     num_keys = sum(record.counts["keys"] for record in read_records(work, stage))
     num_shares = max(1, -(-num_keys // KEYS_PER_TASK))
     own = collection.own
+    settings = {"shares": num_shares, "earlier": collection.earlier_digests()}
     return [
         Task(
             name=f"{share:05}",
             function=partial(find_repeats, collection, stage, share, num_shares),
             inputs=(*(work / stage / f"{part.name}.npy" for part in own), *(files_of(part)[0] for part in own)),
-            settings={"shares": num_shares, "earlier": collection.earlier_digests()},
+            settings=settings,
         )
         for share in range(num_shares if own else 0)
     ]

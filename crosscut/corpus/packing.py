@@ -2,7 +2,7 @@
 
 Documents are split into training and validation at random; a training document is then written as often as the weight
 of its source says: twice for 2, and for 0.25 a quarter of them once, chosen from the seed and the document's id. So
-validation documents are never in training, and never repeated. One document's pieces stay together.
+validation documents are never in training, and never repeated. The pieces of one document are all on the same side.
 
 The task writes the folder's files among those of the stages; `publish` then links them into place, all at once.
 """
@@ -27,7 +27,7 @@ from crosscut.config.corpus import CorpusConfig, TokensConfig
 from crosscut.config.errors import DataError
 from crosscut.corpus.documents import read_table
 from crosscut.corpus.parts import find_parts
-from crosscut.corpus.stages import Counts, Output, Task, read_records
+from crosscut.corpus.stages import Counts, Output, Record, Task, read_records
 from crosscut.corpus.tokens import TOKENS, index_name, tokens_name
 from crosscut.data.folders import beside, exchange, is_taken
 from crosscut.data.hashing import sha256
@@ -41,6 +41,10 @@ PACKING = "packing"
 """The stage's name."""
 
 _INDEX = ".idx"
+
+
+class TooFewDocuments(DataError):  # noqa: N818 - it tells what happened
+    """The filters have left too few documents to train and validate on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +147,7 @@ def _check_enough(work: Path, parts: Iterable[str]) -> None:
         num_documents += len(np.unique(read_table(work / TOKENS / index_name(part))["row"].to_numpy()))
         if num_documents > 1:
             return
-    raise DataError(
+    raise TooFewDocuments(
         f"The corpus must have at least 2 documents, to train on one and validate on the other, but its filters leave "
         f"{num_documents}. See in the report why the others went, and name more `sources`."
     )
@@ -232,10 +236,10 @@ def publish(work: Path, target: Path) -> None:
         if name.endswith(_INDEX):
             shard = name.removesuffix(_INDEX)
             names[f"{shard}.bin"] = f"{shard}.tokens"  # the same ids in the same type
-    if is_taken(target):
-        if _is_same(folder, target, names):
-            return
-        _check_replaceable(target)
+    if is_taken(target) and _is_same(folder, target, names):
+        return
+    check_replaceable(target)
+    _check_whole(folder, record)
     try:
         with beside(target, setting="folder") as temporary:
             for name, source in names.items():
@@ -246,6 +250,16 @@ def publish(work: Path, target: Path) -> None:
             f"`{target}` must take the token shards, but does not: {error.strerror or error}. Free some space or "
             f"choose another `folder`, and start again: finished parts are kept."
         ) from None
+
+
+def _check_whole(folder: Path, record: Record) -> None:
+    """Raise `DataError` where files of the stage, which share their bytes with those published, have been damaged."""
+    damaged = [name for name, digest in sorted(record.files.items()) if sha256(folder / name) != digest]
+    if damaged:
+        (folder / f"{record.task}.json").unlink()
+        raise DataError(
+            f"`{folder / damaged[0]}` must be as it was written, but is damaged. Start again: the shards are made anew."
+        )
 
 
 def _is_same(folder: Path, target: Path, names: Iterable[str]) -> bool:
@@ -259,7 +273,10 @@ def _is_same(folder: Path, target: Path, names: Iterable[str]) -> bool:
         return False
 
 
-def _check_replaceable(target: Path) -> None:
+def check_replaceable(target: Path) -> None:
+    """Raise `DataError` where other things lie at `target` than token shards of a corpus."""
+    if not is_taken(target):
+        return
     try:
         manifest = Manifest.read(target)
         suffixes = (".tokens", ".index", ".bin", _INDEX)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ from crosscut.corpus.audit.page import write_page
 from crosscut.corpus.audit.report import build_report, measure_timings
 from crosscut.corpus.audit.samples import AuditStage
 from crosscut.corpus.cleaning import clean_part
+from crosscut.corpus.collection import reading
 from crosscut.corpus.documents import CLEANING, INGEST
 from crosscut.corpus.duplicates import duplicate_stages
 from crosscut.corpus.engine import start_engine
@@ -31,8 +33,9 @@ from crosscut.corpus.ingest import IngestStage, check_rejects
 from crosscut.corpus.language import LanguageFilter
 from crosscut.corpus.leakage.stages import leakage_stages
 from crosscut.corpus.length import LengthFilter
+from crosscut.corpus.line import LOCK_FILE, WORK_FOLDER, Line, forget
 from crosscut.corpus.occurrences import first_stages
-from crosscut.corpus.packing import PackingStage, publish
+from crosscut.corpus.packing import PackingStage, TooFewDocuments, check_replaceable, publish
 from crosscut.corpus.parts import PartStage, files_of, find_parts
 from crosscut.corpus.repair import repair
 from crosscut.corpus.running import StageResult, run_stage
@@ -45,9 +48,6 @@ from crosscut.data.manifest import TOKENIZER_NAME
 from crosscut.data.progress import ProgressBar
 
 Paths = tuple[Path, ...]
-
-WORK_FOLDER = "work"
-"""The stages' files, in a corpus's folder."""
 
 TOKENIZER = "tokenizer"
 """Name of the stage that copies or trains it."""
@@ -71,31 +71,66 @@ def prepare_corpus(config: CorpusConfig, *, progress: bool = True) -> CorpusResu
     """Bring a corpus up to date: what is done already stays, the rest is done.
 
     Raises `DataError` for sources that cannot be read, lists, tokenizers and test sets that are not there, too many
-    rejects, a disk that is full, and a folder that another process is preparing.
+    rejects, a disk that is full, and a folder that another process is preparing. Where too few documents are left to be
+    packed, the report tells why the others went.
     """
-    folder, work = Path(config.folder), Path(config.folder) / WORK_FOLDER
-    stages = stages_of(config)
+    folder = Path(config.folder)
+    line = _line_of(config)
     results: list[StageResult] = []
-    with _alone_in(folder):
-        write_toml(config, folder / CONFIG_FILE)
-        with start_engine(config.engine) as engine, ProgressBar(shown=progress) as bar:
-            digests = Digests()
-            for stage in stages:
-                results.append(run_stage(stage, work, engine=engine, digests=digests, bar=bar))
-                if stage.name == INGEST:
-                    check_rejects(read_records(work, INGEST), config)
-        publish(work, folder / TOKENS_FOLDER)
-        report, timings = build_report(results, config, work), measure_timings(results, config)
-        write_whole(folder / REPORT_FILE, json.dumps(report, indent=1) + "\n")
-        write_whole(folder / TIMINGS_FILE, json.dumps(timings, indent=1) + "\n")
-        write_page(report, timings, folder / PAGE_FILE)
+    with _alone_in(folder), reading(config.duplicates.against), _writing(folder):
+        check_replaceable(folder / TOKENS_FOLDER)
+        _begin(line)
+        try:
+            with start_engine(config.engine, line.work) as engine, ProgressBar(shown=progress) as bar:
+                digests = Digests()
+                for stage in line.stages:
+                    results.append(run_stage(stage, line.work, engine=engine, digests=digests, bar=bar))
+                    if stage.name == INGEST:
+                        check_rejects(read_records(line.work, INGEST), config)
+            publish(line.work, folder / TOKENS_FOLDER)
+        except TooFewDocuments:
+            _report(config, line, results)
+            raise
+        report = _report(config, line, results)
+        Line(line.filters, line.cleaned).write(line.work)
     return CorpusResult(config, report, tuple(results))
+
+
+def _begin(line: _Line) -> None:
+    """Take away what a run with other stages has left: whoever reads the folder would take it for this one's."""
+    names = {stage.name for stage in line.stages}
+    line.work.mkdir(exist_ok=True)
+    forget(line.work)
+    for path in line.work.iterdir():
+        if path.is_dir() and path.name not in names:
+            shutil.rmtree(path)
+
+
+def _report(config: CorpusConfig, line: _Line, results: Sequence[StageResult]) -> dict[str, Any]:
+    folder = Path(config.folder)
+    report, timings = build_report(results, config, line.work), measure_timings(results, config)
+    write_toml(config, folder / CONFIG_FILE)
+    write_whole(folder / REPORT_FILE, json.dumps(report, indent=1) + "\n")
+    write_whole(folder / TIMINGS_FILE, json.dumps(timings, indent=1) + "\n")
+    write_page(report, timings, folder / PAGE_FILE)
+    return report
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"`{folder}` must take what is written to it, but does not: {error.strerror or error}. Free some space or "
+            "choose another `folder`, and start again: finished parts are kept."
+        ) from None
 
 
 def explain_document(config: CorpusConfig, document_id: str) -> str:
     """What happened to one document of a corpus that is prepared, as text. Raises `DataError` for an unknown id."""
     line = _line_of(config)
-    return explain(line.work, line.filters, document_id, against=config.duplicates.against)
+    return explain(line.work, line.filters, document_id, cleaned=line.cleaned, against=config.duplicates.against)
 
 
 def stages_of(config: CorpusConfig) -> list[Stage]:
@@ -181,14 +216,15 @@ def _add_cleaning(line: _Line) -> None:
     cleaners = {source.name: source.cleaners for source in line.config.sources if source.cleaners}
     if not cleaning.unicode and not cleaners:
         return
-    repair("")  # finds out now whether ftfy is there
+    if cleaning.unicode:
+        repair("")  # finds out now whether ftfy is there
     line.add(
         PartStage(
             name=CLEANING,
             version=1,
             function=clean_part,
             arguments=(cleaning, cleaners),
-            settings={**asdict(cleaning), "ftfy": version("ftfy"), "cleaners": cleaners},
+            settings={**asdict(cleaning), "ftfy": version("ftfy") if cleaning.unicode else "", "cleaners": cleaners},
             filters=line.filters,
         ),
         filters=True,
@@ -220,13 +256,13 @@ def _plan_tokenizer(
     config: CorpusConfig, given: str, filters: tuple[str, ...], cleaned: bool, work: Path
 ) -> Sequence[Task]:
     parts = [] if given else [part for part, _ in find_parts(work, filters=filters, cleaned=cleaned)]
-    settings = {"given": given} if given else {"vocab_size": config.tokens.vocab_size}
+    trained = {"vocab_size": config.tokens.vocab_size, "tokenizers": version("tokenizers")}
     return [
         Task(
             name="copied" if given else "trained",
             function=partial(make_tokenizer, parts, config.tokens),
             inputs=tuple(file for part in parts for file in files_of(part)),
-            settings=settings,
+            settings={"given": given} if given else trained,
         )
     ]
 
@@ -238,10 +274,10 @@ def _add_length(line: _Line, tokenizer: Path) -> None:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold the folder: a second process that prepared the same corpus would take the first one's files away."""
+    """Hold the folder: one that prepared the same corpus, or read it, would have its files taken away."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        lock = (folder / LOCK_FILE).open("w")
     except OSError as error:
         raise DataError(
             f"`folder` must be one that can be written to, but `{folder}` is not: {error.strerror}. Choose another."
@@ -251,7 +287,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DataError(
-                f"`{folder}` must be prepared by one process at a time, but another one is at it. Wait for it, or "
-                "choose another `folder`."
+                f"`{folder}` must be prepared by one process at a time, but another one is at it or adds to it. "
+                "Wait for it, or choose another `folder`."
             ) from None
         yield

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -103,6 +104,9 @@ class Record:
     files: dict[str, str]
     """Name to SHA-256 of the files it wrote."""
 
+    sizes: dict[str, int]
+    """Name to bytes of the same."""
+
     counts: Counts
 
     @classmethod
@@ -145,9 +149,16 @@ class Digests:
 def is_done(folder: Path, task: Task, key: str) -> Record | None:
     """The record of a task whose result is there already; None where it must be run."""
     record = Record.read(folder / f"{task.name}.json")
-    if record is None or record.key != key or not all((folder / name).is_file() for name in record.files):
+    if record is None or record.key != key:
         return None
-    return record
+    return record if all(_has_size(folder / name, size) for name, size in record.sizes.items()) else None
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False
 
 
 def execute(folder: Path, task: Task, key: str) -> Record:
@@ -156,7 +167,7 @@ def execute(folder: Path, task: Task, key: str) -> Record:
     Raises what the task raises, and `DataError` where the disk does not take what it writes; then nothing of it is
     left.
     """
-    temporary = folder / f".{task.name}.unfinished"
+    temporary = folder / f".{task.name}.{socket.gethostname()}.{os.getpid()}.unfinished"
     started = time.monotonic()
     try:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -164,14 +175,16 @@ def execute(folder: Path, task: Task, key: str) -> Record:
         counts = task.function(Output(temporary))
         written = sorted(temporary.iterdir())
         files = {path.name: sha256(path) for path in written}
+        sizes = {path.name: path.stat().st_size for path in written}
         record_path = folder / f"{task.name}.json"
         assert record_path.name not in files, f"{record_path.name} is the task's record"
         record_path.unlink(missing_ok=True)  # from here to the end the task counts as not done
         for path in written:
             _flush(path)
             path.replace(folder / path.name)
+        seconds = time.monotonic() - started
         record = Record(
-            task=task.name, key=key, seconds=time.monotonic() - started, size=task.size, files=files, counts=counts
+            task=task.name, key=key, seconds=seconds, size=task.size, files=files, sizes=sizes, counts=counts
         )
         write_whole(record_path, json.dumps(asdict(record)))
         return record
@@ -215,11 +228,15 @@ def add_counts(counts: Sequence[Counts]) -> Counts:
     """The counts of several tasks as one: numbers are added, tables by their keys, and lists laid end to end."""
     total: Counts = {}
     for one in counts:
-        for name, value in one.items():
-            if name not in total:
-                total[name] = value
-            elif isinstance(value, Mapping):
-                total[name] = add_counts([total[name], dict(value)])
-            else:
-                total[name] = total[name] + value
+        _add(total, one)
     return total
+
+
+def _add(total: Counts, one: Mapping[str, Any]) -> None:
+    for name, value in one.items():
+        if isinstance(value, Mapping):
+            _add(total.setdefault(name, {}), value)
+        elif isinstance(value, list):
+            total.setdefault(name, []).extend(value)
+        else:
+            total[name] = total[name] + value if name in total else value

@@ -55,7 +55,7 @@ def _short(tokens: int, *, about: bool) -> str:
 
 def _duplicates(duplicates: Mapping[str, Any] | None) -> list[str]:
     planted = (duplicates or {}).get("planted") or {}
-    if not planted.get("planted"):
+    if not planted.get("planted") or planted.get("precision") is None:
         return []
     recall, precision = f"{planted['recall']:.1%}", f"{planted['precision']:.1%}"
     found = f"{recall} of {planted['planted']:,} planted near-duplicates were found"

@@ -30,7 +30,10 @@ def make_tokenizer(parts: Sequence[Part], config: TokensConfig, output: Output) 
         return {"vocab_size": tokenizer.vocab_size, "trained_on": {"documents": 0, "characters": 0}}
     read = {"documents": 0, "characters": 0}
     tokenizer = Tokenizer.train(_texts(parts, read), vocab_size=config.vocab_size)
-    tokenizer.save(path)
+    try:
+        tokenizer.save(path)
+    except Exception as error:  # the library raises bare Exception where the disk does not take it
+        raise OSError(str(error)) from None
     return {"vocab_size": tokenizer.vocab_size, "trained_on": read}
 
 

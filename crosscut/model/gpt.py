@@ -54,6 +54,8 @@ class GPT(nn.Module):
         self.config, self.mesh = config, mesh
         self.loss_passes: LossPasses | None = None
         """What goes over the logits, where it is compiled."""
+        self.loss_chunk_tokens: int | None = None
+        """Tokens whose logits the loss holds at once; None takes what suits the device."""
         vocabulary, hidden = config.vocab_size, config.hidden_size
         types = {"dtype": dtype, "output_dtype": compute_dtype or dtype}
         self.tokens = VocabParallelEmbedding(vocabulary, hidden, mesh=mesh, **types)
@@ -119,6 +121,7 @@ class GPT(nn.Module):
             axis=self.mesh.tensor,
             scale=scale,
             passes=self.loss_passes,
+            chunk_tokens=self.loss_chunk_tokens,
         )
 
     @torch.no_grad()

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
 from crosscut.parallel.mesh import ParallelMesh
@@ -52,7 +53,7 @@ def disturb_(parameter: nn.Parameter, *, std: float, seed: int, name: str) -> No
 
 def _fill(target: Tensor, parameter: DTensor, *, std: float, words: tuple[object, ...]) -> None:
     """Draw this rank's part of a parameter into `target`."""
-    if not target.numel():
+    if not target.numel() or isinstance(target, FakeTensor):  # of those without memory nothing needs values
         return
     target = target if target.dim() else target.view(1)
     dim = cut_dim(parameter) or 0

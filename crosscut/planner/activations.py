@@ -61,7 +61,7 @@ class LayerActivations:
 
 
 def layer_activations(run: Planned, *, device: Device = "cuda", mode: str | None = None) -> LayerActivations:
-    """What a layer that recomputes as `training.recompute` says keeps on `device`; offloaded inputs are not there.
+    """What a layer that recomputes as `training.recompute` says keeps on `device`; offloaded inputs are not on a GPU.
 
     Another `mode` of `training.recompute` may be given: `none` is what a recomputed layer has while it goes backward.
 
@@ -74,7 +74,7 @@ def layer_activations(run: Planned, *, device: Device = "cuda", mode: str | None
     tokens = run.micro_batch_size * run.training.sequence_length
     own_tokens = tokens // tensor if run.layout.sequence_parallel else tokens  # between the parallel regions
     if mode == "full":
-        offloaded = "activations" in run.training.offload
+        offloaded = "activations" in run.training.offload and device == "cuda"
         return LayerActivations(inputs=0 if offloaded else own_tokens * h * size)
     keeps_cheap = mode != "operators"
     mask_bytes = 1 if device == "cuda" else size

@@ -3,13 +3,13 @@
 A step has a few instants at which something is at its most; the forecast is the largest of them. `A` are the
 activations of all layers, `G` the gradients, `E` the gradient of the vocabulary's part of a rank:
 
-| instant              | beside weights and optimizer                                                            |
-|----------------------|-----------------------------------------------------------------------------------------|
-| loss                 | A, the last hidden states and their gradient, E, a chunk's logits                         |
-| backward, last layer | A, what the layer needs for a moment, E                                                   |
-| backward, embedding  | G, the sum of both uses of the vocabulary, the buckets that are on their way              |
-| reduction            | G, all buckets                                                                            |
-| step                 | G, what AdamW needs beside it                                                             |
+| instant             | beside weights and optimizer                                                              |
+|---------------------|-------------------------------------------------------------------------------------------|
+| loss                | A, the last hidden states and their gradient, E, a chunk's logits                         |
+| backward, layer i   | of A and G what there is then, what the layer needs for a moment, E                       |
+| backward, embedding | G, both gradients of the vocabulary and their sum, the buckets that are on their way      |
+| reduction           | G, all buckets                                                                            |
+| step                | G, what AdamW needs beside it                                                             |
 
 From the second micro-batch on G is there from the beginning. The derivations are in `docs/planner.md`; the dry run
 (`crosscut.rehearsal`) counts the same from the program.
@@ -26,6 +26,12 @@ from crosscut.config.precision import PRECISIONS
 from crosscut.planner.activations import Device, layer_activations, num_recomputed_layers
 from crosscut.planner.candidate import Planned
 from crosscut.planner.parameters import LocalTensor, known_vocab_size, layer_tensors, root_tensors
+
+BUCKET_BYTES = 32 << 20
+"""Of a bucket of gradients; as `parallel.gradients` has it."""
+
+PIECE_ELEMENTS = 1 << 24
+"""Of each moment in a piece of the optimizer's step that comes from the host; as `training.host_moments` has it."""
 
 FRAGMENTATION = 0.05
 """Share of what comes and goes in a step that a caching allocator holds besides, in blocks that fit nothing."""
@@ -74,33 +80,39 @@ def forecast_memory(run: Planned, *, device: Device = "cuda") -> MemoryForecast:
 
     Raises `ConfigError` where `model.vocab_size` is still 0.
     """
-    return max(_instants(run, device), key=lambda forecast: forecast.total)
+    return max(forecast_instants(run, device=device), key=lambda forecast: forecast.total)
 
 
-class _Sizes(NamedTuple):
-    """Elements on a rank."""
+def forecast_instants(run: Planned, *, device: Device = "cuda") -> list[MemoryForecast]:
+    """What it holds at each instant at which something is at its most, in their order."""
+    return _Step(run, device).instants()
+
+
+class _Parts(NamedTuple):
+    """Elements of parameters on a rank."""
 
     layer: int
     root: int
     layer_share: int
+    """Of the layer, what a data rank keeps of it."""
     root_share: int
     vocabulary: int
-    """Of the rows that the loss multiplies by."""
-    largest: int
-    """Of a layer's matrices."""
+    """The rows that the loss multiplies by."""
+    last_matrix: int
+    """The last of a layer, whose gradient comes first."""
 
 
 @lru_cache(maxsize=4096)
-def _sizes(model: ModelConfig, tensor: int, shares: int) -> _Sizes:
+def _parts(model: ModelConfig, tensor: int, shares: int) -> _Parts:
     layout = Layout(tensor=tensor)
     layer, root = layer_tensors(model, layout), root_tensors(model, layout)
-    return _Sizes(
-        layer=sum(t.size for t in layer),
-        root=sum(t.size for t in root),
-        layer_share=sum(_share(t, shares) for t in layer),
-        root_share=sum(_share(t, shares) for t in root),
+    return _Parts(
+        layer=sum(part.size for part in layer),
+        root=sum(part.size for part in root),
+        layer_share=sum(_share(part, shares) for part in layer),
+        root_share=sum(_share(part, shares) for part in root),
         vocabulary=padded_vocab_size(known_vocab_size(model), tensor) // tensor * model.hidden_size,
-        largest=max(t.size for t in layer),
+        last_matrix=model.hidden_size * model.mlp_size // tensor,
     )
 
 
@@ -109,82 +121,177 @@ def _share(tensor: LocalTensor, shares: int) -> int:
     return -(-rows // shares) * (tensor.size // rows)
 
 
-def _instants(run: Planned, device: Device) -> list[MemoryForecast]:
-    """The forecast of each instant."""
-    model, layout, training = run.model, run.layout, run.training
-    precision = PRECISIONS[training.precision]
-    size, wide = precision.compute_bytes, precision.accumulation_bytes
-    sizes = _sizes(model, layout.tensor, layout.shard_size)
-    sharded, L = layout.shard_size > 1, model.num_layers
-    own = L * sizes.layer_share + sizes.root_share
-    accumulated = run.num_micro_batches > 1
-    offloads_moments = "optimizer" in training.offload and device == "cuda"
-    is_mixed = size != wide
+class _Step:
+    """A run's step, and what is there at each of its instants."""
 
-    mine = layer_activations(run, device=device)
-    plain = layer_activations(run, device=device, mode="none")
-    recomputed = num_recomputed_layers(run)
-    cast = recomputed * mine.weights + (L - recomputed) * plain.weights
-    held = cast + recomputed * mine.total + (L - recomputed) * plain.total
-    tokens = run.micro_batch_size * training.sequence_length
-    between = (tokens // layout.tensor if layout.sequence_parallel else tokens) * model.hidden_size * size
-    whole = tokens * model.hidden_size * size
-    again = plain.total - mine.total if training.recompute == "full" else 0
-    mlp = tokens * model.mlp_size // layout.tensor * size
-    working = again + mlp + 3 * between + (whole if layout.sequence_parallel else 0)
+    def __init__(self, run: Planned, device: Device) -> None:
+        self.run, self.device = run, device
+        precision = PRECISIONS[run.training.precision]
+        self.size, self.wide = precision.compute_bytes, precision.accumulation_bytes
+        self.is_mixed = self.size != self.wide
+        self.is_sharded = run.layout.shard_size > 1
+        self.parts = _parts(run.model, run.layout.tensor, run.layout.shard_size)
+        self.own = run.model.num_layers * self.parts.layer_share + self.parts.root_share
+        self.kept = layer_activations(run, device=device)
+        self.plain = layer_activations(run, device=device, mode="none")
+        self.tokens = run.micro_batch_size * run.training.sequence_length
+        self.whole = self.tokens * run.model.hidden_size * self.size
+        self.between = self.whole // run.layout.tensor if run.layout.sequence_parallel else self.whole
+        """Bytes of the residual stream on a rank."""
 
-    local_vocab = sizes.vocabulary // model.hidden_size
-    chunk = min(tokens, default_loss_chunk(local_vocab, tokens, device=device))
-    logits = chunk * local_vocab * (wide + size if is_mixed else size)
-    vocabulary_gradient = sizes.vocabulary * wide
+    def instants(self) -> list[MemoryForecast]:
+        """All at which something is at its most."""
+        last = self.run.model.num_layers - 1
+        again = (num_recomputed_layers(self.run) - 1) * self.run.training.recompute_every
+        layers = dict.fromkeys((last, max(again, 0), min(1, last), 0))  # the first one gathers no other ahead
+        return [self._loss(), *map(self._backward, layers), self._embedding(), self._reduction(), self._update()]
 
-    gathered = _gathered(run, sizes, size, wide) if sharded else 0
-    moments = 2 * own * wide
-    gradients = own * wide
-    buckets = gradients if layout.data > 1 and not sharded else 0
-    whole_gradients = (sizes.layer * (size + wide) + sizes.root * wide) if sharded else 0
+    def _loss(self) -> MemoryForecast:
+        local_vocabulary = self.parts.vocabulary // self.run.model.hidden_size
+        chunk = min(self.tokens, default_loss_chunk(local_vocabulary, self.tokens, device=self.device))
+        compiled = self.device == "cuda" and self.run.is_compiled_on_gpus
+        of_logit = 2 * self.size if compiled else self.wide + self.size * self.is_mixed
+        weights, activations = self._held(self.run.model.num_layers - 1)
+        cast = self.parts.vocabulary * self.size * self.is_mixed
+        return self._at(
+            "loss",
+            weights=weights + cast,
+            gradients=self._summed(0) + self.parts.vocabulary * self.wide + cast,
+            activations=activations + 2 * self.whole + chunk * self.whole // self.tokens,
+            logits=chunk * local_vocabulary * of_logit,
+            buffers=self._gathered(self.run.model.num_layers if self._keeps_weights else 0),
+        )
 
-    def at(instant: str, **held: int) -> MemoryForecast:
-        comes_and_goes = sum(held.values())
-        weights = held.pop("weights", 0)
+    def _backward(self, layer: int) -> MemoryForecast:
+        """The layer's first matrix product but one to go backward, or its attention."""
+        run = self.run
+        weights, activations = self._held(layer)
+        if _recomputes(run, layer):
+            activations += self._again()
+            weights += self.plain.weights - self.kept.weights
+        done = run.model.num_layers - 1 - layer
+        scattered = self.parts.layer * self.wide if self.is_sharded and done else 0
+        return self._at(
+            f"backward, layer {layer}",
+            weights=weights,
+            gradients=self._summed(done) + self.parts.vocabulary * self.wide + self.parts.last_matrix * self.size,
+            activations=activations + max(self._of_mlp(), self._of_attention()),
+            buffers=self._gathered(self._whole_layers(layer + 1)) + scattered + self._sent(done * self.parts.layer),
+        )
+
+    def _embedding(self) -> MemoryForecast:
+        """Both gradients of a tied vocabulary, and their sum."""
+        run, parts = self.run, self.parts
+        uses = 3 if run.model.tied else 1
+        layers = run.model.num_layers * parts.layer_share
+        ready = self.own if self._accumulates else layers if self.is_sharded else self.own - parts.vocabulary
+        gathered = self._gathered(self._whole_layers(0))
+        return self._at(
+            "backward, embedding",
+            gradients=(ready + uses * parts.vocabulary) * self.wide,
+            activations=self.tokens * run.model.hidden_size * (self.wide + self.size * self.is_mixed),
+            buffers=gathered + parts.layer * self.wide * self.is_sharded + self._sent(layers),
+        )
+
+    def _reduction(self) -> MemoryForecast:
+        copies = self.run.layout.data > 1 and not self.is_sharded
+        return self._at("reduction", gradients=self.own * self.wide, buffers=self.own * self.wide * copies)
+
+    def _update(self) -> MemoryForecast:
+        places = 4 * min(PIECE_ELEMENTS, self.own) * self.wide if self._moments_wait else 0
+        return self._at("step", gradients=self.own * self.wide, buffers=places)
+
+    def _at(self, instant: str, *, weights: int = 0, activations: int = 0, **held: int) -> MemoryForecast:
+        state = self.own * self.wide
+        passing = weights + activations + sum(held.values())
         return MemoryForecast(
             instant=instant,
-            weights=weights if is_mixed else weights + own * wide,
-            master_weights=own * wide if is_mixed else 0,
-            optimizer=0 if offloads_moments else moments,
-            allowance=int(FRAGMENTATION * comes_and_goes) if device == "cuda" else 0,
+            weights=weights if self.is_mixed else weights + state,
+            master_weights=state if self.is_mixed else 0,
+            optimizer=0 if self._moments_wait else 2 * state,
+            activations=activations,
+            allowance=int(FRAGMENTATION * passing) if self.device == "cuda" else 0,
             **held,
         )
 
-    before = gradients if accumulated else 0
-    return [
-        at(
-            "loss",
-            weights=cast + (sizes.vocabulary * size if is_mixed else 0),
-            gradients=before + vocabulary_gradient,
-            activations=held - cast + 2 * whole + between,
-            logits=logits,
-            buffers=gathered,
-        ),
-        at(
-            "backward, last layer",
-            weights=cast,
-            gradients=before + vocabulary_gradient + sizes.largest * (size + wide if is_mixed else wide),
-            activations=held - cast + between + working,
-            buffers=gathered + (sizes.layer * (size + wide) if sharded else 0),
-        ),
-        at(
-            "backward, embedding",
-            gradients=gradients + (whole_gradients if sharded else 0) + 2 * vocabulary_gradient,
-            activations=2 * between,
-            buffers=gathered + buckets,
-        ),
-        at("reduction", gradients=gradients, buffers=buckets),
-        at("step", gradients=gradients),
-    ]
+    @property
+    def _accumulates(self) -> bool:
+        return self.run.num_micro_batches > 1
+
+    @property
+    def _keeps_weights(self) -> bool:
+        return self.run.layout.sharding == "zero2"
+
+    @property
+    def _moments_wait(self) -> bool:
+        return self.device == "cuda" and "optimizer" in self.run.training.offload
+
+    def _held(self, layer: int) -> tuple[int, int]:
+        """Weights that layers up to this one have cast, and the activations that they and the root keep."""
+        num_layers = layer + 1
+        again = 0 if self.run.training.recompute == "none" else -(-num_layers // self.run.training.recompute_every)
+        plain = num_layers - again
+        leaving = 2 * self.between if self.kept.total == 0 else 0
+        masks = self.plain.masks // 2
+        root = self.between + masks + 9 * self.tokens  # the last norm's input, dropout's mask, the embedding's index
+        return (
+            again * self.kept.weights + plain * self.plain.weights,
+            again * self.kept.total + plain * self.plain.total + leaving + root,
+        )
+
+    def _again(self) -> int:
+        """What a layer that recomputes has besides while it goes backward."""
+        mode = self.run.training.recompute
+        return {"full": self.plain.total - self.kept.total, "operators": self.plain.mlp - self.kept.mlp}.get(mode, 0)
+
+    def _residual(self) -> int:
+        """The gradient of the residual stream, with dropout's beside it, and gathered where the sequence is split."""
+        split = self.whole if self.run.layout.sequence_parallel else 0
+        return self.between * (2 if self.run.model.dropout else 1) + split
+
+    def _of_mlp(self) -> int:
+        """While the second matrix goes backward: its input's gradient; SwiGLU has two more on their way."""
+        width = self.tokens * self.run.model.mlp_size // self.run.layout.tensor * self.size
+        return self._residual() + width * (3 if self.run.model.mlp == "swiglu" else 1)
+
+    def _of_attention(self) -> int:
+        """While attention goes backward, with what the layer's second half kept given back.
+
+        A kernel gives the gradients of queries, keys and values at once; in steps there are those of scores.
+        """
+        run = self.run
+        second_half = self.plain.mlp + (self.plain.inputs + self.plain.norms + self.plain.masks) // 2
+        gradients = self.plain.attention
+        if self.device == "cpu" and run.model.dropout:
+            heads = run.model.num_heads // run.layout.tensor
+            gradients = gradients // 2 + self.tokens * heads * run.training.sequence_length * max(self.size, 4)
+        again = self.plain.core if run.training.recompute == "selective" else 0
+        return self._residual() + again + gradients - second_half
+
+    def _summed(self, done: int) -> int:
+        """Gradients that are there when `done` layers have gone backward, without what is on its way."""
+        return (self.own if self._accumulates else done * self.parts.layer_share) * self.wide
+
+    def _sent(self, elements: int) -> int:
+        """Buckets that are on their way over the data ranks when so many gradients are ready."""
+        if self.run.layout.data == 1 or self.is_sharded:
+            return 0
+        return elements * self.wide // BUCKET_BYTES * BUCKET_BYTES
+
+    def _whole_layers(self, left: int) -> int:
+        """Layers that are gathered while `left` are yet to go backward: the one that runs and the next, or all that are
+        left; before the last micro-batch all.
+        """
+        if not self._keeps_weights:
+            return min(2, left)
+        return self.run.model.num_layers if self._accumulates else left
+
+    def _gathered(self, layers: int) -> int:
+        """Weights of the root and of so many layers that are gathered from shares."""
+        if not self.is_sharded:
+            return 0
+        return self.parts.root * self.wide + layers * self.parts.layer * self.size
 
 
-def _gathered(run: Planned, sizes: _Sizes, size: int, wide: int) -> int:
-    """Bytes of weights that are gathered at once: the root and every layer's, or two layers'."""
-    at_once = run.model.num_layers if run.layout.sharding == "zero2" else min(2, run.model.num_layers)
-    return sizes.root * wide + at_once * sizes.layer * size
+def _recomputes(run: Planned, layer: int) -> bool:
+    return run.training.recompute != "none" and layer % run.training.recompute_every == 0

@@ -81,9 +81,32 @@ def account_of(named: Mapping[str, Iterable[Tensor]], device: torch.device) -> I
             yield account
         return
     for name, tensors in named.items():
-        account.before.update({_key(t): (t.untyped_storage().nbytes(), name) for t in _plain(tensors)})
-    with _StorageMode(account):
+        account.before.update(
+            {t.untyped_storage()._cdata: (t.untyped_storage().nbytes(), name) for t in _plain(tensors)}
+        )
+    mode = _StorageMode(account)
+    with mode, resizing_told_to(mode.resized):
         yield account
+
+
+@contextmanager
+def resizing_told_to(tell: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Inside, `tell` is called with every storage whose size Python changes: what sharding gathers comes and goes so,
+    without an operator.
+    """
+    storages: Any = torch.UntypedStorage
+    plain = storages.resize_
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        result = plain(storage, size)
+        tell(storage)
+        return result
+
+    storages.resize_ = resize_
+    try:
+        yield
+    finally:
+        storages.resize_ = plain
 
 
 def _plain(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -118,17 +141,22 @@ class _StorageMode(TorchDispatchMode):
             return NotImplemented  # it comes again as operators on local tensors
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and type(tensor).__name__ != "DTensor":
+            if isinstance(tensor, Tensor) and type(tensor).__name__ not in ("DTensor", "FakeTensor"):
                 self._note(tensor.untyped_storage())
         return result
 
-    def _note(self, storage: torch.UntypedStorage) -> None:
-        key = storage.data_ptr()
-        if not storage.nbytes() or key in self.known:
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Note that a storage has another size now."""
+        self._note(storage, is_new_size=True)
+
+    def _note(self, storage: torch.UntypedStorage, *, is_new_size: bool = False) -> None:
+        key = storage._cdata
+        if (not storage.nbytes() or key in self.known) and not is_new_size:
             return
-        self.known.add(key)
         self.account.events.append((key, storage.nbytes(), holder_of(_frames())))
-        weakref.finalize(storage, self._gone, key)
+        if key not in self.known:
+            self.known.add(key)
+            weakref.finalize(storage, self._gone, key)
 
     def _gone(self, key: int) -> None:
         self.known.discard(key)

@@ -81,6 +81,12 @@ class LocalAdamW(AdamW):
             for dtype in dict.fromkeys(p.dtype for p in parameters):
                 self._update([p for p in parameters if p.dtype == dtype], group)
 
+    def prepare(self) -> None:
+        """Make now the state that the first step would make."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self._state_of(parameter)
+
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As PyTorch's, but the moments go to where they live: PyTorch would take all of them to the device."""

@@ -1,15 +1,24 @@
 """A document's number leads to it, and numbers ascend in the order of the corpus."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from crosscut.config.errors import DataError
-from crosscut.corpus.collection import collect, split_by_part
+from crosscut.config.corpus import SourceConfig
+from crosscut.config.errors import ConfigError, DataError
+from crosscut.corpus.collection import Collection, collect, earlier_id, split_by_part
+from crosscut.corpus.documents import TEXTS, Drop, drops_name, write_drops, write_table
+from crosscut.corpus.line import Line, forget
 from tests.corpus.duplicates.corpora import ingest
 
 
+def finish(work: Path, *filters: str, cleaned: bool = False) -> None:
+    Line(filters, cleaned).write(work)
+
+
 def test_numbers_lead_to_documents_of_earlier_runs_and_of_this_one(tmp_path):
-    ingest(tmp_path / "old" / "work", [["a", "b"]], name="old")
+    finish(ingest(tmp_path / "old" / "work", [["a", "b"]], name="old"))
     work = ingest(tmp_path / "new", [["c"], ["d", "e"]], name="new")
     collection = collect(work, (str(tmp_path / "old"),), filters=(), cleaned=False)
     rows = np.arange(2, dtype=np.uint32)
@@ -18,14 +27,56 @@ def test_numbers_lead_to_documents_of_earlier_runs_and_of_this_one(tmp_path):
     )
     assert np.array_equal(numbers, np.sort(numbers))
     assert [document.text for document in collection.documents(numbers)] == ["a", "b", "c", "d", "e"]
-    assert collection.ids(numbers[[4, 0, 4]]) == ["new1.1", "old0.0", "new1.1"]
+    assert collection.ids(numbers[[4, 0, 4]]) == ["new1.1", f"[{tmp_path / 'old'}] old0.0", "new1.1"]
     assert collection.is_earlier(numbers).tolist() == [True, True, False, False, False]
     assert [(index, rows.tolist()) for index, rows in split_by_part(numbers)] == [(0, [0, 1]), (1, [0]), (2, [0, 1])]
     assert len(collection.earlier_digests()) == 1
 
 
-def test_an_earlier_run_must_be_there(tmp_path):
-    with pytest.raises(
-        DataError, match=r"`duplicates.against` must name output folders .* but `.*` holds no documents"
-    ):
-        collect(tmp_path, (str(tmp_path / "gone"),), filters=(), cleaned=False)
+def test_what_an_earlier_run_kept_is_what_its_own_stages_kept(tmp_path):
+    work = ingest(tmp_path / "old" / "work", [["a", "b", "c"]])
+    for stage, row in (("length", 0), ("language", 1)):
+        (work / stage).mkdir()
+        write_drops(work / stage / drops_name("000000-0000"), [Drop(row, "rule")])
+    (work / "cleaning").mkdir()
+    rows = {"row": [0, 1, 2], "text": ["A", "B", "C"]}
+    write_table(work / "cleaning" / "000000-0000.arrow", rows, TEXTS)
+
+    def kept(*filters: str, cleaned: bool = False) -> tuple[list[str], list[str]]:
+        finish(work, *filters, cleaned=cleaned)
+        collection = collect(tmp_path / "new", (str(tmp_path / "old"),), filters=(), cleaned=False)
+        texts = [document.text for document in collection.parts[0].documents()]
+        return texts, collection.earlier_digests()
+
+    assert kept()[0] == ["a", "b", "c"]  # the other folders are of runs before
+    assert kept("length")[0] == ["b", "c"]
+    assert kept("length", "language", cleaned=True)[0] == ["C"]
+    assert kept("length")[1] == kept("length")[1] != kept("length", cleaned=True)[1]
+
+
+def test_ids_are_read_without_texts(tmp_path, monkeypatch):
+    work = ingest(tmp_path, [["a", "b"]])
+    collection = collect(work, (), filters=(), cleaned=False)
+    monkeypatch.setattr(Collection, "documents", None)
+    monkeypatch.setattr("crosscut.corpus.documents.read_table", None)
+    assert collection.ids(collection.numbers(0, np.array([1, 0], np.uint32))) == ["0.1", "0.0"]
+
+
+def test_documents_of_earlier_runs_are_named_as_no_source_can_be():
+    with pytest.raises(ConfigError, match=r"`sources.name` must be letters"):
+        SourceConfig(name=earlier_id("runs/old", "web/a.jsonl#1").partition("/")[0], files=("-",))
+
+
+@pytest.mark.parametrize("harm", [None, forget], ids=["gone", "begun"])
+def test_an_earlier_run_must_have_ended_well(tmp_path, harm):
+    folder = tmp_path / "old"
+    if harm:
+        finish(work := ingest(folder / "work", [["a"]]))
+        harm(work)
+    with pytest.raises(DataError) as raised:
+        collect(tmp_path, (str(folder),), filters=(), cleaned=False)
+    assert str(raised.value) == (
+        f"`duplicates.against` must name output folders of `crosscut prepare` whose run has ended well, with their "
+        f"`work` in them, but `{folder}` has none: it is not there, broke off or is running. Finish it first, or take "
+        f"it out."
+    )

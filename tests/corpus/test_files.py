@@ -205,3 +205,14 @@ def test_megatron_pair_in_a_store_is_an_error() -> None:
     message = "`memory:///corpus/a.idx` must lie on a disk, as megatron files are mapped into memory. Copy it first."
     check_message(message, "memory://corpus/a.idx")
     memory.rm("/corpus", recursive=True)
+
+
+def test_folders_behind_links_are_searched_once(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "src" / "y.jsonl").write_text("{}\n")
+    (tmp_path / "elsewhere" / "x.jsonl").write_text("{}\n")
+    (tmp_path / "src" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "src")
+    found = find_files(SourceConfig(name="s", files=(str(tmp_path / "src"),)))
+    assert [file.name for file in found] == ["link/x.jsonl", "y.jsonl"]

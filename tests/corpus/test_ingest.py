@@ -79,6 +79,7 @@ def test_rejects_name_file_place_and_reason(mixed: CorpusConfig) -> None:
     folder = Path(mixed.folder).parent
     assert first == {
         "source": "web",
+        "name": "web/web.jsonl",
         "file": str(folder / "web.jsonl"),
         "place": "line 4",
         "rule": "no JSON",

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosscut.corpus import occurrences
+from crosscut.corpus.collection import Collection
 from crosscut.corpus.documents import Document
 from crosscut.corpus.occurrences import KEYS, first_stages, match_first, text_key
 from tests.corpus.duplicates.corpora import drops, ingest, run
@@ -60,3 +61,11 @@ def test_dropped_documents_are_no_longer_the_first(tmp_path):
     run(work, [*first_of(url_key, "urls"), *first_of(text_key, "exact", filters=("urls",))])
     assert set(drops(work, "urls")) == {"1.0"}
     assert drops(work, "exact") == {"1.1": ("same one", "", "0.1")}
+
+
+def test_records_of_earlier_runs_are_read_once_for_all_tasks(tmp_path, monkeypatch):
+    monkeypatch.setattr(occurrences, "KEYS_PER_TASK", 2)
+    calls = []
+    monkeypatch.setattr(Collection, "earlier_digests", lambda _self: calls.append(1) or [])
+    results = run(ingest(tmp_path, [[f"text {number}" for number in range(8)]]), first_of(text_key))
+    assert (results["same-repeats"].num_tasks, len(calls)) == (4, 1)

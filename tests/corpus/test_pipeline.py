@@ -86,12 +86,9 @@ def went(report: dict[str, Any]) -> dict[str, dict[str, int]]:
 
 def outcome(folder: Path) -> dict[str, str]:
     """Hashes of all that a corpus's users see but times, and of what every stage wrote."""
-    files = [*(folder / "tokens").iterdir(), folder / "report.json", *folder.glob("work/*/*[!n]")]
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in files
-        if path.suffix != ".json" or path.parent.name != "work"
-    }
+    files = [*(folder / "tokens").iterdir(), folder / "report.json"]
+    files += [path for path in folder.glob("work/*/*") if path.suffix != ".json"]  # records tell times, too
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def test_each_rule_takes_what_it_is_for(prepared):
@@ -145,6 +142,58 @@ def test_nothing_is_done_twice_and_a_setting_redoes_what_depends_on_it(prepared,
     fewer = prepare_corpus(describe(raw, folder, "tokens.num_shards=1"), progress=False)
     assert "packing" in [stage.name for stage in fewer.stages if stage.num_run]
     assert len(TokenFolder.open(folder / "tokens", verify=True).train) == 1
+
+
+@pytest.fixture
+def copied(prepared: CorpusResult, tmp_path: Path) -> Path:
+    """A copy of the corpus, to change."""
+    folder = tmp_path / "out"
+    shutil.copytree(prepared.config.folder, folder)
+    for published in (folder / "tokens").iterdir():  # linked, as a run leaves them
+        published.unlink()
+        os.link(folder / "work" / "packing" / published.name, published)
+    return folder
+
+
+def test_stages_that_are_no_more_leave_nothing(prepared, copied, raw):
+    result = prepare_corpus(describe(raw, copied, "language.keep=[]"), progress=False)
+    assert not (copied / "work" / "language").exists()
+    assert "language" not in went(result.report)
+    kept = (run.report["summary"]["kept"]["documents"] for run in (result, prepared))
+    assert next(kept) == next(kept) + 1, "the German page stays"
+
+
+@pytest.mark.parametrize("harm", [lambda data: data[:-10], lambda data: data[:-1] + b"x"], ids=["cut short", "changed"])
+def test_shards_that_are_damaged_are_made_anew(copied, raw, harm):
+    shard = copied / "work" / "packing" / "train-0.tokens"
+    shard.write_bytes(harm(shard.read_bytes()))  # in place: the published file is the same one
+    shutil.rmtree(copied / "tokens")
+    config = describe(raw, copied)
+    try:
+        prepare_corpus(config, progress=False)
+    except DataError as error:
+        assert str(error) == (
+            f"`{shard}` must be as it was written, but is damaged. Start again: the shards are made anew."
+        )
+        prepare_corpus(config, progress=False)
+    TokenFolder.open(copied / "tokens", verify=True)
+
+
+def test_a_report_tells_why_too_little_is_left(copied, raw):
+    told = message(lambda: prepare_corpus(describe(raw, copied, "length.min_tokens=100000"), progress=False))
+    assert told.startswith("The corpus must have at least 2 documents")
+    assert went(json.loads((copied / "report.json").read_text()))["length"]["too short"] > 20
+    assert "100000" in (copied / "config.toml").read_text()
+
+
+def test_a_run_that_fails_leaves_the_settings_of_what_is_there(copied, raw, tmp_path):
+    before = (copied / "config.toml").read_text()
+    for name in ("web.jsonl", "test.jsonl"):
+        shutil.copy(raw / name, tmp_path / name)
+    (tmp_path / "web.jsonl").write_text("{}\n")
+    assert "must be unreadable" in message(lambda: prepare_corpus(describe(tmp_path, copied), progress=False))
+    assert (copied / "config.toml").read_text() == before
+    assert not (copied / "work" / "line.json").exists(), "nobody may take it for a run that has ended"
 
 
 def test_processes_make_the_same_bytes(prepared, raw, tmp_path):
@@ -202,14 +251,15 @@ def test_one_process_at_a_time_prepares_a_folder(raw, tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         said = message(lambda: prepare_corpus(describe(raw, folder), progress=False))
     assert said == (
-        f"`{folder}` must be prepared by one process at a time, but another one is at it. Wait for it, or choose "
-        "another `folder`."
+        f"`{folder}` must be prepared by one process at a time, but another one is at it or adds to it. Wait for it, "
+        "or choose another `folder`."
     )
 
 
 @pytest.mark.parametrize(
     ("override", "told"),
     [
+        ('leakage.test_sets=["corpus.arrow"]', "corpus.arrow"),
         ("tokens.tokenizer=nowhere.json", "`nowhere.json` must be a readable `tokenizer.json`, but is not"),
         ('leakage.test_sets=["nowhere.txt"]', "`nowhere.txt` must be a readable file, but is not"),
         ('urls.domains=["nowhere.txt"]', "nowhere.txt"),

@@ -63,7 +63,7 @@ class Runner:
         self.config = EngineConfig(workers=workers)
 
     def __call__(self, stage: Given) -> StageResult:
-        with start_engine(self.config) as engine, ProgressBar(shown=False) as bar:
+        with start_engine(self.config, self.work) as engine, ProgressBar(shown=False) as bar:
             return run_stage(stage, self.work, engine=engine, digests=self.digests, bar=bar)
 
 

@@ -1,6 +1,7 @@
 """The account of memory, on allocations whose sizes are known."""
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from crosscut.training.memory_account import PACKAGE, Account, account_of, holder_of, read_snapshot
 
@@ -30,6 +31,23 @@ def test_tensors_on_the_cpu_are_seen_to_come_and_go():
     assert peak == 3 * 4000
     assert holders == {"outside of crosscut": 8000, "parameters": 4000}
     assert [size for _, size, _ in account.events] == [4000, 4000, 0, 4000]
+
+
+def test_storages_that_change_their_size_are_seen():
+    with account_of({}, CPU) as account:
+        gathered = torch.zeros(1000)
+        gathered.untyped_storage().resize_(0)
+        other = torch.zeros(1500)  # noqa: F841 - takes the place of the first
+    assert account.peak()[0] == 6000
+    with account_of({}, CPU) as account:
+        gathered.untyped_storage().resize_(4000)
+    assert account.peak()[0] == 4000
+
+
+def test_tensors_that_pytorch_pretends_to_have_take_no_memory():
+    with account_of({}, CPU) as account, FakeTensorMode():
+        torch.zeros(1000)
+    assert account.peak() == (0, {})
 
 
 def test_holder_is_the_innermost_line_and_the_next_file_outwards():

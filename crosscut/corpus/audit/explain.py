@@ -19,14 +19,14 @@ from crosscut.config.errors import DataError
 from crosscut.corpus.audit.excerpts import common_beginning, excerpts_of_pair
 from crosscut.corpus.audit.lookup import (
     Place,
+    Runs,
     find_documents,
     latest_texts,
     near_ids,
-    read_columns,
     texts_cleaned,
     texts_read,
 )
-from crosscut.corpus.documents import CLEANING, INGEST, drops_name, marks_name, read_table
+from crosscut.corpus.documents import CLEANING, INGEST, drops_name, marks_name, read_columns, read_table
 from crosscut.data.shards import INDEX_DTYPE
 
 LEAKAGE, NEAR, PACKING, TOKENS = "leakage", "near", "packing", "tokens"
@@ -38,18 +38,17 @@ _WIDTH = 100
 _LABEL = 16
 
 
-def explain(work: Path, filters: Sequence[str], document_id: str, *, against: Sequence[str] = ()) -> str:
+def explain(work: Path, filters: Sequence[str], document_id: str, *, cleaned: bool, against: Sequence[str] = ()) -> str:
     """What happened to a document, in lines to print.
 
-    `filters` are the corpus's stages that drop documents, in their order, `tokens` among them; `against` the output
-    folders of earlier runs, whose documents it may have been matched with. Raises `DataError` for an id that the corpus
-    does not have.
+    `filters` are the corpus's stages that drop documents, in their order, `tokens` among them; `cleaned` says whether
+    it cleans texts; `against` are the output folders of earlier runs, whose documents it may have been matched with.
+    Raises `DataError` for an id that the corpus does not have.
     """
-    works = (work, *(Path(folder) / "work" for folder in against))
-    place = find_documents(works[:1], [document_id]).get(document_id)
+    place = find_documents(Runs(work, cleaned), [document_id]).get(document_id)
     if place is None:
         return _rejected(work, document_id)
-    story = _Story(works, document_id, place)
+    story = _Story(Runs(work, cleaned, tuple(against)), document_id, place)
     lines = [document_id, ""]
     for label, told in story.tell([name for name in filters if (work / name / drops_name(place.part)).is_file()]):
         lines.append(f"{label:<{_LABEL}}{told[0]}" if told else label)
@@ -60,8 +59,8 @@ def explain(work: Path, filters: Sequence[str], document_id: str, *, against: Se
 class _Story:
     """What is known of one document."""
 
-    def __init__(self, works: Sequence[Path], document_id: str, place: Place) -> None:
-        self._works = works
+    def __init__(self, runs: Runs, document_id: str, place: Place) -> None:
+        self._runs = runs
         self._work = place.work
         self._id = document_id
         self._place = place
@@ -105,7 +104,7 @@ class _Story:
 
     def _mended(self) -> list[str]:
         before = texts_read([self._place])[self._place]
-        after = texts_cleaned([self._place]).get(self._place, before)
+        after = texts_cleaned(self._runs, [self._place]).get(self._place, before)
         if after == before:
             return []
         at = common_beginning(before, after)
@@ -119,13 +118,14 @@ class _Story:
         """Both texts, where the document was matched with another."""
         if not other:
             return []
-        place = find_documents(self._works, [other]).get(other)
+        work, document_id = self._runs.locate(other)
+        told = f"matched with {document_id}" + ("" if work == self._work else f" of the earlier run {work.parent}")
+        place = find_documents(self._runs, [other]).get(other)
         if place is None:
-            return [f"matched with {other}"]
-        texts = latest_texts([self._place, place])
+            return [told]
+        texts = latest_texts(self._runs, [self._place, place])
         one, two = excerpts_of_pair(texts[self._place], texts[place])
-        where = "" if place.work == self._work else f" of the earlier run {place.work.parent}"
-        return [f"matched with {other}{where}", *_quoted("this", one), *_quoted("other", two)]
+        return [told, *_quoted("this", one), *_quoted("other", two)]
 
     def _leaks(self) -> list[str]:
         matches = self._rows(LEAKAGE, f"{self._place.part}.matches.arrow")
@@ -207,13 +207,12 @@ def _quoted(name: str, text: str) -> list[str]:
 
 def _rejected(work: Path, document_id: str) -> str:
     """The story of a record that could not be read. Raises `DataError` where there is none of that id either."""
-    file, _, record = document_id.rpartition("#")
-    source, _, name = file.partition("/")
+    name, _, record = document_id.rpartition("#")
     for path in sorted((work / INGEST).glob("*.rejects.jsonl")):
         with path.open(encoding="utf-8") as lines:
             for reject in map(json.loads, lines):
-                same = reject["source"] == source and reject["place"].rpartition(" ")[2] == record
-                if same and name and reject["file"].endswith(name):
+                called = reject.get("name", f"{reject['source']}/{reject['file']}")  # the latter in older corpora
+                if called == name and reject["place"].rpartition(" ")[2] == record:
                     told = f"{'not read':<{_LABEL}}{reject['file']}, {reject['place']}: {reject['reason']}"
                     quoted = [textwrap.indent(line, " " * _LABEL) for line in _quoted("", reject["excerpt"])]
                     return "\n".join([document_id, "", told, *quoted])

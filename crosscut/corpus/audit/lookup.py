@@ -1,10 +1,15 @@
-"""Finding documents by their ids, and their texts, without reading more of a corpus than its ids."""
+"""Finding documents by their names, and their texts, without reading more of a corpus than its ids.
+
+A document of the run itself is named by its id, one of an earlier run (`duplicates.against`) by that run and its id
+there, as `Collection.ids` has it; the same id may be another document in each.
+"""
 
 from __future__ import annotations
 
 import difflib
 import heapq
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from crosscut.corpus.documents import CLEANING, INGEST, read_table
+from crosscut.corpus.collection import earlier_id
+from crosscut.corpus.documents import CLEANING, INGEST, read_columns, read_table
+from crosscut.corpus.line import WORK_FOLDER, Line
 
 _COMPARED = 4000
 """Ids whose spelling is compared with that of one that is not there."""
@@ -27,17 +34,37 @@ class Place(NamedTuple):
     row: int
 
 
+@dataclass(frozen=True)
+class Runs:
+    """The run that is told of, whose stages may not all be done, and the earlier ones that it adds to."""
+
+    work: Path
+    """Its folder of stages."""
+
+    cleaned: bool
+    """Whether the stage `cleaning` is among them."""
+
+    against: tuple[str, ...] = ()
+    """Output folders of the earlier runs."""
+
+    def is_cleaned(self, work: Path) -> bool:
+        """Whether the run with this folder of stages, one of these, cleans its texts."""
+        if work == self.work:
+            return self.cleaned
+        line = Line.read(work)
+        return line is not None and line.cleaned
+
+    def locate(self, name: str) -> tuple[Path, str]:
+        """The folder of stages of the run that a document is of, and its id there."""
+        for folder in sorted(self.against, key=len, reverse=True):
+            if name.startswith(before := earlier_id(folder, "")):
+                return Path(folder) / WORK_FOLDER, name.removeprefix(before)
+        return self.work, name
+
+
 def parts_of(work: Path) -> list[str]:
     """Names of the parts of a corpus, in its order."""
     return sorted(path.stem for path in (work / INGEST).glob("*.arrow"))
-
-
-def read_columns(path: Path, *names: str) -> pa.Table:
-    """Some columns of an Arrow file; the others are neither read nor unpacked."""
-    with pa.memory_map(str(path)) as source:
-        schema = pa.ipc.open_file(source).schema
-        options = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in names])
-        return pa.ipc.open_file(source, options=options).read_all()
 
 
 def id_columns(work: Path) -> Iterator[tuple[str, pa.ChunkedArray]]:
@@ -46,20 +73,27 @@ def id_columns(work: Path) -> Iterator[tuple[str, pa.ChunkedArray]]:
         yield part, read_columns(work / INGEST / f"{part}.arrow", "id")["id"]
 
 
-def find_documents(works: Sequence[Path], ids: Collection[str]) -> dict[str, Place]:
-    """Where the documents of some ids lie, in the first folder that has them; those that none has are left out."""
-    wanted = set(ids)
+def find_documents(runs: Runs, names: Iterable[str]) -> dict[str, Place]:
+    """Where some documents lie, by their names; those that their run does not have are left out."""
+    wanted: dict[Path, dict[str, str]] = {}
+    for name in names:
+        work, document_id = runs.locate(name)
+        wanted.setdefault(work, {})[document_id] = name
     found: dict[str, Place] = {}
-    for work in works:
-        for part, column in id_columns(work) if wanted else ():
-            rows = np.flatnonzero(pc.is_in(column, value_set=pa.array(sorted(wanted), pa.string())).to_numpy())
-            for row in rows.tolist():
-                name = column[row].as_py()
-                found[name] = Place(work, part, row)
-                wanted.discard(name)
-            if not wanted:
-                return found
+    for work, of_run in wanted.items():
+        found |= {of_run[document_id]: place for document_id, place in _find_in(work, set(of_run))}
     return found
+
+
+def _find_in(work: Path, wanted: set[str]) -> Iterator[tuple[str, Place]]:
+    for part, column in id_columns(work):
+        if not wanted:
+            return
+        rows = np.flatnonzero(pc.is_in(column, value_set=pa.array(sorted(wanted), pa.string())).to_numpy())
+        for row in rows.tolist():
+            document_id = column[row].as_py()
+            wanted.discard(document_id)
+            yield document_id, Place(work, part, row)
 
 
 def texts_read(places: Iterable[Place]) -> dict[Place, str]:
@@ -71,12 +105,12 @@ def texts_read(places: Iterable[Place]) -> dict[Place, str]:
     return found
 
 
-def texts_cleaned(places: Iterable[Place]) -> dict[Place, str]:
-    """Texts as they were mended, of the documents that came so far."""
+def texts_cleaned(runs: Runs, places: Iterable[Place]) -> dict[Place, str]:
+    """Texts as they were mended, of the documents that came so far, in runs that do so."""
     found: dict[Place, str] = {}
     for (work, part), of_part in groupby(sorted(set(places)), key=lambda place: place[:2]):
         path = work / CLEANING / f"{part}.arrow"
-        if not path.is_file():
+        if not runs.is_cleaned(work) or not path.is_file():
             continue
         table = read_table(path)
         rows = table["row"].to_numpy()
@@ -87,10 +121,10 @@ def texts_cleaned(places: Iterable[Place]) -> dict[Place, str]:
     return found
 
 
-def latest_texts(places: Iterable[Place]) -> dict[Place, str]:
+def latest_texts(runs: Runs, places: Iterable[Place]) -> dict[Place, str]:
     """Texts as the latest stage left them."""
     wanted = set(places)
-    cleaned = texts_cleaned(wanted)
+    cleaned = texts_cleaned(runs, wanted)
     return {**texts_read(wanted - cleaned.keys()), **cleaned}
 
 

@@ -18,7 +18,7 @@ from crosscut.config.corpus import CorpusConfig
 from crosscut.config.machine import available_cores
 from crosscut.corpus.audit.excerpts import excerpt, excerpts_of_pair
 from crosscut.corpus.audit.flow import make_flow, tokens_of_byte, with_estimate
-from crosscut.corpus.audit.lookup import Place, find_documents, latest_texts
+from crosscut.corpus.audit.lookup import Place, Runs, find_documents, latest_texts
 from crosscut.corpus.audit.rejects import rejected_samples
 from crosscut.corpus.audit.samples import CHANGED, NOTHING, merge_samples
 from crosscut.corpus.documents import CLEANING, INGEST
@@ -46,8 +46,8 @@ def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Pat
     """The report: what passed each stage and why the rest went, with samples; duplicates; leakage; texts; sources."""
     counts = {result.name: result.counts for result in results}
     flow = make_flow(results)
-    works = (work, *(Path(folder) / "work" for folder in config.duplicates.against))
-    _add_samples(flow, counts, config, works)
+    runs = Runs(work, cleaned=CLEANING in counts, against=config.duplicates.against)
+    _add_samples(flow, counts, config, runs)
     audit = counts.get("audit", {})
     ratio = tokens_of_byte(counts)
     report = {
@@ -56,7 +56,7 @@ def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Pat
         "summary": _summary(flow),
         "rejects": sum(one["rejects"] for one in counts[INGEST]["sources"].values()) if INGEST in counts else None,
         "flow": flow,
-        "duplicates": _duplicates(counts, config, works),
+        "duplicates": _duplicates(counts, config, runs),
         "leakage": _leakage(counts, config),
         "lengths": _columns(audit.get("lengths", {}), ratio, "from"),
         "languages": _columns(audit.get("languages", {}), ratio, "name"),
@@ -105,13 +105,13 @@ def _summary(flow: Sequence[Counts]) -> dict[str, Any]:
     return {"read": flow[0]["out"] if flow[0]["stage"] == INGEST else flow[0]["in"], "kept": flow[-1]["out"]}
 
 
-def _add_samples(flow: Sequence[dict[str, Any]], counts: Counts, config: CorpusConfig, works: Sequence[Path]) -> None:
+def _add_samples(flow: Sequence[dict[str, Any]], counts: Counts, config: CorpusConfig, runs: Runs) -> None:
     """Put samples to the rules of a flow, and to each the text of what it was matched with."""
-    samples = merge_samples(works[0])
+    samples = merge_samples(runs.work)
     dropped = [one for (_, rule), of_rule in samples.items() if rule != CHANGED for one in of_rule]
-    places = {one["id"]: Place(works[0], *one.pop("at")) for one in dropped}
+    places = {one["id"]: Place(runs.work, *one.pop("at")) for one in dropped}
     matched = [one for one in dropped if one["other"]]
-    texts = _Texts(works, [one["other"] for one in matched], [places[one["id"]] for one in matched])
+    texts = _Texts(runs, [one["other"] for one in matched], [places[one["id"]] for one in matched])
     for entry in flow:
         stage = entry["stage"]
         for rule, amount in entry["rules"].items():
@@ -120,17 +120,17 @@ def _add_samples(flow: Sequence[dict[str, Any]], counts: Counts, config: CorpusC
             entry["changed"] = counts[stage].get("changed", {})
             entry["changed_samples"] = samples.get((stage, CHANGED), [])
         if stage == INGEST:
-            for rule, rejected in rejected_samples(works[0], config.seed).items():
+            for rule, rejected in rejected_samples(runs.work, config.seed).items():
                 if rule in entry["rules"]:
                     entry["rules"][rule]["samples"] = rejected
 
 
 class _Texts:
-    """The texts of some documents, wherever they lie."""
+    """The texts of some documents, of this run and of earlier ones."""
 
-    def __init__(self, works: Sequence[Path], ids: Sequence[str], places: Sequence[Place] = ()) -> None:
-        self._places = find_documents(works, [name for name in ids if name])
-        self._texts = latest_texts([*self._places.values(), *places])
+    def __init__(self, runs: Runs, names: Sequence[str], places: Sequence[Place] = ()) -> None:
+        self._places = find_documents(runs, names)
+        self._texts = latest_texts(runs, [*self._places.values(), *places])
 
     def head(self, name: str) -> str:
         """How a document begins; empty where it is not known."""
@@ -151,12 +151,12 @@ def _columns(amounts: Counts, ratio: float | None, name: str) -> list[dict[str, 
     return sorted(columns, key=lambda one: one[name])
 
 
-def _duplicates(counts: Counts, config: CorpusConfig, works: Sequence[Path]) -> dict[str, Any]:
+def _duplicates(counts: Counts, config: CorpusConfig, runs: Runs) -> dict[str, Any]:
     if "similar" not in counts and "near" not in counts:
         return {}
     found = counts.get("clusters", {})
     largest = [(one["documents"], [one["kept"], *one["dropped"]][:SHOWN_DOCUMENTS]) for one in found.get("largest", [])]
-    texts = _Texts(works, [name for _, ids in largest for name in ids])
+    texts = _Texts(runs, [name for _, ids in largest for name in ids])
     return {
         "jaccard": config.duplicates.jaccard,
         "recall": config.duplicates.recall,

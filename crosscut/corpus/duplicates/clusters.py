@@ -34,7 +34,7 @@ SHOWN = 20
 """Documents of each."""
 
 MATCHES = pa.schema([("number", pa.uint64()), ("other", pa.string()), ("jaccard", pa.float64())])
-"""Documents that go, ascending, and the id of a document that each was found to be like."""
+"""Documents that go, ascending, and a document that each was found to be like, as `Collection.ids` names it."""
 
 
 class Clusters(NamedTuple):

@@ -21,7 +21,7 @@ import numpy as np
 
 from crosscut.config.corpus import CorpusConfig
 from crosscut.config.errors import DataError
-from crosscut.corpus.collection import Collection, first_number
+from crosscut.corpus.collection import Collection, first_number, require_line
 from crosscut.corpus.documents import INGEST, read_table
 from crosscut.corpus.duplicates.bands import choose_bands, least_equal
 from crosscut.corpus.duplicates.candidates import CANDIDATES, find_candidates, groups_name, pairs_name, shares
@@ -39,6 +39,7 @@ from crosscut.corpus.duplicates.similarity import (
     share_groups,
 )
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, read_settings, write_sketches
+from crosscut.corpus.line import WORK_FOLDER
 from crosscut.corpus.occurrences import first_stages, text_key
 from crosscut.corpus.parts import PartStage, files_of, find_parts
 from crosscut.corpus.stages import Counts, Output, PlannedStage, Stage, Task, read_records
@@ -51,13 +52,14 @@ _SAMPLED = 16
 def duplicate_stages(config: CorpusConfig, filters: tuple[str, ...], cleaned: bool) -> list[Stage]:
     """The stages, behind those that `filters` names; the filters among them are `exact` and, below 1, `near`.
 
-    Raises `DataError` where an earlier run of `duplicates.against` is gone or was made with other settings.
+    Raises `DataError` where an earlier run of `duplicates.against` has not ended well, was made with other settings, or
+    is this one.
     """
     wanted = config.duplicates
+    check_earlier(config)
     exact = first_stages(
         EXACT, rule="same text", key=text_key, filters=filters, cleaned=cleaned, against=wanted.against
     )
-    _require_keys(wanted.against)
     if wanted.jaccard == 1:
         return exact
     settings = SketchSettings(wanted.ngram, *choose_bands(wanted.jaccard, wanted.recall))
@@ -84,19 +86,27 @@ def duplicate_stages(config: CorpusConfig, filters: tuple[str, ...], cleaned: bo
     ]
 
 
-def _require_keys(against: tuple[str, ...]) -> None:
-    for folder in against:
-        work = Path(folder) / "work"
-        if not (work / f"{EXACT}-keys").is_dir():
+def check_earlier(config: CorpusConfig) -> None:
+    """Raise `DataError` where a run of `duplicates.against` has not ended well, is this one, or stands there twice."""
+    found: set[Path] = set()
+    for folder in config.duplicates.against:
+        path = Path(folder).resolve()
+        if path == Path(config.folder).resolve():
             raise DataError(
-                f"`duplicates.against` must name output folders of `crosscut prepare` with their `work` in them, but "
-                f"`{work}` has none of its keys. Name the folder of an earlier run, or run it again."
+                f"`duplicates.against` must name output folders of earlier runs, but `{folder}` is this run's own "
+                f"`folder`. Choose another `folder`, or take it out."
             )
+        if path in found:
+            raise DataError(
+                f"`duplicates.against` must name each earlier run once, but `{folder}` is there twice. Take one out."
+            )
+        require_line(folder)
+        found.add(path)
 
 
 def _require_sketches(against: tuple[str, ...], settings: SketchSettings) -> None:
     for folder in against:
-        files = sorted((Path(folder) / "work" / SKETCHES).glob("*.arrow"))
+        files = sorted((Path(folder) / WORK_FOLDER / SKETCHES).glob("*.arrow"))
         found = read_settings(files[0]) if files else None
         if found != settings:
             raise DataError(

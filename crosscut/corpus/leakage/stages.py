@@ -11,6 +11,7 @@ from crosscut.config.corpus import LeakageConfig
 from crosscut.corpus.leakage.grams import FILES, gather
 from crosscut.corpus.leakage.overlap import add_up
 from crosscut.corpus.leakage.removal import hits_name, matches_name, remove_leaks
+from crosscut.corpus.leakage.test_sets import read_test_set
 from crosscut.corpus.parts import PartStage, find_parts
 from crosscut.corpus.stages import Stage, Task
 from crosscut.data.hashing import sha256
@@ -42,6 +43,8 @@ def leakage_stages(config: LeakageConfig, work: Path, *, filters: tuple[str, ...
 
 
 def _digests(config: LeakageConfig) -> tuple[str, ...]:
+    for file in config.test_sets:  # what is wrong with one is told now, not hours later
+        read_test_set(Path(file), text_key=config.text_key)
     try:
         return tuple(sha256(Path(file)) for file in config.test_sets)
     except OSError as error:

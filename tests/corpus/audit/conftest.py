@@ -91,6 +91,7 @@ def read(task: str, source: str, numbers: range, per_part: int, output: Output) 
         parts[name] = sum(len(text.encode()) for text in own)
     reject = {
         "source": source,
+        "name": f"{source}/some.jsonl",
         "file": "data/some.jsonl",
         "place": "line 999",
         "rule": "no JSON",
@@ -280,7 +281,7 @@ def run(folder: Path, per_part: int = 40) -> Audited:
         engine=EngineConfig(workers=1),
     )
     digests = Digests()
-    with start_engine(config.engine) as engine, ProgressBar(shown=False) as bar:
+    with start_engine(config.engine, work) as engine, ProgressBar(shown=False) as bar:
         results = [run_stage(stage, work, engine=engine, digests=digests, bar=bar) for stage in stages(per_part)]
     return Audited(config, work, results)
 

@@ -7,7 +7,11 @@ import pytest
 
 from crosscut.config.errors import DataError
 from crosscut.corpus.audit.explain import explain
-from tests.corpus.audit.conftest import FILTERS, FOREIGN, HOSTILE, LEAKED, Audited, run, texts
+from crosscut.corpus.audit.lookup import Runs, find_documents, latest_texts
+from crosscut.corpus.collection import earlier_id
+from crosscut.corpus.documents import DOCUMENTS, Drop, drops_name, write_drops, write_table
+from crosscut.corpus.line import Line, forget
+from tests.corpus.audit.conftest import FILTERS, FOREIGN, HOSTILE, LEAKED, Audited, texts
 
 MIDDLE = len(texts()) // 2
 
@@ -22,7 +26,7 @@ def number_of(beginning: str) -> int:
 
 def told(audited: Audited, number: int) -> dict[str, str]:
     """The story by its labels."""
-    first, blank, *lines = explain(audited.work, FILTERS, id_of(number)).split("\n")
+    first, blank, *lines = explain(audited.work, FILTERS, id_of(number), cleaned=True).split("\n")
     assert (first, blank) == (id_of(number), "")
     story: dict[str, str] = {}
     label = ""
@@ -75,26 +79,63 @@ def test_leaks_and_cuts_are_shown(audited):
     )
 
 
-def test_a_duplicate_of_an_earlier_run_is_found_there(audited, tmp_path):
-    other = run(tmp_path / "other")
-    (other.work / "ingest" / "000000-0000.arrow").unlink()
-    first_copy = len(texts()) - 14 - 12
-    story = explain(other.work, FILTERS, id_of(first_copy), against=(audited.config.folder,))
-    assert f"matched with {id_of(0)} of the earlier run {Path(audited.config.folder)}" in story
-    assert f"matched with {id_of(0)}\n" not in story
+def matched(folder: Path, number: int, other: str) -> str:
+    """Says that a document of a corpus goes for another, as the stage `near` does; how this is told."""
+    (folder / "near").mkdir(exist_ok=True)
+    write_drops(folder / "near" / drops_name("000000-0000"), [Drop(number, "near-duplicate", "0.80", other)])
+    return explain(folder, ("near",), id_of(number), cleaned=False, against=(str(folder.parent.parent / "old"),))
+
+
+def test_a_duplicate_of_an_earlier_run_is_found_there_alone(tmp_path):
+    """The ids of both runs are the same, but not the documents."""
+    for run_name, texts_of_run in (("old", ["old mill", "old well"]), ("new", ["new mill", "new well"])):
+        ids = [id_of(number) for number in range(2)]
+        columns = {"id": ids, "text": texts_of_run, "url": ["", ""], "karma": [None, None], "title": ["", ""]}
+        (tmp_path / run_name / "work" / "ingest").mkdir(parents=True)
+        write_table(tmp_path / run_name / "work" / "ingest" / "000000-0000.arrow", columns, DOCUMENTS)
+    old, new = tmp_path / "old", tmp_path / "new" / "work"
+    told_of_old = matched(new, 0, earlier_id(str(old), id_of(1)))
+    assert f"matched with {id_of(1)} of the earlier run {old}\n" in told_of_old
+    assert "other  | old well" in told_of_old
+    told_of_new = matched(new, 0, id_of(1))
+    assert f"matched with {id_of(1)}\n" in told_of_new
+    assert "other  | new well" in told_of_new
+    gone = matched(new, 0, earlier_id(str(old), id_of(7)))
+    assert gone.endswith(f"matched with {id_of(7)} of the earlier run {old}")
+    assert "stands for" not in explain(new, ("near",), id_of(1), cleaned=False)
+
+
+def test_texts_are_those_of_the_stages_that_the_run_has(audited):
+    """A folder `cleaning` that a run without that stage finds there is of another run."""
+    number = number_of("It\u00e2")
+    here = find_documents(Runs(audited.work, cleaned=True), [id_of(number)])
+    (place,) = here.values()
+    assert latest_texts(Runs(audited.work, cleaned=True), [place])[place].startswith("It's said")
+    assert latest_texts(Runs(audited.work, cleaned=False), [place])[place].startswith("It\u00e2")
+    earlier = Runs(audited.work.parent / "other", cleaned=True, against=(audited.config.folder,))
+    found = find_documents(earlier, [earlier_id(audited.config.folder, id_of(number))])
+    assert list(found.values()) == [place]
+    Line(FILTERS, cleaned=True).write(audited.work)
+    assert latest_texts(earlier, [place])[place].startswith("It's said")
+    Line(FILTERS, cleaned=False).write(audited.work)
+    assert latest_texts(earlier, [place])[place].startswith("It\u00e2")
+    forget(audited.work)
 
 
 def test_a_record_that_could_not_be_read_is_explained(audited):
-    story = explain(audited.work, FILTERS, "web/some.jsonl#999")
+    story = explain(audited.work, FILTERS, "web/some.jsonl#999", cleaned=True)
     assert "not read        data/some.jsonl, line 999: Expecting" in story
+    for other in ("web/e.jsonl#999", "web/jsonl#999", "web/data/some.jsonl#999", "web#999", "#999"):
+        with pytest.raises(DataError, match=rf"but is `{other}`"):  # not the reject of a file whose name ends alike
+            explain(audited.work, FILTERS, other, cleaned=True)
 
 
 def test_an_unknown_id_is_refused_with_near_ones(audited):
     with pytest.raises(
         DataError, match=r"`--explain` must name a document of this corpus, .* but is `web/some.jsonl#998`\."
     ):
-        explain(audited.work, FILTERS, "web/some.jsonl#998")
+        explain(audited.work, FILTERS, "web/some.jsonl#998", cleaned=True)
     with pytest.raises(DataError, match=rf"Near ones are `{id_of(len(texts()) - 1)}`, `{id_of(len(texts()) - 2)}`"):
-        explain(audited.work, FILTERS, "web/some.jsonl#998")
+        explain(audited.work, FILTERS, "web/some.jsonl#998", cleaned=True)
     with pytest.raises(DataError, match=r"Near ones are `speeches/some.jsonl#1"):
-        explain(audited.work, FILTERS, "speches/some.jsonl#1")
+        explain(audited.work, FILTERS, "speches/some.jsonl#1", cleaned=True)

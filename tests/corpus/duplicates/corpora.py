@@ -46,7 +46,7 @@ def run(work: Path, stages: Sequence[Stage], workers: int = 1) -> dict[str, Stag
     digests = Digests()
     for record in read_records(work, INGEST):
         digests.learn(work / INGEST, record)
-    with start_engine(EngineConfig(workers=workers)) as engine, ProgressBar(shown=False) as bar:
+    with start_engine(EngineConfig(workers=workers), work) as engine, ProgressBar(shown=False) as bar:
         return {stage.name: run_stage(stage, work, engine=engine, digests=digests, bar=bar) for stage in stages}
 
 

@@ -10,6 +10,7 @@ import pytest
 from crosscut.config.errors import DataError
 from crosscut.corpus.duplicates import candidates, duplicate_stages, similarity
 from crosscut.corpus.duplicates.planted import exact_jaccard
+from crosscut.corpus.line import Line, forget
 from tests.corpus.duplicates.corpora import (
     VOCABULARY,
     corpus_config,
@@ -27,7 +28,9 @@ def deduplicate(folder: Path, parts, *, name="", workers=1, **duplicates):
     """Run all stages but the measurement on planted texts: what each counted."""
     work = ingest(folder / "work", parts, name=name)
     stages = duplicate_stages(corpus_config(folder, **{**NEAR, **duplicates}), (), cleaned=False)
-    return run(work, [stage for stage in stages if stage.name != "planted"], workers)
+    results = run(work, [stage for stage in stages if stage.name != "planted"], workers)
+    Line(tuple(name for name in ("exact", "near") if name in results), cleaned=False).write(work)
+    return results
 
 
 def gone(folder: Path) -> dict[str, tuple[str, str, str]]:
@@ -176,10 +179,11 @@ def test_what_an_earlier_run_kept_is_not_kept_again(tmp_path):
     assert set(gone(tmp_path / "old")) == {"old0.0"}
     new = [[two, one + " x y z", three], [three + " more", four + " w"]]
     results = deduplicate(tmp_path / "new", new, name="new", against=(str(tmp_path / "old"),))
-    assert drops(tmp_path / "new" / "work", "exact") == {"new0.0": ("same text", "", "old0.1")}
+    before = f"[{tmp_path / 'old'}] "
+    assert drops(tmp_path / "new" / "work", "exact") == {"new0.0": ("same text", "", f"{before}old0.1")}
     near = drops(tmp_path / "new" / "work", "near")
     assert set(near) == {"new0.1", "new0.2", "new1.1"}  # longer than the earlier ones, and yet they go
-    assert [near[name][2] for name in sorted(near)] == ["old1.0", "new1.0", "old1.1"]
+    assert [near[name][2] for name in sorted(near)] == [f"{before}old1.0", "new1.0", f"{before}old1.1"]
     assert results["similar"].num_run > 0
     deduplicate(tmp_path / "old", [[one, two + " changed"], [one + " more", four]], name="old")
     deduplicate(tmp_path / "new", new, name="new", against=(str(tmp_path / "old"),))
@@ -202,6 +206,19 @@ def test_earlier_runs_must_be_there_with_the_same_settings(tmp_path):
     assert len(stages(jaccard=1.0)) == 3
     with pytest.raises(DataError, match=r"but `.*old` has none: it looked for exact duplicates only"):
         stages()
-    shutil.rmtree(tmp_path / "old" / "work")
-    with pytest.raises(DataError, match=r"with their `work` in them, but `.*old/work` has none of its keys"):
+    with pytest.raises(DataError, match=r"must name each earlier run once, but `.*old/` is there twice"):
+        stages(jaccard=1.0, against=(str(tmp_path / "old"), f"{tmp_path}/old/"))
+    forget(tmp_path / "old" / "work")
+    with pytest.raises(DataError, match=r"whose run has ended well, .*, but `.*old` has none.* Finish it first"):
         stages()
+
+
+def test_a_run_does_not_add_to_itself(tmp_path, monkeypatch):
+    deduplicate(tmp_path / "out", [["a b c d"]])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError) as raised:
+        duplicate_stages(corpus_config(tmp_path / "out", against=("../" + tmp_path.name + "/out",)), (), cleaned=False)
+    assert str(raised.value) == (
+        f"`duplicates.against` must name output folders of earlier runs, but `../{tmp_path.name}/out` is this run's "
+        f"own `folder`. Choose another `folder`, or take it out."
+    )

@@ -1,0 +1,42 @@
+"""Ranks that are not there: PyTorch's fake process group, whose collectives return at once and send nothing."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from crosscut.config import LayoutError
+
+
+@contextmanager
+def pretended_ranks(world_size: int, rank: int) -> Iterator[None]:
+    """Inside, this process is rank `rank` of `world_size`, and the others take part in everything without a word.
+
+    Raises `LayoutError` for a rank that there is not.
+    """
+    if not 0 <= rank < world_size:
+        raise LayoutError(
+            f"`rank` must be from 0 to {world_size - 1}, one of the layout's {world_size} ranks, but is {rank}."
+        )
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
+
+    _clear_sharding_prop_cache()  # it knows meshes by their ranks, also of a group that is gone
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        _clear_sharding_prop_cache()
+
+
+def is_wait(func: Any) -> bool:
+    """Whether an operator waits for a collective. Pretended, PyTorch makes a copy of what was waited for."""
+    return func is torch.ops._c10d_functional.wait_tensor.default
+
+
+def is_collective(func: Any) -> bool:
+    """Whether an operator sends something, or gathers for sharding what it sends."""
+    return func.namespace in ("_c10d_functional", "c10d", "fsdp")

@@ -1,0 +1,11 @@
+"""The dry run: the real training step of one rank of any layout, in one process without its tensors' memory.
+
+What a step holds, computes and sends is counted from the program itself, beside the planner's formulas.
+"""
+
+from crosscut.rehearsal.comparison import Row, compare
+from crosscut.rehearsal.pretence import Device
+from crosscut.rehearsal.rehearse import Rehearsal, rehearse
+from crosscut.rehearsal.report import print_rehearsal, to_json
+
+__all__ = ["Device", "Rehearsal", "Row", "compare", "print_rehearsal", "rehearse", "to_json"]

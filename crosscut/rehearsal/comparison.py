@@ -1,0 +1,65 @@
+"""Formulas and dry run side by side."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import NamedTuple
+
+from crosscut.config import RunConfig, default_loss_chunk, padded_vocab_size
+from crosscut.planner import MemoryForecast, flops_per_step, recomputed_flops_per_step, step_traffic
+from crosscut.planner.memory import forecast_instants
+from crosscut.rehearsal.pretence import Device
+from crosscut.rehearsal.rehearse import Rehearsal
+
+
+class Row(NamedTuple):
+    """One figure of a step of one rank, by formulas and by the program."""
+
+    name: str
+    planned: int
+    counted: int
+
+    @property
+    def error(self) -> float:
+        """Of the formula, as a share of what the program has."""
+        return self.planned / self.counted - 1 if self.counted else float(self.planned != 0)
+
+
+def compare(rehearsal: Rehearsal) -> list[Row]:
+    """Peak bytes without the allowance for fragmentation, FLOPs, and the elements and number of what is sent.
+
+    FLOPs are of the vocabulary as it is padded, which the planner's count of a model's work leaves out.
+    """
+    run = rehearsal.run
+    held = rehearsed_forecast(run, rehearsal.device)
+    planned: Counter[tuple[str, str, int]] = Counter()
+    tokens = run.micro_batch_size * run.training.sequence_length
+    vocabulary = padded_vocab_size(run.model.vocab_size, run.layout.tensor)
+    chunk = default_loss_chunk(vocabulary // run.layout.tensor, tokens, device=rehearsal.device)
+    for c in step_traffic(run, loss_chunk_tokens=chunk, compiled=False):
+        planned[(c.operation, c.axis, c.elements)] += c.count
+    counted = Counter((sent.operation, sent.axis, sent.elements) for sent in rehearsal.sent)
+    padded = replace(run, model=replace(run.model, vocab_size=vocabulary))
+    flops = flops_per_step(padded) + recomputed_flops_per_step(padded)
+    return [
+        Row("peak bytes", held.total - held.allowance, rehearsal.peak.total),
+        Row("FLOPs", flops // run.layout.world_size, rehearsal.flops),
+        *_sent(planned, counted),
+    ]
+
+
+def rehearsed_forecast(run: RunConfig, device: Device) -> MemoryForecast:
+    """The forecast of the peak among what a dry run does: it copies no moments from the host to a device."""
+    instants = forecast_instants(run, device=device)
+    if device == "cuda" and "optimizer" in run.training.offload:
+        instants = [instant for instant in instants if instant.instant != "step"]
+    return max(instants, key=lambda instant: instant.total)
+
+
+def _sent(planned: Counter[tuple[str, str, int]], counted: Counter[tuple[str, str, int]]) -> list[Row]:
+    """By axis, in elements: the number of collectives is no figure where gradients go in buckets."""
+    axes = dict.fromkeys(axis for _, axis, _ in (*planned, *counted))
+    return [Row(f"elements sent, {axis}", _elements(planned, axis), _elements(counted, axis)) for axis in axes]
+
+
+def _elements(collectives: Counter[tuple[str, str, int]], axis: str) -> int:
+    return sum(count * elements for (_, on, elements), count in collectives.items() if on == axis)

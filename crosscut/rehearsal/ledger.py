@@ -1,0 +1,262 @@
+"""The account of a step, kept while it runs: every piece of memory that comes and goes, every product.
+
+A piece is a tensor's storage. What it is for follows from where it was made, of what and, for gradients, from what it
+became:
+
+| category       | a piece is of it that                                                                     |
+|----------------|-------------------------------------------------------------------------------------------|
+| weights        | is a parameter, or was cast from one                                                      |
+| master_weights | is a parameter, where products take another type                                          |
+| optimizer      | is a moment                                                                               |
+| gradients      | became a parameter's gradient, or was made in a backward pass with the shape of a parameter |
+| logits         | was made by the loss and is as wide as a rank's vocabulary                                |
+| buffers        | a collective gave, or what prepares collectives made                                      |
+| activations    | is nothing of these                                                                       |
+
+It belongs to the module whose forward pass made it, or, in a backward pass, to that of the first tensor from before
+that it was made of.
+"""
+
+import re
+import sys
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from crosscut.parallel.parameters import local_part
+from crosscut.parallel.pretended import is_collective
+from crosscut.parallel.recorder import comes_again
+
+_OURS = f"{Path(__file__).resolve().parents[1]}/"
+_LOSS = f"{_OURS}parallel/cross_entropy.py"
+_GRADIENTS = f"{_OURS}parallel/gradients.py"
+_HOST = f"{_OURS}training/host_activations.py"
+_SHARDING = "torch/distributed/fsdp/"
+_SHAPES = "torch/distributed/tensor/_sharding_prop.py"
+"""Where PyTorch learns the shapes of distributed tensors, from tensors that it pretends to have."""
+aten = torch.ops.aten
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """A storage."""
+
+    size: int
+    category: str
+    module: str
+    is_kept: bool
+    """Whether it was there before the backward pass."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What was held when most was."""
+
+    total: int
+    categories: dict[str, int]
+    modules: dict[str, int]
+    """Numbers of layers as `*`, the largest first."""
+    instant: str
+    """What ran."""
+
+
+class Ledger(TorchDispatchMode):
+    """A context that keeps the account of what runs inside.
+
+    `vocabulary` is the width of a rank's logits, `shapes` are those of a rank's parameters as they are multiplied by.
+    With `host_apart` what was made to wait in host memory is not counted.
+    """
+
+    def __init__(self, *, vocabulary: int, shapes: Iterable[Sequence[int]], host_apart: bool) -> None:
+        super().__init__()
+        self.flops = 0
+        self._vocabulary, self._shapes, self._host_apart = vocabulary, {tuple(shape) for shape in shapes}, host_apart
+        self._known: dict[int, Piece] = {}
+        self._elsewhere: set[int] = set()
+        self._events: list[tuple[Piece, bool, str]] = []
+        self._running: list[str] = []
+
+    def watch(self, model: nn.Module) -> None:
+        """Know the modules of `model` by their names, and its gradients, for as long as the model lives."""
+        for name, module in model.named_modules():
+            module.register_forward_pre_hook(lambda _m, _x, name=name: self._running.append(name))
+            module.register_forward_hook(lambda _m, _x, _y: self._left(), always_call=True)
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(self._became_gradient)
+
+    def enter(self, category: str, tensors: Mapping[str, Tensor]) -> None:
+        """Put down what is held before, by the names of its modules."""
+        for name, tensor in tensors.items():
+            storage = local_part(tensor.detach()).untyped_storage()
+            if storage.nbytes() and storage._cdata not in self._known:
+                self._take(storage, category, name.rpartition(".")[0], instant="before")
+
+    def pass_over(self, tensors: Iterable[Tensor]) -> None:
+        """Count nothing of these, which lie elsewhere for as long as the ledger is kept."""
+        self._elsewhere.update(local_part(tensor).untyped_storage()._cdata for tensor in tensors)
+
+    def name_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Put down as gradients what parameters have as such."""
+        for parameter in parameters:
+            self._became_gradient(parameter)
+
+    def peak(self) -> Peak:
+        """When most was held at once, and what."""
+        total = most = until = 0
+        for index, (piece, comes, _) in enumerate(self._events):
+            total += piece.size if comes else -piece.size
+            if total > most:
+                most, until = total, index + 1
+        live: dict[Piece, None] = {}
+        for piece, comes, _ in self._events[:until]:
+            if comes:
+                live[piece] = None
+            else:
+                live.pop(piece)
+        categories: dict[str, int] = defaultdict(int)
+        modules: dict[str, int] = defaultdict(int)
+        for piece in live:
+            categories[piece.category] += piece.size
+            modules[re.sub(r"\d+", "*", piece.module)] += piece.size
+        ordered = dict(sorted(modules.items(), key=lambda item: -item[1]))
+        return Peak(most, dict(categories), ordered, self._events[until - 1][2] if until else "")
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Let the operator run, and look at what it made."""
+        if comes_again(types):
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        packet = getattr(func, "_overloadpacket", None)
+        if (count := _COUNTS.get(packet) or flop_registry.get(packet)) is not None:
+            self.flops += count(*args, **(kwargs or {}), out_val=result)
+        sources: list[Piece] | None = None
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and type(tensor).__name__ != "DTensor":
+                storage = tensor.untyped_storage()
+                if storage.nbytes() and storage._cdata not in self._known and storage._cdata not in self._elsewhere:
+                    sources = self._sources(args) if sources is None else sources
+                    self._made(func, tensor, storage, sources)
+        return result
+
+    def _sources(self, args: tuple[Any, ...]) -> list[Piece]:
+        """The pieces that an operator was given, lists of them left out."""
+        known = (self._known.get(x.untyped_storage()._cdata) for x in args if isinstance(x, Tensor))
+        return [piece for piece in known if piece is not None]
+
+    def _made(self, func: Any, tensor: Tensor, storage: torch.UntypedStorage, sources: list[Piece]) -> None:
+        category = self._category(func, tensor, sources)
+        if category is None:
+            return
+        of = sorted(sources, key=lambda piece: not piece.is_kept)
+        module = self._running[-1] if self._running else of[0].module if of else ""
+        self._take(storage, category, module, instant=self._instant(module))
+
+    def _category(self, func: Any, tensor: Tensor, sources: list[Piece]) -> str | None:
+        """What a new tensor is for; None for what no device will hold."""
+        file, function = _maker()
+        if _SHAPES in file:
+            return None
+        if self._host_apart and file == _HOST and function == "_put":
+            return None
+        if is_collective(func) or file == _GRADIENTS or _SHARDING in file:
+            return "buffers"
+        if file == _LOSS and tensor.shape[-1:] == (self._vocabulary,):
+            return "logits"
+        if func is aten._to_copy.default and sources and sources[0].category in ("weights", "master_weights"):
+            return "weights"
+        if tuple(tensor.shape) in self._shapes and (_is_backward() or file == _LOSS):
+            return "gradients"
+        return "activations"
+
+    def _take(self, storage: torch.UntypedStorage, category: str, module: str, *, instant: str) -> None:
+        piece = self._known[storage._cdata] = Piece(storage.nbytes(), category, module, not _is_backward())
+        self._events.append((piece, True, instant))
+        weakref.finalize(storage, self._gone, storage._cdata)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Put down that a storage has another size now."""
+        if (piece := self._known.get(storage._cdata)) is None:
+            return
+        self._events.append((piece, False, ""))
+        again = self._known[storage._cdata] = Piece(storage.nbytes(), piece.category, piece.module, piece.is_kept)
+        self._events.append((again, True, self._instant(piece.module)))
+
+    def _gone(self, key: int) -> None:
+        self._events.append((self._known.pop(key), False, ""))
+
+    def _instant(self, module: str) -> str:
+        """What runs: a module's forward or backward pass, the loss, or what follows them."""
+        if _is_backward():
+            return f"backward, {module}"
+        if self._running:
+            return f"forward, {module}"
+        return {_LOSS: "loss", _GRADIENTS: "reduction"}.get(_maker()[0], "step")
+
+    def _left(self) -> None:
+        self._running.pop()
+
+    def _became_gradient(self, parameter: Tensor) -> None:
+        if parameter.grad is None:
+            return
+        piece = self._known.get(local_part(parameter.grad).untyped_storage()._cdata)
+        if piece is not None and piece.category == "activations":
+            piece.category = "gradients"
+
+
+def _is_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+def _maker() -> tuple[str, str]:
+    """File and function of this package, or of PyTorch's sharding, that called an operator; the innermost."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if (file.startswith(_OURS) and "/rehearsal/" not in file) or _SHARDING in file or _SHAPES in file:
+            return file, frame.f_code.co_name
+        frame = frame.f_back
+    return "", ""
+
+
+def _scores_and_values(query: Tensor, key: Tensor) -> int:
+    """Two products of [S, D] and [D, S] for each head, whatever the kernel leaves out or does again."""
+    batch, heads, length, width = query.shape
+    return 4 * batch * heads * length * key.shape[-2] * width
+
+
+def _forward(query: Tensor, key: Tensor, *_: Any, **__: Any) -> int:
+    return _scores_and_values(query, key)
+
+
+def _backward(_grad: Tensor, query: Tensor, key: Tensor, *_: Any, **__: Any) -> int:
+    return 2 * _scores_and_values(query, key)
+
+
+def _added(_total: Tensor, a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
+    return 2 * a.shape[0] * a.shape[1] * b.shape[1]
+
+
+_COUNTS: dict[Any, Callable[..., int]] = {
+    aten.addmm_: _added,
+    aten._scaled_dot_product_flash_attention: _forward,
+    aten._scaled_dot_product_flash_attention_backward: _backward,
+    aten._scaled_dot_product_flash_attention_for_cpu: _forward,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
+}
+"""Of what PyTorch has no formula for, and of attention, as the planner counts it (`planner.compute`)."""

@@ -1,0 +1,98 @@
+"""One rank's training step, with nothing behind it."""
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from crosscut.config import RunConfig, default_loss_chunk, padded_vocab_size
+from crosscut.config.precision import PRECISIONS
+from crosscut.parallel import CollectiveRecorder, ParallelMesh, Sent, make_mesh
+from crosscut.parallel.pretended import pretended_ranks
+from crosscut.planner.parameters import known_vocab_size, layer_tensors, root_tensors
+from crosscut.rehearsal.ledger import Ledger, Peak
+from crosscut.rehearsal.pretence import Device, WithoutMemory, as_on
+from crosscut.training.batches import Batch
+from crosscut.training.memory_account import resizing_told_to
+from crosscut.training.optimizer import MOMENTS
+from crosscut.training.step import Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """What a step of one rank holds, computes and sends, counted from the program."""
+
+    run: RunConfig
+    rank: int
+    device: Device
+    peak: Peak
+    """Of the bytes held, from the second step on."""
+    flops: int
+    """Of the rank's products."""
+    sent: list[Sent]
+    seconds: float
+    """That the dry run took."""
+
+
+def rehearse(run: RunConfig, *, rank: int = 0, device: Device = "cuda") -> Rehearsal:
+    """Do a step of rank `rank` of `run`, as on `device`, with ranks and tensors that are pretended.
+
+    Layers run as they are written: what `training.compile` would fuse is not fused. Raises `ConfigError` where
+    `model.vocab_size` is still 0, and `LayoutError` for a rank that the layout has not.
+    """
+    known_vocab_size(run.model)
+    start = time.perf_counter()
+    run = replace(run, training=replace(run.training, compile="off"))
+    with pretended_ranks(run.layout.world_size, rank), torch.random.fork_rng(devices=()):
+        mesh = make_mesh(replace(run.layout, symmetric_memory=False), torch.device("cpu"))
+        with WithoutMemory(allow_non_fake_inputs=True), as_on(device):
+            ledger, recorder = _count(run, mesh, device)
+            peak = ledger.peak()
+    seconds = time.perf_counter() - start
+    return Rehearsal(
+        run=run, rank=rank, device=device, peak=peak, flops=ledger.flops, sent=recorder.sent, seconds=seconds
+    )
+
+
+def _count(run: RunConfig, mesh: ParallelMesh, device: Device) -> tuple[Ledger, CollectiveRecorder]:
+    trainer = Trainer(run, mesh)
+    trainer.optimizer.prepare()
+    tensor = run.layout.tensor
+    vocabulary = padded_vocab_size(run.model.vocab_size, tensor) // tensor
+    tokens = run.micro_batch_size * run.training.sequence_length
+    trainer.model.loss_chunk_tokens = default_loss_chunk(vocabulary, tokens, device=device)
+    tensors = [*layer_tensors(run.model, run.layout), *root_tensors(run.model, run.layout)]
+    ledger = Ledger(vocabulary=vocabulary, shapes=[t.shape for t in tensors], host_apart=device == "cuda")
+    _enter_state(ledger, trainer, device)
+    ledger.watch(trainer.model)
+    batches = _batches(run)
+    with CollectiveRecorder(mesh) as recorder, ledger, resizing_told_to(ledger.resized):
+        loss = trainer.accumulate(0, batches)
+        ledger.name_gradients(trainer.parameters)
+        trainer.update(0, loss)
+        trainer.optimizer.zero_grad()
+    return ledger, recorder
+
+
+def _enter_state(ledger: Ledger, trainer: Trainer, device: Device) -> None:
+    """Weights, and moments where they are on the device."""
+    precision = PRECISIONS[trainer.run.training.precision]
+    is_mixed = precision.compute != precision.accumulation
+    parameters = dict(trainer.model.named_parameters())
+    ledger.enter("master_weights" if is_mixed else "weights", parameters)
+    for name in MOMENTS:
+        moments = {key: trainer.optimizer.state[p][name] for key, p in parameters.items()}
+        if device == "cuda" and "optimizer" in trainer.run.training.offload:
+            ledger.pass_over(moments.values())
+        else:
+            ledger.enter("optimizer", moments)
+
+
+def _batches(run: RunConfig) -> list[Batch]:
+    shape = (run.micro_batch_size, run.training.sequence_length + 1)
+    batches: list[Batch] = []
+    for _ in range(run.num_micro_batches):
+        tokens: Tensor = torch.zeros(shape, dtype=torch.long)
+        batches.append((tokens[:, :-1], tokens[:, 1:]))
+    return batches

@@ -1,0 +1,84 @@
+"""Runs whose formulas and dry runs are held together: options of a small model, and models of the size they are for."""
+
+from typing import Any, NamedTuple
+
+from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig
+from crosscut.rehearsal import Device
+
+LLAMA = {
+    "positions": "rotary",
+    "norm": "rms",
+    "mlp": "swiglu",
+    "biases": "none",
+    "num_kv_heads": 2,
+    "mlp_size": 352,
+    "dropout": 0.0,
+    "tied": False,
+}
+SIZES = {"num_layers": 3, "hidden_size": 128, "num_heads": 8, "vocab_size": 2048, "max_sequence_length": 128}
+
+
+class Case(NamedTuple):
+    """A run, and the device that it is to run on."""
+
+    name: str
+    run: RunConfig
+    device: Device
+
+
+def small(
+    name: str, device: Device, layout: dict[str, Any], training: dict[str, Any], model: dict[str, Any] | None = None
+) -> Case:
+    chosen = Layout(**layout)
+    options = {"sequence_length": 128, "batch_size": 4 * chosen.data, "compile": "off", **training}
+    config = ModelConfig(**{**SIZES, **(model or {})})
+    return Case(name, RunConfig(model=config, layout=chosen, training=TrainingConfig(**options)), device)
+
+
+def large(preset: str, layout: Layout, **training: Any) -> Case:
+    options = {"sequence_length": 1024, "batch_size": 8 * layout.data, "precision": "bfloat16", "compile": "off"}
+    model = ModelConfig(**PRESETS[preset])
+    run = RunConfig(model=model, layout=layout, training=TrainingConfig(**{**options, **training}))
+    again = {"none": "", "operators": ", operators again", "full": ", layers again"}[run.training.recompute]
+    return Case(f"{preset}{again}", run, "cuda")
+
+
+SMALL = (
+    small("nothing cut", "cpu", {}, {}),
+    small("half precision", "cuda", {}, {"precision": "bfloat16"}),
+    small("cut", "cpu", {"tensor": 2}, {}),
+    small("split", "cuda", {"tensor": 4, "data": 2, "sequence_parallel": True}, {"precision": "bfloat16"}),
+    small("accumulated", "cpu", {"data": 2}, {"micro_batch_size": 1}),
+    small("layers again", "cuda", {"tensor": 2}, {"recompute": "full"}),
+    small("operators again", "cuda", {"tensor": 2}, {"recompute": "operators", "precision": "bfloat16"}, LLAMA),
+    small("attention again", "cpu", {}, {"recompute": "selective"}),
+    small("shared", "cuda", {"data": 4, "sharding": "zero3"}, {"precision": "bfloat16"}),
+    small("shared, kept", "cpu", {"data": 4, "sharding": "zero2"}, {"micro_batch_size": 2}),
+    small(
+        "groups, split",
+        "cuda",
+        {"tensor": 2, "data": 4, "sharding": "zero3", "shard_group": 2, "sequence_parallel": True},
+        {"recompute": "full"},
+    ),
+    small(
+        "offloaded",
+        "cuda",
+        {},
+        {"precision": "float16", "recompute": "full", "offload": ("activations", "optimizer")},
+        {"num_layers": 6},
+    ),
+    small("long", "cpu", {}, {"sequence_length": 512, "batch_size": 2}, {"max_sequence_length": 512}),
+    small("512 ranks", "cuda", {"tensor": 8, "data": 64}, {"precision": "bfloat16"}),
+)
+"""Each takes about half a second."""
+
+PAPER = large("megatron-8.3b", Layout(tensor=8, data=64))
+LARGE = (
+    large("gpt2-small", Layout(data=8)),
+    large("megatron-1.2b", Layout(data=64), recompute="operators"),
+    PAPER,
+    large("megatron-8.3b", Layout(tensor=8, data=64, sequence_parallel=True), recompute="full"),
+    large("llama3-8b", Layout(tensor=2, data=32, sequence_parallel=True, sharding="zero3"), micro_batch_size=2),
+    large("llama3-70b", Layout(tensor=8, data=64, sequence_parallel=True, sharding="zero3"), recompute="full"),
+)
+"""Each takes up to a minute."""

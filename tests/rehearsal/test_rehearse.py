@@ -1,0 +1,112 @@
+"""The dry run and the formulas keep one account, and it is the one of a step that really runs."""
+
+import resource
+import sys
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from crosscut.config import ConfigError, LayoutError
+from crosscut.parallel import make_mesh, process_group
+from crosscut.rehearsal import Rehearsal, compare, rehearse, to_json
+from crosscut.training.memory_account import account_of
+from crosscut.training.optimizer import MOMENTS
+from crosscut.training.step import Trainer
+from tests.rehearsal.cases import LARGE, PAPER, SMALL, Case
+
+CPU = torch.device("cpu")
+
+
+def marks(case: Case) -> tuple[pytest.MarkDecorator, ...]:
+    """What takes longest is left to the slow tests."""
+    return (pytest.mark.slow,) if case.name in ("shared, kept", "offloaded", "long") else ()
+
+
+@cache
+def rehearsed(case: Case) -> Rehearsal:
+    return rehearse(case.run, device=case.device)
+
+
+def check(case: Case) -> None:
+    memory, flops, *sent = compare(rehearsed(case))
+    assert abs(memory.error) < 0.05, memory
+    assert abs(flops.error) < 0.05, flops
+    assert all(row.planned == row.counted for row in sent), sent
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name, marks=marks(case)) for case in SMALL])
+def test_formulas_and_dry_run_agree(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", LARGE, ids=[f"{case.name} {case.run.layout}" for case in LARGE])
+def test_formulas_and_dry_run_agree_on_large_models(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.slow
+def test_the_largest_model_of_the_paper_takes_a_minute_and_4_gb() -> None:
+    assert rehearsed(PAPER).seconds < 60
+    scale = 1 if sys.platform == "darwin" else 1024
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale < 4e9
+
+
+def test_a_dry_run_holds_what_a_real_step_holds() -> None:
+    training = replace(SMALL[0].run.training, recompute="full", precision="bfloat16")
+    run = replace(SMALL[0].run, training=training)
+    with process_group(CPU):
+        trainer = Trainer(run, make_mesh(run.layout, CPU))
+        tokens = torch.zeros(run.micro_batch_size, run.training.sequence_length + 1, dtype=torch.long)
+        batches = [(tokens[:, :-1], tokens[:, 1:])]
+        trainer.step(0, batches)
+        states = trainer.optimizer.state.values()
+        named = {"parameters": trainer.parameters, "optimizer": [state[name] for state in states for name in MOMENTS]}
+        with account_of(named, CPU) as account:
+            trainer.step(1, batches)
+    assert rehearse(run, device="cpu").peak.total == pytest.approx(account.peak()[0], rel=0.001)
+
+
+def test_every_byte_has_a_category_and_a_module() -> None:
+    peak = rehearsed(SMALL[1]).peak
+    assert sum(peak.categories.values()) == sum(peak.modules.values()) == peak.total
+    assert peak.instant == "loss"
+    parameters = peak.categories["master_weights"]
+    assert peak.categories["optimizer"] == 2 * parameters
+    assert {"tokens", "blocks.*.mlp.expand", "blocks.*.attention", "final_norm"} <= set(peak.modules)
+
+
+def test_every_rank_of_a_layout_can_be_rehearsed() -> None:
+    case = SMALL[-1]
+    first, last = rehearsed(case), rehearse(case.run, rank=511, device=case.device)
+    assert (first.flops, first.sent) == (last.flops, last.sent)
+    assert first.peak.total == last.peak.total
+
+
+def test_a_rehearsal_leaves_random_numbers_and_process_groups_alone() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    rehearse(SMALL[0].run, device="cuda")
+    assert torch.equal(torch.rand(3), expected)
+    assert not torch.distributed.is_initialized()
+
+
+def test_figures_are_told_as_json() -> None:
+    told = to_json(rehearsed(SMALL[2]))
+    assert told["peak_bytes"] == sum(told["categories"].values())
+    assert [row["name"] for row in told["compared"]] == ["peak bytes", "FLOPs", "elements sent, tensor"]
+
+
+def test_a_rank_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(LayoutError) as error:
+        rehearse(SMALL[2].run, rank=2)
+    assert str(error.value) == "`rank` must be from 0 to 1, one of the layout's 2 ranks, but is 2."
+
+
+def test_an_unknown_vocabulary_is_an_error() -> None:
+    run = SMALL[0].run
+    with pytest.raises(ConfigError, match=r"`model\.vocab_size` must be at least 1 to forecast a model"):
+        rehearse(replace(run, model=replace(run.model, vocab_size=0)))
