@@ -1,7 +1,8 @@
 """The way of the corpus through the stages: documents, bytes and tokens that came in, went, and were left.
 
-Tokens, without ends of text, are counted by the stage `length`. What went before it, and what was cut from texts after
-it, is estimated from its bytes and the tokens of a byte among those counted, and is marked as an estimate.
+Tokens, without ends of text, are counted by the stage `length`. What went before it is estimated from its bytes and the
+tokens of a byte among those counted, and is marked as an estimate. What was cut after it is what the stage `tokens` no
+longer counts; where it did not run, and between several cuts, that is an estimate by bytes, too.
 """
 
 from __future__ import annotations
