@@ -195,8 +195,11 @@ def similarities(one: Hashes, others: Sequence[Hashes]) -> Similarities:
 
 
 def refused_name(task: str) -> str:
-    """Name of the file of a task's pairs that were compared and are not similar enough."""
-    return f"{task}.refused.arrow"
+    """Name of the Arrow file of a task's pairs that were compared and are not similar enough.
+
+    Those that are stand in all files that end in `.arrow`.
+    """
+    return f"{task}.refused"
 
 
 def _write(path: Path, measured: Sequence[Edges], check: Check, *, candidates: int) -> Counts:
