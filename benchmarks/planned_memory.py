@@ -119,8 +119,9 @@ def table(runs: Sequence[RunConfig], measured: Sequence[int]) -> str:
             f"| {forecast.total / 2**20:,.1f} | {found / 2**20:,.1f} | {errors[-1]:+.1%} | {forecast.instant} |"
         )
     distances = [abs(error) for error in errors]
-    machine = ", ".join(f"{name} {value}" for name, value in describe_machine("torch").items())
-    summary = f"Median error {median(distances):.1%}, worst {max(distances):.1%}, of {len(runs)} runs. On {machine}."
+    about = describe_machine("torch")
+    machine = f"{about['date']}, {about['device']}, Python {about['python']}, torch {about['torch']}"
+    summary = f"Median error {median(distances):.1%}, worst {max(distances):.1%}, of {len(runs)} runs. {machine}."
     return "\n".join([*lines, "", summary, ""])
 
 

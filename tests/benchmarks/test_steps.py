@@ -158,6 +158,7 @@ def test_gpu_benchmark_skips_what_no_longer_fits_and_says_so(monkeypatch):
         assert row.remarks == ["skipped: 1 s were left of 1"]
 
 
+@pytest.mark.slow
 def test_gpu_benchmark_without_a_gpu_says_what_to_do():
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / "gpu.py"), "--only", "models"],

@@ -150,6 +150,7 @@ with joined_rank(), process_group(torch.device("cpu")):
 """
 
 
+@pytest.mark.slow
 def test_under_torchrun_the_failed_ranks_traceback_comes_once_and_first(tmp_path):
     script = tmp_path / "failing.py"
     script.write_text(FAILING_RUN)
