@@ -62,44 +62,62 @@ def plan(
     """
     if calibrate is not None:
         _calibrate(calibrate)
-        return
+    elif dry_run:
+        _dry_run(arguments, model, gpu, layout=layout, rank=rank, as_json=as_json)
+    elif layout is not None:
+        why = "since a plan tries every one"
+        raise ConfigError(f"`--layout` must come with `--dry-run`, {why}, but is {layout} alone.")
+    elif price is not None and tokens is None:
+        raise ConfigError(f"`--price` must come with `--tokens`, since it is for so many, but is {price:g} without.")
+    else:
+        budget = None if tokens is None else _number(tokens)
+        plans = _search(arguments, model, gpu, gpus)
+        if html is not None:
+            _write_page(plans, html)
+        if write is not None:
+            _write(plans, write, budget)
+        _show(plans, top=top, tokens=budget, price=price, as_json=as_json)
+
+
+def _dry_run(
+    arguments: tuple[str, ...], model: str | None, gpu: str | None, *, layout: str | None, rank: int, as_json: bool
+) -> None:
+    from crosscut.cli.dry_run import show_dry_run
+    from crosscut.planner.hardware import named_hardware
+
+    device = None if gpu is None else named_hardware(gpu)
+    run = _run(arguments, model, device)
+    on_cpu = run.training.device == "cpu" if device is None else device.device == "cpu"
+    show_dry_run(run, layout=layout, rank=rank, on_cpu=on_cpu, as_json=as_json)
+
+
+def _search(arguments: tuple[str, ...], model: str | None, gpu: str | None, gpus: int | None) -> "Plans":
     from crosscut.planner.hardware import KNOWN_HARDWARE, named_hardware
     from crosscut.planner.search import search_layouts
 
-    if layout is not None and not dry_run:
-        why = "since a plan tries every one"
-        raise ConfigError(f"`--layout` must come with `--dry-run`, {why}, but is {layout} alone.")
-    if dry_run:
-        from crosscut.cli.dry_run import show_dry_run
-
-        device = None if gpu is None else named_hardware(gpu)
-        run = _run(arguments, model, device)
-        on_cpu = run.training.device == "cpu" if device is None else device.device == "cpu"
-        show_dry_run(run, layout=layout, rank=rank, on_cpu=on_cpu, as_json=as_json)
-        return
     if gpu is None:
         known = listed(f"`{key}`" for key in KNOWN_HARDWARE)
         raise ConfigError(f"`--gpu` must name the device to plan for, but is missing. Known are {known}.")
-    if price is not None and tokens is None:
-        raise ConfigError(f"`--price` must come with `--tokens`, since it is for so many, but is {price:g} without.")
     hardware = named_hardware(gpu)
     run = _run(arguments, model, hardware)
-    budget = None if tokens is None else _number(tokens)
-    plans = search_layouts(run, hardware, run.layout.world_size if gpus is None else gpus)
-    if html is not None:
-        from crosscut.planner.figures import page
+    return search_layouts(run, hardware, run.layout.world_size if gpus is None else gpus)
 
-        write_whole(html, page(plans))
-    if write is not None:
-        _write(plans, write, budget)
+
+def _show(plans: "Plans", *, top: int, tokens: float | None, price: float | None, as_json: bool) -> None:
     if as_json:
         from crosscut.planner.report import to_json
 
-        click.echo(json.dumps(to_json(plans, top=top, tokens=budget, price=price), indent=2))
+        click.echo(json.dumps(to_json(plans, top=top, tokens=tokens, price=price), indent=2))
     else:
         from crosscut.cli.plan_table import show_plans
 
-        show_plans(plans, top=top, tokens=budget, price=price)
+        show_plans(plans, top=top, tokens=tokens, price=price)
+
+
+def _write_page(plans: "Plans", path: Path) -> None:
+    from crosscut.planner.figures import page
+
+    write_whole(path, page(plans))
 
 
 def _run(arguments: tuple[str, ...], model: str | None, hardware: "Hardware | None") -> RunConfig:

@@ -1,5 +1,6 @@
 """What rooms that never see each other agree on."""
 
+from pathlib import Path
 from types import MappingProxyType
 
 IGNORED = -100
@@ -13,6 +14,9 @@ CHECKPOINTS_FOLDER = "checkpoints"
 
 TOKENS_FOLDER = "tokens"
 """The token shards, in a run's folder."""
+
+LOOK = Path(__file__).parent / "look.css"
+"""The style that every page begins with."""
 
 VOCABULARY_MULTIPLE = 128
 """Entries per rank are a multiple of this, so that the logit product has an efficient shape (paper, section 5.1)."""

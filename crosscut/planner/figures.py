@@ -11,6 +11,7 @@ from typing import Any
 
 from crosscut.config import PRESETS, Layout, ModelConfig, TrainingConfig
 from crosscut.config.checks import divisors
+from crosscut.config.conventions import LOOK
 from crosscut.planner.candidate import Candidate
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.memory import forecast_memory
@@ -35,11 +36,17 @@ DATA, SEQUENCES, LENGTH = 8, 8, 1024
 def page(plans: Plans) -> str:
     """The whole page for a search's device and what it found."""
     folder = files("crosscut.planner") / "page"
-    text, style, script = ((folder / f"plan.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
+    text, script = ((folder / f"plan.{kind}").read_text(encoding="utf-8") for kind in ("html", "js"))
     content = json.dumps(page_data(plans), separators=(",", ":")).replace("</", "<\\/")
-    for mark, part in (("/*style*/", style), ("/*data*/", content), ("/*script*/", script)):
+    for mark, part in (("/*style*/", page_style()), ("/*data*/", content), ("/*script*/", script)):
         text = text.replace(mark, part)
     return text
+
+
+def page_style() -> str:
+    """The style of the planner's pages."""
+    own = files("crosscut.planner") / "page" / "plan.css"
+    return LOOK.read_text(encoding="utf-8") + own.read_text(encoding="utf-8")
 
 
 def page_data(plans: Plans) -> dict[str, Any]:

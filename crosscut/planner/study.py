@@ -5,12 +5,12 @@ Every set of figures has one calibration, which is told, and nothing else is fit
 
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 from textwrap import fill
 from typing import NamedTuple
 
 from crosscut.config import PRESETS, ModelConfig
 from crosscut.planner.compute import flops_per_step
+from crosscut.planner.figures import page_style
 from crosscut.planner.hardware import KNOWN_HARDWARE
 from crosscut.planner.memory import forecast_memory
 from crosscut.planner.parameters import count_parameters
@@ -72,12 +72,11 @@ def to_markdown(sections: Sequence[Section]) -> str:
 
 def to_html(sections: Sequence[Section]) -> str:
     """The report for a browser, with the published figures and ours drawn beside each other; it loads nothing."""
-    style = (files("crosscut.planner") / "page" / "plan.css").read_text(encoding="utf-8")
     body = "\n".join(_section_html(section) for section in sections)
     return (
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{_TITLE}</title>\n'
-        f"<style>{style}</style>\n<header><h1>{_TITLE}</h1><p>{escape(_WORDS.replace('`', ''))}</p></header>\n"
+        f"<style>{page_style()}</style>\n<header><h1>{_TITLE}</h1><p>{escape(_WORDS.replace('`', ''))}</p></header>\n"
         f'<main class="report">\n{body}\n</main>\n</html>\n'
     )
 

@@ -16,6 +16,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from crosscut.config.conventions import LOOK
 from crosscut.generation import Piece
 from crosscut.serving.answers import Answer, ChatAnswer, CompletionAnswer, Json
 from crosscut.serving.desk import Desk, Job
@@ -74,7 +75,7 @@ class _Handlers:
         self._served = served
         self._desk = desk
         self._spell = spell
-        self._files = frozenset(file.name for file in _PAGE.iterdir())
+        self._files = {file.name: file for file in (LOOK, *_PAGE.iterdir())}
 
     @asynccontextmanager
     async def opened(self, _: Starlette) -> AsyncIterator[None]:
@@ -85,7 +86,7 @@ class _Handlers:
         name = request.path_params.get("name", "index.html")
         if name not in self._files:
             raise HTTPException(404)
-        return FileResponse(_PAGE / name, headers=_PAGE_HEADERS)
+        return FileResponse(self._files[name], headers=_PAGE_HEADERS)
 
     async def health(self, _: HttpRequest) -> Response:
         stopping = self._desk.is_stopping

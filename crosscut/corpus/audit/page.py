@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from crosscut.config.conventions import LOOK
 from crosscut.config.files import write_whole
 
 PAGE = Path(__file__).parent / "page"
@@ -55,7 +56,7 @@ def _policy(scripts: list[str], styles: list[str]) -> str:
 
 
 def _read(name: str) -> str:
-    return (PAGE / name).read_text(encoding="utf-8")
+    return (LOOK if name == LOOK.name else PAGE / name).read_text(encoding="utf-8")
 
 
 def _digest(text: str) -> str:
