@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from crosscut.config import ModelConfig
 from crosscut.model.cache import LayerCache
-from crosscut.model.rotary import rotate
+from crosscut.model.rotary import Rotation, rotate
 from crosscut.parallel import (
     ColumnParallelLinear,
     ColumnParallelLinears,
@@ -46,7 +46,7 @@ class SelfAttention(nn.Module):
             )
         self.output = RowParallelLinear(config.query_size, hidden, mesh=mesh, dtype=dtype, bias=config.biases == "all")
 
-    def forward(self, x: Tensor, rotation: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None) -> Tensor:
         """Attend to this and earlier positions, those in the `cache` before them."""
         query, key_value = self.qkv(x)
         q = query.unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # [B, A/T, S, D]
@@ -64,7 +64,7 @@ class SelfAttention(nn.Module):
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout, enable_gqa=grouped)
 
 
-def _placed(heads: Tensor, norm: nn.Module | None, rotation: Tensor | None) -> Tensor:
+def _placed(heads: Tensor, norm: nn.Module | None, rotation: Rotation | None) -> Tensor:
     """Queries or keys, normalised and turned where the model does so."""
     if norm is not None:
         heads = norm(heads)

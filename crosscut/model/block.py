@@ -7,6 +7,7 @@ from crosscut.config import ModelConfig
 from crosscut.model.attention import SelfAttention
 from crosscut.model.cache import LayerCache
 from crosscut.model.mlp import make_mlp
+from crosscut.model.rotary import Rotation
 from crosscut.parallel import Dropout, LayerNorm, ParallelMesh, RandomStreams, RMSNorm
 
 
@@ -21,7 +22,7 @@ class Block(nn.Module):
         self.mlp = make_mlp(config, mesh=mesh, dtype=dtype)
         self.dropout = Dropout(config.dropout, streams=streams)
 
-    def forward(self, x: Tensor, rotation: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None) -> Tensor:
         """Apply the layer; how far queries and keys turn and what was read before only attention needs to know."""
         x = x + self.dropout(self.attention(self.attention_norm(x), rotation, cache))
         y: Tensor = x + self.dropout(self.mlp(self.mlp_norm(x)))

@@ -84,7 +84,7 @@ class Reading:
     """One forward pass over what comes next: where its tokens stand, and what their queries see."""
 
     def __init__(self, cache: KeyValueCache, rows: slice, before: Sequence[int], length: int) -> None:
-        self._cache, self._rows = cache, rows
+        self._cache, self._rows, self._is_every_row = cache, rows, len(before) == cache.num_rows
         device = cache.layer(0).device
         first = torch.tensor(before, device=device)
         self.places = first.unsqueeze(1) + torch.arange(length, device=device)
@@ -101,7 +101,8 @@ class Reading:
 
     def layer(self, index: int) -> "LayerCache":
         """What a layer's attention needs of it."""
-        return LayerCache(self, self._cache.layer(index)[:, self._rows])
+        kept = self._cache.layer(index)
+        return LayerCache(self, kept if self._is_every_row else kept[:, self._rows])
 
 
 class LayerCache:
@@ -114,11 +115,11 @@ class LayerCache:
         """Keep keys and values [B, K/T, S, D] and attend with the queries [B, A/T, S, D] to all that they may see."""
         reading = self._reading
         self._keep(k, v)
-        keys, values = self._kept[:, :, :, : reading.end]
+        keys, values = self._kept.narrow(3, 0, reading.end).unbind()
         num_groups = q.shape[1] // k.shape[1]
         if q.shape[2] == 1:  # the queries of a group look at the same keys: as if they were as many places
-            q = q.unflatten(1, (-1, num_groups)).squeeze(3)
-            return F.scaled_dot_product_attention(q, keys, values, attn_mask=reading.sees).flatten(1, 2).unsqueeze(2)
+            grouped = q.reshape(*k.shape[:2], num_groups, -1)
+            return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=reading.sees).reshape(q.shape)
         return F.scaled_dot_product_attention(
             q, keys, values, attn_mask=reading.sees, is_causal=reading.sees is None, enable_gqa=num_groups > 1
         )
@@ -126,8 +127,7 @@ class LayerCache:
     def _keep(self, k: Tensor, v: Tensor) -> None:
         reading = self._reading
         if reading.start is not None:
-            self._kept[0, :, :, reading.start : reading.end] = k
-            self._kept[1, :, :, reading.start : reading.end] = v
+            torch.stack((k, v), out=self._kept.narrow(3, reading.start, reading.end - reading.start))
             return
         rows = torch.arange(k.shape[0], device=k.device).unsqueeze(1)
         self._kept[0][rows, :, reading.slots] = k.transpose(1, 2)

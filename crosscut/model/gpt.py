@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from crosscut.config import IGNORED, ModelConfig
 from crosscut.model.block import Block, make_norm
 from crosscut.model.cache import KeyValueCache, Reading
-from crosscut.model.rotary import rotations
+from crosscut.model.rotary import Rotation, rotations
 from crosscut.parallel import (
     Dropout,
     LossPasses,
@@ -94,16 +94,16 @@ class GPT(nn.Module):
                 else self.positions.at(reading.places)
             )
         x = self.dropout(x)
-        rotation = None if self.positions is not None else self._rotation(tokens, reading).to(x.dtype)
+        rotation = None if self.positions is not None else self._rotation(tokens, reading, x.dtype)
         for i, block in enumerate(self.blocks):
             x = block(x, rotation) if reading is None else block(x, rotation, reading.layer(i))
         y: Tensor = self.final_norm(x)
         return y
 
-    def _rotation(self, tokens: Tensor, reading: Reading | None) -> Tensor:
+    def _rotation(self, tokens: Tensor, reading: Reading | None, dtype: torch.dtype) -> Rotation:
         """How far queries and keys turn, which all layers share."""
         places = torch.arange(tokens.shape[1], device=tokens.device) if reading is None else reading.places
-        return rotations(places, self.config)
+        return rotations(places, self.config, dtype)
 
     def loss(self, tokens: Tensor, targets: Tensor, *, scale: float | Tensor = 1.0) -> Tensor:
         """`scale` times the sum of the cross entropies of `targets` [B, S] given `tokens` [B, S]; a scalar.

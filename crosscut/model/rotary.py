@@ -15,12 +15,15 @@ from torch import Tensor
 
 from crosscut.config import ModelConfig
 
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines of the angles, one pair for all layers."""
+
 LOW, HIGH = 1.0, 4.0
 """Turns within `rotary_original_length` below which a rotation is slow, and above which it is fast."""
 
 
-def rotations(places: Tensor, config: ModelConfig) -> Tensor:
-    """Cosines and sines for tokens at `places` [S] or [B, S]: [2, S, D] or [2, B, 1, S, D], in float32.
+def rotations(places: Tensor, config: ModelConfig, dtype: torch.dtype) -> Rotation:
+    """For tokens at `places` [S] or [B, S]: [S, D] or [B, 1, S, D] each.
 
     The sines of a pair's first element are negative, as `rotate` needs them.
     """
@@ -28,11 +31,11 @@ def rotations(places: Tensor, config: ModelConfig) -> Tensor:
     if angles.dim() > 2:
         angles = angles.unsqueeze(1)  # for all heads of a row
     cos, sin = angles.cos(), angles.sin()
-    return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))
+    return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
 
-def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Turn queries or keys [B, A, S, D] by what `rotations` gave, in their type."""
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Turn queries or keys [B, A, S, D] by what `rotations` gave, in its type."""
     cos, sin = rotation
     turned: Tensor = x * cos + x.roll(x.shape[-1] // 2, -1) * sin
     return turned

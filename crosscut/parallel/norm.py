@@ -64,7 +64,8 @@ class RMSNorm(nn.Module):
             weight = local_inside(self.weight, x.dtype)
         else:
             weight = local_on_sequence(self.weight, self.mesh, x.dtype)
-        if x.is_cuda or torch.compiler.is_compiling():  # one kernel; on the CPU it is several, which keep each other's
+        # On the CPU PyTorch's is several kernels, whose backward passes would keep what lies between them.
+        if x.is_cuda or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return F.rms_norm(x, weight.shape, weight, self.epsilon)
         y: Tensor = run(_RMSNorm, x, weight, self.epsilon)
         return y
