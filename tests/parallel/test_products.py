@@ -133,7 +133,7 @@ def test_products_with_a_part_of_small_elements_are_near_the_exact_ones_where_th
         assert _distance(alone, whole) > 0.1 if is_small else torch.equal(alone, whole)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, 3, 8, 11, 12, FEW.stop - 1, FEW.stop])
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 8, FEW.stop - 1, FEW.stop])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_products_of_a_few_tokens_are_those_of_many(num_tokens, has_bias):
     generator = torch.Generator().manual_seed(0)
