@@ -35,6 +35,11 @@ class Report(NamedTuple):
     sections: Sequence[Section]
 
 
+def percent(share: float) -> str:
+    """A share in percent, for a cell."""
+    return f"{100 * share:.1f}%"
+
+
 def to_markdown(report: Report) -> str:
     """The report for a repository, in lines of 120 columns."""
     parts = [f"<!-- {report.mark} -->\n\n# {report.title}\n\n{fill(report.words, _COLUMNS)}\n"]
