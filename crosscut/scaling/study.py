@@ -1,9 +1,10 @@
 """The whole study: from what the user asks for to what was found."""
 
 import platform
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,11 +15,8 @@ from crosscut.scaling.cases import DEFAULT_RUNS, Devices, choose_devices, study_
 from crosscut.scaling.measure import measure
 from crosscut.scaling.results import Results, row_of
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
-
-def measured_study(arguments: "Sequence[str]", *, gpu: str | None, ranks: int | None, turns: int) -> Results:
+def measured_study(arguments: Sequence[str], *, gpu: str | None, ranks: int | None, turns: int) -> Results:
     """Train all studies of a run's file, or of the default model, with overrides.
 
     Raises `ConfigError` or `LayoutError` before a rank starts.
@@ -44,11 +42,13 @@ def measured_study(arguments: "Sequence[str]", *, gpu: str | None, ranks: int | 
     )
 
 
-def _run_and_devices(arguments: "Sequence[str]", ranks: int | None) -> tuple[RunConfig, Devices]:
+def _run_and_devices(arguments: Sequence[str], ranks: int | None) -> tuple[RunConfig, Devices]:
     """What one rank trains. The default depends on the device, which an override may choose."""
     cores, gpus = available_cores(), torch.cuda.device_count()
     if arguments and "=" not in arguments[0]:
         run = load_run(Path(arguments[0]), arguments[1:])
+        model = replace(run.model, vocab_size=run.model.vocab_size or run.data.vocab_size)
+        run = replace(run, model=model)
         return run, choose_devices(run.training.device, ranks, cores=cores, gpus=gpus)
     asked = load_run(DEFAULT_RUNS["cpu"], [text for text in arguments if text.startswith("training.device=")])
     devices = choose_devices(asked.training.device, ranks, cores=cores, gpus=gpus)
