@@ -11,6 +11,7 @@ import torch
 from crosscut.config import ConfigError, RunConfig, load_run
 from crosscut.config.machine import available_cores, processor_name
 from crosscut.planner.hardware import Hardware, named_hardware
+from crosscut.planner.search import require_precision
 from crosscut.scaling.cases import DEFAULT_RUNS, Devices, choose_devices, study_cases
 from crosscut.scaling.measure import measure
 from crosscut.scaling.results import Results, row_of
@@ -22,7 +23,7 @@ def measured_study(arguments: Sequence[str], *, gpu: str | None, ranks: int | No
     Raises `ConfigError` or `LayoutError` before a rank starts.
     """
     run, devices = _run_and_devices(arguments, ranks)
-    hardware = None if gpu is None else _hardware(gpu, devices)
+    hardware = None if gpu is None else _hardware(gpu, run, devices)
     studies = study_cases(run, devices)
     cases = [case for found in studies.values() for case in found]
     unique = [case for index, case in enumerate(cases) if case not in cases[:index]]
@@ -55,13 +56,14 @@ def _run_and_devices(arguments: Sequence[str], ranks: int | None) -> tuple[RunCo
     return load_run(DEFAULT_RUNS[devices.kind], arguments), devices
 
 
-def _hardware(name: str, devices: Devices) -> Hardware:
+def _hardware(name: str, run: RunConfig, devices: Devices) -> Hardware:
     hardware = named_hardware(name)
     if hardware.device != devices.kind:
         raise ConfigError(
             f"`--gpu` must describe what is measured ({devices.kind}), but `{name}` describes {hardware.device}. "
             "`crosscut plan --calibrate FILE.toml` writes a file of this machine."
         )
+    require_precision(run, hardware)
     return hardware
 
 

@@ -1,11 +1,13 @@
 """From what a user asks for to what is measured, without measuring it."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import crosscut.scaling.study
+from crosscut.config import ConfigError
 from crosscut.scaling.cases import Case, Devices
 from crosscut.scaling.results import Results
 from crosscut.scaling.study import measured_study
@@ -51,3 +53,18 @@ def test_a_runs_file_may_leave_its_vocabulary_to_the_tokenizer(measured: list[Ca
 
 def test_a_key_changes_the_default_run(measured: list[Case]) -> None:
     assert study("training.sequence_length=64", "training.device=cpu").sequence_length == 64
+
+
+def test_a_device_without_the_runs_precision_is_refused_before_anything_is_measured(
+    measured: list[Case], tmp_path: Path
+) -> None:
+    path = tmp_path / "here.toml"
+    path.write_text(
+        'name = "here"\ndevice = "cpu"\n[memory]\ngigabytes = 8\ngigabytes_per_second = 10\n'
+        "[products]\nteraflops = { float32 = 0.1 }\nattained = 1\n[node]\nranks = 2\ngigabytes_per_second = 1\n"
+    )
+    message = "`training.precision` must be one that here has (\"float32\"), but is 'bfloat16'."
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        measured_study(("training.precision=bfloat16",), gpu=str(path), ranks=None, turns=1)
+    assert measured == []
+    assert measured_study((), gpu=str(path), ranks=None, turns=1).studies["tensor"][0].forecast
