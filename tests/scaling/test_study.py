@@ -59,9 +59,11 @@ def test_a_device_without_the_runs_precision_is_refused_before_anything_is_measu
     measured: list[Case], tmp_path: Path
 ) -> None:
     path = tmp_path / "here.toml"
+    source = 'source = "this test"'
     path.write_text(
-        'name = "here"\ndevice = "cpu"\n[memory]\ngigabytes = 8\ngigabytes_per_second = 10\n'
-        "[products]\nteraflops = { float32 = 0.1 }\nattained = 1\n[node]\nranks = 2\ngigabytes_per_second = 1\n"
+        f'name = "here"\ndevice = "cpu"\n[memory]\ngigabytes = 8\ngigabytes_per_second = 10\n{source}\n'
+        f"[products]\nteraflops = {{ float32 = 0.1 }}\nattained = 1\n{source}\n"
+        f"[node]\nranks = 2\ngigabytes_per_second = 1\n{source}\n"
     )
     message = "`training.precision` must be one that here has (\"float32\"), but is 'bfloat16'."
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
