@@ -24,7 +24,7 @@ def measure(cases: Sequence[Case], devices: Devices, *, turns: int) -> list[list
     """Seconds of a step of each case, one for each turn: those of its slowest rank.
 
     All ranks start once. In a turn each case takes one step while the ranks that it does not use wait, and each turn
-    begins with another case, so that other work on the machine falls on all alike. Raises `ConfigError` before a rank
+    begins with another case, so that other work on the machine falls on all of them. Raises `ConfigError` before a rank
     starts where the machine cannot do what a run asks for, and under torchrun; `RankFailure` when a rank fails.
     """
     if was_started():
