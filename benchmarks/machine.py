@@ -3,16 +3,15 @@
 import platform
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
-from crosscut.config.machine import available_cores
+from crosscut.config.machine import available_cores, processor_name
 
 
 def describe_machine(*packages: str, device: str = "") -> dict[str, str]:
     """The day, the processor or `device`, Python, and the versions of packages."""
     return {
         "date": datetime.now(tz=UTC).date().isoformat(),
-        "device": device or f"{processor()}, {available_cores()} cores",
+        "device": device or f"{processor_name()}, {available_cores()} cores",
         "python": platform.python_version(),
         **{package: version_of(package) for package in packages},
     }
@@ -21,14 +20,6 @@ def describe_machine(*packages: str, device: str = "") -> dict[str, str]:
 def print_machine(*packages: str, device: str = "") -> None:
     """Print the same as one line."""
     print(", ".join(f"{name} {value}" for name, value in describe_machine(*packages, device=device).items()))
-
-
-def processor() -> str:
-    """The processor's name."""
-    info = Path("/proc/cpuinfo")  # Linux only
-    lines = info.read_text().splitlines() if info.exists() else []
-    named = next((line.split(":")[1].strip() for line in lines if "model name" in line), "")
-    return named or platform.processor() or platform.machine()
 
 
 def version_of(package: str) -> str:

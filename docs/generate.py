@@ -1,4 +1,4 @@
-"""Write the pages of the documentation that follow from the code: keys of a run and a corpus, the scaling study.
+"""Write the pages of the documentation that follow from the code: keys of a run and a corpus, the scaling studies.
 
 The text under a field of a config dataclass is its help; this collects it, so that it is written once. Run
 `python docs/generate.py` after changing a field or a preset; with `--check` nothing is written, and the exit status is
@@ -18,7 +18,10 @@ from pathlib import Path
 from crosscut.config import PRESETS, CorpusConfig, DataConfig, ModelConfig, RunConfig
 from crosscut.config.corpus import SourceConfig
 from crosscut.planner import count_parameters
-from crosscut.planner.study import scaling_study, to_markdown
+from crosscut.planner.sections import to_markdown
+from crosscut.planner.study import scaling_report
+from crosscut.scaling.report import measured_report
+from crosscut.scaling.results import Results
 
 DOCS = Path(__file__).parent
 
@@ -130,13 +133,20 @@ def corpus_page() -> str:
 
 def scaling_page() -> str:
     """The whole of `docs/scaling.md`."""
-    return to_markdown(scaling_study())
+    return to_markdown(scaling_report())
+
+
+def measured_scaling_page() -> str:
+    """The whole of `docs/scaling-measured.md`, from what `crosscut study measure` wrote beside it."""
+    results = (DOCS / "scaling-measured.json").read_text(encoding="utf-8")
+    return to_markdown(measured_report(Results.from_json(results)))
 
 
 PAGES = {
     "configuration.md": configuration_page,
     "corpus-configuration.md": corpus_page,
     "scaling.md": scaling_page,
+    "scaling-measured.md": measured_scaling_page,
 }
 
 

@@ -1,31 +1,85 @@
 """`crosscut study`."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from crosscut.config import write_whole
+from crosscut.cli.arguments import run_arguments
+from crosscut.config import ConfigError, write_whole
 
+if TYPE_CHECKING:
+    from crosscut.planner.sections import Report
 
-@click.group()
-def study() -> None:
-    """Hold forecasts against what others published."""
-
-
-@study.command()
-@click.option(
+_output = click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("scaling"),
     show_default=True,
-    help="The folder of the report: scaling.md and scaling.html.",
+    help="The folder of the report.",
 )
+
+
+@click.group()
+def study() -> None:
+    """Hold forecasts against what others published, and against this machine."""
+
+
+@study.command()
+@_output
 def scaling(output: Path) -> None:
     """Write the paper's scaling figures and NVIDIA's for H100s beside the planner's, as Markdown and HTML."""
-    from crosscut.planner.study import scaling_study, to_html, to_markdown
+    from crosscut.planner.study import scaling_report
 
-    sections = scaling_study()
+    _write(scaling_report(), output, "scaling")
+
+
+@study.command()
+@run_arguments
+@click.option("--gpu", metavar="NAME|FILE", help="Forecast beside: a file of crosscut plan --calibrate, or a name.")
+@click.option("--ranks", type=int, help="The most ranks.  [default: this machine's GPUs or cores, at most 8]")
+@click.option("--turns", type=int, default=15, show_default=True, help="Steps of each case; more for a noisy machine.")
+@_output
+def measure(arguments: tuple[str, ...], gpu: str | None, ranks: int | None, turns: int, output: Path) -> None:
+    """Train the paper's scaling study on this machine's ranks and write what it took, as Markdown, HTML and JSON.
+
+    Weak scaling over tensor ranks and over tensor x data ranks, strong scaling, and one process with all cores. Ranks
+    are on GPUs where there are several, else on cores. Trains a small model of the paper's shape, or the model of
+    RUN.toml; any key can be set, such as training.sequence_length=256. docs/scaling-measured.md is one such report.
+    """
+    if turns < 1:
+        raise ConfigError(f"`--turns` must be at least 1, but is {turns}.")
+    from crosscut.scaling.study import measured_study
+
+    results = measured_study(arguments, gpu=gpu, ranks=ranks, turns=turns)
+    from crosscut.scaling.report import measured_report
+
+    report = measured_report(results)
+    _show(report)
+    _write(report, output, "scaling-measured")
+    write_whole(output / "scaling-measured.json", results.to_json())
+    click.echo(output / "scaling-measured.json")
+
+
+def _write(report: "Report", output: Path, name: str) -> None:
+    from crosscut.planner.sections import to_html, to_markdown
+
     output.mkdir(parents=True, exist_ok=True)
-    for name, text in (("scaling.md", to_markdown(sections)), ("scaling.html", to_html(sections))):
-        write_whole(output / name, text)
-        click.echo(output / name)
+    for path, text in ((output / f"{name}.md", to_markdown(report)), (output / f"{name}.html", to_html(report))):
+        write_whole(path, text)
+        click.echo(path)
+
+
+def _show(report: "Report") -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)
+    for section in report.sections:
+        table = Table(*section.header, title=section.title, title_justify="left", box=box.SIMPLE, pad_edge=False)
+        for row in section.rows:
+            table.add_row(*row)
+        console.print(table)

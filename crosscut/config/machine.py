@@ -5,12 +5,22 @@
 
 import multiprocessing
 import os
+import platform
 import threading
+from pathlib import Path
 
 
 def available_cores() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor_name() -> str:
+    """The processor as its maker calls it, or its kind where the system does not tell."""
+    info = Path("/proc/cpuinfo")  # Linux only
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    named = next((line.split(":")[1].strip() for line in lines if "model name" in line), "")
+    return named or platform.processor() or platform.machine()
 
 
 def leave_with_parent() -> None:

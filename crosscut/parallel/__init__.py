@@ -11,7 +11,7 @@ from crosscut.parallel.embedding import PositionEmbedding, VocabParallelEmbeddin
 from crosscut.parallel.gradients import GradientReducer, clip_gradients_, global_gradient_norm
 from crosscut.parallel.linear import ColumnParallelLinear, ColumnParallelLinears, RowParallelLinear, use_products
 from crosscut.parallel.loss_passes import LossPasses
-from crosscut.parallel.mesh import Axis, ParallelMesh, make_lone_mesh, make_mesh
+from crosscut.parallel.mesh import Axis, ParallelMesh, make_lone_mesh, make_mesh, make_repeated_mesh
 from crosscut.parallel.norm import LayerNorm, RMSNorm
 from crosscut.parallel.operators import (
     copy_to_tensor_parallel,
@@ -84,6 +84,7 @@ __all__ = [
     "make_lone_mesh",
     "make_mesh",
     "make_reducer",
+    "make_repeated_mesh",
     "normal_",
     "process_group",
     "reduce_from_tensor_parallel",

@@ -7,6 +7,7 @@ handed an `Axis` or the whole `ParallelMesh`; there is no global group.
 """
 
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 import torch.distributed as dist
@@ -94,6 +95,17 @@ def make_mesh(layout: Layout, device: torch.device) -> ParallelMesh:
     """
     if dist.get_world_size() != layout.world_size:
         raise LayoutError(world_size_message(layout, dist.get_world_size()))
+    return make_repeated_mesh(layout, device)
+
+
+def make_repeated_mesh(layout: Layout, device: torch.device) -> ParallelMesh:
+    """Arrange the running processes as `layout` says, as often as they allow: the first tensor x data ranks, the next
+    as many, and so on, which send each other nothing. Every rank calls it.
+
+    Raises `LayoutError` when the number of processes is no multiple of tensor x data.
+    """
+    if dist.get_world_size() % layout.world_size:
+        raise LayoutError(world_size_message(layout, dist.get_world_size()))
     return replace(_arranged(layout, device), symmetric_memory=layout.symmetric_memory)
 
 
@@ -101,7 +113,7 @@ def _arranged(layout: Layout, device: torch.device) -> ParallelMesh:
     sequence_parallel = layout.sequence_parallel and layout.tensor > 1
     if layout.shard_size > 1 and layout.num_replicas > 1:
         return _make_hybrid_mesh(layout, device, sequence_parallel)
-    device_mesh = init_device_mesh(device.type, (layout.data, layout.tensor), mesh_dim_names=("data", "tensor"))
+    device_mesh = _device_mesh(device, {"data": layout.data, "tensor": layout.tensor})
     data = Axis.of(device_mesh, "data")
     sharding = Sharding(data, None, data.device_mesh, layout.sharding == "zero2") if layout.shard_size > 1 else None
     return ParallelMesh(Axis.of(device_mesh, "tensor"), data, device, sequence_parallel, sharding)
@@ -109,11 +121,8 @@ def _arranged(layout: Layout, device: torch.device) -> ParallelMesh:
 
 def _make_hybrid_mesh(layout: Layout, device: torch.device, sequence_parallel: bool) -> ParallelMesh:
     """The ranks of a shard group are adjacent data ranks, such as those of a node."""
-    device_mesh = init_device_mesh(
-        device.type,
-        (layout.num_replicas, layout.shard_size, layout.tensor),
-        mesh_dim_names=("replica", "shard", "tensor"),
-    )
+    axes = {"replica": layout.num_replicas, "shard": layout.shard_size, "tensor": layout.tensor}
+    device_mesh = _device_mesh(device, axes)
     both = device_mesh["replica", "shard"]
     sharding = Sharding(
         shard=Axis.of(device_mesh, "shard"),
@@ -123,6 +132,13 @@ def _make_hybrid_mesh(layout: Layout, device: torch.device, sequence_parallel: b
     )
     data = Axis.along(both._flatten("data"), "data")
     return ParallelMesh(Axis.of(device_mesh, "tensor"), data, device, sequence_parallel, sharding)
+
+
+def _device_mesh(device: torch.device, axes: dict[str, int]) -> DeviceMesh:
+    """The mesh of these axes and, in front of them where there are more processes, of its repetitions."""
+    repetitions = dist.get_world_size() // prod(axes.values())
+    axes = {"repetition": repetitions, **axes} if repetitions > 1 else axes
+    return init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
 
 def layout_of(mesh: ParallelMesh) -> Layout:
@@ -140,9 +156,7 @@ def layout_of(mesh: ParallelMesh) -> Layout:
 
 def make_lone_mesh(device: torch.device) -> ParallelMesh:
     """The mesh of a rank that is alone on every axis, for an uncut model beside a cut one. Every rank calls it."""
-    names = ("rank", "data", "tensor")
-    alone = init_device_mesh(device.type, (dist.get_world_size(), 1, 1), mesh_dim_names=names)["data", "tensor"]
-    return ParallelMesh(tensor=Axis.of(alone, "tensor"), data=Axis.of(alone, "data"), device=device)
+    return make_repeated_mesh(Layout(), device)
 
 
 def world_size_message(layout: Layout, world_size: int) -> str:

@@ -65,19 +65,21 @@ def paper_flops_per_second(run: RunConfig, hardware: Hardware = _V100) -> float:
     return flops_per_step(run, recompute=True) / paper_seconds(run, hardware) / run.layout.world_size
 
 
-def paper_scaling(run: RunConfig) -> float:
-    """Of linear scaling, with the 1.2B model on one GPU as the unit."""
-    return paper_flops_per_second(run) / paper_flops_per_second(paper_run("megatron-1.2b", 1))
+def paper_scaling(run: RunConfig, seconds: Callable[[RunConfig], float] = paper_seconds) -> float:
+    """Of linear scaling, with the 1.2B model on one GPU as the unit; `seconds` may be another account of a step."""
+    one = paper_run("megatron-1.2b", 1)
+    work = flops_per_step(run, recompute=True) / flops_per_step(one, recompute=True) / run.layout.world_size
+    return work * seconds(one) / seconds(run)
 
 
-def paper_speed_up(tensor: int) -> float:
+def paper_speed_up(tensor: int, seconds: Callable[[RunConfig], float] = paper_seconds) -> float:
     """Of the 1.2B model over so many tensor ranks."""
-    return paper_seconds(paper_run("megatron-1.2b", 1)) / paper_seconds(paper_run("megatron-1.2b", tensor))
+    return seconds(paper_run("megatron-1.2b", 1)) / seconds(paper_run("megatron-1.2b", tensor))
 
 
-def paper_epoch_days(preset: str, tensor: int) -> float:
+def paper_epoch_days(preset: str, tensor: int, seconds: Callable[[RunConfig], float] = paper_seconds) -> float:
     """As in Table 4."""
-    return EPOCH_STEPS * paper_seconds(paper_run(preset, tensor, 64)) / _DAY
+    return EPOCH_STEPS * seconds(paper_run(preset, tensor, 64)) / _DAY
 
 
 class MegatronRow(NamedTuple):
@@ -147,7 +149,7 @@ def _megatron_rate(row: MegatronRow, micro: int, hardware: Hardware) -> float:
 def megatron_errors(calibration: MegatronRow) -> dict[str, float]:
     """By how much of the peak each row's forecast is above what is published, calibrated by one of them."""
     attained = megatron_attained(calibration)
-    hardware = _attaining(_H100, attained)
+    hardware = attaining(_H100, attained)
     peak = _H100.flops["bfloat16"]
     return {row.name: (megatron_flops_per_second(row, hardware) - row.teraflops * 1e12) / peak for row in MEGATRON_ROWS}
 
@@ -160,11 +162,11 @@ def solve_attained(hardware: Hardware, rate_of: Callable[[Hardware], float], wan
     low, high = 0.01, 2.0
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        low, high = (middle, high) if rate_of(_attaining(hardware, middle)) < wanted else (low, middle)
+        low, high = (middle, high) if rate_of(attaining(hardware, middle)) < wanted else (low, middle)
     return middle
 
 
-def _attaining(hardware: Hardware, attained: float) -> Hardware:
+def attaining(hardware: Hardware, attained: float) -> Hardware:
     """The same device with other products, and attention in proportion."""
     share = hardware.attention_attained / hardware.products_attained
     return replace(hardware, products_attained=attained, attention_attained=share * attained)

@@ -110,7 +110,7 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
             f"`--gpus` must be at most the {hardware.ranks_per_node} of one node of {hardware.name}, for which no "
             f"network is known, but is {num_ranks}. Take fewer, or add a section [network] to a file of it."
         )
-    _require_precision(run, hardware)
+    require_precision(run, hardware)
     tensors = [tensor for tensor in divisors(num_ranks) if not _reason_against_tensor(run.model, tensor)]
     _require_batch(run, num_ranks, max(tensors))
     rejected = _impossible(run, num_ranks)
@@ -241,7 +241,8 @@ def _gigabytes(num_bytes: float) -> str:
     return f"{num_bytes / 1e9:.0f}" if num_bytes >= 10e9 else f"{num_bytes / 1e9:.1f}"
 
 
-def _require_precision(run: RunConfig, hardware: Hardware) -> None:
+def require_precision(run: RunConfig, hardware: Hardware) -> None:
+    """Raise `ConfigError` unless the device's rates in the run's precision are known."""
     precision = run.training.precision
     if precision not in hardware.flops:
         has = listed(f'"{name}"' for name in hardware.flops if name != "tf32")

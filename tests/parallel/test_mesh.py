@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from crosscut.config import Layout, LayoutError
-from crosscut.parallel import Axis, make_mesh
+from crosscut.parallel import Axis, make_mesh, make_repeated_mesh
 from tests.parallel.twins import CPU
 from tests.ranks import RankPool
 
@@ -49,3 +49,30 @@ def test_a_layout_of_another_size_than_the_run_is_refused(ranks: RankPool) -> No
     )
     with pytest.raises(LayoutError, match=message):
         ranks.run(2, _arrangement, Layout(tensor=2, data=2))
+
+
+def _repeated_arrangement(layout: Layout) -> dict[str, object]:
+    mesh = make_repeated_mesh(layout, CPU)
+    return {"tensor": _members(mesh.tensor), "data": _members(mesh.data), "first": mesh.is_first_rank}
+
+
+@pytest.mark.parametrize(
+    ("layout", "tensor", "data"),
+    [
+        (Layout(tensor=2), [[0, 1], [0, 1], [2, 3], [2, 3]], [[0], [1], [2], [3]]),
+        (Layout(data=2, sharding="zero3"), [[0], [1], [2], [3]], [[0, 1], [0, 1], [2, 3], [2, 3]]),
+        (Layout(tensor=2, data=2), [[0, 1], [0, 1], [2, 3], [2, 3]], [[0, 2], [1, 3], [0, 2], [1, 3]]),
+    ],
+)
+def test_a_smaller_layout_is_repeated_over_all_ranks(
+    ranks: RankPool, layout: Layout, tensor: list[list[int]], data: list[list[int]]
+) -> None:
+    arrangements = ranks.run(4, _repeated_arrangement, layout)
+    assert [a["tensor"] for a in arrangements] == tensor
+    assert [a["data"] for a in arrangements] == data
+    assert [a["first"] for a in arrangements] == [rank % layout.world_size == 0 for rank in range(4)]
+
+
+def test_a_layout_that_does_not_divide_the_ranks_is_not_repeated(ranks: RankPool) -> None:
+    with pytest.raises(LayoutError, match="must be the number of processes"):
+        ranks.run(4, _repeated_arrangement, Layout(tensor=3))

@@ -1,0 +1,96 @@
+"""Training the cases of a study on real ranks, in turns."""
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from crosscut.config import ConfigError, Layout
+from crosscut.evaluation.progress import progress
+from crosscut.parallel import ParallelMesh, launch, make_repeated_mesh, process_group
+from crosscut.parallel.collectives import all_gather_objects
+from crosscut.parallel.processes import choose_device, started_world_size, was_started
+from crosscut.scaling.cases import Case, Devices
+from crosscut.training.batches import Batch
+from crosscut.training.requirements import require_capabilities
+from crosscut.training.step import Trainer
+from crosscut.training.throughput import synchronize
+
+_WARM_UP = 1
+"""Turns that do not count: memory is taken, the optimizer makes its moments."""
+
+
+def measure(cases: Sequence[Case], devices: Devices, *, turns: int) -> list[list[float]]:
+    """Seconds of a step of each case, one for each turn: those of its slowest rank.
+
+    All ranks start once. In a turn each case takes one step while the ranks that it does not use wait, and each turn
+    begins with another case, so that other work on the machine falls on all of them. Raises `ConfigError` before a rank
+    starts where the machine cannot do what a run asks for, and under torchrun; `RankFailure` when a rank fails.
+    """
+    if was_started():
+        raise ConfigError(
+            "`crosscut study measure` must start its ranks itself, but was started as one of several. Leave torchrun "
+            "out."
+        )
+    for case in cases:
+        require_capabilities(case.run)
+    return launch(_on_rank, (list(cases), turns), num_ranks=devices.most)
+
+
+def _on_rank(cases: list[Case], turns: int) -> list[list[float]]:
+    device = choose_device(cases[0].run.training.device)
+    with process_group(device):
+        return train_in_turns(cases, turns, make_repeated_mesh(Layout(data=started_world_size()), device))
+
+
+def train_in_turns(cases: Sequence[Case], turns: int, everyone: ParallelMesh) -> list[list[float]]:
+    """What `measure` gives, on ranks that are there: every one calls it, all along the data axis of `everyone`."""
+    rank = everyone.data.rank
+    stepping = [Stepping(case, everyone.device, rank) for case in cases]
+    seconds: list[list[float]] = [[] for _ in cases]
+    num_tokens = (_WARM_UP + turns) * sum(one.num_tokens for one in stepping)
+    with progress("scaling", num_tokens, shown=rank == 0) as advance:
+        for turn in range(_WARM_UP + turns):
+            for index in order(turn, len(cases)):
+                slowest = max(all_gather_objects(stepping[index].step(turn), everyone.data))
+                if turn >= _WARM_UP:
+                    seconds[index].append(slowest)
+                advance(stepping[index].num_tokens)
+    return seconds
+
+
+def order(turn: int, num_cases: int) -> list[int]:
+    """In which a turn takes the cases: each turn begins one later."""
+    return [(turn + place) % num_cases for place in range(num_cases)]
+
+
+class Stepping:
+    """One case as a rank sees it: a trainer on the first ranks, which it uses; nothing on the others."""
+
+    def __init__(self, case: Case, device: torch.device, rank: int) -> None:
+        run = case.run
+        self.num_tokens = run.training.batch_size * run.training.sequence_length
+        self._device, self._threads = device, case.threads
+        mesh = make_repeated_mesh(run.layout, device)
+        self._trainer = Trainer(run, mesh) if rank < run.layout.world_size else None
+
+    def step(self, number: int) -> float:
+        """Do one optimizer step; gives its seconds on this rank, 0 where it has no part in it."""
+        if self._trainer is None:
+            return 0.0
+        if self._device.type == "cpu":
+            torch.set_num_threads(self._threads)
+        batches = _random_batches(self._trainer, number)
+        synchronize(self._device)
+        start = time.perf_counter()
+        self._trainer.step(number, batches)
+        synchronize(self._device)
+        return time.perf_counter() - start
+
+
+def _random_batches(trainer: Trainer, step: int) -> list[Batch]:
+    run = trainer.run
+    generator = torch.Generator().manual_seed(step)
+    size = (run.num_micro_batches, run.micro_batch_size, run.training.sequence_length + 1)
+    tokens = torch.randint(0, run.model.vocab_size, size, generator=generator).to(trainer.mesh.device)
+    return [(ids[:, :-1], ids[:, 1:]) for ids in tokens]

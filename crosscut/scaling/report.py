@@ -1,0 +1,171 @@
+"""What a measured study says, in the form of the published one (`planner.study`)."""
+
+from collections.abc import Sequence
+
+from crosscut.planner.sections import Report, Section
+from crosscut.scaling.results import Results, Row
+
+_MARK = "Written by `crosscut study measure`; in docs/ by `python docs/generate.py`, from scaling-measured.json."
+_SECONDS = ("seconds", "least to most")
+_LEGEND = ("linear", "measured", "forecast")
+
+
+def measured_report(results: Results) -> Report:
+    """All sections, with forecasts where a device was given."""
+    sections = [_weak_tensor(results), _weak_data(results), _strong(results)]
+    if "process" in results.studies:
+        sections.append(_process(results))
+    return Report(_MARK, "Scaling measured", _words(results), sections)
+
+
+def _words(results: Results) -> str:
+    facts = ", ".join(f"{name} {value}" for name, value in results.machine.items() if name != "device")
+    threads = ""
+    if results.devices.kind == "cpu":
+        threads = (
+            "A rank computes with one thread; where more ranks than cores run, the row says so, and linear scaling is "
+            "out of reach. "
+        )
+    forecasts = f"Forecasts are the planner's for {results.device_file}. " if results.device_file else ""
+    return (
+        f"The paper's scaling study (section 5.1), trained on {results.machine['device']}, {results.devices.count} "
+        f"{_device(results)}s ({facts}); {results.batch_size} sequences of {results.sequence_length} tokens on each "
+        f"data rank, {results.precision}. All cases take a step in turn, {results.turns} times, so that other work on "
+        "the machine falls on all of them, though it slows those that use every core more than a rank alone; seconds "
+        "are the median of a step, with the least and the most. Ranks are tensor x data, a model is layers x "
+        f"hidden size and heads. {threads}Linear is one rank's model FLOP/s times the ranks. {forecasts}`crosscut "
+        "study measure` writes this report."
+    )
+
+
+def _weak_tensor(results: Results) -> Section:
+    words = (
+        "The model grows with its tensor ranks as in Figure 6, in width and depth, so that the parameters of a rank "
+        "stay about the same; the batch stays."
+    )
+    return _weak(results, "Weak scaling: tensor ranks", words, results.studies["tensor"])
+
+
+def _weak_data(results: Results) -> Section:
+    words = "The same models, and the batch grows with the data ranks: the paper's tensor x data parallelism."
+    rows = [results.studies["tensor"][0], *results.studies["data"]]
+    return _weak(results, "Weak scaling: tensor x data ranks", words, rows)
+
+
+def _weak(results: Results, title: str, words: str, rows: Sequence[Row]) -> Section:
+    one = results.studies["tensor"][0]
+    scale, unit = (1e9, "GFLOP/s") if one.flops_per_second < 1e12 else (1e12, "TFLOP/s")
+    linear = [one.flops_per_second * row.num_ranks for row in rows]
+    cells = [
+        (
+            _ranks(row),
+            _sharing(row),
+            _model(row),
+            f"{row.parameters_per_rank / 1e6:.1f}M",
+            *_seconds(row),
+            f"{row.flops_per_second / scale:.3g}",
+            f"{row.flops_per_second / best:.0%}",
+            *_forecast(row),
+        )
+        for row, best in zip(rows, linear, strict=True)
+    ]
+    figures = [
+        (best / scale, row.flops_per_second / scale, *(row.flops / forecast / scale for forecast in _forecasts(row)))
+        for row, best in zip(rows, linear, strict=True)
+    ]
+    header = ("ranks", f"per {_device(results)}", "model", "parameters a rank")
+    return Section(
+        title,
+        f"{words} The bars are {unit}.",
+        (*header, *_SECONDS, unit, "of linear", *_forecast_header(one)),
+        cells,
+        [(_name(row), bars) for row, bars in zip(rows, figures, strict=True)],
+        _LEGEND[: len(figures[0])],
+    )
+
+
+def _strong(results: Results) -> Section:
+    rows = results.studies["strong"]
+    one = rows[0]
+    speed_ups = [one.median / row.median for row in rows]
+    cells = [
+        (
+            _ranks(row),
+            _sharing(row),
+            *_seconds(row),
+            f"{speed_up:.2f}",
+            f"{speed_up / row.num_ranks:.0%}",
+            *_forecast(row),
+        )
+        for row, speed_up in zip(rows, speed_ups, strict=True)
+    ]
+    forecasts = [[one.forecast / seconds for seconds in _forecasts(row) if one.forecast] for row in rows]
+    bars = [
+        (_name(row), (float(row.num_ranks), speed_up, *forecast))
+        for row, speed_up, forecast in zip(rows, speed_ups, forecasts, strict=True)
+    ]
+    words = "One model and one batch over more tensor ranks, as in Table 3. The bars are speed-ups over one rank."
+    header = ("ranks", f"per {_device(results)}", *_SECONDS, "speed-up", "of linear")
+    return Section("Strong scaling", words, (*header, *_forecast_header(one)), cells, bars, _LEGEND[: len(bars[0][1])])
+
+
+def _process(results: Results) -> Section:
+    others = [
+        (study, row)
+        for study in ("strong", "tensor")
+        for row in results.studies[study]
+        if row.num_ranks > 1 and row.sharing == 1
+    ]
+    cells = [
+        (_model(row), study, *_seconds(row), _ranks(other), *_seconds(other), f"{row.median / other.median:.2f}")
+        for row in results.studies["process"]
+        for study, other in others
+        if _same_model(row, other)
+    ]
+    words = (
+        "What cutting the model is worth on this machine: the same step by one process that computes with all cores, "
+        "as PyTorch does without any parallelism, beside tensor ranks. Above 1 the ranks are faster."
+    )
+    header = ("model", "scaling", "process", "least to most", "ranks", "seconds", "least to most", "ranks' speed")
+    return Section("Beside one process with all cores", words, header, cells)
+
+
+def _same_model(one: Row, other: Row) -> bool:
+    return (one.num_layers, one.hidden_size, one.flops) == (other.num_layers, other.hidden_size, other.flops)
+
+
+def _device(results: Results) -> str:
+    return "core" if results.devices.kind == "cpu" else "GPU"
+
+
+def _name(row: Row) -> str:
+    return f"{_ranks(row)}{'' if row.sharing == 1 else f', {row.sharing} a core'}"
+
+
+def _ranks(row: Row) -> str:
+    return f"{row.tensor} x {row.data}"
+
+
+def _model(row: Row) -> str:
+    return f"{row.num_layers} x {row.hidden_size}, {row.num_heads}"
+
+
+def _sharing(row: Row) -> str:
+    return f"{row.sharing}" if row.sharing == 1 else f"{row.sharing} (oversubscribed)"
+
+
+def _seconds(row: Row) -> tuple[str, str]:
+    return f"{row.median:.3f}", f"{min(row.seconds):.3f} to {max(row.seconds):.3f}"
+
+
+def _forecasts(row: Row) -> list[float]:
+    """None or one, so that a table without a device has no column for it."""
+    return [] if row.forecast is None else [row.forecast]
+
+
+def _forecast(row: Row) -> list[str]:
+    return [cell for seconds in _forecasts(row) for cell in (f"{seconds:.3f}", f"{seconds / row.median - 1:+.0%}")]
+
+
+def _forecast_header(row: Row) -> list[str]:
+    return ["forecast, s", "off"] if row.forecast is not None else []

@@ -1,0 +1,76 @@
+"""The whole study: from what the user asks for to what was found."""
+
+import platform
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from crosscut.config import ConfigError, RunConfig, load_run
+from crosscut.config.machine import available_cores, processor_name
+from crosscut.planner.hardware import Hardware, named_hardware
+from crosscut.planner.search import require_precision
+from crosscut.scaling.cases import DEFAULT_RUNS, Devices, choose_devices, study_cases
+from crosscut.scaling.measure import measure
+from crosscut.scaling.results import Results, row_of
+
+
+def measured_study(arguments: Sequence[str], *, gpu: str | None, ranks: int | None, turns: int) -> Results:
+    """Train all studies of a run's file, or of the default model, with overrides.
+
+    Raises `ConfigError` or `LayoutError` before a rank starts.
+    """
+    run, devices = _run_and_devices(arguments, ranks)
+    hardware = None if gpu is None else _hardware(gpu, run, devices)
+    studies = study_cases(run, devices)
+    cases = [case for found in studies.values() for case in found]
+    unique = [case for index, case in enumerate(cases) if case not in cases[:index]]
+    seconds = measure(unique, devices, turns=turns)
+    return Results(
+        machine=_machine(devices),
+        devices=devices,
+        batch_size=run.training.batch_size // run.layout.data,
+        sequence_length=run.training.sequence_length,
+        precision=run.training.precision,
+        turns=turns,
+        device_file="" if hardware is None else hardware.name,
+        studies={
+            study: [row_of(case, seconds[unique.index(case)], devices, hardware) for case in found]
+            for study, found in studies.items()
+        },
+    )
+
+
+def _run_and_devices(arguments: Sequence[str], ranks: int | None) -> tuple[RunConfig, Devices]:
+    """What one rank trains. The default depends on the device, which an override may choose."""
+    cores, gpus = available_cores(), torch.cuda.device_count()
+    if arguments and "=" not in arguments[0]:
+        run = load_run(Path(arguments[0]), arguments[1:])
+        model = replace(run.model, vocab_size=run.model.vocab_size or run.data.vocab_size)
+        run = replace(run, model=model)
+        return run, choose_devices(run.training.device, ranks, cores=cores, gpus=gpus)
+    asked = load_run(DEFAULT_RUNS["cpu"], [text for text in arguments if text.startswith("training.device=")])
+    devices = choose_devices(asked.training.device, ranks, cores=cores, gpus=gpus)
+    return load_run(DEFAULT_RUNS[devices.kind], arguments), devices
+
+
+def _hardware(name: str, run: RunConfig, devices: Devices) -> Hardware:
+    hardware = named_hardware(name)
+    if hardware.device != devices.kind:
+        raise ConfigError(
+            f"`--gpu` must describe what is measured ({devices.kind}), but `{name}` describes {hardware.device}. "
+            "`crosscut plan --calibrate FILE.toml` writes a file of this machine."
+        )
+    require_precision(run, hardware)
+    return hardware
+
+
+def _machine(devices: Devices) -> dict[str, str]:
+    return {
+        "device": torch.cuda.get_device_name() if devices.kind == "cuda" else processor_name(),
+        "date": datetime.now(tz=UTC).date().isoformat(),
+        "Python": platform.python_version(),
+        "torch": torch.__version__,
+    }

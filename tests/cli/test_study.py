@@ -1,0 +1,88 @@
+"""`crosscut study measure`: what it says of mistakes, and one real study of a tiny model."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import crosscut.scaling.measure
+import crosscut.scaling.study
+from crosscut.cli.main import commands
+from crosscut.config import ConfigError
+from crosscut.scaling.results import Results
+
+TINY = (
+    "model.num_layers=1",
+    "model.hidden_size=16",
+    "model.num_heads=4",
+    "model.vocab_size=300",
+    "training.batch_size=2",
+    "training.sequence_length=8",
+    "training.device=cpu",
+)
+
+
+def fails(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
+    """The message of a study that must fail before a process starts."""
+
+    def no_launch(*_arguments: object, **_options: object) -> None:
+        raise AssertionError("a process was about to start")
+
+    monkeypatch.setattr(crosscut.scaling.measure, "launch", no_launch)
+    monkeypatch.setattr(crosscut.scaling.study, "available_cores", lambda: 2)
+    with pytest.raises(ConfigError) as raised:
+        CliRunner().invoke(commands, ("study", "measure", *arguments), catch_exceptions=False)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--turns", "0"), "`--turns` must be at least 1, but is 0."),
+        (("--ranks", "3"), "`--ranks` must be a power of two above 1, but is 3. Try 2."),
+        (("model.num_heads=2",), "`layout.tensor` must divide `model.num_heads` (2), but is 4. Try 1 or 2."),
+        (
+            ("--gpu", "h100-sxm"),
+            (
+                "`--gpu` must describe what is measured (cpu), but `h100-sxm` describes cuda. `crosscut plan "
+                "--calibrate FILE.toml` writes a file of this machine."
+            ),
+        ),
+        (
+            ("training.compile=on", "model.dropout=0.1"),
+            (
+                '`training.compile` must be "auto" or "off" here, but is "on": dropout (`model.dropout` 0.1) under '
+                "tensor parallelism (`layout.tensor` 2) switches between two random streams, which a compiler cannot "
+                'follow. Change that, or set training.compile="auto".'
+            ),
+        ),
+    ],
+)
+def test_a_mistake_is_told_before_a_process_starts(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+) -> None:
+    assert fails(monkeypatch, *TINY, *arguments) == message
+
+
+def test_a_study_under_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert fails(monkeypatch, *TINY) == (
+        "`crosscut study measure` must start its ranks itself, but was started as one of several. Leave torchrun out."
+    )
+
+
+def test_a_study_is_trained_and_written(crosscut_here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(crosscut.scaling.study, "available_cores", lambda: 2)
+    options = ("--ranks", "2", "--turns", "2", "--gpu", "laptop", "--output", str(tmp_path))
+    done = crosscut_here("study", "measure", *TINY, *options)
+    assert done.returncode == 0, done.stderr
+    assert "Strong scaling" in done.stdout
+    results = Results.from_json((tmp_path / "scaling-measured.json").read_text())
+    assert [(row.tensor, row.data) for row in results.studies["tensor"]] == [(1, 1), (2, 1)]
+    assert all(len(row.seconds) == 2 for rows in results.studies.values() for row in rows)
+    assert len({row.seconds for rows in results.studies.values() for row in rows}) > 4
+    assert json.loads((tmp_path / "scaling-measured.json").read_text())["machine"]["date"]
+    assert "| 2 x 1 | 1 |" in (tmp_path / "scaling-measured.md").read_text()
+    assert "<svg" in (tmp_path / "scaling-measured.html").read_text()

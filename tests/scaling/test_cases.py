@@ -1,0 +1,126 @@
+"""Which runs are compared."""
+
+import re
+
+import pytest
+
+from crosscut.config import PRESETS, ConfigError, LayoutError, ModelConfig, load_run
+from crosscut.planner import count_parameters
+from crosscut.scaling.cases import DEFAULT_RUNS, Case, Devices, choose_devices, grow, study_cases, whole_ranks
+
+DEFAULT = load_run(DEFAULT_RUNS["cpu"])
+TWO_CORES = Devices(kind="cpu", count=2, most=4)
+
+
+def layouts(cases: list[Case]) -> list[tuple[int, int]]:
+    return [(case.run.layout.tensor, case.run.layout.data) for case in cases]
+
+
+@pytest.mark.parametrize(("tensor", "paper"), [(2, "megatron-2.5b"), (4, "megatron-4.2b"), (8, "megatron-8.3b")])
+def test_the_papers_smallest_model_grows_the_papers_heads(tensor: int, paper: str) -> None:
+    small, large = (ModelConfig(**PRESETS[name]) for name in ("megatron-1.2b", paper))
+    grown = grow(small, tensor)
+    assert (grown.num_heads, grown.hidden_size, grown.mlp_size) == (large.num_heads, large.hidden_size, large.mlp_size)
+    assert count_parameters(grown) == pytest.approx(count_parameters(large), rel=0.15)
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 4, 8])
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_the_default_models_layers_hold_the_same_on_every_rank(kind: str, tensor: int) -> None:
+    one = load_run(DEFAULT_RUNS[kind]).model
+    grown = grow(one, tensor)
+    rank, whole = (model.num_layers * model.hidden_size**2 / ranks for model, ranks in ((grown, tensor), (one, 1)))
+    assert rank == pytest.approx(whole, rel=0.03)
+
+
+def test_a_model_of_other_structure_grows_as_such() -> None:
+    llama = ModelConfig(
+        num_layers=4, hidden_size=48, num_heads=6, num_kv_heads=2, head_size=16, mlp_size=132, positions="rotary"
+    )
+    assert grow(llama, 1) == llama
+    grown = grow(llama, 4)
+    assert (grown.num_heads, grown.num_kv_heads, grown.head_size) == (12, 4, 16)
+    assert (grown.hidden_size, grown.mlp_size) == (96, 264)
+
+
+def test_two_cores_are_compared_up_to_twice_as_many_ranks() -> None:
+    studies = study_cases(DEFAULT, TWO_CORES)
+    assert layouts(studies["tensor"]) == layouts(studies["strong"]) == [(1, 1), (2, 1), (4, 1)]
+    assert layouts(studies["data"]) == [(1, 2), (1, 4), (2, 2)]
+    assert [case.run.training.batch_size for case in studies["data"]] == [16, 32, 16]
+    assert {case.run.model for case in studies["strong"]} == {DEFAULT.model}
+    assert studies["tensor"][0] == studies["strong"][0]
+
+
+def test_one_process_has_all_cores_and_a_rank_one_thread() -> None:
+    studies = study_cases(DEFAULT, TWO_CORES)
+    assert [case.threads for case in studies["process"]] == [2, 2]
+    assert [case.run.model for case in studies["process"]] == [case.run.model for case in studies["tensor"][:2]]
+    assert {case.threads for name in ("tensor", "data", "strong") for case in studies[name]} == {1}
+    assert "process" not in study_cases(DEFAULT, Devices(kind="cuda", count=4, most=4))
+
+
+def test_a_runs_batch_is_that_of_a_data_rank_and_its_options_stay() -> None:
+    overrides = ("layout.data=2", "layout.tensor=2", "layout.sequence_parallel=true", 'layout.sharding="zero3"')
+    run = load_run(DEFAULT_RUNS["cpu"], overrides)
+    two = next(case.run for case in study_cases(run, TWO_CORES)["data"] if case.run.layout.tensor == 2)
+    assert (two.training.batch_size, two.training.device) == (8, "cpu")
+    assert (two.layout.sequence_parallel, two.layout.sharding) == (True, "zero3")
+
+
+def test_heads_that_the_ranks_do_not_divide_are_told() -> None:
+    run = load_run(DEFAULT_RUNS["cpu"], ("model.num_heads=2",))
+    message = "`layout.tensor` must divide `model.num_heads` (2), but is 4. Try 1 or 2."
+    with pytest.raises(LayoutError, match=f"^{re.escape(message)}$"):
+        study_cases(run, TWO_CORES)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "cores", "gpus", "kind", "count", "most"),
+    [
+        ("auto", None, 2, 0, "cpu", 2, 4),
+        ("auto", None, 6, 1, "cpu", 6, 4),
+        ("auto", None, 64, 0, "cpu", 64, 8),
+        ("auto", None, 2, 2, "cuda", 2, 2),
+        ("auto", None, 2, 16, "cuda", 16, 8),
+        ("cpu", 2, 2, 8, "cpu", 2, 2),
+        ("cuda", 16, 2, 16, "cuda", 16, 16),
+    ],
+)
+def test_ranks_are_found_from_the_machine(
+    name: str, ranks: int | None, cores: int, gpus: int, kind: str, count: int, most: int
+) -> None:
+    found = choose_devices(name, ranks, cores=cores, gpus=gpus)
+    assert (found.kind, found.count, found.most) == (kind, count, most)
+
+
+def test_more_ranks_than_cores_share_them() -> None:
+    assert [TWO_CORES.sharing(ranks) for ranks in (1, 2, 4)] == [1, 1, 2]
+    assert [whole_ranks(Devices(kind="cpu", count=count, most=4)) for count in (2, 3, 16)] == [2, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "cores", "gpus", "message"),
+    [
+        (
+            "auto",
+            None,
+            1,
+            1,
+            "`crosscut study measure` must have at least 2 cores to put ranks on, but has 1. Allow it more.",
+        ),
+        (
+            "cuda",
+            None,
+            8,
+            1,
+            "`crosscut study measure` must have at least 2 GPUs to put ranks on, but has 1. Set training.device=cpu.",
+        ),
+        ("cpu", 1, 2, 0, "`--ranks` must be a power of two above 1, but is 1. Try 2."),
+        ("cpu", 6, 2, 0, "`--ranks` must be a power of two above 1, but is 6. Try 4."),
+        ("auto", 8, 2, 4, "`--ranks` must be at most this machine's 4 GPUs, but is 8."),
+    ],
+)
+def test_what_cannot_be_compared_is_told(name: str, ranks: int | None, cores: int, gpus: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        choose_devices(name, ranks, cores=cores, gpus=gpus)

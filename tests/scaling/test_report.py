@@ -1,0 +1,124 @@
+"""What is kept of a study, and what is said of it."""
+
+import pytest
+
+from crosscut.config import load_run
+from crosscut.planner.hardware import KNOWN_HARDWARE
+from crosscut.planner.sections import Section, to_html, to_markdown
+from crosscut.planner.time import step_time
+from crosscut.scaling.cases import DEFAULT_RUNS, Case, Devices, Study, study_cases
+from crosscut.scaling.report import measured_report
+from crosscut.scaling.results import Results, forecast_seconds, row_of
+
+LAPTOP = KNOWN_HARDWARE["laptop"]
+CORES = Devices(kind="cpu", count=2, most=4)
+
+
+def made_up(studies: dict[Study, list[Case]], devices: Devices, seconds: float, *, forecast: bool = False) -> Results:
+    """Every case takes as long: FLOP/s then grow as the work does."""
+    return Results(
+        machine={"device": "Some processor", "date": "2026-11-22", "torch": "2.13"},
+        devices=devices,
+        batch_size=8,
+        sequence_length=128,
+        precision="float32",
+        turns=3,
+        device_file="a laptop's processor" if forecast else "",
+        studies={
+            study: [
+                row_of(case, (seconds, 2 * seconds, seconds / 2), devices, LAPTOP if forecast else None)
+                for case in cases
+            ]
+            for study, cases in studies.items()
+        },
+    )
+
+
+STUDIES = study_cases(load_run(DEFAULT_RUNS["cpu"]), CORES)
+RESULTS = made_up(STUDIES, CORES, 0.5)
+FORECAST = made_up(STUDIES, CORES, 0.5, forecast=True)
+
+
+def section(title: str, results: Results = RESULTS) -> Section:
+    return next(part for part in measured_report(results).sections if part.title == title)
+
+
+def column(part: Section, name: str) -> list[str]:
+    return [row[part.header.index(name)] for row in part.rows]
+
+
+def test_what_was_found_survives_its_file() -> None:
+    assert Results.from_json(FORECAST.to_json()) == FORECAST
+
+
+def test_a_batch_twice_as_large_in_the_same_time_is_linear() -> None:
+    part = section("Weak scaling: tensor x data ranks")
+    shares = dict(zip(column(part, "ranks"), column(part, "of linear"), strict=True))
+    assert shares["1 x 1"] == shares["1 x 2"] == shares["1 x 4"] == "100%"
+
+
+def test_the_same_batch_in_the_same_time_is_no_speed_up() -> None:
+    part = section("Strong scaling")
+    assert column(part, "speed-up") == ["1.00"] * 3
+    assert column(part, "of linear") == ["100%", "50%", "25%"]
+    assert column(part, "seconds") == ["0.500"] * 3
+    assert column(part, "least to most") == ["0.250 to 1.000"] * 3
+    assert part.bars[2] == ("4 x 1, 2 a core", (4.0, 1.0))
+
+
+def test_rates_are_the_models_flops() -> None:
+    part = section("Weak scaling: tensor ranks")
+    flops = [row.flops for row in RESULTS.studies["tensor"]]
+    assert column(part, "GFLOP/s") == [f"{number / 0.5 / 1e9:.3g}" for number in flops]
+
+
+def test_ranks_that_share_a_core_are_marked() -> None:
+    for title in ("Weak scaling: tensor ranks", "Weak scaling: tensor x data ranks", "Strong scaling"):
+        part = section(title)
+        marked = dict(zip(column(part, "ranks"), column(part, "per core"), strict=True))
+        assert marked["4 x 1" if "4 x 1" in marked else "2 x 2"] == "2 (oversubscribed)"
+        assert marked["2 x 1" if "2 x 1" in marked else "1 x 2"] == "1"
+
+
+def test_one_process_is_compared_with_ranks_that_do_the_same_step() -> None:
+    part = section("Beside one process with all cores")
+    assert [(row[0], row[1], row[4], row[7]) for row in part.rows] == [
+        ("4 x 256, 16", "strong", "2 x 1", "1.00"),
+        ("5 x 320, 20", "tensor", "2 x 1", "1.00"),
+    ]
+
+
+def test_forecasts_stand_beside_only_where_a_device_is_given() -> None:
+    with_forecast = section("Strong scaling", FORECAST)
+    assert "forecast, s" not in section("Strong scaling").header
+    row = FORECAST.studies["strong"][1]
+    assert row.forecast is not None
+    assert column(with_forecast, "forecast, s")[1] == f"{row.forecast:.3f}"
+    assert column(with_forecast, "off")[1] == f"{row.forecast / 0.5 - 1:+.0%}"
+    assert with_forecast.legend == ("linear", "measured", "forecast")
+
+
+def test_one_thread_is_forecast_a_cores_share_of_the_processor() -> None:
+    one, two, four = (case.run for case in STUDIES["strong"])
+    both = STUDIES["process"][0]
+    whole = forecast_seconds(both, CORES, LAPTOP)
+    assert whole == step_time(one, LAPTOP).total
+    assert forecast_seconds(STUDIES["strong"][0], CORES, LAPTOP) == pytest.approx(2 * whole, rel=0.1)
+    assert forecast_seconds(STUDIES["strong"][1], CORES, LAPTOP) == step_time(two, LAPTOP).total
+    assert forecast_seconds(STUDIES["strong"][2], CORES, LAPTOP) == step_time(four, LAPTOP).total
+
+
+def test_gpus_have_no_process_with_all_cores_and_larger_units() -> None:
+    gpus = Devices(kind="cuda", count=4, most=4)
+    report = measured_report(made_up(study_cases(load_run(DEFAULT_RUNS["cuda"]), gpus), gpus, 0.1))
+    assert [part.title for part in report.sections][-1] == "Strong scaling"
+    assert "TFLOP/s" in report.sections[0].header
+    assert "per GPU" in report.sections[0].header
+    assert "thread" not in report.words
+
+
+def test_both_forms_are_written() -> None:
+    report = measured_report(FORECAST)
+    assert "| 2 (oversubscribed) |" in to_markdown(report)
+    assert to_html(report).count("<svg") == 3
+    assert all(len(row) == len(part.header) for part in report.sections for row in part.rows)
