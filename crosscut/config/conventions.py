@@ -21,8 +21,8 @@ LOOK = Path(__file__).parent / "look.css"
 VOCABULARY_MULTIPLE = 128
 """Entries per rank are a multiple of this, so that the logit product has an efficient shape (paper, section 5.1)."""
 
-LOGITS_AT_ONCE = MappingProxyType({"cpu": 1 << 25, "cuda": 1 << 29})
-"""Logits that the loss keeps on one rank at a time: as many tokens as fit make a chunk. On the CPU 128 MiB in float32.
+LOGITS_AT_ONCE = MappingProxyType({"cpu": 1 << 24, "cuda": 1 << 29})
+"""Logits that the loss keeps on one rank at a time: as many tokens as fit make a chunk. On the CPU 64 MiB in float32.
 A GPU adds a chunk's gradient to that of the whole embedding at the cost of some hundred tokens' products, so there a
 chunk has thousands."""
 
@@ -39,6 +39,7 @@ def default_loss_chunk(local_vocab_size: int, num_tokens: int, *, device: str = 
     With `local_vocab_size` vocabulary entries on a rank. A device that is not known yet (`auto`) counts as the CPU.
     """
     most = max(1, LOGITS_AT_ONCE.get(device, LOGITS_AT_ONCE["cpu"]) // local_vocab_size)
+    most -= most % 128 if most > 128 else 0
     even = -(-num_tokens // -(-num_tokens // most)) if num_tokens else 1
     return min(most, -(-even // 128) * 128)
 

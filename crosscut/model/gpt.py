@@ -23,6 +23,7 @@ from crosscut.parallel import (
     ParallelMesh,
     PositionEmbedding,
     RandomStreams,
+    Tie,
     TokenScores,
     VocabParallelEmbedding,
     VocabParallelOutput,
@@ -80,13 +81,15 @@ class GPT(nn.Module):
         names = ("tokens.weight",) if self.output is None else ("tokens.weight", "output.weight")
         return dict.fromkeys(names, self.config.vocab_size)
 
-    def forward(self, tokens: Tensor, *, num_filled: int = 0, reading: Reading | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, *, num_filled: int = 0, reading: Reading | None = None, tie: Tie | None = None
+    ) -> Tensor:
         """Token ids [B, S] to the last hidden states [B, S, H] (the sequence split where the layout splits it).
 
         The last `num_filled` tokens of each sequence only fill it up to a length that can be split. Where they go on
-        with what was read before, `reading` says where they stand.
+        with what was read before, `reading` says where they stand. A `tie` brings the embedding's weight to the loss.
         """
-        x = self.tokens(tokens)
+        x = self.tokens(tokens, tie=tie)
         if self.positions is not None:
             x = x + (
                 self.positions(tokens.shape[1], num_filled=num_filled)
@@ -111,11 +114,13 @@ class GPT(nn.Module):
         To train on a mean, divide by the number of targets over all data ranks: `scale = 1 / count`, a number or a
         scalar tensor on the device.
         """
-        hidden = enter_tensor_parallel(self(tokens), self.mesh).flatten(0, 1)
-        weight = self.output_weight
+        tie = Tie() if self.output is None else None
+        hidden = enter_tensor_parallel(self(tokens, tie=tie), self.mesh).flatten(0, 1)
+        weight = local(self.output_weight, self.output_weight.dtype) if tie is None else tie.weight
+        assert weight is not None
         return vocab_parallel_cross_entropy(
             hidden,
-            local(weight, weight.dtype),
+            weight,
             targets.flatten(),
             vocab_size=self.config.vocab_size,
             axis=self.mesh.tensor,

@@ -7,7 +7,7 @@ this room imports torch.
 from crosscut.config import IGNORED, RankFailure
 from crosscut.parallel.agreement import Drift, find_drift
 from crosscut.parallel.cross_entropy import vocab_parallel_cross_entropy
-from crosscut.parallel.embedding import PositionEmbedding, VocabParallelEmbedding, VocabParallelOutput
+from crosscut.parallel.embedding import PositionEmbedding, Tie, VocabParallelEmbedding, VocabParallelOutput
 from crosscut.parallel.gradients import GradientReducer, clip_gradients_, global_gradient_norm
 from crosscut.parallel.linear import ColumnParallelLinear, ColumnParallelLinears, RowParallelLinear, use_products
 from crosscut.parallel.loss_passes import LossPasses
@@ -64,6 +64,7 @@ __all__ = [
     "ShardedReducer",
     "StopRequest",
     "Stopped",
+    "Tie",
     "TokenScores",
     "VocabParallelEmbedding",
     "VocabParallelOutput",

@@ -115,7 +115,7 @@ class _ProjectAndCompare(Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, part: VocabularyPart, plan: _Plan) -> Tensor:
         rows = weight.to(hidden.dtype)
         grad_hidden = torch.empty_like(hidden) if plan.needs_grad else None
-        grad_weight = torch.zeros_like(weight) if plan.needs_grad else None
+        grad_weight = torch.empty_like(weight) if plan.needs_grad else None
         wide = torch.promote_types(hidden.dtype, torch.float32)
         total = torch.zeros((), dtype=wide, device=hidden.device)
         # One buffer for the logits of all chunks: fresh ones would cost more than the passes over them.
@@ -135,9 +135,11 @@ class _ProjectAndCompare(Function):
             if error is not None and grad_hidden is not None and grad_weight is not None:
                 keep = keep.unsqueeze(1)  # a token that does not count is left out where it is H wide, not V
                 torch.mm(error, rows, out=grad_hidden[piece]).mul_(keep)
-                _add_product(grad_weight, error.t(), hidden[piece] * keep)
+                _add_product(grad_weight, error.t(), hidden[piece] * keep, is_first=start == 0)
         scale = plan.scale.to(wide) if isinstance(plan.scale, Tensor) else plan.scale
         if grad_hidden is not None and grad_weight is not None:
+            if not hidden.shape[0]:
+                grad_weight.zero_()  # no chunk has been there to fill it
             ctx.gradients = (grad_hidden, grad_weight, scale)
         return total * scale
 
@@ -209,9 +211,11 @@ def local_index(targets: Tensor, part: VocabularyPart) -> tuple[Tensor, Tensor]:
     return index.masked_fill(~here, 0), here
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Total += a @ b, where total may have a wider type than the factors."""
+def _add_product(total: Tensor, a: Tensor, b: Tensor, *, is_first: bool) -> None:
+    """Total += a @ b, or, of a total that has no values yet, = a @ b; it may have a wider type than the factors."""
     if total.dtype == a.dtype:
-        total.addmm_(a, b)
+        total.addmm_(a, b, beta=0 if is_first else 1)
+    elif is_first:
+        total.copy_(a @ b)
     else:
         total.add_(a @ b)

@@ -8,11 +8,44 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from crosscut.config import ConfigError, padded_vocab_size
+from crosscut.parallel.functions import run
 from crosscut.parallel.mesh import ParallelMesh
 from crosscut.parallel.operators import leave_tensor_parallel, part_of_sequence
 from crosscut.parallel.parameters import local, local_on_sequence, replicated_parameter, sharded_parameter
+
+
+class Tie:
+    """Brings the weight whose rows were looked up to its second use, the product that gives logits.
+
+    Its gradient comes back the same way, and the rows' gradients are added into it, so that a tied vocabulary needs
+    memory for one gradient, not for two and their sum. Of the weight that is brought only one use may be made.
+    """
+
+    weight: Tensor | None = None
+    """[V/T, H], from the look-up on."""
+
+
+class _LookUp(Function):
+    """The rows of a weight [V/T, H] by their index [N], and the weight itself for another use."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(index)
+        return F.embedding(index, weight), weight.view_as(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_rows: Tensor, grad_weight: Tensor) -> tuple[Tensor, None]:
+        index = ctx.saved_tensors[0].flatten()
+        total = grad_weight.contiguous()
+        rows = grad_rows.reshape(-1, total.shape[1])
+        if total.is_cuda:  # of the two the one that adds in the same order each time
+            return total.index_put_((index,), rows, accumulate=True), None
+        return total.index_add_(0, index, rows), None
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -44,18 +77,27 @@ class VocabParallelEmbedding(nn.Module):
         self.local_size = padded // mesh.tensor.size
         self.first = mesh.tensor.rank * self.local_size
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Look up: [B, S] to [B, S, H] (or [B, S/T, H])."""
+    def forward(self, tokens: Tensor, *, tie: Tie | None = None) -> Tensor:
+        """Look up: [B, S] to [B, S, H] (or [B, S/T, H]). With a `tie` the weight is used once more, through it."""
         torch._assert_async(
             ((tokens >= 0) & (tokens < self.vocab_size)).all(),
             f"Token ids must be from 0 to {self.vocab_size - 1}, the last of the vocabulary, but one is not. Tokenize "
             "with this model's tokenizer.",
         )
-        index = tokens - self.first
-        elsewhere = (index < 0) | (index >= self.local_size)
-        rows = F.embedding(index.masked_fill(elsewhere, 0), local(self.weight, self.weight.dtype))
+        index, elsewhere = self._own_index(tokens)
+        weight = local(self.weight, self.weight.dtype)
+        if tie is None:
+            rows = F.embedding(index, weight)
+        else:
+            rows, tie.weight = run(_LookUp, weight, index)
         rows = rows.to(self.output_dtype).masked_fill(elsewhere.unsqueeze(-1), 0.0)
         return leave_tensor_parallel(rows, self.mesh)
+
+    def _own_index(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Each token's row on this rank (0 where it is elsewhere), and whether it is elsewhere."""
+        index = tokens - self.first
+        elsewhere = (index < 0) | (index >= self.local_size)
+        return index.masked_fill(elsewhere, 0), elsewhere
 
 
 class VocabParallelOutput(nn.Module):

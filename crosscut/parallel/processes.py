@@ -5,6 +5,7 @@ Under torchrun, or anything that speaks like it, a command joins what was starte
 of one machine in the same words. When a rank fails, the others are stopped and the user sees that one rank's traceback.
 """
 
+import ctypes
 import logging
 import multiprocessing
 import os
@@ -33,6 +34,12 @@ _LOOPBACK = "127.0.0.1"
 
 _WAIT_FOR_CAUSE = 5.0
 """Seconds that a rank which lost its connection waits, so that the rank at fault is seen to fail first."""
+
+_M_MMAP_THRESHOLD = -3
+"""What glibc's `mallopt` calls the size from which a block has pages of its own."""
+
+_OWN_PAGES_BYTES = 4 << 20
+"""From this size on a tensor's memory goes back to the system when it is freed."""
 
 _POLL = 0.1
 """Seconds between two looks at the ranks."""
@@ -96,6 +103,7 @@ def process_group(device: torch.device) -> Iterator[None]:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     if device.type == "cpu":
         _take_as_many_threads()
+        _give_large_tensors_back()
     try:
         yield
     except BaseException:
@@ -125,6 +133,16 @@ def _take_as_many_threads() -> None:
     threads = torch.tensor([torch.get_num_threads()])
     dist.all_reduce(threads, dist.ReduceOp.MIN)
     torch.set_num_threads(int(threads))
+
+
+def _give_large_tensors_back() -> None:
+    """Have freed activations leave the process, where the C library is glibc.
+
+    By itself it learns to keep what is freed, up to 32 MiB a block, in its heap. Small objects then settle in the
+    holes, so that the next activations of the same size no longer fit: a step held 100 MiB and more of such holes.
+    """
+    with suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _OWN_PAGES_BYTES)
 
 
 def launch(

@@ -7,7 +7,7 @@ activations of all layers, `G` the gradients, `E` the gradient of the vocabulary
 |---------------------|-------------------------------------------------------------------------------------------|
 | loss                | A, the last hidden states and their gradient, E, a chunk's logits                         |
 | backward, layer i   | of A and G what there is then, what the layer needs for a moment, E                       |
-| backward, embedding | G, both gradients of the vocabulary and their sum, the buckets that are on their way      |
+| backward, embedding | G, the buckets that are on their way                                                      |
 | reduction           | G, all buckets                                                                            |
 | step                | G, what AdamW needs beside it                                                             |
 
@@ -180,15 +180,14 @@ class _Step:
         )
 
     def _embedding(self) -> MemoryForecast:
-        """Both gradients of a tied vocabulary, and their sum."""
+        """All gradients: those of looked-up rows are added to a tied vocabulary's, or have a tensor of their own."""
         run, parts = self.run, self.parts
-        uses = 3 if run.model.tied else 1
         layers = run.model.num_layers * parts.layer_share
         ready = self.own if self._accumulates else layers if self.is_sharded else self.own - parts.vocabulary
         gathered = self._gathered(self._whole_layers(0))
         return self._at(
             "backward, embedding",
-            gradients=(ready + uses * parts.vocabulary) * self.wide,
+            gradients=(ready + parts.vocabulary) * self.wide,
             activations=self.tokens * run.model.hidden_size * (self.wide + self.size * self.is_mixed),
             buffers=gathered + parts.layer * self.wide * self.is_sharded + self._sent(layers),
         )

@@ -9,10 +9,13 @@ from crosscut.parallel import (
     CollectiveRecorder,
     ParallelMesh,
     PositionEmbedding,
+    Tie,
     VocabParallelEmbedding,
+    enter_tensor_parallel,
     make_mesh,
     vocab_parallel_cross_entropy,
 )
+from crosscut.training.memory_account import account_of
 from tests.parallel.twins import CPU, LAYOUTS, assert_twins, fill, split_sequence
 from tests.ranks import RankPool
 
@@ -74,6 +77,31 @@ def _padding_after_steps(layout: Layout) -> tuple[int, Tensor]:
         optimizer.zero_grad()
     whole = embedding.weight.full_tensor().detach()
     return whole.shape[0], whole[V:]
+
+
+def _tied_gradients(layout: Layout) -> list[tuple[Tensor, int]]:
+    """The tied weight's gradient, through a `Tie` and through autograd's own sum, and its bytes at the peak."""
+    mesh, found = make_mesh(layout, CPU), []
+    tokens, targets = torch.arange(24).view(3, 8) % 7, torch.arange(24) * 11 % V
+    for tie in (Tie(), None):
+        embedding = make_tokens(mesh)
+        fill(embedding.weight, torch.arange(V * H).view(V, H).double().sin())
+        hidden = enter_tensor_parallel(embedding(tokens, tie=tie), mesh).flatten(0, 1)
+        weight = embedding.weight.to_local() if tie is None else tie.weight
+        with account_of({"weight": [embedding.weight]}, CPU) as account:
+            loss = vocab_parallel_cross_entropy(hidden, weight, targets, vocab_size=V, axis=mesh.tensor, chunk_tokens=4)
+            loss.backward()
+        of_weight = embedding.weight.to_local().nbytes
+        found.append((embedding.weight.grad.to_local(), account.peak()[0] // of_weight))
+    return found
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(tensor=2), Layout(tensor=2, sequence_parallel=True)], ids=str)
+def test_a_tie_adds_both_uses_gradients_in_one_tensor(ranks: RankPool, layout: Layout) -> None:
+    for (tied, lean), (summed, large) in ranks.run(layout.world_size, _tied_gradients, layout):
+        torch.testing.assert_close(tied, summed, rtol=1e-12, atol=1e-14)
+        assert tied.abs().sum() > 0
+        assert lean <= large - 2  # neither the rows' own gradient [V/T, H] nor the sum
 
 
 @pytest.mark.parametrize("tensor", [1, 2, 4])

@@ -300,3 +300,33 @@ def test_more_ranks_than_cuda_devices_are_told(monkeypatch: pytest.MonkeyPatch) 
     require_devices("cpu", 4)
     with pytest.raises(LayoutError, match="must be at most this machine's 2 CUDA devices, but is 4"):
         require_devices("auto", 4)
+
+
+FREED = """
+import torch
+from contextlib import nullcontext
+from crosscut.parallel import process_group
+
+def resident():
+    with open("/proc/self/statm") as status:
+        return int(status.read().split()[1]) * 4096
+
+with process_group(torch.device("cpu")) if {inside} else nullcontext():
+    torch.ones(3 << 20)  # 12 MiB: once it is freed, glibc would keep others of up to this size
+    before = resident()
+    pairs = [(torch.ones(2 << 20), torch.ones(1000)) for _ in range(20)]
+    small = [pair[1] for pair in pairs]
+    del pairs
+    print((resident() - before) >> 20)
+"""
+
+
+def _mib_kept(*, inside: bool) -> int:
+    code = FREED.format(inside=inside)
+    return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.skipif(not os.confstr_names.get("CS_GNU_LIBC_VERSION"), reason="is about glibc")
+def test_freed_tensors_leave_a_rank_s_process() -> None:
+    assert _mib_kept(inside=False) > 100  # of 160, in holes between small tensors
+    assert _mib_kept(inside=True) < 16

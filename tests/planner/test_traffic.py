@@ -123,14 +123,15 @@ def test_default_loss_chunk_holds_the_logits_that_training_keeps() -> None:
     local_vocab_size = 2**22
     model = ModelConfig(num_layers=1, hidden_size=8, num_heads=2, vocab_size=2 * local_vocab_size)
     run = RunConfig(model=model, layout=Layout(tensor=2), training=TrainingConfig(batch_size=1, sequence_length=64))
-    assert the_only("loss maximum", step_traffic(run)).elements == default_loss_chunk(local_vocab_size, 64) == 8
+    assert the_only("loss maximum", step_traffic(run)).elements == default_loss_chunk(local_vocab_size, 64) == 4
 
 
 @pytest.mark.parametrize(
     ("local_vocab_size", "num_tokens", "chunk"),
     [
-        (50_304, 2048, 512),  # 667 would fit: three such chunks would leave 47 tokens, at the price of a whole chunk
-        (50_304, 600, 640),
+        (50_304, 2048, 256),  # 333 would fit
+        (25_216, 2048, 512),  # 665 would fit: three such chunks would leave 53 tokens, at the price of a whole chunk
+        (25_216, 600, 640),
         (50_304, 60, 128),
         (2**26, 64, 1),
     ],
