@@ -52,7 +52,7 @@ class Sizes(NamedTuple):
     """Of the float32 vector that is read and written: more than the caches hold."""
     attention: tuple[int, int, int, int]
     """Sequences, heads, tokens and head size."""
-    turns: int = 10
+    turns: int = 8
 
 
 ON_CPU = Sizes(

@@ -29,7 +29,7 @@ _SMALL, _LARGE = 16, {"cpu": 1 << 20, "cuda": 1 << 27}
 """Elements of float32, the large ones as many as a model for that device sends at once."""
 _MESSAGES = 10
 """In each turn."""
-_TURNS = 10
+_TURNS = 8
 _STEPS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 """Of a ring of two ranks, in each of which a rank sends half of the tensor."""
 
