@@ -6,7 +6,7 @@ import tomli_w
 import torch
 
 from crosscut.calibration import calibrate
-from crosscut.calibration.device import ON_CPU, Rates, Sizes, pieces, rates_of, shapes, sizes_for
+from crosscut.calibration.device import ON_CPU, Rates, Sizes, measure, rates_of, shapes, sizes_for
 from crosscut.calibration.ranks import LinkRate, joined, links, together
 from crosscut.calibration.run import device_table
 from crosscut.calibration.timing import in_turns, repeated, typical
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 def rates_here(sizes: Sizes) -> Rates:
     with process_group(CPU):
-        return rates_of([typical(turns) for turns in in_turns(pieces(CPU, sizes), sizes.turns)], CPU, sizes)
+        return measure(CPU, sizes)
 
 
 def test_each_shape_is_measured_as_it_is_used_forward_and_for_its_weight() -> None:
