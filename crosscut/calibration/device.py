@@ -1,13 +1,27 @@
-"""One device by itself: products by shape, attention, memory, and the time from one kernel to the next."""
+"""One device by itself: products by shape, attention, memory, GeLU, and the time that it takes to start operators."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
-from crosscut.calibration.timing import seconds_of
+from crosscut.calibration.timing import Times, in_turns, repeated, typical
+from crosscut.parallel import (
+    ColumnParallelLinear,
+    LayerNorm,
+    RowParallelLinear,
+    clip_gradients_,
+    global_gradient_norm,
+    make_lone_mesh,
+)
+from crosscut.parallel.parameters import local_part
 
 _KERNELS = 200
+_HALVES, _PARAMETERS = 8, 6
+"""Half layers whose parameters an optimizer steps over, and how many each has."""
 
 
 class Rates(NamedTuple):
@@ -21,6 +35,11 @@ class Rates(NamedTuple):
     """GB/s."""
     start: float
     """Seconds."""
+    gelu: float = 0.0
+    """10^9 elements a second, beside the time of their bytes; 0 where nothing comes on top of that."""
+    host: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Seconds of a layer's operators forward and backward, and of a parameter in the optimizer, where there is next to
+    nothing to compute; 0 on a GPU, whose host runs ahead."""
 
 
 class Sizes(NamedTuple):
@@ -30,15 +49,19 @@ class Sizes(NamedTuple):
     widths: tuple[tuple[int, int], ...]
     """k and n of products of so many tokens."""
     elements: int
-    """Of the float32 vector that is read and written."""
+    """Of the float32 vector that is read and written: more than the caches hold."""
     attention: tuple[int, int, int, int]
     """Sequences, heads, tokens and head size."""
+    turns: int = 8
 
 
 ON_CPU = Sizes(
     tokens=(256, 1024, 4096),
-    widths=((64, 256), (128, 128), (256, 256), (256, 1024), (1024, 256), (1024, 1024), (256, 8192)),
-    elements=1 << 20,  # as large as an activation of a model for a processor, which its caches hold
+    widths=(
+        *((64, 256), (128, 128), (256, 64), (256, 256), (256, 1024), (1024, 256), (1024, 1024)),
+        *((256, 8192), (8192, 256)),
+    ),
+    elements=1 << 22,
     attention=(2, 4, 512, 64),
 )
 ON_GPU = Sizes(
@@ -46,6 +69,7 @@ ON_GPU = Sizes(
     widths=((1024, 1024), (1024, 4096), (4096, 1024), (4096, 512), (4096, 4096), (4096, 16384), (8192, 8192)),
     elements=1 << 28,
     attention=(4, 16, 4096, 128),
+    turns=5,
 )
 
 
@@ -55,51 +79,126 @@ def sizes_for(device: torch.device) -> Sizes:
 
 
 def measure(device: torch.device, sizes: Sizes) -> Rates:
-    """All rates of a rank's device. The precision that most runs train in comes last."""
-    dtypes = [torch.float32]
-    if device.type == "cuda":
-        dtypes += [torch.float16, *([torch.bfloat16] if torch.cuda.is_bf16_supported() else [])]
-    return Rates(
-        {str(dtype).removeprefix("torch."): product_rates(device, dtype, sizes) for dtype in dtypes},
-        attention_rate(device, dtypes[-1], sizes),
-        memory_rate(device, sizes),
-        start_seconds(device),
-    )
+    """All rates of a device that one rank has to itself."""
+    seconds = in_turns(pieces(device, sizes), sizes.turns)
+    return rates_of([typical(turns) for turns in seconds], device, sizes)
 
 
-def product_rates(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> list[tuple[int, int, int, float]]:
-    """TFLOP/s of [m, k] x [k, n], and of the product of the same size that gives a weight's gradient."""
-    shapes = [shape for tokens in sizes.tokens for k, n in sizes.widths for shape in ((tokens, k, n), (k, tokens, n))]
-    return [(*shape, _product_rate(shape, device, dtype)) for shape in shapes]
+def pieces(device: torch.device, sizes: Sizes) -> list[Times]:
+    """Everything that is measured of a rank's device; `rates_of` takes the seconds in this order."""
+    products = [
+        repeated(_product(shape, numbers), device)
+        for dtype in dtypes_of(device)
+        for numbers in [_numbers(device, dtype, sizes)]
+        for shape in shapes(sizes)
+    ]
+    works = [_attention(device, dtypes_of(device)[-1], sizes), _memory(device, sizes), _start(device)]
+    if device.type == "cpu":
+        works += [partial(F.gelu, torch.ones(sizes.elements), approximate="tanh"), *_on_host(device)]
+    return [*products, *(repeated(work, device) for work in works)]
 
 
-def _product_rate(shape: tuple[int, int, int], device: torch.device, dtype: torch.dtype) -> float:
-    m, k, n = shape
-    a, b = torch.randn(m, k, device=device).to(dtype), torch.randn(k, n, device=device).to(dtype)
-    return 2 * m * k * n / seconds_of(lambda: a @ b, device) / 1e12
-
-
-def attention_rate(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> float:
-    """TFLOP/s of causal attention, in the half of the square that is not masked."""
+def rates_of(seconds: list[float], device: torch.device, sizes: Sizes) -> Rates:
+    """Rates from the seconds of the `pieces`."""
+    rest = iter(seconds)
+    measured = {
+        str(dtype).removeprefix("torch."): [(m, k, n, 2 * m * k * n / next(rest) / 1e12) for m, k, n in shapes(sizes)]
+        for dtype in dtypes_of(device)
+    }
     batch, heads, length, head = sizes.attention
-    query, key, value = (torch.randn(batch, heads, length, head, device=device).to(dtype) for _ in range(3))
-    seconds = seconds_of(lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True), device)
-    return 2 * batch * heads * length**2 * head / seconds / 1e12
+    attention = 2 * batch * heads * length**2 * head / next(rest) / 1e12
+    memory = 12 * sizes.elements / next(rest)
+    start = next(rest) / _KERNELS
+    if device.type != "cpu":
+        return Rates(measured, attention, memory / 1e9, start)
+    # GeLU's arithmetic is what it takes beyond reading and writing float32, at the rate of memory.
+    arithmetic = next(rest) - 8 * sizes.elements / memory
+    gelu = sizes.elements / arithmetic / 1e9 if arithmetic > 0 else 0.0
+    forward, both, optimizer = next(rest), next(rest), next(rest)
+    host = (2 * forward, 2 * max(both - forward, 0.0), optimizer / _HALVES / _PARAMETERS)
+    return Rates(measured, attention, memory / 1e9, start, gelu, host)
 
 
-def memory_rate(device: torch.device, sizes: Sizes) -> float:
-    """GB/s of a sum that reads two vectors and writes a third, as a residual does."""
-    a, b = (torch.ones(sizes.elements, device=device) for _ in range(2))
-    result = torch.empty_like(a)
-    return 3 * a.nbytes / seconds_of(lambda: torch.add(a, b, out=result), device) / 1e9
+def dtypes_of(device: torch.device) -> list[torch.dtype]:
+    """Precisions of products; the one that most runs train in comes last."""
+    if device.type == "cpu":
+        return [torch.float32]
+    return [torch.float32, torch.float16, *([torch.bfloat16] if torch.cuda.is_bf16_supported() else [])]
 
 
-def start_seconds(device: torch.device) -> float:
-    """From one small kernel to the next, as PyTorch starts them."""
+def shapes(sizes: Sizes) -> list[tuple[int, int, int]]:
+    """Of [m, k] x [k, n], each followed by the product of the same size that gives a weight's gradient."""
+    return [shape for tokens in sizes.tokens for k, n in sizes.widths for shape in ((tokens, k, n), (k, tokens, n))]
+
+
+def _numbers(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Tensor:
+    """Enough for both factors and the result of any of the products: all of them use the same, as memory that was used
+    before costs less than new pages.
+    """
+    return torch.randn(max(m * k + k * n + m * n for m, k, n in shapes(sizes)), device=device).to(dtype)
+
+
+def _product(shape: tuple[int, int, int], numbers: Tensor) -> Callable[[], object]:
+    m, k, n = shape
+    a, b, result, _ = numbers.split([m * k, k * n, m * n, numbers.numel() - m * k - k * n - m * n])
+    return partial(torch.mm, a.view(m, k), b.view(k, n), out=result.view(m, n))
+
+
+def _attention(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Callable[[], object]:
+    """Causal, counted in the half of the square that is not masked."""
+    query, key, value = (torch.randn(*sizes.attention, device=device).to(dtype) for _ in range(3))
+    return partial(F.scaled_dot_product_attention, query, key, value, is_causal=True)
+
+
+def _memory(device: torch.device, sizes: Sizes) -> Callable[[], object]:
+    """A sum that reads two vectors and writes a third, as a residual does."""
+    a, b, result = (torch.ones(sizes.elements, device=device) for _ in range(3))
+    return partial(torch.add, a, b, out=result)
+
+
+def _start(device: torch.device) -> Callable[[], object]:
+    """Small kernels one after the other, as PyTorch starts them."""
     x = torch.zeros(8, device=device)
 
     def many() -> None:
         for _ in range(_KERNELS):
             x.add_(1.0)
 
-    return seconds_of(many, device) / _KERNELS
+    return many
+
+
+class _HalfLayer(nn.Module):
+    """A norm, two matrices, what is between them, and the residual, of a few numbers each."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        mesh, width = make_lone_mesh(device), 32
+        self.norm = LayerNorm(width, mesh=mesh)
+        self.expand = ColumnParallelLinear(width, width, mesh=mesh)
+        self.contract = RowParallelLinear(width, width, mesh=mesh)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + self.contract(F.gelu(self.expand(self.norm(x)), approximate="tanh"))
+        return y
+
+
+def _on_host(device: torch.device) -> list[Callable[[], object]]:
+    """What a host does for operators with next to nothing to compute: half a layer forward, the same forward and
+    backward, and norm, clipping and AdamW of the parameters of several.
+    """
+    layers, x = nn.Sequential(*(_HalfLayer(device) for _ in range(_HALVES))), torch.ones(1, 8, 32, device=device)
+    layers(x).sum().backward()
+    parameters = list(layers.parameters())
+    own = [nn.Parameter(local_part(parameter.detach())) for parameter in parameters]
+    for mine, parameter in zip(own, parameters, strict=True):
+        mine.grad = local_part(cast(Tensor, parameter.grad))
+    optimizer = torch.optim.AdamW(own, fused=True)
+
+    def both() -> None:
+        layers[0](x).sum().backward()
+
+    def step() -> None:
+        clip_gradients_(parameters, global_gradient_norm(parameters), 1.0)
+        optimizer.step()
+
+    return [partial(layers[0], x), both, step]

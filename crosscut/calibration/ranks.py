@@ -1,60 +1,121 @@
 """Two ranks of this machine at once: what each has of a processor that they share, and the messages between them.
 
-A processor is measured as training uses it, one rank for a half of the cores; what it does in all is the sum.
+A processor is measured as training uses it, one rank for a half of the cores, both at work. A step goes on when the
+slower rank is there, so of each turn of a piece its seconds count; what the ranks do in all is as much for each of
+them. A message is sent after a product, when both ranks have come from work as in a step, and counts from when the
+later of them is there, which is the one that waits the shorter.
 """
 
 import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from crosscut.calibration.device import Rates, Sizes, measure
-from crosscut.calibration.timing import repeated_seconds
+from crosscut.calibration.device import Rates, Sizes, pieces, rates_of
+from crosscut.calibration.timing import Times, in_turns, typical, wait_for
 from crosscut.config import Layout
 from crosscut.parallel import ParallelMesh, launch, make_mesh, process_group
-from crosscut.parallel.collectives import all_gather_objects, all_reduce
+from crosscut.parallel.collectives import all_gather, all_gather_objects, all_reduce, reduce_scatter
 from crosscut.parallel.processes import choose_device, is_first_started
 
 RANKS = 2
 _SMALL, _LARGE = 16, {"cpu": 1 << 20, "cuda": 1 << 27}
 """Elements of float32, the large ones as many as a model for that device sends at once."""
+_MESSAGES = 10
+"""In each turn."""
+_TURNS = 8
+_STEPS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+"""Of a ring of two ranks, in each of which a rank sends half of the tensor."""
 
 
 class LinkRate(NamedTuple):
-    """What a ring has of a link."""
+    """What one kind of collective has of a link."""
 
-    gigabytes_per_second: float
-    """That one rank sends."""
     latency_microseconds: float
     """Of one of a ring's steps."""
+    gigabytes_per_second: float
+    """That one rank sends."""
 
 
-def measure_ranks(device: str, sizes: Sizes | None) -> tuple[list[Rates], LinkRate]:
+Links = dict[str, LinkRate]
+"""By operation."""
+
+
+def measure_ranks(device: str, sizes: Sizes | None) -> tuple[Rates | None, Links]:
     """Start two ranks, on gloo or nccl; without `sizes` only the link between them is measured."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "rates.json"
         launch(_on_rank, (device, sizes, str(file)), num_ranks=RANKS)
-        rates, link = json.loads(file.read_text(encoding="utf-8"))
-    return [Rates(*rate) for rate in rates], LinkRate(*link)
+        seconds, waits = json.loads(file.read_text(encoding="utf-8"))
+    rates = rates_of(seconds, torch.device(device), sizes) if sizes else None
+    return rates and together(rates), links(waits, _LARGE[device])
 
 
 def _on_rank(name: str, sizes: Sizes | None, file: str) -> None:
     device = choose_device(name)
     with process_group(device):
         mesh = make_mesh(Layout(tensor=RANKS), device)
-        link = _link(mesh)
-        mine = [measure(device, sizes)] if sizes else []
-        rates = [rate for rank in all_gather_objects(mine, mesh.tensor) for rate in rank]
+        work = pieces(device, sizes) if sizes else []
+        turns = in_turns([*work, *_messages(mesh)], sizes.turns if sizes else _TURNS)
+        ranks = list(zip(*all_gather_objects(turns, mesh.tensor), strict=True))
         if is_first_started():
-            Path(file).write_text(json.dumps((rates, link)), encoding="utf-8")
+            slower = [typical(joined(ranks_turns, max)) for ranks_turns in ranks[: len(work)]]
+            later = [typical(joined(ranks_turns, min)) for ranks_turns in ranks[len(work) :]]
+            Path(file).write_text(json.dumps((slower, later)), encoding="utf-8")
 
 
-def _link(mesh: ParallelMesh) -> LinkRate:
-    """With two ranks a ring has two steps, and each rank sends as much as is reduced."""
+def joined(ranks: Sequence[list[list[float]]], choose: Callable[[Iterable[float]], float]) -> list[list[float]]:
+    """Turns of repeats in which each is one rank's, by `choose`, from those of all ranks."""
+    return [[choose(repeat) for repeat in zip(*turn, strict=True)] for turn in zip(*ranks, strict=True)]
+
+
+def together(each: Rates) -> Rates:
+    """What ranks do in all of which the slower one does as much as `each`."""
+    measured = {
+        precision: [(m, k, n, RANKS * rate) for m, k, n, rate in points] for precision, points in each.measured.items()
+    }
+    more = {name: RANKS * getattr(each, name) for name in ("attention", "memory", "gelu")}
+    return each._replace(measured=measured, **more)
+
+
+def links(seconds: Sequence[float], large: int) -> Links:
+    """From the seconds of a small and of a `large` message of each operation, in the order of `_STEPS`."""
+    found: Links = {}
+    for (operation, steps), small_one, large_one in zip(_STEPS.items(), seconds[::2], seconds[1::2], strict=True):
+        sent = steps * large * 4 / RANKS
+        found[operation] = LinkRate(small_one / steps * 1e6, sent / max(large_one - small_one, large_one / 10) / 1e9)
+    return found
+
+
+def _messages(mesh: ParallelMesh) -> list[Times]:
+    """Of each operation a small one and a large one."""
     device = mesh.device
-    small, large = (torch.ones(size, device=device) for size in (_SMALL, _LARGE[device.type]))
-    latency = repeated_seconds(lambda: all_reduce(small, mesh.tensor), device) / 2
-    seconds = repeated_seconds(lambda: all_reduce(large, mesh.tensor), device)
-    return LinkRate(large.nbytes / max(seconds - 2 * latency, seconds / 10) / 1e9, latency * 1e6)
+    a, b = torch.randn(1024, 256, device=device), torch.randn(256, 1024, device=device)
+    send = {
+        "all_reduce": lambda x: all_reduce(x, mesh.tensor),
+        "all_gather": lambda x: all_gather(x.chunk(RANKS)[0], mesh.tensor, 0),
+        "reduce_scatter": lambda x: reduce_scatter(x, mesh.tensor, 0),
+    }
+    sizes = [torch.ones(size, device=device) for size in (_SMALL, _LARGE[device.type])]
+    return [
+        partial(_sent_after_work, partial(send[op], x), partial(torch.mm, a, b), device) for op in _STEPS for x in sizes
+    ]
+
+
+def _sent_after_work(send: Callable[[], Tensor], work: Callable[[], Tensor], device: torch.device) -> list[float]:
+    """Seconds of each message, from when this rank has done its work."""
+    seconds = []
+    for _ in range(_MESSAGES):
+        work()
+        wait_for(device)
+        start = time.perf_counter()
+        send()
+        wait_for(device)
+        seconds.append(time.perf_counter() - start)
+    return seconds

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from crosscut.calibration.device import Rates, Sizes, measure, sizes_for
-from crosscut.calibration.ranks import RANKS, LinkRate, measure_ranks
+from crosscut.calibration.ranks import RANKS, Links, measure_ranks
 from crosscut.config import ConfigError, write_whole
 from crosscut.config.machine import available_cores
 from crosscut.planner import find_hardware
@@ -37,7 +37,7 @@ def calibrate(path: Path, *, sizes: Sizes | None = None) -> str:
 
 
 def device_table(
-    name: str, rates: Rates, link: LinkRate | None, *, memory: int, ranks: int, known: Hardware | None
+    name: str, rates: Rates, link: Links | None, *, memory: int, ranks: int, known: Hardware | None
 ) -> dict[str, Any]:
     """The file of a device of so many bytes and ranks: what was measured, and what is stated where it is known."""
     source = f"measured by crosscut plan --calibrate on {time.strftime('%Y-%m-%d')}, torch {torch.__version__}"
@@ -48,6 +48,8 @@ def device_table(
         "products": {**_products(rates, known), "source": source},
         "node": _node(link, ranks, known, source),
     }
+    if any(rates.host):
+        table["operators"] = {**_operators(rates), "source": source}
     if known is not None and known.network is not None:
         table["network"] = {**_as_table(known.network), "source": known.sources["network"]}
     if known is not None:
@@ -55,27 +57,14 @@ def device_table(
     return table
 
 
-def _measure(device: torch.device, sizes: Sizes) -> tuple[Rates, LinkRate | None]:
+def _measure(device: torch.device, sizes: Sizes) -> tuple[Rates, Links | None]:
     """The device's rates in all, and its link where there are two."""
     if device.type == "cpu":
-        each, link = measure_ranks("cpu", sizes)
-        return together(each), link
+        rates, link = measure_ranks("cpu", sizes)
+        assert rates is not None
+        return rates, link
     link_or_none = measure_ranks("cuda", None)[1] if torch.cuda.device_count() > 1 else None
     return measure(device, sizes), link_or_none
-
-
-def together(each: list[Rates]) -> Rates:
-    """What ranks on one processor do in all."""
-    first = each[0]
-    measured = {
-        precision: [
-            (m, k, n, sum(rate.measured[precision][index][3] for rate in each))
-            for index, (m, k, n, _) in enumerate(points)
-        ]
-        for precision, points in first.measured.items()
-    }
-    attention, memory = (sum(getattr(rate, name) for rate in each) for name in ("attention", "memory"))
-    return Rates(measured, attention, memory, first.start)
 
 
 def _products(rates: Rates, known: Hardware | None) -> dict[str, Any]:
@@ -91,9 +80,20 @@ def _products(rates: Rates, known: Hardware | None) -> dict[str, Any]:
     }
 
 
-def _node(link: LinkRate | None, ranks: int, known: Hardware | None, source: str) -> dict[str, Any]:
+def _operators(rates: Rates) -> dict[str, float]:
+    forward, backward, parameter = (seconds * 1e6 for seconds in rates.host)
+    return {
+        "gelu_gigaelements_per_second": rates.gelu,
+        "forward_microseconds": forward,
+        "backward_microseconds": backward,
+        "parameter_microseconds": parameter,
+    }
+
+
+def _node(link: Links | None, ranks: int, known: Hardware | None, source: str) -> dict[str, Any]:
     if link is not None:
-        return {"ranks": ranks, **link._asdict(), "attained": 1.0, "source": source}
+        measured = {operation: list(rate) for operation, rate in link.items()}
+        return {"ranks": ranks, **link["all_reduce"]._asdict(), "attained": 1.0, "measured": measured, "source": source}
     if known is not None:
         return {"ranks": known.ranks_per_node, **_as_table(known.node), "source": known.sources["node"]}
     return {"ranks": ranks, "gigabytes_per_second": 32.0, "source": "assumed: PCIe 4.0 x16, each way"}

@@ -50,8 +50,10 @@ def ring_seconds(collective: Collective, run: Planned, hardware: Hardware) -> tu
     if stride * n > per_node and hardware.network is not None:
         where, link = "network", hardware.network
         rate = min(rate, max(1, per_node // stride) * link.rate)
-    steps = (2 if collective.operation == "all_reduce" else 1) * (n - 1)
-    return where, steps * link.latency + collective.wire_bytes / collective.count / rate
+    steps, sent = (2 if collective.operation == "all_reduce" else 1) * (n - 1), collective.wire_bytes / collective.count
+    if found := link.measured.get(collective.operation):
+        return where, steps * found.latency + sent / found.rate
+    return where, steps * link.latency + sent / rate
 
 
 class Beside(NamedTuple):

@@ -37,6 +37,8 @@ class Passes(NamedTuple):
     """Of the forward pass, those of norms and of GeLU or SwiGLU, which `training.recompute = "operators"` repeats."""
     forward_kernels: int
     backward_kernels: int
+    gelu: int
+    """Elements that GeLU computes, forward and once more backward."""
 
 
 def layer_passes(run: Planned, program: Program) -> Passes:
@@ -52,7 +54,8 @@ def layer_passes(run: Planned, program: Program) -> Passes:
     else:
         dropout = 2 + mask if model.dropout else 0
         half, half_back = 5 + 2 * bias + dropout, 8 + bias + dropout
-    inner = tokens * model.mlp_size // run.layout.tensor * size
+    num_inner = tokens * model.mlp_size // run.layout.tensor
+    inner = num_inner * size
     if model.mlp == "swiglu":
         mlp, mlp_back = (3, 5) if program.compiled else (5, 9)
     else:
@@ -66,6 +69,7 @@ def layer_passes(run: Planned, program: Program) -> Passes:
         backward=2 * half_back * stream + mlp_back * inner + turns * turned + core_back,
         forward_kernels=5 if program.compiled else 15,
         backward_kernels=12 if program.compiled else 30,
+        gelu=0 if model.mlp == "swiglu" else num_inner,
     )
 
 

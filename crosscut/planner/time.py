@@ -14,7 +14,7 @@ from crosscut.planner.candidate import Planned
 from crosscut.planner.compute import flops_per_step
 from crosscut.planner.exchange import Beside, Exchange, exchange
 from crosscut.planner.hardware import Hardware
-from crosscut.planner.parameters import parameters_per_rank, root_tensors
+from crosscut.planner.parameters import num_tensors, parameters_per_rank, root_tensors
 from crosscut.planner.passes import Passes, ends_passes, layer_passes, optimizer_bytes, weight_passes
 from crosscut.planner.products import Product, Speed, layer_products, logits_product
 from crosscut.planner.program import Program, crosscut_program
@@ -93,7 +93,7 @@ def step_time(
     layer = _layer(run, speed, program)
     again = _recomputed(run, layer, program)
     logits = 3 * speed.product(logits_product(run), in_layer=False)
-    ends = sum(speed.passes(num_bytes) for num_bytes in ends_passes(run, program))
+    ends = sum(speed.passes(num_bytes) for num_bytes in ends_passes(run, program)) + sum(hardware.layer_host) / 2
     cast, summed = (speed.passes(num_bytes) for num_bytes in weight_passes(run, program))
     beside = _beside(run, layer, again, summed)
     traffic = step_traffic(run, compiled=program.repeats_last)
@@ -102,7 +102,9 @@ def step_time(
         products=M * (L * sum(sum(seconds) for seconds in layer.products.values()) + again[0] + logits),
         attention=M * (L * sum(layer.attention) + again[1]),
         passes=M * (L * sum(layer.passes) + again[2] + ends + cast + summed),
-        optimizer=speed.passes(optimizer_bytes(run, program)) + _moments_from_host(run, hardware) + _starts(hardware),
+        optimizer=speed.passes(optimizer_bytes(run, program))
+        + _moments_from_host(run, hardware)
+        + _starts(run, hardware),
         exposed=sum((entry.exposed for entry in exchanges), 0.0),
         bubble=0.0,
         exchanges=exchanges,
@@ -137,15 +139,17 @@ def _layer(run: Planned, speed: Speed, program: Program) -> _Layer:
         products=products,
         attention=_attention(run, speed, program),
         passes=_pass_seconds(passes, speed),
-        cheap=speed.passes(passes.cheap),
+        cheap=speed.passes(passes.cheap) + speed.gelu(passes.gelu),
     )
 
 
 def _pass_seconds(passes: Passes, speed: Speed) -> tuple[float, float]:
-    start = speed.hardware.start
+    """Bytes, GeLU's arithmetic, and the operators' starts: the device's, or the host's where it does not run ahead."""
+    start, gelu = speed.hardware.start, speed.gelu(passes.gelu)
+    forward, backward = speed.hardware.layer_host
     return (
-        speed.passes(passes.forward) + passes.forward_kernels * start,
-        speed.passes(passes.backward) + passes.backward_kernels * start,
+        speed.passes(passes.forward) + gelu + (forward or passes.forward_kernels * start),
+        speed.passes(passes.backward) + gelu + (backward or passes.backward_kernels * start),
     )
 
 
@@ -197,5 +201,8 @@ def _moments_from_host(run: Planned, hardware: Hardware) -> float:
     return 8 * own / hardware.host_bandwidth  # both moments in float32; in and out at the same time
 
 
-def _starts(hardware: Hardware) -> float:
-    return _OPTIMIZER_KERNELS * hardware.start
+def _starts(run: Planned, hardware: Hardware) -> float:
+    """Of the optimizer's kernels; the host goes over all parameters where it does not run ahead."""
+    if not hardware.tensor_host:
+        return _OPTIMIZER_KERNELS * hardware.start
+    return num_tensors(run.model) * hardware.tensor_host

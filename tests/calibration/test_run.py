@@ -6,44 +6,86 @@ import tomli_w
 import torch
 
 from crosscut.calibration import calibrate
-from crosscut.calibration.device import (
-    ON_CPU,
-    Rates,
-    Sizes,
-    attention_rate,
-    memory_rate,
-    product_rates,
-    sizes_for,
-    start_seconds,
-)
-from crosscut.calibration.ranks import LinkRate
-from crosscut.calibration.run import device_table, together
+from crosscut.calibration.device import ON_CPU, Rates, Sizes, measure, rates_of, shapes, sizes_for
+from crosscut.calibration.ranks import LinkRate, joined, links, together
+from crosscut.calibration.run import device_table
+from crosscut.calibration.timing import in_turns, repeated, typical
 from crosscut.config import ConfigError
-from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware, read_hardware
+from crosscut.parallel import process_group
+from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware, MeasuredMessage, read_hardware
 from crosscut.planner.products import Product, Speed
 
-SMALL = Sizes(tokens=(64,), widths=((64, 64), (64, 128)), elements=1 << 16, attention=(1, 2, 64, 16))
+SMALL = Sizes(tokens=(64,), widths=((64, 64), (64, 128)), elements=1 << 16, attention=(1, 2, 64, 16), turns=2)
 CPU = torch.device("cpu")
 
 
+def rates_here(sizes: Sizes) -> Rates:
+    with process_group(CPU):
+        return measure(CPU, sizes)
+
+
 def test_each_shape_is_measured_as_it_is_used_forward_and_for_its_weight() -> None:
-    rates = product_rates(CPU, torch.float32, SMALL)
-    assert [shape for *shape, _ in rates] == [[64, 64, 64], [64, 64, 64], [64, 64, 128], [64, 64, 128]]
-    assert all(0 < rate < 100 for *_, rate in rates)
+    assert shapes(SMALL) == [(64, 64, 64), (64, 64, 64), (64, 64, 128), (64, 64, 128)]
+
+
+def test_rates_are_of_this_machine() -> None:
+    rates = rates_here(SMALL)
+    assert [tuple(shape) for *shape, _ in rates.measured["float32"]] == shapes(SMALL)
+    assert all(0 < rate < 100 for *_, rate in rates.measured["float32"])
+    assert 0.01 < rates.memory < 2000
+    assert 0 < rates.attention < 100
+    assert 1e-8 < rates.start < 1e-2
+    forward, backward, parameter = rates.host
+    assert rates.start < parameter < forward < 1  # many operators, each no less than the smallest kernel
+    assert 0 <= backward < 1
+    assert sizes_for(CPU) == ON_CPU
 
 
 def test_larger_products_run_at_a_higher_rate() -> None:
     """By a factor that no load on the machine undoes: the small one is all start."""
-    sizes = Sizes(tokens=(8, 512), widths=((8, 8), (512, 512)), elements=1, attention=(1, 1, 1, 1))
-    rates = {tuple(shape): rate for *shape, rate in product_rates(CPU, torch.float32, sizes)}
-    assert rates[512, 512, 512] > 5 * rates[8, 8, 8]
+    rates = rates_here(SMALL._replace(tokens=(8, 512), widths=((8, 8), (512, 512))))
+    found = {tuple(shape): rate for *shape, rate in rates.measured["float32"]}
+    assert found[512, 512, 512] > 5 * found[8, 8, 8]
 
 
-def test_rates_are_of_this_machine() -> None:
-    assert 0.01 < memory_rate(CPU, ON_CPU) < 2000
-    assert 0 < attention_rate(CPU, torch.float32, SMALL) < 100
-    assert 1e-8 < start_seconds(CPU) < 1e-2
-    assert sizes_for(CPU) == ON_CPU
+def test_gelu_is_what_it_takes_beyond_its_bytes() -> None:
+    sizes = Sizes(tokens=(1,), widths=((1, 1),), elements=1_000_000, attention=(1, 1, 1, 1))
+    memory, gelu, forward, both, optimizer = 12e6 / 20e9, 8e6 / 20e9 + 1e6 / 5e8, 1e-3, 3e-3, 480e-6
+    rates = rates_of([1.0, 1.0, 1.0, memory, 1.0, gelu, forward, both, optimizer], CPU, sizes)
+    assert rates.memory == pytest.approx(20.0)
+    assert rates.gelu == pytest.approx(0.5)
+    assert rates.host == pytest.approx((2e-3, 4e-3, 10e-6))  # of two halves; of each of 48 parameters
+    hidden = rates_of([1.0, 1.0, 1.0, memory, 1.0, memory / 2, forward, both, optimizer], CPU, sizes)
+    assert hidden.gelu == 0.0
+
+
+def test_pieces_are_measured_in_turns_of_which_the_first_does_not_count() -> None:
+    calls: list[str] = []
+
+    def piece(name: str, seconds: float) -> list[float]:
+        calls.append(name)
+        return [seconds * len(calls)]
+
+    taken = in_turns([lambda: piece("a", 1.0), lambda: piece("b", 10.0)], turns=2)
+    assert calls == ["a", "b", "a", "b", "a", "b"]
+    assert taken == [[[3.0], [5.0]], [[40.0], [60.0]]]
+
+
+def test_a_slow_turn_does_not_count_and_a_slow_repeat_does() -> None:
+    assert typical([[1.0, 3.0], [2.0, 2.0], [50.0, 50.0]]) == 2.0
+
+
+def test_short_work_is_repeated_and_long_work_is_not() -> None:
+    calls = {0.0: 0, 0.01: 0}
+
+    def work(seconds: float) -> None:
+        calls[seconds] += 1
+        time.sleep(seconds)
+
+    (short,), (long,) = (repeated(lambda s=s: work(s), CPU)() for s in calls)
+    assert calls[0.0] > 2
+    assert calls[0.01] == 1
+    assert short < 0.01 <= long
 
 
 def test_the_file_must_be_a_toml_file(tmp_path: Path) -> None:
@@ -51,9 +93,23 @@ def test_the_file_must_be_a_toml_file(tmp_path: Path) -> None:
         calibrate(tmp_path / "device.json")
 
 
-def test_ranks_on_one_processor_do_together_what_they_do_at_once() -> None:
-    one, other = (Rates({"float32": [(8, 8, 8, rate)]}, 2 * rate, 3 * rate, 1e-6) for rate in (1.0, 2.0))
-    assert together([one, other]) == Rates({"float32": [(8, 8, 8, 3.0)]}, 6.0, 9.0, 1e-6)
+def test_of_each_turn_the_slower_ranks_work_counts_and_the_later_ranks_wait() -> None:
+    one, other = [[1.0, 5.0], [2.0, 2.0]], [[3.0, 4.0], [1.0, 3.0]]
+    assert joined([one, other], max) == [[3.0, 5.0], [2.0, 3.0]]
+    assert joined([one, other], min) == [[1.0, 4.0], [1.0, 2.0]]
+
+
+def test_ranks_on_one_processor_do_in_all_what_each_does_twice() -> None:
+    each = Rates({"float32": [(8, 8, 8, 1.0)]}, 2.0, 3.0, 1e-6, 4.0, (1e-3, 2e-3, 1e-5))
+    assert together(each) == Rates({"float32": [(8, 8, 8, 2.0)]}, 4.0, 6.0, 1e-6, 8.0, (1e-3, 2e-3, 1e-5))
+
+
+def test_a_link_is_measured_for_each_operation() -> None:
+    """A rank sends the whole of 4,000 bytes for an all-reduce in two steps, a half for the others in one."""
+    found = links([2e-3, 6e-3, 1e-3, 2e-3, 1e-3, 3e-3], large=1_000_000)
+    assert found["all_reduce"] == pytest.approx((1000.0, 1.0))
+    assert found["all_gather"] == pytest.approx((1000.0, 2.0))
+    assert found["reduce_scatter"] == pytest.approx((1000.0, 1.0))
 
 
 GPU_RATES = Rates(
@@ -77,13 +133,18 @@ def test_one_gpu_that_is_known_keeps_its_stated_peak_and_links(tmp_path: Path) -
     assert (hardware.node, hardware.network, hardware.ranks_per_node) == (known.node, known.network, 8)
     assert (hardware.memory, hardware.memory_bandwidth, hardware.start) == (85e9, 3000e9, 3e-6)
     assert hardware.measured["bfloat16"][1].flops_per_second == 700e12
+    assert (hardware.gelu, hardware.layer_host, hardware.tensor_host) == (0.0, (0.0, 0.0), 0.0)
 
 
 def test_several_gpus_that_are_not_known_are_what_was_measured(tmp_path: Path) -> None:
-    link = LinkRate(gigabytes_per_second=20.0, latency_microseconds=9.0)
+    link = {
+        name: LinkRate(latency_microseconds=9.0, gigabytes_per_second=rate)
+        for name, rate in (("all_reduce", 20.0), ("all_gather", 10.0))
+    }
     hardware = read_back(tmp_path, device_table("Other", GPU_RATES, link, memory=24_000_000_000, ranks=4, known=None))
     assert hardware.flops == {"float32": 50e12, "bfloat16": 700e12}
     assert (hardware.ranks_per_node, hardware.node.rate, hardware.node.latency) == (4, 20e9, pytest.approx(9e-6))
+    assert hardware.node.measured["all_gather"] == MeasuredMessage(pytest.approx(9e-6), 10e9)
     assert hardware.network is None
 
 
@@ -101,8 +162,9 @@ def test_a_calibration_takes_less_than_a_minute_and_is_a_device_to_plan_for(tmp_
     assert time.monotonic() - start < 60
     hardware = read_hardware(path)
     assert hardware.name == name
-    assert hardware.node.bandwidth > 0
-    assert hardware.node.latency > 0
+    assert set(hardware.node.measured) == {"all_reduce", "all_gather", "reduce_scatter"}
+    assert all(rate > 0 and latency > 0 for latency, rate in hardware.node.measured.values())
+    assert min(*hardware.layer_host, hardware.tensor_host) > 0
     assert hardware.sources["products"].startswith("measured by crosscut plan --calibrate on ")
     point = hardware.measured["float32"][-1]
     speed = Speed(hardware, "float32")

@@ -5,7 +5,7 @@ import pytest
 from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.planner import step_traffic
 from crosscut.planner.exchange import ring_seconds
-from crosscut.planner.hardware import KNOWN_HARDWARE
+from crosscut.planner.hardware import KNOWN_HARDWARE, MeasuredMessage
 from crosscut.planner.time import step_time
 
 DGX = KNOWN_HARDWARE["v100-32gb-dgx2h"]
@@ -42,6 +42,17 @@ def test_tensor_ranks_over_several_nodes_have_all_adapters() -> None:
     where, seconds, sent = ring(Layout(tensor=32), "attention output")
     assert where == "network"
     assert seconds == pytest.approx(62 * DGX.network.latency + sent / (16 * DGX.network.rate))
+
+
+def test_an_operation_that_was_measured_takes_what_was_found() -> None:
+    split = run_of(Layout(tensor=8, sequence_parallel=True))
+    found = {c.operation: c for c in step_traffic(split) if c.axis == "tensor" and c.phase == "forward"}
+    measured = {"all_gather": MeasuredMessage(latency=1e-3, rate=1e9)}
+    hardware = replace(DGX, node=replace(DGX.node, measured=measured))
+    gather = found["all_gather"]
+    assert ring_seconds(gather, split, hardware)[1] == pytest.approx(7e-3 + gather.wire_bytes / gather.count / 1e9)
+    scatter = found["reduce_scatter"]
+    assert ring_seconds(scatter, split, hardware) == ring_seconds(scatter, split, DGX)
 
 
 def test_groups_of_a_node_share_inside_and_their_copies_across() -> None:

@@ -118,3 +118,42 @@ def test_the_bubble_is_narayanans() -> None:
     assert bubble_share(1, 64) == 0.0
     assert bubble_share(8, 64) == 7 / 64
     assert bubble_share(8, 64, chunks=4) == 7 / 256
+
+
+def calibrated(**figures: object) -> Hardware:
+    """A processor of whose rates all else is none."""
+    laptop = KNOWN_HARDWARE["laptop"]
+    return replace(laptop, memory_bandwidth=1e30, start=0.0, **figures)  # type: ignore[arg-type]
+
+
+def on_cpu(**training: object) -> RunConfig:
+    """Two micro-batches of 4 x 256 tokens in 3 layers of hidden size 64."""
+    model = ModelConfig(num_layers=3, hidden_size=64, num_heads=2, vocab_size=512, max_sequence_length=256, dropout=0.0)
+    settings = {"batch_size": 8, "micro_batch_size": 4, "sequence_length": 256, "device": "cpu", **training}
+    return RunConfig(model=model, layout=Layout(), training=TrainingConfig(**settings))  # type: ignore[arg-type]
+
+
+def test_a_host_that_does_not_run_ahead_starts_the_operators_of_each_layer_and_micro_batch() -> None:
+    """And of embedding and loss, as half a layer's; a wholly recomputed layer's forward ones again."""
+    hardware = calibrated(layer_host=(1.0, 3.0))
+    assert step_time(on_cpu(), hardware).passes == pytest.approx(2 * (3 * 4 + 2))
+    assert step_time(on_cpu(recompute="full"), hardware).passes == pytest.approx(2 * (3 * 5 + 2))
+
+
+def test_a_host_that_does_not_run_ahead_goes_over_every_parameter_once_a_step() -> None:
+    run = on_cpu()
+    tensors = 2 + 2 + 3 * (4 + 2 * 5)  # embeddings, final norm; norms, and query, key and value, output and MLP
+    assert step_time(run, calibrated(tensor_host=2.0)).optimizer == pytest.approx(2.0 * tensors)
+
+
+def test_gelu_takes_its_arithmetic_forward_backward_and_where_it_is_repeated() -> None:
+    """Of 1024 tokens and 256 columns in 3 layers and 2 micro-batches."""
+    hardware, elements = calibrated(gelu=1e9), 2 * 3 * 1024 * 256
+    assert step_time(on_cpu(), hardware).passes == pytest.approx(2 * elements / 1e9)
+    assert step_time(on_cpu(recompute="operators"), hardware).passes == pytest.approx(3 * elements / 1e9)
+
+
+def test_ranks_on_one_processor_share_the_rate_of_gelu() -> None:
+    hardware = calibrated(gelu=1e9)
+    shared = replace(on_cpu(micro_batch_size=4), layout=Layout(data=2))
+    assert step_time(shared, hardware).passes == pytest.approx(step_time(on_cpu(), hardware).passes)

@@ -1,6 +1,6 @@
 """The devices that a run may be planned for, one TOML file each, with the source of every figure."""
 
-from crosscut.planner.hardware.device import Hardware, Link, MeasuredProduct, Where
+from crosscut.planner.hardware.device import Hardware, Link, MeasuredMessage, MeasuredProduct, Where
 from crosscut.planner.hardware.files import (
     HARDWARE,
     KNOWN_HARDWARE,
@@ -14,6 +14,7 @@ __all__ = [
     "KNOWN_HARDWARE",
     "Hardware",
     "Link",
+    "MeasuredMessage",
     "MeasuredProduct",
     "Where",
     "find_hardware",

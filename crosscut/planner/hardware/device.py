@@ -6,13 +6,22 @@ are 989 here. What is attained of a stated rate is apart from it, so that utilis
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from crosscut.planner.activations import Device
 
 Where = Literal["node", "network"]
 """A link inside a node or between nodes."""
+
+
+class MeasuredMessage(NamedTuple):
+    """One kind of collective as `crosscut plan --calibrate` found it."""
+
+    latency: float
+    """Seconds of one step around a ring, beside the bytes."""
+    rate: float
+    """Bytes per second that one rank sends."""
 
 
 class MeasuredProduct(NamedTuple):
@@ -36,6 +45,9 @@ class Link:
 
     latency: float
     """Seconds of one step around a ring, beside the bytes."""
+
+    measured: Mapping[str, MeasuredMessage] = field(default_factory=dict)
+    """By operation, where one was found to take another time than the ring's bytes and steps say."""
 
     @property
     def rate(self) -> float:
@@ -87,6 +99,16 @@ class Hardware:
 
     start: float
     """Seconds from the end of a kernel to the beginning of the next."""
+
+    gelu: float
+    """Elements per second that GeLU computes, beside the time of its bytes; 0 where it takes no longer than these."""
+
+    layer_host: tuple[float, float]
+    """Seconds in which a rank's host starts all operators of a layer, forward and backward; 0 where it runs ahead of
+    its device."""
+
+    tensor_host: float
+    """Seconds that the host takes for each parameter once a step: norm, clipping, AdamW. As `layer_host`."""
 
     ranks_per_node: int
     """That reach each other through `node`."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from crosscut.config import ConfigError
 from crosscut.config.checks import listed
-from crosscut.planner.hardware.device import Hardware, Link, MeasuredProduct
+from crosscut.planner.hardware.device import Hardware, Link, MeasuredMessage, MeasuredProduct
 
 DEFAULTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
@@ -23,6 +23,13 @@ DEFAULTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
         # Assumed. Dao 2023 (arXiv 2307.08691): FlashAttention 2 reaches 50 to 73% of the peak where products reach 80
         # to 90%.
         "products": {"attention_of_products": 0.7, "start_microseconds": 2.0, "multiprocessors": 0},
+        # GeLU's arithmetic is hidden on a GPU, and its host runs ahead; a processor's are measured, not assumed.
+        "operators": {
+            "gelu_gigaelements_per_second": 0.0,
+            "forward_microseconds": 0.0,
+            "backward_microseconds": 0.0,
+            "parameter_microseconds": 0.0,
+        },
         # NCCL's maintainers (github.com/NVIDIA/nccl-tests/issues/212): 20% of a link's rate is the protocol's. The
         # latencies are those of its own tuning model (src/graph/tuning.cc) for rings with its protocol LL128.
         "node": {"attained": 0.8, "latency_microseconds": 1.9},
@@ -32,11 +39,13 @@ DEFAULTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
 )
 
 _KEYS = {
-    "": {"name", "device", "device_names", "memory", "products", "node", "network", "host"},
+    "": {"name", "device", "device_names", "memory", "products", "operators", "node", "network", "host"},
     "memory": {"gigabytes", "gigabytes_per_second", "attained", "source"},
     "products": {"teraflops", "multiprocessors", "attained", "attained_source", "attention", "start_microseconds"}
     | {"measured", "source"},
-    "node": {"ranks", "gigabytes_per_second", "attained", "latency_microseconds", "source"},
+    "operators": {"gelu_gigaelements_per_second", "forward_microseconds", "backward_microseconds"}
+    | {"parameter_microseconds", "source"},
+    "node": {"ranks", "gigabytes_per_second", "attained", "latency_microseconds", "measured", "source"},
     "network": {"gigabytes_per_second", "attained", "latency_microseconds", "source"},
     "host": {"gigabytes_per_second", "source"},
 }
@@ -66,6 +75,7 @@ def _hardware(key: str, table: Mapping[str, Any]) -> Hardware:
     _require_known(table)
     sections = {name: {**DEFAULTS[name], **table.get(name, {})} for name in _SECTIONS}
     memory, products, node = sections["memory"], sections["products"], sections["node"]
+    operators = sections["operators"]
     return Hardware(
         key=key,
         name=table["name"],
@@ -85,6 +95,9 @@ def _hardware(key: str, table: Mapping[str, Any]) -> Hardware:
             }
         ),
         start=products["start_microseconds"] * 1e-6,
+        gelu=operators["gelu_gigaelements_per_second"] * 1e9,
+        layer_host=(operators["forward_microseconds"] * 1e-6, operators["backward_microseconds"] * 1e-6),
+        tensor_host=operators["parameter_microseconds"] * 1e-6,
         ranks_per_node=node["ranks"],
         node=_link(node),
         network=_link(sections["network"]) if "network" in table else None,
@@ -108,6 +121,12 @@ def _link(section: Mapping[str, Any]) -> Link:
         bandwidth=section["gigabytes_per_second"] * 1e9,
         attained=section["attained"],
         latency=section["latency_microseconds"] * 1e-6,
+        measured=MappingProxyType(
+            {
+                operation: MeasuredMessage(latency * 1e-6, rate * 1e9)
+                for operation, (latency, rate) in section.get("measured", {}).items()
+            }
+        ),
     )
 
 
