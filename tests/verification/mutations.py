@@ -261,14 +261,12 @@ def head_norm_not_summed(patch: Patch) -> None:
 
 @fault("vocabulary mask off by one", "tokens")
 def vocabulary_mask_off_by_one(patch: Patch) -> None:
-    def forward(self: VocabParallelEmbedding, tokens: Tensor) -> Tensor:
+    def own_index(self: VocabParallelEmbedding, tokens: Tensor) -> tuple[Tensor, Tensor]:
         index = tokens - self.first
         elsewhere = (index < 0) | (index > self.local_size)
-        index = index.masked_fill(elsewhere, 0).clamp(max=self.local_size - 1)
-        rows = F.embedding(index, local(self.weight, self.weight.dtype))
-        return operators.leave_tensor_parallel(rows.masked_fill(elsewhere.unsqueeze(-1), 0.0), self.mesh)
+        return index.masked_fill(elsewhere, 0).clamp(max=self.local_size - 1), elsewhere
 
-    patch.setattr(VocabParallelEmbedding, "forward", forward)
+    patch.setattr(VocabParallelEmbedding, "_own_index", own_index)
 
 
 @fault("padded vocabulary entries in the softmax", "loss")
