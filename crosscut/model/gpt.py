@@ -114,7 +114,8 @@ class GPT(nn.Module):
         To train on a mean, divide by the number of targets over all data ranks: `scale = 1 / count`, a number or a
         scalar tensor on the device.
         """
-        tie = Tie() if self.output is None else None
+        # What is compiled whole has no gradients of its own yet that one could be added to.
+        tie = Tie() if self.output is None and not torch.compiler.is_compiling() else None
         hidden = enter_tensor_parallel(self(tokens, tie=tie), self.mesh).flatten(0, 1)
         weight = local(self.output_weight, self.output_weight.dtype) if tie is None else tie.weight
         assert weight is not None

@@ -22,6 +22,7 @@ from crosscut.parallel import (
     ParallelMesh,
     RandomStreams,
     RowParallelLinear,
+    Tie,
     VocabParallelEmbedding,
     copy_to_tensor_parallel,
     cross_entropy,
@@ -302,11 +303,15 @@ def largest_logit_not_reduced(patch: Patch) -> None:
 
 @fault("tied embedding gradient from one end only", "tokens")
 def tied_gradient_from_one_end(patch: Patch) -> None:
-    def detached(parameter: Tensor, dtype: torch.dtype) -> Tensor:
-        whole = local(parameter, dtype)
-        return whole.detach() if parameter.device_mesh.size() > 1 else whole
+    look_up = VocabParallelEmbedding.forward
 
-    patch.setattr(gpt, "local", detached)
+    def detached(self: VocabParallelEmbedding, tokens: Tensor, *, tie: Tie | None = None) -> Tensor:
+        rows = look_up(self, tokens, tie=tie)
+        if tie is not None and tie.weight is not None and self.mesh.tensor.size > 1:
+            tie.weight = tie.weight.detach()
+        return rows
+
+    patch.setattr(VocabParallelEmbedding, "forward", detached)
 
 
 # --- sequence parallelism --------------------------------------------------------------------------------------------
