@@ -1,7 +1,6 @@
 """All measurements of this machine's device, and the file of them."""
 
 import os
-import platform
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from crosscut.calibration.device import Rates, Sizes, measure, sizes_for
 from crosscut.calibration.ranks import RANKS, Links, measure_ranks
 from crosscut.config import ConfigError, write_whole
-from crosscut.config.machine import available_cores
+from crosscut.config.machine import available_cores, processor_name
 from crosscut.planner import find_hardware
 from crosscut.planner.hardware import Hardware, Link
 
@@ -29,7 +28,7 @@ def calibrate(path: Path, *, sizes: Sizes | None = None) -> str:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rates, link = _measure(device, sizes or sizes_for(device))
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    name = gpu or platform.processor() or platform.machine()
+    name = gpu or processor_name()
     ranks = torch.cuda.device_count() if gpu else max(RANKS, available_cores())
     table = device_table(name, rates, link, memory=_memory(device), ranks=ranks, known=find_hardware(gpu))
     write_whole(path, tomli_w.dumps({"device": device.type, **table}))

@@ -51,14 +51,15 @@ def measure(arguments: tuple[str, ...], gpu: str | None, ranks: int | None, turn
         raise ConfigError(f"`--turns` must be at least 1, but is {turns}.")
     from crosscut.scaling.study import measured_study
 
+    output.mkdir(parents=True, exist_ok=True)  # before minutes of work
     results = measured_study(arguments, gpu=gpu, ranks=ranks, turns=turns)
     from crosscut.scaling.report import measured_report
 
+    write_whole(output / "scaling-measured.json", results.to_json())
+    click.echo(output / "scaling-measured.json")
     report = measured_report(results)
     _show(report)
     _write(report, output, "scaling-measured")
-    write_whole(output / "scaling-measured.json", results.to_json())
-    click.echo(output / "scaling-measured.json")
 
 
 def _write(report: "Report", output: Path, name: str) -> None:

@@ -161,6 +161,7 @@ class GPT(nn.Module):
         hidden = self(F.pad(tokens, (0, num_filled)), num_filled=num_filled)
         return self._scores(enter_tensor_parallel(hidden, self.mesh)[:, length - 1])
 
+    @torch.no_grad()
     def next_logits(
         self, tokens: Tensor, cache: KeyValueCache, *, counts: Sequence[int] | None = None, first_row: int = 0
     ) -> Tensor:

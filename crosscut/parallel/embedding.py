@@ -94,10 +94,9 @@ class VocabParallelEmbedding(nn.Module):
         return leave_tensor_parallel(rows, self.mesh)
 
     def _own_index(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Each token's row on this rank (0 where it is elsewhere), and whether it is elsewhere."""
-        index = tokens - self.first
-        elsewhere = (index < 0) | (index >= self.local_size)
-        return index.masked_fill(elsewhere, 0), elsewhere
+        """Each token's row on this rank, and whether it is elsewhere: then any row, not one for all of these."""
+        elsewhere = (tokens < self.first) | (tokens >= self.first + self.local_size)
+        return tokens.remainder(self.local_size), elsewhere  # parts begin at multiples of their size
 
 
 class VocabParallelOutput(nn.Module):

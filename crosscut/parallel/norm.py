@@ -65,7 +65,7 @@ class RMSNorm(nn.Module):
         else:
             weight = local_on_sequence(self.weight, self.mesh, x.dtype)
         # On the CPU PyTorch's is several kernels, whose backward passes would keep what lies between them.
-        if x.is_cuda or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if x.is_cuda or not self.training or torch.compiler.is_compiling():
             return F.rms_norm(x, weight.shape, weight, self.epsilon)
         y: Tensor = run(_RMSNorm, x, weight, self.epsilon)
         return y

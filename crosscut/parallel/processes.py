@@ -141,7 +141,9 @@ def _give_large_tensors_back() -> None:
     By itself it learns to keep what is freed, up to 32 MiB a block, in its heap. Small objects then settle in the
     holes, so that the next activations of the same size no longer fit: a step held 100 MiB and more of such holes.
     """
-    with suppress(AttributeError, OSError):  # another C library
+    if "MALLOC_MMAP_THRESHOLD_" in os.environ:  # the user's choice
+        return
+    with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _OWN_PAGES_BYTES)
 
 

@@ -105,7 +105,7 @@ FLOAT8: Products = _Float8()
 
 def _are_few(x: Tensor) -> bool:
     """Whether x is a token or so of each of a few texts."""
-    if x.is_cuda or x.dtype != torch.float32 or torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     return x.numel() // x.shape[-1] in FEW
 

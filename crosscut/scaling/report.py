@@ -31,10 +31,9 @@ def _words(results: Results) -> str:
         f"The paper's scaling study (section 5.1), trained on {results.machine['device']}, {results.devices.count} "
         f"{_device(results)}s ({facts}); {results.batch_size} sequences of {results.sequence_length} tokens on each "
         f"data rank, {results.precision}. All cases take a step in turn, {results.turns} times, so that other work on "
-        "the machine falls on all of them, though it slows those that use every core more than a rank alone; seconds "
-        "are the median of a step, with the least and the most. Ranks are tensor x data, a model is layers x "
-        f"hidden size and heads. {threads}Linear is one rank's model FLOP/s times the ranks. {forecasts}`crosscut "
-        "study measure` writes this report."
+        "the machine falls on all of them; seconds are the median of a step, with the least and the most. Ranks are "
+        f"tensor x data, a model is layers x hidden size and heads. {threads}Linear is one rank's model "
+        f"FLOP/s times the ranks. {forecasts}`crosscut study measure` writes this report."
     )
 
 

@@ -106,5 +106,12 @@ def forecast_seconds(case: Case, devices: Devices, hardware: Hardware) -> float:
     ranks = case.run.layout.world_size
     sharing = max(devices.count // case.threads, ranks)
     speed = Speed(hardware, case.run.training.precision, ranks=sharing)
-    device = replace(hardware, ranks_per_node=max(hardware.ranks_per_node, ranks))
+    turns = devices.sharing(ranks)  # what the host does for a rank waits for the others on its core, too
+    forward, backward = hardware.layer_host
+    device = replace(
+        hardware,
+        ranks_per_node=max(hardware.ranks_per_node, ranks),
+        layer_host=(turns * forward, turns * backward),
+        tensor_host=turns * hardware.tensor_host,
+    )
     return step_time(case.run, device, speed=speed).total

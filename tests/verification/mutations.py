@@ -263,9 +263,8 @@ def head_norm_not_summed(patch: Patch) -> None:
 @fault("vocabulary mask off by one", "tokens")
 def vocabulary_mask_off_by_one(patch: Patch) -> None:
     def own_index(self: VocabParallelEmbedding, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        index = tokens - self.first
-        elsewhere = (index < 0) | (index > self.local_size)
-        return index.masked_fill(elsewhere, 0).clamp(max=self.local_size - 1), elsewhere
+        elsewhere = (tokens < self.first) | (tokens > self.first + self.local_size)
+        return tokens.remainder(self.local_size), elsewhere
 
     patch.setattr(VocabParallelEmbedding, "_own_index", own_index)
 
