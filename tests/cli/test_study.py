@@ -73,6 +73,7 @@ def test_a_study_under_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
+@pytest.mark.slow
 def test_a_study_is_trained_and_written(crosscut_here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(crosscut.scaling.study, "available_cores", lambda: 2)
     options = ("--ranks", "2", "--turns", "2", "--gpu", "laptop", "--output", str(tmp_path))

@@ -327,6 +327,7 @@ def _mib_kept(*, inside: bool) -> int:
     return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="is about glibc")
 def test_freed_tensors_leave_a_rank_s_process() -> None:
     assert _mib_kept(inside=False) > 100  # of 160, in holes between small tensors
