@@ -82,10 +82,11 @@ def test_short_work_is_repeated_and_long_work_is_not() -> None:
         calls[seconds] += 1
         time.sleep(seconds)
 
-    (short,), (long,) = (repeated(lambda s=s: work(s), CPU)() for s in calls)
-    assert calls[0.0] > 2
-    assert calls[0.01] == 1
-    assert short < 0.01 <= long
+    turns = [repeated(lambda s=s: work(s), CPU) for s in calls]
+    taken = [[once for _ in range(5) for once in turn()] for turn in turns]  # a busy machine may hold up one of five
+    assert calls[0.0] > 5 * 2
+    assert calls[0.01] == 5
+    assert min(taken[0]) < 0.01 <= min(taken[1])
 
 
 def test_the_file_must_be_a_toml_file(tmp_path: Path) -> None:
