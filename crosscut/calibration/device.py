@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from crosscut.calibration.timing import Times, in_turns, repeated, typical
 from crosscut.parallel import (
+    ORDINARY,
     ColumnParallelLinear,
     LayerNorm,
     RowParallelLinear,
@@ -18,8 +19,11 @@ from crosscut.parallel import (
     make_lone_mesh,
 )
 from crosscut.parallel.parameters import local_part
+from crosscut.parallel.products import add_product, multiply_into
 
 _KERNELS = 200
+_VOCABULARY = 8192
+"""From this width on a matrix counts as the output projection."""
 _HALVES, _PARAMETERS = 8, 6
 """Half layers whose parameters an optimizer steps over, and how many each has."""
 
@@ -87,10 +91,10 @@ def measure(device: torch.device, sizes: Sizes) -> Rates:
 def pieces(device: torch.device, sizes: Sizes) -> list[Times]:
     """Everything that is measured of a rank's device; `rates_of` takes the seconds in this order."""
     products = [
-        repeated(_product(shape, numbers), device)
+        repeated(_product(shape, numbers, is_of_weight=bool(i % 2)), device)
         for dtype in dtypes_of(device)
         for numbers in [_numbers(device, dtype, sizes)]
-        for shape in shapes(sizes)
+        for i, shape in enumerate(shapes(sizes))
     ]
     works = [_attention(device, dtypes_of(device)[-1], sizes), _memory(device, sizes), _start(device)]
     if device.type == "cpu":
@@ -138,10 +142,19 @@ def _numbers(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Tensor:
     return torch.randn(max(m * k + k * n + m * n for m, k, n in shapes(sizes)), device=device).to(dtype)
 
 
-def _product(shape: tuple[int, int, int], numbers: Tensor) -> Callable[[], object]:
+def _product(shape: tuple[int, int, int], numbers: Tensor, *, is_of_weight: bool) -> Callable[[], object]:
+    """As training calls it: by a layer, or, where a side is as long as a vocabulary, by the loss."""
     m, k, n = shape
     a, b, result, _ = numbers.split([m * k, k * n, m * n, numbers.numel() - m * k - k * n - m * n])
-    return partial(torch.mm, a.view(m, k), b.view(k, n), out=result.view(m, n))
+    result, is_of_loss = result.view(m, n), max(m if is_of_weight else k, n) >= _VOCABULARY
+    work: Callable[[], object]
+    if is_of_weight:
+        grad, x = a.view(k, m), b.view(k, n)
+        work = partial(add_product, result, grad.t(), x) if is_of_loss else partial(ORDINARY.weight_gradient, grad, x)
+    else:
+        x, weight = a.view(m, k), b.view(n, k)
+        work = partial(multiply_into, result, x, weight) if is_of_loss else partial(ORDINARY.output, x, weight)
+    return torch.no_grad()(work)
 
 
 def _attention(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Callable[[], object]:

@@ -17,10 +17,19 @@ def available_cores() -> int:
 
 def processor_name() -> str:
     """The processor as its maker calls it, or its kind where the system does not tell."""
-    info = Path("/proc/cpuinfo")  # Linux only
+    return _processor_fact("model name") or platform.processor() or platform.machine()
+
+
+def processor_vendor() -> str:
+    """Who made it, as x86 processors tell, such as "AuthenticAMD"; empty where neither they nor the system do."""
+    return _processor_fact("vendor_id") or platform.processor().rpartition(", ")[2]  # the latter on Windows
+
+
+def _processor_fact(name: str) -> str:
+    """What Linux tells of the first core; empty elsewhere, and where it does not."""
+    info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    named = next((line.split(":")[1].strip() for line in lines if "model name" in line), "")
-    return named or platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name), "")
 
 
 def leave_with_parent() -> None:

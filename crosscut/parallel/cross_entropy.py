@@ -24,6 +24,7 @@ from crosscut.config.checks import require_at_least
 from crosscut.parallel.collectives import all_reduce
 from crosscut.parallel.loss_passes import LossPasses
 from crosscut.parallel.mesh import Axis
+from crosscut.parallel.products import add_product, multiply_into
 
 
 class VocabularyPart(NamedTuple):
@@ -134,8 +135,9 @@ class _ProjectAndCompare(Function):
             total += losses.masked_fill(~keep, 0.0).sum()
             if error is not None and grad_hidden is not None and grad_weight is not None:
                 keep = keep.unsqueeze(1)  # a token that does not count is left out where it is H wide, not V
-                torch.mm(error, rows, out=grad_hidden[piece]).mul_(keep)
-                _add_product(grad_weight, error.t(), hidden[piece] * keep, is_first=start == 0)
+                multiply_into(grad_hidden[piece], error, rows.t())
+                grad_hidden[piece].mul_(keep)
+                add_product(grad_weight, error.t(), hidden[piece] * keep, is_first=start == 0)
         scale = plan.scale.to(wide) if isinstance(plan.scale, Tensor) else plan.scale
         if grad_hidden is not None and grad_weight is not None:
             if not hidden.shape[0]:
@@ -157,7 +159,9 @@ class _ProjectAndCompare(Function):
 def project(x: Tensor, rows: Tensor, buffer: Tensor) -> Tensor:
     """Logits [C, V/T] in the type of `x`; in the buffer, where that has this type."""
     if buffer.dtype == x.dtype:
-        return torch.mm(x, rows.t(), out=buffer[: x.shape[0]])
+        logits = buffer[: x.shape[0]]
+        multiply_into(logits, x, rows)
+        return logits
     return x @ rows.t()
 
 
@@ -209,13 +213,3 @@ def local_index(targets: Tensor, part: VocabularyPart) -> tuple[Tensor, Tensor]:
     index = targets - part.first
     here = (index >= 0) & (index < part.num_real)
     return index.masked_fill(~here, 0), here
-
-
-def _add_product(total: Tensor, a: Tensor, b: Tensor, *, is_first: bool) -> None:
-    """Total += a @ b, or, of a total that has no values yet, = a @ b; it may have a wider type than the factors."""
-    if total.dtype == a.dtype:
-        total.addmm_(a, b, beta=0 if is_first else 1)
-    elif is_first:
-        total.copy_(a @ b)
-    else:
-        total.add_(a @ b)

@@ -40,7 +40,7 @@ from crosscut.parallel.parameters import (
     replicated_parameter,
     sharded_parameter,
 )
-from crosscut.parallel.products import ORDINARY, Products
+from crosscut.parallel.products import ORDINARY, Products, add_product, as_rows, multiply_into
 from crosscut.parallel.symmetric_memory import gather_and_multiply, multiply_and_scatter
 
 
@@ -66,7 +66,7 @@ class _EnterAndMultiply(Function):
         for i, piece in enumerate(entering):
             whole = finish_enter_forward(piece, mesh)
             for y, weight, bias in zip(outputs, weights, biases, strict=True):
-                _multiply_into(y.chunk(len(entering))[i], whole, weight, bias)
+                multiply_into(y.chunk(len(entering))[i], whole, weight, bias)
         return outputs
 
     @staticmethod
@@ -138,9 +138,9 @@ class _MultiplyAndLeave(Function):
         for i, piece in enumerate(leaving):
             whole = finish_leave_backward(piece, ctx.mesh)
             if grad_x is not None:
-                _multiply_into(grad_x.chunk(len(leaving))[i], whole, weight.t(), None)
+                multiply_into(grad_x.chunk(len(leaving))[i], whole, weight.t())
             if grad_weight is not None:
-                grad_weight.addmm_(_rows(whole).t(), _rows(x.chunk(len(leaving))[i]))
+                add_product(grad_weight, as_rows(whole).t(), as_rows(x.chunk(len(leaving))[i]))
         return grad_x, grad_weight, grad_bias, None, None, None
 
 
@@ -169,22 +169,9 @@ def _halves(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     return values[: len(values) // 2], values[len(values) // 2 :]
 
 
-def _rows(x: Tensor) -> Tensor:
-    """[..., I] as [N, I]."""
-    return x.reshape(-1, x.shape[-1])
-
-
-def _multiply_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Put `F.linear(x, weight, bias)` into `out` [..., O], which is contiguous."""
-    if bias is None:
-        torch.mm(_rows(x), weight.t(), out=out.view(-1, out.shape[-1]))
-    else:
-        torch.addmm(bias, _rows(x), weight.t(), out=out.view(-1, out.shape[-1]))
-
-
 def _over_tokens(grad: Tensor) -> Tensor:
     """The bias's gradient [O] from [..., O]."""
-    return _rows(grad).sum(0)
+    return as_rows(grad).sum(0)
 
 
 def _product_dtype(x: Tensor) -> torch.dtype:

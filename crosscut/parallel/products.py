@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from crosscut.config.precision import FLOAT8_MULTIPLE
+from crosscut.parallel import onednn
 
 FEW = range(1, 33)
 """Tokens whose product on the CPU is not F.linear's, where no backward pass is to come.
@@ -58,16 +59,20 @@ class _Ordinary(Products):
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if _are_few(x):
             return _output_of_few(x, weight, bias)
-        return F.linear(x, weight, bias)
+        return onednn.linear(x, weight, bias) if onednn.suits(x, weight) else F.linear(x, weight, bias)
 
     def input_gradient(self, grad: Tensor, weight: Tensor, onto: Tensor | None = None) -> Tensor:
+        if onednn.suits(grad, weight.t()):
+            product = onednn.linear(grad, weight.t())
+            return product if onto is None else onto.add_(product)
         if onto is None:
             return grad @ weight
-        onto.view(-1, onto.shape[-1]).addmm_(grad.reshape(-1, grad.shape[-1]), weight)
+        onto.view(-1, onto.shape[-1]).addmm_(as_rows(grad), weight)
         return onto
 
     def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
-        return grad.reshape(-1, grad.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
+        columns, rows = as_rows(grad).t(), as_rows(x)
+        return onednn.linear(columns, rows.t()) if onednn.suits(columns, rows.t()) else columns @ rows
 
 
 @final
@@ -101,6 +106,36 @@ ORDINARY: Products = _Ordinary()
 
 FLOAT8: Products = _Float8()
 """In 8 bits, from and to wider types."""
+
+
+def multiply_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+    """Put the product of [..., I] and [O, I], and [O], into `out` [..., O], which is contiguous and of their type."""
+    out, x = out.view(-1, out.shape[-1]), as_rows(x)
+    if onednn.suits(x, weight):
+        onednn.linear_into(out, x, weight)
+        if bias is not None:
+            out.add_(bias)
+    elif bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor, *, is_first: bool = False) -> None:
+    """Total [M, K] += a [M, N] @ b [N, K], or = a @ b where it has no values yet; it may be wider than the factors."""
+    if total.dtype == a.dtype and onednn.suits(a, b.t()):
+        onednn.add_product(total, a, b, is_first=is_first)
+    elif total.dtype == a.dtype:
+        total.addmm_(a, b, beta=0 if is_first else 1)
+    elif is_first:
+        total.copy_(a @ b)
+    else:
+        total.add_(a @ b)
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """[..., K] as [N, K]."""
+    return x.reshape(-1, x.shape[-1])
 
 
 def _are_few(x: Tensor) -> bool:
@@ -170,7 +205,7 @@ def _multiply(
 
 def _rows(x: Tensor) -> Tensor:
     """[..., K] as [N, K], N filled up with zeros to the hardware's multiple."""
-    rows = x.reshape(-1, x.shape[-1])
+    rows = as_rows(x)
     missing = -rows.shape[0] % FLOAT8_MULTIPLE
     return F.pad(rows, (0, 0, 0, missing)) if missing else rows
 

@@ -41,6 +41,8 @@ _OURS = f"{Path(__file__).resolve().parents[1]}/"
 _LOSS = f"{_OURS}parallel/cross_entropy.py"
 _GRADIENTS = f"{_OURS}parallel/gradients.py"
 _HOST = f"{_OURS}training/host_activations.py"
+_FOR_OTHERS = (f"{_OURS}rehearsal/", f"{_OURS}parallel/products.py", f"{_OURS}parallel/onednn.py")
+"""What makes tensors for whoever calls it."""
 _SHARDING = "torch/distributed/fsdp/"
 _SHAPES = "torch/distributed/tensor/_sharding_prop.py"
 """Where PyTorch learns the shapes of distributed tensors, from tensors that it pretends to have."""
@@ -228,7 +230,8 @@ def _maker() -> tuple[str, str]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if (file.startswith(_OURS) and "/rehearsal/" not in file) or _SHARDING in file or _SHAPES in file:
+        ours = file.startswith(_OURS) and not file.startswith(_FOR_OTHERS)
+        if ours or _SHARDING in file or _SHAPES in file:
             return file, frame.f_code.co_name
         frame = frame.f_back
     return "", ""
@@ -252,8 +255,13 @@ def _added(_total: Tensor, a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
     return 2 * a.shape[0] * a.shape[1] * b.shape[1]
 
 
+def _packed(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
+    return 2 * x.numel() * weight.shape[0]
+
+
 _COUNTS: dict[Any, Callable[..., int]] = {
     aten.addmm_: _added,
+    torch.ops.mkldnn._linear_pointwise: _packed,
     aten._scaled_dot_product_flash_attention: _forward,
     aten._scaled_dot_product_flash_attention_backward: _backward,
     aten._scaled_dot_product_flash_attention_for_cpu: _forward,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+from crosscut.parallel import onednn
 from crosscut.parallel.pretended import is_wait
 
 Device = Literal["cpu", "cuda"]
@@ -52,7 +53,8 @@ def as_on(device: Device) -> Iterator[None]:
     plain = functions.scaled_dot_product_attention, functions.dropout
     functions.scaled_dot_product_attention, functions.dropout = _fused_attention, _dropout
     try:
-        yield
+        with onednn.never_used():
+            yield
     finally:
         functions.scaled_dot_product_attention, functions.dropout = plain
 

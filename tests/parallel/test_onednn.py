@@ -1,0 +1,112 @@
+"""oneDNN's products: the same as PyTorch's own, asked for only where they can be had, whole and in blocks."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from crosscut.parallel import ORDINARY, onednn
+from crosscut.parallel.products import add_product, multiply_into
+
+N, I, O = 301, 205, 299  # noqa: E741  (odd, and enough to be worth it)
+
+
+@pytest.fixture(autouse=True)
+def _any_processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        pytest.skip("this PyTorch is without oneDNN")
+    monkeypatch.setattr(onednn, "is_faster", lambda: True)
+    monkeypatch.setattr(onednn, "_BLOCK_ELEMENTS", 64 * N)  # several blocks, the last one smaller
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of the results that oneDNN was asked for."""
+    shapes, plain = [], onednn.linear
+
+    def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        shapes.append((*x.shape[:-1], weight.shape[0]))
+        return plain(x, weight, bias)
+
+    monkeypatch.setattr(onednn, "linear", linear)
+    return shapes
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def _assert_same(found: Tensor, expected: Tensor) -> None:
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_the_three_products_of_a_layer_are_the_exact_ones(calls, has_bias):
+    x, weight, grad, bias = _random(7, 43, I), _random(O, I), _random(7, 43, O), _random(O) if has_bias else None
+    exact_x, exact_weight, exact_grad = (t.double() for t in (x, weight, grad))
+    expected = exact_x @ exact_weight.t() + (0.0 if bias is None else bias.double())
+    _assert_same(ORDINARY.output(x, weight, bias), expected)
+    _assert_same(ORDINARY.input_gradient(grad, weight), exact_grad @ exact_weight)
+    onto = _random(7, 43, I)
+    again = ORDINARY.input_gradient(grad, weight, onto)
+    assert again is onto
+    _assert_same(again, _random(7, 43, I).double() + exact_grad @ exact_weight)
+    _assert_same(ORDINARY.weight_gradient(grad, x), exact_grad.view(-1, O).t() @ exact_x.view(-1, I))
+    assert calls == [(7, 43, O), (7, 43, I), (7, 43, I), (O, I)]
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_a_product_is_put_where_it_is_wanted(calls, has_bias, is_turned):
+    x, weight, bias = _random(7, 43, I), _random(O, I), _random(O) if has_bias else None
+    kept = _random(I, O).copy_(weight.t()).t() if is_turned else weight
+    out = torch.full((7, 43, O), torch.nan)
+    multiply_into(out, x, kept, bias)
+    _assert_same(out, x.double() @ weight.double().t() + (0.0 if bias is None else bias.double()))
+    assert len(calls) == (1 if is_turned else 5)  # blocks of 64 of the 299 rows
+
+
+def test_a_product_is_added_block_by_block(calls):
+    error, hidden = _random(N, O), _random(N, I)
+    expected = error.double().t() @ hidden.double()
+    total = torch.full((O, I), torch.nan)
+    add_product(total, error.t(), hidden, is_first=True)
+    _assert_same(total, expected)
+    add_product(total, error.t(), hidden)
+    _assert_same(total, 2 * expected)
+    assert len(calls) > 2
+
+
+def test_factors_with_gaps_give_the_same(calls):
+    x, weight = _random(N, 2 * I)[:, ::2], _random(O, I)
+    _assert_same(ORDINARY.output(x, weight), x.double() @ weight.double().t())
+    assert len(calls) == 1
+    gaps = _random(O, 2 * I)[:, ::2]
+    _assert_same(ORDINARY.output(_random(N, I), gaps), _random(N, I).double() @ gaps.double().t())
+    assert len(calls) == 1  # the slow reference code is not asked for
+
+
+def test_it_is_asked_only_where_it_can_be_and_pays():
+    x, weight = _random(N, I), _random(O, I)
+    assert onednn.suits(x, weight)
+    assert onednn.suits(x, _random(I, O).t())
+    assert not onednn.suits(x[:100], weight)
+    assert not onednn.suits(x.double(), weight.double())
+    assert not onednn.suits(x.bfloat16(), weight.bfloat16())
+    assert not onednn.suits(x.to("meta"), weight.to("meta"))
+    with torch.enable_grad():
+        assert not onednn.suits(x, weight)
+    with onednn.never_used():
+        assert not onednn.suits(x, weight)
+    assert onednn.suits(x, weight)
+
+
+def test_a_compiler_sees_pytorchs_own_products(calls):
+    x, weight = _random(N, I), _random(O, I)
+    found = torch.compile(ORDINARY.output, backend="eager", fullgraph=True)(x, weight)
+    _assert_same(found, x.double() @ weight.double().t())
+    assert not calls
