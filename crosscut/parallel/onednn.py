@@ -57,13 +57,13 @@ def never_used() -> Iterator[None]:
 def suits(x: Tensor, weight: Tensor) -> bool:
     """Whether the product of [..., I] and [O, I] is one to ask for here."""
     return (
-        x.dtype == weight.dtype == torch.float32
+        not torch.compiler.is_compiling()  # first, so that a compiler sees nothing of the rest
+        and x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"
         and 2 * x.numel() * weight.shape[0] >= _LEAST_FLOPS
         and is_faster()
         and _allowed[0]
         and not torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
         and (weight.is_contiguous() or weight.t().is_contiguous())
     )
 

@@ -28,6 +28,7 @@ def test_killed_run_ends_as_the_unharmed_one(tmp_path):
         assert expected in done.stdout, expected
 
 
+@pytest.mark.slow
 def test_number_of_kills_is_checked():
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / "crash.py"), "--kills", "0"],

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_tiny_run_reports_recall_speed_and_memory(tmp_path: Path) -> None:
     pytest.importorskip("psutil", reason="memory is measured with psutil, from the extra `benchmarks`")
     chance = random.Random(0)

@@ -208,6 +208,7 @@ def test_gpu_goals_are_held_against_the_figures(monkeypatch):
     assert found["crosscut, 1.2B at 1024: utilisation of the dense peak"]["met"] is None
 
 
+@pytest.mark.slow
 def test_training_step_benchmark_compares_layouts_of_the_same_loss():
     figures = json.loads(
         run(

@@ -19,6 +19,7 @@ def test_verify_prints_a_table_and_its_verdict(crosscut_here):
     assert "tensor 1 x data 1 is the uncut model" in done.stdout
 
 
+@pytest.mark.slow
 def test_verify_takes_several_layouts_and_answers_in_json(crosscut_here):
     done = crosscut_here(
         "verify", *RUN, "--layout", "tensor=1,data=1", "--layout", "tensor=2,sequence_parallel=true", "--json"

@@ -26,7 +26,7 @@ def _compiled_and_eager(layout: Layout) -> tuple[float, float]:
     "layout",
     [
         pytest.param(Layout(), marks=pytest.mark.slow),  # the same without collectives
-        Layout(tensor=2),
+        pytest.param(Layout(tensor=2), marks=pytest.mark.slow),
         Layout(tensor=2, sequence_parallel=True),
     ],
     ids=str,
