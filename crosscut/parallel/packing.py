@@ -17,8 +17,6 @@ tokens, Gflop/s; the second time oneDNN and MKL are held to AVX2.
 | 512    | AVX2  | 207 to 214 |                      | 238 to 244    | 252 to 253     |
 """
 
-import ctypes
-from contextlib import suppress
 from typing import final
 
 import torch
@@ -28,6 +26,7 @@ from crosscut.parallel.embedding import VocabParallelOutput
 from crosscut.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from crosscut.parallel.mesh import ParallelMesh
 from crosscut.parallel.parameters import cut_dim, local_part, with_local_part
+from crosscut.parallel.processes import return_freed_memory
 from crosscut.parallel.products import HAS_ONEDNN, IN_BLOCKS, ORDINARY, Products, product_by_onednn
 
 _PACKABLE = (ColumnParallelLinear, RowParallelLinear, VocabParallelOutput)
@@ -74,17 +73,10 @@ def pack_weights(model: nn.Module, mesh: ParallelMesh, *, num_texts: int) -> Non
         if cut_dim(layer.weight) is not None:  # of one that all ranks hold whole, each multiplies by some rows
             packed = torch.ops.mkldnn._reorder_linear_weight(local_part(layer.weight.detach()), _TOKENS)
             layer.weight = nn.Parameter(with_local_part(layer.weight, packed), requires_grad=False)
-            _give_back_what_is_free()
+            # It is aligned to more than a plain one, and would fit into no hole that one of these has left.
+            return_freed_memory()
 
 
 def _suits(layer: ColumnParallelLinear | RowParallelLinear | VocabParallelOutput) -> bool:
     weight = layer.weight
     return layer.products is ORDINARY and weight.device.type == "cpu" and weight.dtype == torch.float32
-
-
-def _give_back_what_is_free() -> None:
-    """Return the pages of freed blocks to the system, where the C library is glibc: a packed weight is aligned to more
-    than a plain one, so that it fits into no hole that one of these left.
-    """
-    with suppress(AttributeError, OSError, TypeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
