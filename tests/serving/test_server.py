@@ -113,14 +113,11 @@ def test_weights_are_packed_where_some_texts_are_written_at_once(model_folder, m
     from crosscut.parallel.packing import HAS_ONEDNN
     from crosscut.serving import server
 
-    class Loaded(Exception):
-        """The model is there; nothing is to be served."""
-
     def stop(model: torch.nn.Module, *_arguments: object, **_options: object) -> None:
-        raise Loaded(model.blocks[0].mlp.contract.weight._local_tensor.is_mkldnn)
+        raise InterruptedError(model.blocks[0].mlp.contract.weight._local_tensor.is_mkldnn)
 
     monkeypatch.setattr(server, "Decoder", stop)
-    with pytest.raises(Loaded, match=f"^{is_packed and HAS_ONEDNN}$"):
+    with pytest.raises(InterruptedError, match=f"^{is_packed and HAS_ONEDNN}$"):
         serve(str(model_folder), ServerOptions(port=0, rows=rows, device="cpu"))
 
 
