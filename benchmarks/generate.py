@@ -59,11 +59,13 @@ def make_crosscut(task: Task, batch_size: int) -> Writer:
 
     from crosscut.config import Layout
     from crosscut.generation import Decoder, Sampling
-    from crosscut.parallel import make_mesh
+    from crosscut.parallel import make_mesh, pack_weights
     from crosscut.pretrained import find_model
 
     source = find_model(task.folder)
-    model = source.load(make_mesh(Layout(), torch.device("cpu")), precision=task.precision)
+    mesh = make_mesh(Layout(), torch.device("cpu"))
+    model = source.load(mesh, precision=task.precision)
+    pack_weights(model, mesh, num_texts=batch_size)
     prompts = task.prompts(batch_size, source.model.vocab_size).tolist()
 
     def write(num_new: int) -> list[list[int]]:

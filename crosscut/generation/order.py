@@ -13,7 +13,7 @@ from crosscut.generation.decoder import Decoder
 from crosscut.generation.display import Silent, Written, display_for
 from crosscut.generation.prompts import ask
 from crosscut.generation.sampling import Sampling
-from crosscut.parallel import ParallelMesh, launch, make_mesh, process_group
+from crosscut.parallel import ParallelMesh, launch, make_mesh, pack_weights, process_group
 from crosscut.parallel.collectives import share_from_first
 from crosscut.parallel.mesh import world_size_message
 from crosscut.parallel.processes import (
@@ -95,8 +95,9 @@ def _write_rank(source: ModelSource, order: Order) -> None:
 
 def _write(source: ModelSource, order: Order, mesh: ParallelMesh) -> None:
     model = source.load(mesh, precision=order.precision)
-    tokenizer = Tokenizer.load(source.tokenizer)
     num_rows = min(_MOST_ROWS, max(len(order.prompts), 1) * order.samples)
+    pack_weights(model, mesh, num_texts=num_rows)
+    tokenizer = Tokenizer.load(source.tokenizer)
     decoder = Decoder(model, tokenizer, num_rows=num_rows, stops=source.stops, slide=order.slide)
     for prompts in _rounds(order, mesh):
         try:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from crosscut.config import ConfigError
+from crosscut.parallel.processes import return_freed_memory
 
 if TYPE_CHECKING:
     from crosscut.model.gpt import GPT
@@ -53,6 +54,8 @@ class KeyValueCache:
             for i, layer in enumerate(self._layers):  # one after the other: never all of them twice
                 self._layers[i] = F.pad(layer, (0, 0, 0, more))
             self.capacity = capacity
+            if self._layers[0].device.type == "cpu":  # where no larger layer fits into a smaller one's place
+                return_freed_memory()
 
     def begin(self, counts: Sequence[int], *, length: int, first_row: int) -> "Reading":
         """Prepare to read `length` tokens for each of as many rows as there are `counts`, from `first_row` on.

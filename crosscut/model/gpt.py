@@ -186,5 +186,6 @@ class GPT(nn.Module):
 
     def _scores(self, hidden: Tensor) -> Tensor:
         """Hidden states [B, H] to scores [B, V]."""
-        columns = ORDINARY.output(hidden, local(self.output_weight, hidden.dtype))
+        products = ORDINARY if self.output is None else self.output.products
+        columns = products.output(hidden, local(self.output_weight, hidden.dtype))
         return gather_from_tensor_parallel(columns, self.mesh.tensor)[:, : self.config.vocab_size]

@@ -23,6 +23,7 @@ from crosscut.parallel.operators import (
     reduce_scatter_to_sequence_parallel,
     scatter_to_sequence_parallel,
 )
+from crosscut.parallel.packing import pack_weights
 from crosscut.parallel.parameters import (
     local,
     local_inside,
@@ -87,6 +88,7 @@ __all__ = [
     "make_reducer",
     "make_repeated_mesh",
     "normal_",
+    "pack_weights",
     "process_group",
     "reduce_from_tensor_parallel",
     "reduce_scatter_to_sequence_parallel",

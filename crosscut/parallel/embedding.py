@@ -16,6 +16,7 @@ from crosscut.parallel.functions import run
 from crosscut.parallel.mesh import ParallelMesh
 from crosscut.parallel.operators import leave_tensor_parallel, part_of_sequence
 from crosscut.parallel.parameters import local, local_on_sequence, replicated_parameter, sharded_parameter
+from crosscut.parallel.products import ORDINARY
 
 
 class Tie:
@@ -109,6 +110,7 @@ class VocabParallelOutput(nn.Module):
         self, vocab_size: int, hidden_size: int, *, mesh: ParallelMesh, dtype: torch.dtype = torch.float32
     ) -> None:
         super().__init__()
+        self.products = ORDINARY
         shape = (padded_vocab_size(vocab_size, mesh.tensor.size), hidden_size)
         self.weight = sharded_parameter(shape, mesh.tensor, dim=0, dtype=dtype, device=mesh.parameter_device)
 

@@ -66,7 +66,7 @@ def local(parameter: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _own_part(parameter: Tensor, gradient: list[Placement] | None, dtype: torch.dtype) -> Tensor:
     assert isinstance(parameter, DTensor)
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if (torch.is_grad_enabled() and parameter.requires_grad) or torch.compiler.is_compiling():
         return parameter.to_local(grad_placements=gradient).to(dtype)
     part = parameter._local_tensor  # what `to_local` makes a view of: text asks for it many hundred times a token
     return part if part.dtype == dtype else part.to(dtype)

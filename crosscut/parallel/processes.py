@@ -147,6 +147,15 @@ def _give_large_tensors_back() -> None:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _OWN_PAGES_BYTES)
 
 
+def return_freed_memory() -> None:
+    """Hand the pages of freed blocks back to the system, also from between others, where the C library is glibc.
+
+    For when much was replaced by what does not fit into its place. It takes some milliseconds.
+    """
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def launch(
     function: Callable[..., _T], arguments: tuple[Any, ...], *, num_ranks: int, signals: tuple[int, ...] = REQUESTS
 ) -> _T:

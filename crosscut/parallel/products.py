@@ -31,8 +31,13 @@ FEW = range(1, 33)
 Measured in float32 on two cores of an AMD EPYC, in weights of 0.9 to 113 MB, as GB/s of the weight: with one token
 F.linear reads 10, a batch of the weight's blocks 24; with eight F.linear 6 to 10, oneDNN 10 to 14."""
 
-_IN_BLOCKS = range(1, 3)
+IN_BLOCKS = range(1, 3)
 """Of these, those for which blocks are faster than oneDNN."""
+
+HAS_ONEDNN = torch.backends.mkldnn.is_available() and all(
+    hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")
+)
+"""Whether PyTorch has what its own compiler calls for linear layers on the CPU."""
 
 _SMALLEST = 1e-12
 """The largest element of a tensor counts as at least this, so that zeros have a scale."""
@@ -147,13 +152,15 @@ def _are_few(x: Tensor) -> bool:
 
 def _output_of_few(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     num_tokens, num_blocks = x.numel() // x.shape[-1], _num_blocks(weight)
-    if num_tokens in _IN_BLOCKS and num_blocks > 1:
+    if num_tokens in IN_BLOCKS and num_blocks > 1:
         y = _in_blocks(x, weight, num_blocks)
         return y if bias is None else y.add_(bias)
-    if torch.backends.mkldnn.is_available():  # what PyTorch's compiler calls for a linear layer
-        y = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    else:
-        y = F.linear(x, weight, bias)
+    return product_by_onednn(x, weight, bias) if HAS_ONEDNN else F.linear(x, weight, bias)
+
+
+def product_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`F.linear` without gradients, on the CPU, also with a weight that oneDNN has packed; only where it is there."""
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return y
 
 

@@ -21,7 +21,7 @@ from crosscut.config import ConfigError, Layout, LayoutError
 from crosscut.config.model import require_tensor_axis
 from crosscut.data import Tokenizer
 from crosscut.generation import Decoder
-from crosscut.parallel import ParallelMesh, StopRequest, launch, make_mesh, process_group
+from crosscut.parallel import ParallelMesh, StopRequest, launch, make_mesh, pack_weights, process_group
 from crosscut.parallel.collectives import share_from_first
 from crosscut.parallel.mesh import world_size_message
 from crosscut.parallel.processes import (
@@ -113,6 +113,7 @@ def _serve(source: ModelSource, options: ServerOptions, mesh: ParallelMesh) -> N
         tokenizer = Tokenizer.load(source.tokenizer)
         stops = frozenset({source.end_of_text, *source.stops})
         model = source.load(mesh, precision=options.precision)
+        pack_weights(model, mesh, num_texts=options.rows)
         decoder = Decoder(model, tokenizer, num_rows=options.rows, stops=stops)
         if listener is None:
             with StopRequest(SIGNALS) as request:

@@ -15,10 +15,16 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def make(layout: Layout = Layout(), family: str = "gpt2", **sizes: int) -> GPT:  # noqa: B008
+def make(
+    layout: Layout = Layout(),  # noqa: B008
+    family: str = "gpt2",
+    *,
+    dtype: torch.dtype = torch.float64,
+    **sizes: int,
+) -> GPT:
     mesh = make_mesh(layout, torch.device("cpu"))
     config = ModelConfig(**{"vocab_size": 100, **SIZES, **FAMILIES[family], **sizes})
-    model = GPT(config, mesh=mesh, streams=RandomStreams(mesh, 0), dtype=torch.float64)
+    model = GPT(config, mesh=mesh, streams=RandomStreams(mesh, 0), dtype=dtype)
     shard_model(model, mesh, units=model.blocks, always_used=True)
     initialize(model, 1)
     for name, parameter in model.named_parameters():

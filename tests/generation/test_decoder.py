@@ -6,6 +6,7 @@ import torch
 from crosscut.config import ConfigError, Layout
 from crosscut.generation import Decoder, Piece, Sampling, decoder
 from crosscut.generation.sampling import Numbers, choose
+from crosscut.parallel import pack_weights
 from tests.generation.models import make
 
 Job = tuple[list[int], Sampling]
@@ -222,3 +223,30 @@ def refused(prompt: list[int], sampling: Sampling) -> None:
 def test_impossible_prompts_are_refused(ranks, prompt, sampling, message):
     with pytest.raises(ConfigError, match=message):
         ranks.run(1, refused, prompt, sampling)
+
+
+def write_packed(layout: Layout, family: str) -> tuple[list[list[int]], list[list[int]]]:
+    """What a model writes with plain weights and then with packed ones."""
+    model = make(layout, family, dtype=torch.float32, vocab_size=101)
+    found = []
+    for is_packed in (False, True):
+        if is_packed:
+            pack_weights(model, model.mesh, num_texts=3)
+            assert model.blocks[0].mlp.contract.weight._local_tensor.is_mkldnn == (layout.sharding == "none")
+        writer = Decoder(model, None, num_rows=3, slide=True)
+        texts: dict[int, list[int]] = {writer.add(*job): [] for job in JOBS}
+        for piece in writer.run():
+            texts[piece.number].append(piece.token)
+        found.append(list(texts.values()))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(), Layout(tensor=2), Layout(tensor=2, sequence_parallel=True), Layout(data=2, sharding="zero3")],
+    ids=["one", "cut", "sequence", "shared"],
+)
+def test_packed_weights_write_the_same(ranks, family, layout):
+    for plain, packed in ranks.run(layout.world_size, write_packed, layout, family):
+        assert packed == plain
+        assert [len(text) for text in plain] == [20, 7, 9, 1, 12]

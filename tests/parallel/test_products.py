@@ -12,6 +12,7 @@ from crosscut.parallel import (
     RowParallelLinear,
     make_mesh,
     normal_,
+    products,
     use_products,
 )
 from crosscut.parallel.products import FEW, _cast
@@ -135,12 +136,24 @@ def test_products_with_a_part_of_small_elements_are_near_the_exact_ones_where_th
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 8, FEW.stop - 1, FEW.stop])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_products_of_a_few_tokens_are_those_of_many(num_tokens, has_bias):
+@pytest.mark.parametrize("num_outputs", [40, 41])  # rows that can be cut into blocks, and such that cannot
+@pytest.mark.parametrize("has_onednn", [False, True])
+def test_products_of_a_few_tokens_are_those_of_many(num_tokens, has_bias, num_outputs, has_onednn, monkeypatch):
+    monkeypatch.setattr(products, "HAS_ONEDNN", has_onednn and products.HAS_ONEDNN)
     generator = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(*shape, generator=generator) for shape in ((num_tokens, 1, 24), (40, 24)))
-    bias = torch.randn(40, generator=generator) if has_bias else None
+    x, weight = (torch.randn(*shape, generator=generator) for shape in ((num_tokens, 1, 23), (num_outputs, 23)))
+    bias = torch.randn(num_outputs, generator=generator) if has_bias else None
     expected = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    for tokens in (x, x.permute(2, 1, 0).contiguous().permute(2, 1, 0)):  # the second one's columns lie apart
+        with torch.no_grad():
+            found = ORDINARY.output(tokens, weight, bias)
+        assert found.is_contiguous()
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_without_onednn_nothing_asks_for_it(monkeypatch):
+    monkeypatch.setattr(products, "HAS_ONEDNN", False)
+    monkeypatch.setattr(products, "product_by_onednn", None)
     with torch.no_grad():
-        found = ORDINARY.output(x, weight, bias)
-    assert found.is_contiguous()
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+        for num_tokens in FEW:
+            assert ORDINARY.output(torch.ones(num_tokens, 4), torch.ones(3, 4)).eq(4).all()

@@ -12,6 +12,7 @@ from http.client import HTTPConnection
 from types import MappingProxyType
 
 import pytest
+import torch
 
 from crosscut.cli.serve import serve as command
 from crosscut.config import ConfigError, LayoutError
@@ -105,6 +106,19 @@ def test_a_run_is_served_at_its_newest_checkpoint(tmp_path):
     assert (status, content["error"]["code"]) == (400, "no_chat_template")
     assert content["error"]["message"].endswith("must have a chat template to chat, but has none. Use /v1/completions.")
     assert server.stop() == (0, "")
+
+
+@pytest.mark.parametrize(("rows", "is_packed"), [(2, False), (16, True)])
+def test_weights_are_packed_where_some_texts_are_written_at_once(model_folder, monkeypatch, rows, is_packed):
+    from crosscut.parallel.packing import HAS_ONEDNN
+    from crosscut.serving import server
+
+    def stop(model: torch.nn.Module, *_arguments: object, **_options: object) -> None:
+        raise InterruptedError(model.blocks[0].mlp.contract.weight._local_tensor.is_mkldnn)
+
+    monkeypatch.setattr(server, "Decoder", stop)
+    with pytest.raises(InterruptedError, match=f"^{is_packed and HAS_ONEDNN}$"):
+        serve(str(model_folder), ServerOptions(port=0, rows=rows, device="cpu"))
 
 
 def test_another_host_needs_a_key():
