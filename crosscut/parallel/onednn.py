@@ -34,14 +34,16 @@ _BLOCK_MULTIPLE = 64
 _allowed = [True]
 
 
+IS_THERE = torch.backends.mkldnn.is_available() and all(
+    hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")
+)
+"""Whether PyTorch has what its own compiler calls for linear layers on the CPU."""
+
+
 @cache
 def is_faster() -> bool:
-    """Whether this processor is one where it was measured to be, and PyTorch has the operator."""
-    return (
-        processor_vendor() == "AuthenticAMD"
-        and torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
+    """Whether oneDNN is there and this processor is one on which it was measured to be."""
+    return IS_THERE and processor_vendor() == "AuthenticAMD"
 
 
 @contextmanager
@@ -69,9 +71,15 @@ def suits(x: Tensor, weight: Tensor) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """[..., I] and [O, I] and [O] to [..., O]."""
+    """[..., I] and [O, I] and [O] to [..., O], without gradients; the weight may be a `packed` one."""
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return y
+
+
+def packed(weight: Tensor, *, num_tokens: int) -> Tensor:
+    """A weight [O, I] in the order in which a product with so many tokens is to read it; good for `linear` alone."""
+    result: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, num_tokens)
+    return result
 
 
 def linear_into(out: Tensor, x: Tensor, weight: Tensor) -> None:

@@ -22,12 +22,13 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from crosscut.parallel import onednn
 from crosscut.parallel.embedding import VocabParallelOutput
 from crosscut.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from crosscut.parallel.mesh import ParallelMesh
 from crosscut.parallel.parameters import cut_dim, local_part, with_local_part
 from crosscut.parallel.processes import return_freed_memory
-from crosscut.parallel.products import HAS_ONEDNN, IN_BLOCKS, ORDINARY, Products, product_by_onednn
+from crosscut.parallel.products import IN_BLOCKS, ORDINARY, Products
 
 _PACKABLE = (ColumnParallelLinear, RowParallelLinear, VocabParallelOutput)
 
@@ -45,7 +46,7 @@ class _Packed(Products):
     """By oneDNN, with weights that are packed and such as are not."""
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return product_by_onednn(x, weight, bias)
+        return onednn.linear(x, weight, bias)
 
     def input_gradient(self, grad: Tensor, weight: Tensor, onto: Tensor | None = None) -> Tensor:  # noqa: ARG002
         raise RuntimeError(_NO_GRADIENT)
@@ -66,12 +67,12 @@ def pack_weights(model: nn.Module, mesh: ParallelMesh, *, num_texts: int) -> Non
     gradients: it can not be trained, saved or compared. Meanwhile one weight is held twice, the largest at worst.
     """
     layers = [module for module in model.modules() if isinstance(module, _PACKABLE)]
-    if not HAS_ONEDNN or num_texts in IN_BLOCKS or mesh.sharding is not None or not all(map(_suits, layers)):
+    if not onednn.IS_THERE or num_texts in IN_BLOCKS or mesh.sharding is not None or not all(map(_suits, layers)):
         return
     for layer in layers:
         layer.products = PACKED
         if cut_dim(layer.weight) is not None:  # of one that all ranks hold whole, each multiplies by some rows
-            packed = torch.ops.mkldnn._reorder_linear_weight(local_part(layer.weight.detach()), _TOKENS)
+            packed = onednn.packed(local_part(layer.weight.detach()), num_tokens=_TOKENS)
             layer.weight = nn.Parameter(with_local_part(layer.weight, packed), requires_grad=False)
             # It is aligned to more than a plain one, and would fit into no hole that one of these has left.
             return_freed_memory()

@@ -34,11 +34,6 @@ F.linear reads 10, a batch of the weight's blocks 24; with eight F.linear 6 to 1
 IN_BLOCKS = range(1, 3)
 """Of these, those for which blocks are faster than oneDNN."""
 
-HAS_ONEDNN = torch.backends.mkldnn.is_available() and all(
-    hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")
-)
-"""Whether PyTorch has what its own compiler calls for linear layers on the CPU."""
-
 _SMALLEST = 1e-12
 """The largest element of a tensor counts as at least this, so that zeros have a scale."""
 
@@ -155,13 +150,7 @@ def _output_of_few(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if num_tokens in IN_BLOCKS and num_blocks > 1:
         y = _in_blocks(x, weight, num_blocks)
         return y if bias is None else y.add_(bias)
-    return product_by_onednn(x, weight, bias) if HAS_ONEDNN else F.linear(x, weight, bias)
-
-
-def product_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`F.linear` without gradients, on the CPU, also with a weight that oneDNN has packed; only where it is there."""
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return y
+    return onednn.linear(x, weight, bias) if onednn.IS_THERE else F.linear(x, weight, bias)
 
 
 def _num_blocks(weight: Tensor) -> int:

@@ -33,6 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from crosscut.parallel import onednn
 from crosscut.parallel.parameters import local_part
 from crosscut.parallel.pretended import is_collective
 from crosscut.parallel.recorder import comes_again
@@ -255,13 +256,13 @@ def _added(_total: Tensor, a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
     return 2 * a.shape[0] * a.shape[1] * b.shape[1]
 
 
-def _packed(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
+def _linear(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
     return 2 * x.numel() * weight.shape[0]
 
 
 _COUNTS: dict[Any, Callable[..., int]] = {
     aten.addmm_: _added,
-    torch.ops.mkldnn._linear_pointwise: _packed,
+    **({torch.ops.mkldnn._linear_pointwise: _linear} if onednn.IS_THERE else {}),
     aten._scaled_dot_product_flash_attention: _forward,
     aten._scaled_dot_product_flash_attention_backward: _backward,
     aten._scaled_dot_product_flash_attention_for_cpu: _forward,

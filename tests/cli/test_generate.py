@@ -93,13 +93,13 @@ def test_samples_of_a_file_of_prompts_come_in_order_and_are_those_of_each_alone(
 @pytest.mark.parametrize(("samples", "is_packed"), [("1", False), ("3", True)])
 def test_weights_are_packed_where_some_texts_are_written_at_once(generate, monkeypatch, samples, is_packed):
     from crosscut.generation import order
-    from crosscut.parallel.packing import HAS_ONEDNN
+    from crosscut.parallel.onednn import IS_THERE
 
     made = []
     make = order.Decoder
     monkeypatch.setattr(order, "Decoder", lambda *args, **options: made.append(args[0]) or make(*args, **options))
     generate("--prompt", "It was", "--tokens", "2", "--samples", samples)
-    assert made[0].blocks[0].mlp.expand.weight._local_tensor.is_mkldnn == (is_packed and HAS_ONEDNN)
+    assert made[0].blocks[0].mlp.expand.weight._local_tensor.is_mkldnn == (is_packed and IS_THERE)
 
 
 def test_prompts_may_be_records(generate, tmp_path):

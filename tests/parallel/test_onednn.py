@@ -14,7 +14,7 @@ N, I, O = 301, 205, 299  # noqa: E741  (odd, and enough to be worth it)
 
 @pytest.fixture(autouse=True)
 def _any_processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if not onednn.IS_THERE:
         pytest.skip("this PyTorch is without oneDNN")
     monkeypatch.setattr(onednn, "is_faster", lambda: True)
     monkeypatch.setattr(onednn, "_BLOCK_ELEMENTS", 64 * N)  # several blocks, the last one smaller

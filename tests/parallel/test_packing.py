@@ -18,8 +18,8 @@ from crosscut.parallel import (
     local,
     make_mesh,
     normal_,
+    onednn,
     pack_weights,
-    packing,
     shard_model,
     use_products,
 )
@@ -28,7 +28,7 @@ from tests.ranks import RankPool
 
 IN, WIDTH, TEXTS = 23, 44, 8
 
-pytestmark = pytest.mark.skipif(not packing.HAS_ONEDNN, reason="this PyTorch has no oneDNN")
+pytestmark = pytest.mark.skipif(not onednn.IS_THERE, reason="this PyTorch has no oneDNN")
 
 
 class Layers(nn.Module):
@@ -106,9 +106,9 @@ def _pack_float8(mesh: ParallelMesh) -> Layers:
 
 def _pack_without_onednn(mesh: ParallelMesh) -> Layers:
     layers = Layers(mesh)
-    has, packing.HAS_ONEDNN = packing.HAS_ONEDNN, False
+    has, onednn.IS_THERE = onednn.IS_THERE, False
     pack_weights(layers, mesh, num_texts=TEXTS)
-    packing.HAS_ONEDNN = has
+    onednn.IS_THERE = has
     return layers
 
 

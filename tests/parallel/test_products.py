@@ -12,7 +12,7 @@ from crosscut.parallel import (
     RowParallelLinear,
     make_mesh,
     normal_,
-    products,
+    onednn,
     use_products,
 )
 from crosscut.parallel.products import FEW, _cast
@@ -139,7 +139,7 @@ def test_products_with_a_part_of_small_elements_are_near_the_exact_ones_where_th
 @pytest.mark.parametrize("num_outputs", [40, 41])  # rows that can be cut into blocks, and such that cannot
 @pytest.mark.parametrize("has_onednn", [False, True])
 def test_products_of_a_few_tokens_are_those_of_many(num_tokens, has_bias, num_outputs, has_onednn, monkeypatch):
-    monkeypatch.setattr(products, "HAS_ONEDNN", has_onednn and products.HAS_ONEDNN)
+    monkeypatch.setattr(onednn, "IS_THERE", has_onednn and onednn.IS_THERE)
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(*shape, generator=generator) for shape in ((num_tokens, 1, 23), (num_outputs, 23)))
     bias = torch.randn(num_outputs, generator=generator) if has_bias else None
@@ -152,8 +152,8 @@ def test_products_of_a_few_tokens_are_those_of_many(num_tokens, has_bias, num_ou
 
 
 def test_without_onednn_nothing_asks_for_it(monkeypatch):
-    monkeypatch.setattr(products, "HAS_ONEDNN", False)
-    monkeypatch.setattr(products, "product_by_onednn", None)
+    monkeypatch.setattr(onednn, "IS_THERE", False)
+    monkeypatch.setattr(onednn, "linear", None)
     with torch.no_grad():
         for num_tokens in FEW:
             assert ORDINARY.output(torch.ones(num_tokens, 4), torch.ones(3, 4)).eq(4).all()

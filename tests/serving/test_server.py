@@ -110,14 +110,14 @@ def test_a_run_is_served_at_its_newest_checkpoint(tmp_path):
 
 @pytest.mark.parametrize(("rows", "is_packed"), [(2, False), (16, True)])
 def test_weights_are_packed_where_some_texts_are_written_at_once(model_folder, monkeypatch, rows, is_packed):
-    from crosscut.parallel.packing import HAS_ONEDNN
+    from crosscut.parallel.onednn import IS_THERE
     from crosscut.serving import server
 
     def stop(model: torch.nn.Module, *_arguments: object, **_options: object) -> None:
         raise InterruptedError(model.blocks[0].mlp.contract.weight._local_tensor.is_mkldnn)
 
     monkeypatch.setattr(server, "Decoder", stop)
-    with pytest.raises(InterruptedError, match=f"^{is_packed and HAS_ONEDNN}$"):
+    with pytest.raises(InterruptedError, match=f"^{is_packed and IS_THERE}$"):
         serve(str(model_folder), ServerOptions(port=0, rows=rows, device="cpu"))
 
 
