@@ -76,6 +76,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y
 
 
+def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """[N, O] and [N, I], both without gaps, to grad^T x [O, I].
+
+    The operator's first factor is to lie row by row, so one of the two is copied column by column, which takes as long
+    as a good part of the product. Where the other one and the result have fewer elements than `grad`, they are turned.
+    """
+    (num_tokens, num_outputs), num_inputs = grad.shape, x.shape[1]
+    if (num_tokens + num_outputs) * num_inputs < num_tokens * num_outputs:
+        return linear(x.t(), grad.t()).t().contiguous()
+    return linear(grad.t(), x.t())
+
+
 def packed(weight: Tensor, *, num_tokens: int) -> Tensor:
     """A weight [O, I] in the order in which a product with so many tokens is to read it; good for `linear` alone."""
     result: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, num_tokens)

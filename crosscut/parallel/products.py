@@ -71,8 +71,10 @@ class _Ordinary(Products):
         return onto
 
     def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
-        columns, rows = as_rows(grad).t(), as_rows(x)
-        return onednn.linear(columns, rows.t()) if onednn.suits(columns, rows.t()) else columns @ rows
+        grad, x = as_rows(grad), as_rows(x)
+        if onednn.suits(grad.t(), x.t()) and grad.is_contiguous():
+            return onednn.weight_gradient(grad, x)
+        return grad.t() @ x
 
 
 @final

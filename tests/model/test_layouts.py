@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from crosscut.config import Layout
-from tests.model.twins import LAYOUTS, train
+from crosscut.parallel import onednn
+from tests.model.twins import CONFIG, LAYOUTS, train
 from tests.ranks import RankPool
 
 NUM_STEPS = 20
@@ -59,6 +60,34 @@ def test_float32_training_agrees_to_five_digits_and_ranks_to_the_last_bit(
     for other in results[1:]:
         for name, parameter in results[0]["parameters"].items():
             assert torch.equal(parameter, other["parameters"][name]), f"ranks differ in {name}"
+
+
+def _train_with_onednn(layout: Layout) -> tuple[dict[str, Any], int]:
+    """The same training where all products that oneDNN takes are its own, and how many these were."""
+    before, calls = (onednn.is_faster, onednn._LEAST_FLOPS, onednn.linear), []
+
+    def linear(*arguments: Any) -> Tensor:
+        calls.append(arguments)
+        return before[-1](*arguments)
+
+    onednn.is_faster, onednn._LEAST_FLOPS, onednn.linear = (lambda: onednn.IS_THERE), 0, linear
+    try:
+        return train(layout, torch.float32, NUM_STEPS), len(calls)
+    finally:
+        onednn.is_faster, onednn._LEAST_FLOPS, onednn.linear = before
+
+
+@pytest.mark.skipif(not onednn.IS_THERE, reason="this PyTorch is without oneDNN")
+@pytest.mark.parametrize("layout", [Layout(), LAYOUTS[1], LAYOUTS[5]], ids=str)
+def test_float32_training_by_onednn_agrees_to_five_digits(
+    ranks: RankPool, one_device: dict[torch.dtype, dict[str, Any]], layout: Layout
+) -> None:
+    expected = one_device[torch.float32]
+    for result, num_calls in ranks.run(layout.world_size, _train_with_onednn, layout):
+        # Of a layer four matrices, each forward and backward; of the loss three products in blocks.
+        assert num_calls >= NUM_STEPS * (CONFIG.num_layers * 4 * 3 + 3)
+        assert result["losses"] == pytest.approx(expected["losses"], rel=1e-5, abs=0.0)
+        _assert_same(result["gradients"], expected["gradients"], 1e-5)
 
 
 @pytest.mark.parametrize("layout", [Layout(), LAYOUTS[1], LAYOUTS[4], LAYOUTS[6]], ids=str)

@@ -59,6 +59,20 @@ def test_the_three_products_of_a_layer_are_the_exact_ones(calls, has_bias):
     assert calls == [(7, 43, O), (7, 43, I), (7, 43, I), (O, I)]
 
 
+@pytest.mark.parametrize(("outputs", "inputs"), [(O, I), (4 * O, I // 2), (I // 2, 4 * O)])
+def test_a_weights_gradient_is_laid_out_as_the_weight_whatever_was_turned(calls, outputs, inputs):
+    grad, x = _random(N, outputs), _random(N, inputs)
+    found = ORDINARY.weight_gradient(grad, x)
+    assert found.is_contiguous()
+    _assert_same(found, grad.double().t() @ x.double())
+    turned = (N + outputs) * inputs < N * outputs
+    assert turned == (outputs == 4 * O)
+    assert calls == [(inputs, outputs) if turned else (outputs, inputs)]
+    gaps = _random(N, 2 * outputs)[:, ::2]
+    _assert_same(ORDINARY.weight_gradient(gaps, x), gaps.double().t() @ x.double())
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("is_turned", [False, True])
 def test_a_product_is_put_where_it_is_wanted(calls, has_bias, is_turned):
