@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import cycle
 from typing import NamedTuple, cast
 
 import torch
@@ -24,6 +25,8 @@ from crosscut.parallel.products import add_product, multiply_into
 _KERNELS = 200
 _VOCABULARY = 8192
 """From this width on a matrix counts as the output projection."""
+_ELSEWHERE = 1 << 24
+"""Numbers that no processor's cache holds: 64 MiB."""
 _HALVES, _PARAMETERS = 8, 6
 """Half layers whose parameters an optimizer steps over, and how many each has."""
 
@@ -136,25 +139,37 @@ def shapes(sizes: Sizes) -> list[tuple[int, int, int]]:
 
 
 def _numbers(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Tensor:
-    """Enough for both factors and the result of any of the products: all of them use the same, as memory that was used
-    before costs less than new pages.
+    """Enough for the factors of any of the products: all use the same, as memory that was used before costs less
+    than new pages. On a processor enough for many small ones, too.
     """
-    return torch.randn(max(m * k + k * n + m * n for m, k, n in shapes(sizes)), device=device).to(dtype)
+    largest = max(m * k + k * n + m * n for m, k, n in shapes(sizes))
+    return torch.randn(max(largest, _ELSEWHERE if device.type == "cpu" else 0), device=device).to(dtype)
 
 
 def _product(shape: tuple[int, int, int], numbers: Tensor, *, is_of_weight: bool) -> Callable[[], object]:
-    """As training calls it: by a layer, or, where a side is as long as a vocabulary, by the loss."""
+    """As training calls it: by a layer, or, where a side is as long as a vocabulary, by the loss. Each call takes other
+    numbers than the one before, where there are enough: a step's factors are not in the cache either.
+    """
     m, k, n = shape
-    a, b, result, _ = numbers.split([m * k, k * n, m * n, numbers.numel() - m * k - k * n - m * n])
-    result, is_of_loss = result.view(m, n), max(m if is_of_weight else k, n) >= _VOCABULARY
-    work: Callable[[], object]
-    if is_of_weight:
-        grad, x = a.view(k, m), b.view(k, n)
-        work = partial(add_product, result, grad.t(), x) if is_of_loss else partial(ORDINARY.weight_gradient, grad, x)
-    else:
-        x, weight = a.view(m, k), b.view(n, k)
-        work = partial(multiply_into, result, x, weight) if is_of_loss else partial(ORDINARY.output, x, weight)
-    return torch.no_grad()(work)
+    is_of_loss = max(m if is_of_weight else k, n) >= _VOCABULARY
+    works: list[Callable[[], object]] = []
+    for part in numbers.split(m * k + k * n + m * n):
+        if len(part) < m * k + k * n + m * n:
+            break
+        a, b, result = part.split([m * k, k * n, m * n])
+        result = result.view(m, n)
+        if is_of_weight:
+            grad, x = a.view(k, m), b.view(k, n)
+            works.append(
+                partial(add_product, result, grad.t(), x) if is_of_loss else partial(ORDINARY.weight_gradient, grad, x)
+            )
+        else:
+            x, weight = a.view(m, k), b.view(n, k)
+            works.append(
+                partial(multiply_into, result, x, weight) if is_of_loss else partial(ORDINARY.output, x, weight)
+            )
+    next_work = cycle(works)
+    return torch.no_grad()(lambda: next(next_work)())
 
 
 def _attention(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Callable[[], object]:
