@@ -1,6 +1,6 @@
 """One device by itself: products by shape, attention, memory, GeLU, and the time that it takes to start operators."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle
 from typing import NamedTuple, cast
@@ -26,7 +26,7 @@ _KERNELS = 200
 _VOCABULARY = 8192
 """From this width on a matrix counts as the output projection."""
 _ELSEWHERE = 1 << 24
-"""Numbers that no processor's cache holds: 64 MiB."""
+"""Numbers of 64 MiB, more than a core's share of most caches."""
 _HALVES, _PARAMETERS = 8, 6
 """Half layers whose parameters an optimizer steps over, and how many each has."""
 
@@ -153,23 +153,25 @@ def _product(shape: tuple[int, int, int], numbers: Tensor, *, is_of_weight: bool
     m, k, n = shape
     is_of_loss = max(m if is_of_weight else k, n) >= _VOCABULARY
     works: list[Callable[[], object]] = []
-    for part in numbers.split(m * k + k * n + m * n):
-        if len(part) < m * k + k * n + m * n:
-            break
-        a, b, result = part.split([m * k, k * n, m * n])
-        result = result.view(m, n)
-        if is_of_weight:
-            grad, x = a.view(k, m), b.view(k, n)
-            works.append(
-                partial(add_product, result, grad.t(), x) if is_of_loss else partial(ORDINARY.weight_gradient, grad, x)
-            )
+    for a, b, result in _parts(numbers, (m, k), (k, n), (m, n)):
+        if is_of_weight and is_of_loss:
+            works.append(partial(add_product, result, a.view(k, m).t(), b, is_first=True))
+        elif is_of_weight:
+            works.append(partial(ORDINARY.weight_gradient, a.view(k, m), b))
+        elif is_of_loss:
+            works.append(partial(multiply_into, result, a, b.view(n, k)))
         else:
-            x, weight = a.view(m, k), b.view(n, k)
-            works.append(
-                partial(multiply_into, result, x, weight) if is_of_loss else partial(ORDINARY.output, x, weight)
-            )
+            works.append(partial(ORDINARY.output, a, b.view(n, k)))
     next_work = cycle(works)
     return torch.no_grad()(lambda: next(next_work)())
+
+
+def _parts(numbers: Tensor, *shapes: tuple[int, int]) -> Iterator[list[Tensor]]:
+    """Matrices of these shapes, as often as there are numbers for all of them."""
+    sizes = [rows * columns for rows, columns in shapes]
+    for part in numbers.split(sum(sizes)):
+        if len(part) == sum(sizes):
+            yield [x.view(shape) for x, shape in zip(part.split(sizes), shapes, strict=True)]
 
 
 def _attention(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Callable[[], object]:

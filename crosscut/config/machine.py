@@ -22,7 +22,7 @@ def processor_name() -> str:
 
 def processor_vendor() -> str:
     """Who made it, as x86 processors tell, such as "AuthenticAMD"; empty where neither they nor the system do."""
-    return _processor_fact("vendor_id") or platform.processor().rpartition(", ")[2]  # the latter on Windows
+    return _processor_fact("vendor_id") or platform.processor().partition(", ")[2]  # the latter on Windows
 
 
 def _processor_fact(name: str) -> str:

@@ -24,7 +24,7 @@ from crosscut.config.checks import require_at_least
 from crosscut.parallel.collectives import all_reduce
 from crosscut.parallel.loss_passes import LossPasses
 from crosscut.parallel.mesh import Axis
-from crosscut.parallel.products import add_product, multiply_into
+from crosscut.parallel.products import ORDINARY, add_product, multiply_into
 
 
 class VocabularyPart(NamedTuple):
@@ -130,7 +130,7 @@ class _ProjectAndCompare(Function):
                 log_p, losses = _compare(in_place, targets[piece], part)
                 error = _error(log_p, targets[piece], part, product) if plan.needs_grad else None
             else:
-                losses, error = _compare_compiled(hidden[piece] @ rows.t(), targets[piece], part, plan)
+                losses, error = _compare_compiled(ORDINARY.output(hidden[piece], rows), targets[piece], part, plan)
             keep = targets[piece] != IGNORED
             total += losses.masked_fill(~keep, 0.0).sum()
             if error is not None and grad_hidden is not None and grad_weight is not None:

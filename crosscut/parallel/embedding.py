@@ -110,7 +110,7 @@ class VocabParallelOutput(nn.Module):
         self, vocab_size: int, hidden_size: int, *, mesh: ParallelMesh, dtype: torch.dtype = torch.float32
     ) -> None:
         super().__init__()
-        self.products = ORDINARY
+        self.products = ORDINARY  # of scores; the loss has its own
         shape = (padded_vocab_size(vocab_size, mesh.tensor.size), hidden_size)
         self.weight = sharded_parameter(shape, mesh.tensor, dim=0, dtype=dtype, device=mesh.parameter_device)
 

@@ -144,7 +144,7 @@ def _give_large_tensors_back() -> None:
     pages cost 0.2 ms a MiB. Sent back from 4 MiB on, and whatever lay at the heap's end, as glibc has it once the first
     bound is set, a step took 4 to 7% longer, and 10 to 13% with smaller activations, for the same peak.
     """
-    if "MALLOC_MMAP_THRESHOLD_" in os.environ:  # the user's choice
+    if {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys():  # the user's choice
         return
     with suppress(AttributeError, OSError, TypeError):  # another C library
         library = ctypes.CDLL(None)

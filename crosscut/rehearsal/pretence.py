@@ -1,9 +1,9 @@
 """What a dry run pretends beside the other ranks: tensors without memory, and what PyTorch does on a GPU.
 
 Tensors are PyTorch's fake ones, which have all but values. They are of the CPU, since PyTorch without CUDA has no
-backward pass for others. Where a run is to be on GPUs, three choices that PyTorch makes there are made here: attention
-in a kernel that keeps one number per query and head, a dropout mask of one byte per element, and chunks of the loss as
-large as a GPU's.
+backward pass for others. Where a run is to be on GPUs, four choices that are made there are made here: attention
+in a kernel that keeps one number per query and head, a dropout mask of one byte per element, chunks of the loss as
+large as a GPU's, and no products by oneDNN. For the CPU they are this machine's choices.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,18 +45,21 @@ class WithoutMemory(FakeTensorMode):
 
 @contextmanager
 def as_on(device: Device) -> Iterator[None]:
-    """Inside, attention and dropout are the operators that PyTorch chooses on `device`."""
+    """Inside, attention, dropout and products are the operators that PyTorch chooses on `device`."""
     if device == "cpu":
         yield
         return
     functions: Any = F
+    products: Any = onednn
     plain = functions.scaled_dot_product_attention, functions.dropout
+    processor = products.IS_THERE, products.is_faster
     functions.scaled_dot_product_attention, functions.dropout = _fused_attention, _dropout
+    products.IS_THERE, products.is_faster = False, lambda: False
     try:
-        with onednn.never_used():
-            yield
+        yield
     finally:
         functions.scaled_dot_product_attention, functions.dropout = plain
+        products.IS_THERE, products.is_faster = processor
 
 
 def _fused_attention(

@@ -64,17 +64,17 @@ def test_float32_training_agrees_to_five_digits_and_ranks_to_the_last_bit(
 
 def _train_with_onednn(layout: Layout) -> tuple[dict[str, Any], int]:
     """The same training where all products that oneDNN takes are its own, and how many these were."""
-    before, calls = (onednn.is_faster, onednn._LEAST_FLOPS, onednn.linear), []
+    before, calls = (onednn.is_faster, onednn._LEAST_FLOPS, onednn._linear), []
 
     def linear(*arguments: Any) -> Tensor:
         calls.append(arguments)
         return before[-1](*arguments)
 
-    onednn.is_faster, onednn._LEAST_FLOPS, onednn.linear = (lambda: onednn.IS_THERE), 0, linear
+    onednn.is_faster, onednn._LEAST_FLOPS, onednn._linear = (lambda: onednn.IS_THERE), 0, linear
     try:
         return train(layout, torch.float32, NUM_STEPS), len(calls)
     finally:
-        onednn.is_faster, onednn._LEAST_FLOPS, onednn.linear = before
+        onednn.is_faster, onednn._LEAST_FLOPS, onednn._linear = before
 
 
 @pytest.mark.skipif(not onednn.IS_THERE, reason="this PyTorch is without oneDNN")

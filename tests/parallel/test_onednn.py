@@ -8,8 +8,11 @@ from torch import Tensor
 
 from crosscut.parallel import ORDINARY, onednn
 from crosscut.parallel.products import add_product, multiply_into
+from crosscut.rehearsal.pretence import as_on
 
 N, I, O = 301, 205, 299  # noqa: E741  (odd, and enough to be worth it)
+FILLED = 320
+"""Tokens of a product of 301."""
 
 
 @pytest.fixture(autouse=True)
@@ -24,14 +27,14 @@ def _any_processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The shapes of the results that oneDNN was asked for."""
-    shapes, plain = [], onednn.linear
+    """Tokens and outputs of the products that oneDNN was asked for."""
+    shapes, plain = [], onednn._linear
 
-    def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        shapes.append((*x.shape[:-1], weight.shape[0]))
+    def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        shapes.append((x.shape[:-1].numel(), weight.shape[0]))
         return plain(x, weight, bias)
 
-    monkeypatch.setattr(onednn, "linear", linear)
+    monkeypatch.setattr(onednn, "_linear", linear)
     return shapes
 
 
@@ -56,7 +59,7 @@ def test_the_three_products_of_a_layer_are_the_exact_ones(calls, has_bias):
     assert again is onto
     _assert_same(again, _random(7, 43, I).double() + exact_grad @ exact_weight)
     _assert_same(ORDINARY.weight_gradient(grad, x), exact_grad.view(-1, O).t() @ exact_x.view(-1, I))
-    assert calls == [(7, 43, O), (7, 43, I), (7, 43, I), (O, I)]
+    assert calls == [(FILLED, O), (FILLED, I), (FILLED, I), (O, I)]
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(O, I), (4 * O, I // 2), (I // 2, 4 * O)])
@@ -104,6 +107,19 @@ def test_factors_with_gaps_give_the_same(calls):
     assert len(calls) == 1  # the slow reference code is not asked for
 
 
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_texts_of_all_lengths_are_few_shapes(calls, is_packed):
+    weight, bias = _random(O, I), _random(O)
+    kept = onednn.packed(weight, num_tokens=8) if is_packed else weight
+    for num_tokens in range(1, 260):
+        x = _random(1, num_tokens, I)
+        y = onednn.linear(x, kept, bias)
+        assert y.shape == (1, num_tokens, O)
+        if num_tokens % 50 == 3:
+            _assert_same(y, x.double() @ weight.double().t() + bias.double())
+    assert len(set(calls)) == 32 + 5
+
+
 def test_it_is_asked_only_where_it_can_be_and_pays():
     x, weight = _random(N, I), _random(O, I)
     assert onednn.suits(x, weight)
@@ -114,9 +130,11 @@ def test_it_is_asked_only_where_it_can_be_and_pays():
     assert not onednn.suits(x.to("meta"), weight.to("meta"))
     with torch.enable_grad():
         assert not onednn.suits(x, weight)
-    with onednn.never_used():
+    with as_on("cuda"):
         assert not onednn.suits(x, weight)
+        assert not onednn.IS_THERE
     assert onednn.suits(x, weight)
+    assert onednn.IS_THERE
 
 
 def test_a_compiler_sees_pytorchs_own_products_alone(calls, monkeypatch):

@@ -107,8 +107,10 @@ def _pack_float8(mesh: ParallelMesh) -> Layers:
 def _pack_without_onednn(mesh: ParallelMesh) -> Layers:
     layers = Layers(mesh)
     has, onednn.IS_THERE = onednn.IS_THERE, False
-    pack_weights(layers, mesh, num_texts=TEXTS)
-    onednn.IS_THERE = has
+    try:
+        pack_weights(layers, mesh, num_texts=TEXTS)
+    finally:
+        onednn.IS_THERE = has
     return layers
 
 

@@ -327,6 +327,31 @@ def _mib_kept(*, inside: bool) -> int:
     return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
 
+USED_AGAIN = """
+import resource, torch
+from crosscut.parallel import process_group
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+with process_group(torch.device("cpu")):
+    torch.ones(1 << 20)
+    before = faults()
+    for _ in range(50):
+        torch.ones(1 << 20)  # 4 MiB, or 1,024 pages
+    print(faults() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="is about glibc")
+@pytest.mark.parametrize(("choice", "is_kept"), [({}, True), ({"MALLOC_TRIM_THRESHOLD_": "131072"}, False)])
+def test_freed_tensors_that_are_not_large_are_used_again_unless_the_user_says_otherwise(choice, is_kept) -> None:
+    run = [sys.executable, "-c", USED_AGAIN]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, env={**os.environ, **choice})
+    assert (int(done.stdout) < 5 * 1024) == is_kept
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="is about glibc")
 def test_freed_tensors_leave_a_rank_s_process() -> None:

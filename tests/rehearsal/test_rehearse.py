@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from crosscut.config import ConfigError, LayoutError
-from crosscut.parallel import make_mesh, process_group
+from crosscut.parallel import make_mesh, onednn, process_group
 from crosscut.rehearsal import Rehearsal, compare, rehearse, to_json
 from crosscut.training.memory_account import account_of
 from crosscut.training.optimizer import MOMENTS
@@ -39,6 +39,22 @@ def check(case: Case) -> None:
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name, marks=marks(case)) for case in SMALL])
 def test_formulas_and_dry_run_agree(case: Case) -> None:
     check(case)
+
+
+@pytest.mark.skipif(not onednn.IS_THERE, reason="this PyTorch is without oneDNN")
+def test_flops_are_the_same_by_oneDNN_which_no_gpu_has(monkeypatch):  # noqa: N802
+    run = SMALL[0].run
+    monkeypatch.setattr(onednn, "is_faster", lambda: False)
+    plain = rehearse(run, device="cpu")
+    calls, call = [], onednn._linear
+    monkeypatch.setattr(onednn, "_linear", lambda *arguments: calls.append(arguments) or call(*arguments))
+    monkeypatch.setattr(onednn, "is_faster", lambda: True)
+    monkeypatch.setattr(onednn, "_LEAST_FLOPS", 0)
+    assert rehearse(run, device="cpu").flops == plain.flops
+    assert len(calls) >= 4 * 3 * run.model.num_layers
+    calls.clear()
+    rehearse(run, device="cuda")
+    assert not calls
 
 
 @pytest.mark.slow
