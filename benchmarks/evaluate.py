@@ -187,8 +187,8 @@ def report(figures: dict[str, Any]) -> None:
         )
 
 
-def make_tiny(folder: Path) -> None:
-    """A random Llama with a tokenizer trained on the built-in corpus."""
+def make_tiny(folder: Path, *, num_heads: int = 4, num_kv_heads: int = 2, **more: Any) -> None:
+    """A random Llama with a tokenizer trained on the built-in corpus; `more` is for its configuration."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from crosscut.data import Tokenizer, read_documents
@@ -197,9 +197,10 @@ def make_tiny(folder: Path) -> None:
     tokenizer = Tokenizer.train(texts, vocab_size=500)
     tokenizer.save(folder / "tokenizer.json")
     config = LlamaConfig(
-        vocab_size=tokenizer.vocab_size, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True,
-        bos_token_id=tokenizer.end_of_text, eos_token_id=tokenizer.end_of_text,
+        vocab_size=tokenizer.vocab_size, hidden_size=16 * num_heads, intermediate_size=32 * num_heads,
+        num_hidden_layers=2, num_attention_heads=num_heads, num_key_value_heads=num_kv_heads,
+        max_position_embeddings=256, tie_word_embeddings=True, bos_token_id=tokenizer.end_of_text,
+        eos_token_id=tokenizer.end_of_text, **more,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
 
