@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from crosscut.config import RunConfig
-from crosscut.parallel import ParallelMesh
+from crosscut.parallel import ORDINARY, ParallelMesh
 from crosscut.parallel.collectives import all_gather_objects
 from crosscut.planner import find_hardware, model_flops_per_token
 from crosscut.training.precision import compute_dtype
@@ -87,9 +87,10 @@ def _over_all_ranks(value: Any, mesh: ParallelMesh) -> list[Any]:
     return [value for group in groups for value in group]
 
 
+@torch.no_grad()
 def measure_matrix_rate(device: torch.device, dtype: torch.dtype, *, size: int = 0, repeats: int = 10) -> float:
-    """FLOP/s of a square matrix product on this rank's device: the best of `repeats`, or of as many as fit in the time
-    that a run's start may take for it.
+    """FLOP/s of a square matrix product on this rank's device, as a layer calls it: the best of `repeats`, or of as many
+    as fit in the time that a run's start may take for it.
     """
     size = size or (8192 if device.type == "cuda" else 512)
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
@@ -97,7 +98,7 @@ def measure_matrix_rate(device: torch.device, dtype: torch.dtype, *, size: int =
     for repeat in range(_WARM_UP + repeats):
         synchronize(device)
         start = time.perf_counter()
-        a @ b
+        ORDINARY.output(a, b)
         synchronize(device)
         seconds = time.perf_counter() - start
         best = min(best, seconds)
