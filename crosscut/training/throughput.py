@@ -89,8 +89,8 @@ def _over_all_ranks(value: Any, mesh: ParallelMesh) -> list[Any]:
 
 @torch.no_grad()
 def measure_matrix_rate(device: torch.device, dtype: torch.dtype, *, size: int = 0, repeats: int = 10) -> float:
-    """FLOP/s of a square matrix product on this rank's device, as a layer calls it: the best of `repeats`, or of as many
-    as fit in the time that a run's start may take for it.
+    """FLOP/s of a square matrix product on this rank's device, as a layer calls it: the best of `repeats`, or of as
+    many as fit in the time that a run's start may take for it.
     """
     size = size or (8192 if device.type == "cuda" else 512)
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
