@@ -94,10 +94,10 @@ def measure(device: torch.device, sizes: Sizes) -> Rates:
 def pieces(device: torch.device, sizes: Sizes) -> list[Times]:
     """Everything that is measured of a rank's device; `rates_of` takes the seconds in this order."""
     products = [
-        repeated(_product(shape, numbers, is_of_weight=bool(i % 2)), device)
+        repeated(_product(shape, numbers, is_of_weight=is_of_weight), device)
         for dtype in dtypes_of(device)
         for numbers in [_numbers(device, dtype, sizes)]
-        for i, shape in enumerate(shapes(sizes))
+        for shape, is_of_weight in zip(shapes(sizes), cycle((False, True)), strict=False)
     ]
     works = [_attention(device, dtypes_of(device)[-1], sizes), _memory(device, sizes), _start(device)]
     if device.type == "cpu":

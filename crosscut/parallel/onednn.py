@@ -35,7 +35,6 @@ _BLOCK_MULTIPLE = 64
 _TOKENS_MULTIPLE = 64
 """Tokens of a product are filled up to a multiple of this, where they are more than half of it."""
 
-
 IS_THERE = torch.backends.mkldnn.is_available() and all(
     hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")
 )

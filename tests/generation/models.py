@@ -14,9 +14,11 @@ FAMILIES = {
     },
 }  # fmt: skip
 
+ALONE = Layout()
+
 
 def make(
-    layout: Layout = Layout(),  # noqa: B008
+    layout: Layout = ALONE,
     family: str = "gpt2",
     *,
     dtype: torch.dtype = torch.float64,

@@ -42,7 +42,7 @@ def test_formulas_and_dry_run_agree(case: Case) -> None:
 
 
 @pytest.mark.skipif(not onednn.IS_THERE, reason="this PyTorch is without oneDNN")
-def test_flops_are_the_same_by_oneDNN_which_no_gpu_has(monkeypatch):  # noqa: N802
+def test_flops_are_the_same_by_onednn_which_no_gpu_has(monkeypatch):
     run = SMALL[0].run
     monkeypatch.setattr(onednn, "is_faster", lambda: False)
     plain = rehearse(run, device="cpu")
