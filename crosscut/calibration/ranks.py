@@ -25,8 +25,9 @@ from crosscut.parallel.collectives import all_gather, all_gather_objects, all_re
 from crosscut.parallel.processes import choose_device, is_first_started
 
 RANKS = 2
-_SMALL, _LARGE = 16, {"cpu": 1 << 20, "cuda": 1 << 27}
-"""Elements of float32, the large ones as many as a model for that device sends at once."""
+_SMALL, _LARGE = 16, {"cpu": (1 << 20, 1 << 23), "cuda": (1 << 24, 1 << 27)}
+"""Elements of float32: next to none, as many as the activations of a model for that device, and as many as a bucket of
+its gradients, for which new memory is taken and which no cache holds."""
 _MESSAGES = 10
 """In each turn."""
 _TURNS = 8
@@ -39,8 +40,8 @@ class LinkRate(NamedTuple):
 
     latency_microseconds: float
     """Of one of a ring's steps."""
-    gigabytes_per_second: float
-    """That one rank sends."""
+    rates: list[tuple[float, float]]
+    """What one rank sends in a message, in MB, and in GB in a second."""
 
 
 Links = dict[str, LinkRate]
@@ -84,17 +85,22 @@ def together(each: Rates) -> Rates:
     return each._replace(measured=measured, **more)
 
 
-def links(seconds: Sequence[float], large: int) -> Links:
-    """From the seconds of a small and of a `large` message of each operation, in the order of `_STEPS`."""
+def links(seconds: Sequence[float], large: Sequence[int]) -> Links:
+    """From the seconds of a small message and of those of `large` elements, of each operation in the order of `_STEPS`."""
     found: Links = {}
-    for (operation, steps), small_one, large_one in zip(_STEPS.items(), seconds[::2], seconds[1::2], strict=True):
-        sent = steps * large * 4 / RANKS
-        found[operation] = LinkRate(small_one / steps * 1e6, sent / max(large_one - small_one, large_one / 10) / 1e9)
+    sizes = 1 + len(large)
+    for index, (operation, steps) in enumerate(_STEPS.items()):
+        small_one, *large_ones = seconds[index * sizes : (index + 1) * sizes]
+        rates = []
+        for elements, large_one in zip(large, large_ones, strict=True):
+            sent = steps * elements * 4 / RANKS
+            rates.append((sent / 1e6, sent / max(large_one - small_one, large_one / 10) / 1e9))
+        found[operation] = LinkRate(small_one / steps * 1e6, rates)
     return found
 
 
 def _messages(mesh: ParallelMesh) -> list[Times]:
-    """Of each operation a small one and a large one."""
+    """Of each operation a small one and the large ones."""
     device = mesh.device
     a, b = torch.randn(1024, 256, device=device), torch.randn(256, 1024, device=device)
     send = {
@@ -102,7 +108,7 @@ def _messages(mesh: ParallelMesh) -> list[Times]:
         "all_gather": lambda x: all_gather(x.chunk(RANKS)[0], mesh.tensor, 0),
         "reduce_scatter": lambda x: reduce_scatter(x, mesh.tensor, 0),
     }
-    sizes = [torch.ones(size, device=device) for size in (_SMALL, _LARGE[device.type])]
+    sizes = [torch.ones(size, device=device) for size in (_SMALL, *_LARGE[device.type])]
     return [
         partial(_sent_after_work, partial(send[op], x), partial(torch.mm, a, b), device) for op in _STEPS for x in sizes
     ]

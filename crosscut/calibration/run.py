@@ -91,8 +91,15 @@ def _operators(rates: Rates) -> dict[str, float]:
 
 def _node(link: Links | None, ranks: int, known: Hardware | None, source: str) -> dict[str, Any]:
     if link is not None:
-        measured = {operation: list(rate) for operation, rate in link.items()}
-        return {"ranks": ranks, **link["all_reduce"]._asdict(), "attained": 1.0, "measured": measured, "source": source}
+        whole = link["all_reduce"]
+        return {
+            "ranks": ranks,
+            "latency_microseconds": whole.latency_microseconds,
+            "gigabytes_per_second": whole.rates[-1][1],
+            "attained": 1.0,
+            "measured": {operation: rate._asdict() for operation, rate in link.items()},
+            "source": source,
+        }
     if known is not None:
         return {"ranks": known.ranks_per_node, **_as_table(known.node), "source": known.sources["node"]}
     return {"ranks": ranks, "gigabytes_per_second": 32.0, "source": "assumed: PCIe 4.0 x16, each way"}

@@ -52,7 +52,7 @@ def ring_seconds(collective: Collective, run: Planned, hardware: Hardware) -> tu
         rate = min(rate, max(1, per_node // stride) * link.rate)
     steps, sent = (2 if collective.operation == "all_reduce" else 1) * (n - 1), collective.wire_bytes / collective.count
     if found := link.measured.get(collective.operation):
-        return where, steps * found.latency + sent / found.rate
+        return where, steps * found.latency + sent / found.rate(sent)
     return where, steps * link.latency + sent / rate
 
 

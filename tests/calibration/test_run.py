@@ -106,11 +106,16 @@ def test_ranks_on_one_processor_do_in_all_what_each_does_twice() -> None:
 
 
 def test_a_link_is_measured_for_each_operation() -> None:
-    """A rank sends the whole of 4,000 bytes for an all-reduce in two steps, a half for the others in one."""
-    found = links([2e-3, 6e-3, 1e-3, 2e-3, 1e-3, 3e-3], large=1_000_000)
-    assert found["all_reduce"] == pytest.approx((1000.0, 1.0))
-    assert found["all_gather"] == pytest.approx((1000.0, 2.0))
-    assert found["reduce_scatter"] == pytest.approx((1000.0, 1.0))
+    """A rank sends the whole of 4 and 40 MB for an all-reduce in two steps, a half for the others in one."""
+    seconds = [2e-3, 6e-3, 82e-3, 1e-3, 2e-3, 11e-3, 1e-3, 3e-3, 41e-3]
+    found = links(seconds, large=(1_000_000, 10_000_000))
+    for operation, rates in {
+        "all_reduce": [(4.0, 1.0), (40.0, 0.5)],
+        "all_gather": [(2.0, 2.0), (20.0, 2.0)],
+        "reduce_scatter": [(2.0, 1.0), (20.0, 0.5)],
+    }.items():
+        assert found[operation].latency_microseconds == pytest.approx(1000.0)
+        assert found[operation].rates == [pytest.approx(rate) for rate in rates]
 
 
 GPU_RATES = Rates(
@@ -139,13 +144,13 @@ def test_one_gpu_that_is_known_keeps_its_stated_peak_and_links(tmp_path: Path) -
 
 def test_several_gpus_that_are_not_known_are_what_was_measured(tmp_path: Path) -> None:
     link = {
-        name: LinkRate(latency_microseconds=9.0, gigabytes_per_second=rate)
+        name: LinkRate(latency_microseconds=9.0, rates=[(1.0, 40.0), (50.0, rate)])
         for name, rate in (("all_reduce", 20.0), ("all_gather", 10.0))
     }
     hardware = read_back(tmp_path, device_table("Other", GPU_RATES, link, memory=24_000_000_000, ranks=4, known=None))
     assert hardware.flops == {"float32": 50e12, "bfloat16": 700e12}
     assert (hardware.ranks_per_node, hardware.node.rate, hardware.node.latency) == (4, 20e9, pytest.approx(9e-6))
-    assert hardware.node.measured["all_gather"] == MeasuredMessage(pytest.approx(9e-6), 10e9)
+    assert hardware.node.measured["all_gather"] == MeasuredMessage(pytest.approx(9e-6), ((1e6, 40e9), (50e6, 10e9)))
     assert hardware.network is None
 
 
@@ -164,7 +169,10 @@ def test_a_calibration_takes_less_than_a_minute_and_is_a_device_to_plan_for(tmp_
     hardware = read_hardware(path)
     assert hardware.name == name
     assert set(hardware.node.measured) == {"all_reduce", "all_gather", "reduce_scatter"}
-    assert all(rate > 0 and latency > 0 for latency, rate in hardware.node.measured.values())
+    for message in hardware.node.measured.values():
+        assert message.latency > 0
+        assert len(message.rates) == 2
+        assert all(rate > 0 for _, rate in message.rates)
     assert min(*hardware.layer_host, hardware.tensor_host) > 0
     assert hardware.sources["products"].startswith("measured by crosscut plan --calibrate on ")
     point = hardware.measured["float32"][-1]

@@ -47,12 +47,17 @@ def test_tensor_ranks_over_several_nodes_have_all_adapters() -> None:
 def test_an_operation_that_was_measured_takes_what_was_found() -> None:
     split = run_of(Layout(tensor=8, sequence_parallel=True))
     found = {c.operation: c for c in step_traffic(split) if c.axis == "tensor" and c.phase == "forward"}
-    measured = {"all_gather": MeasuredMessage(latency=1e-3, rate=1e9)}
+    measured = {"all_gather": MeasuredMessage(latency=1e-3, rates=((1.0, 1e9),))}
     hardware = replace(DGX, node=replace(DGX.node, measured=measured))
     gather = found["all_gather"]
     assert ring_seconds(gather, split, hardware)[1] == pytest.approx(7e-3 + gather.wire_bytes / gather.count / 1e9)
     scatter = found["reduce_scatter"]
     assert ring_seconds(scatter, split, hardware) == ring_seconds(scatter, split, DGX)
+
+
+def test_between_two_measured_messages_the_rate_is_on_a_line_of_logarithms() -> None:
+    message = MeasuredMessage(latency=0.0, rates=((1e6, 4e9), (1e8, 1e9)))
+    assert [message.rate(sent) for sent in (1.0, 1e6, 1e7, 1e8, 1e12)] == pytest.approx([4e9, 4e9, 2e9, 1e9, 1e9])
 
 
 def test_groups_of_a_node_share_inside_and_their_copies_across() -> None:

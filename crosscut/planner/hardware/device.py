@@ -7,6 +7,8 @@ are 989 here. What is attained of a stated rate is apart from it, so that utilis
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
+from math import exp, log
 from typing import Literal, NamedTuple
 
 from crosscut.planner.activations import Device
@@ -20,8 +22,19 @@ class MeasuredMessage(NamedTuple):
 
     latency: float
     """Seconds of one step around a ring, beside the bytes."""
-    rate: float
-    """Bytes per second that one rank sends."""
+    rates: tuple[tuple[float, float], ...]
+    """What one rank sends in a message, in bytes, and how many of them in a second; the smallest message first."""
+
+    def rate(self, sent: float) -> float:
+        """Bytes per second of a message of which a rank sends so many: between two that were measured, as a straight
+        line of logarithms has it; beyond them, the nearest one's."""
+        if sent <= self.rates[0][0]:
+            return self.rates[0][1]
+        for (fewer, rate), (more, next_rate) in pairwise(self.rates):
+            if sent <= more:
+                share = log(sent / fewer) / log(more / fewer)
+                return exp((1 - share) * log(rate) + share * log(next_rate))
+        return self.rates[-1][1]
 
 
 class MeasuredProduct(NamedTuple):

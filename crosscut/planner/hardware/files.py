@@ -67,7 +67,8 @@ def read_hardware(path: Path) -> Hardware:
         raise ConfigError(f"`{path}` must be valid TOML, but is not: {error}.") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
-            f"`{path}` must describe a device as the files in `crosscut/planner/hardware` do, but does not: {error!r}."
+            f"`{path}` must describe a device as the files in `crosscut/planner/hardware` do, but does not: {error!r}. "
+            "`crosscut plan --calibrate FILE` writes one."
         ) from None
 
 
@@ -123,8 +124,11 @@ def _link(section: Mapping[str, Any]) -> Link:
         latency=section["latency_microseconds"] * 1e-6,
         measured=MappingProxyType(
             {
-                operation: MeasuredMessage(latency * 1e-6, rate * 1e9)
-                for operation, (latency, rate) in section.get("measured", {}).items()
+                operation: MeasuredMessage(
+                    message["latency_microseconds"] * 1e-6,
+                    tuple((megabytes * 1e6, rate * 1e9) for megabytes, rate in message["rates"]),
+                )
+                for operation, message in section.get("measured", {}).items()
             }
         ),
     )
