@@ -86,7 +86,7 @@ def together(each: Rates) -> Rates:
 
 
 def links(seconds: Sequence[float], large: Sequence[int]) -> Links:
-    """From the seconds of a small message and of those of `large` elements, of each operation in the order of `_STEPS`."""
+    """From the seconds of a small message and of those of `large` elements, for each operation of `_STEPS` in turn."""
     found: Links = {}
     sizes = 1 + len(large)
     for index, (operation, steps) in enumerate(_STEPS.items()):

@@ -18,12 +18,15 @@ from crosscut.training.throughput import synchronize
 
 _WARM_UP = 1
 """Turns that do not count: memory is taken, the optimizer makes its moments."""
+_STEPS = 2
+"""Of a case in a turn, of which the last one counts."""
 
 
 def measure(cases: Sequence[Case], devices: Devices, *, turns: int) -> list[list[float]]:
     """Seconds of a step of each case, one for each turn: those of its slowest rank.
 
-    All ranks start once. In a turn each case takes one step while the ranks that it does not use wait, and each turn
+    All ranks start once. In a turn each case takes two steps while the ranks that it does not use wait, of which the
+    second counts, as in a run: the first one finds the heap as another case left it and takes new memory. Each turn
     begins with another case, so that other work on the machine falls on all of them. Raises `ConfigError` before a rank
     starts where the machine cannot do what a run asks for, and under torchrun; `RankFailure` when a rank fails.
     """
@@ -48,14 +51,15 @@ def train_in_turns(cases: Sequence[Case], turns: int, everyone: ParallelMesh) ->
     rank = everyone.data.rank
     stepping = [Stepping(case, everyone.device, rank) for case in cases]
     seconds: list[list[float]] = [[] for _ in cases]
-    num_tokens = (_WARM_UP + turns) * sum(one.num_tokens for one in stepping)
+    num_tokens = (_WARM_UP + turns) * _STEPS * sum(one.num_tokens for one in stepping)
     with progress("scaling", num_tokens, shown=rank == 0) as advance:
         for turn in range(_WARM_UP + turns):
             for index in order(turn, len(cases)):
-                slowest = max(all_gather_objects(stepping[index].step(turn), everyone.data))
+                for _ in range(_STEPS):
+                    slowest = max(all_gather_objects(stepping[index].step(turn), everyone.data))
+                    advance(stepping[index].num_tokens)
                 if turn >= _WARM_UP:
                     seconds[index].append(slowest)
-                advance(stepping[index].num_tokens)
     return seconds
 
 

@@ -30,10 +30,11 @@ def _words(results: Results) -> str:
     return (
         f"The paper's scaling study (section 5.1), trained on {results.machine['device']}, {results.devices.count} "
         f"{_device(results)}s ({facts}); {results.batch_size} sequences of {results.sequence_length} tokens on each "
-        f"data rank, {results.precision}. All cases take a step in turn, {results.turns} times, so that other work on "
-        "the machine falls on all of them; seconds are the median of a step, with the least and the most. Ranks are "
-        f"tensor x data, a model is layers x hidden size and heads. {threads}Linear is one rank's model "
-        f"FLOP/s times the ranks. {forecasts}`crosscut study measure` writes this report."
+        f"data rank, {results.precision}. All cases take two steps in turn, {results.turns} times, of which the second "
+        "counts, so that other work on the machine falls on all of them; seconds are the median, with the least and "
+        "the most. Ranks are tensor x data, a model is layers x hidden size and heads. "
+        f"{threads}Linear is one rank's model FLOP/s times the ranks. {forecasts}`crosscut study measure` writes this "
+        "report."
     )
 
 

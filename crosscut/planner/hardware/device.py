@@ -26,8 +26,9 @@ class MeasuredMessage(NamedTuple):
     """What one rank sends in a message, in bytes, and how many of them in a second; the smallest message first."""
 
     def rate(self, sent: float) -> float:
-        """Bytes per second of a message of which a rank sends so many: between two that were measured, as a straight
-        line of logarithms has it; beyond them, the nearest one's."""
+        """Bytes per second of a message of which a rank sends so many: between two that were measured, on the straight
+        line of their logarithms; beyond them, the nearest one's.
+        """
         if sent <= self.rates[0][0]:
             return self.rates[0][1]
         for (fewer, rate), (more, next_rate) in pairwise(self.rates):
