@@ -6,7 +6,7 @@
 Every contender (`contenders.py`), eager and compiled, lives in its own process, is built once, and steps when it is its
 turn, in float32 on random tokens. A round is one step of each, so that a machine that slows down slows down all; the
 first rounds, in which the compiled ones compile, are not counted. Memory is the peak of the whole process, Python and
-PyTorch included.
+PyTorch included; what Crosscut takes where it recomputes activations stands beside.
 
 Layout parity is measured beside: Crosscut over two processes with one thread each against one process with two threads.
 """
@@ -20,9 +20,10 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from itertools import product
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -37,22 +38,32 @@ class Entry:
     program: str
     compiled: bool = False
     num_ranks: int = 1
+    recompute: str = "none"
+    """Crosscut's `training.recompute`."""
 
 
 ENTRIES: dict[str, Entry] = {
     "crosscut": Entry(program="crosscut"),
     "crosscut compiled": Entry(program="crosscut", compiled=True),
     "crosscut tensor=2": Entry(program="crosscut", num_ranks=2),
+    **{f"crosscut {mode}": Entry(program="crosscut", recompute=mode) for mode in ("operators", "full")},
     **{peer: Entry(program=peer) for peer in PEERS},
     **{f"{peer} compiled": Entry(program=peer, compiled=True) for peer in PEERS},
 }
+
+WHOLE = tuple(name for name, entry in ENTRIES.items() if entry.program == "crosscut" and entry.num_ranks == 1)
+"""Crosscut in one process, which is held beside the peers."""
 
 TINY = Shape(num_layers=2, hidden_size=64, num_heads=2, sequence_length=32, batch_size=2, vocab_size=512)
 
 CORES = 2
 PACKAGES = ("torch", "transformers", "litgpt")
 
-GOALS = {"eager": 0.88, "compiled": 1.0, "memory": 0.55, "tensor=2": 0.95}
+MEASURE = {"time": "median_seconds", "memory": "peak_bytes"}
+GOALS = {("eager", "time"): 0.88, ("compiled", "time"): 1.0, ("eager", "memory"): 0.55, ("compiled", "memory"): 0.55}
+"""Of the fastest or leanest peer."""
+CUT_GOAL = 0.95
+"""Of the speed of one process with both cores."""
 
 
 def work(name: str, rank: int, port: int, shape: Shape, orders: Connection) -> None:
@@ -78,7 +89,8 @@ def take_part(entry: Entry, rank: int, port: int, shape: Shape, orders: Connecti
     import torch
 
     torch.manual_seed(0)
-    way = Way(compiled=entry.compiled, overrides=(f"layout.tensor={entry.num_ranks}",))
+    overrides = (f"layout.tensor={entry.num_ranks}", f"training.recompute={entry.recompute}")
+    way = Way(compiled=entry.compiled, overrides=overrides)
     with ranks_group(entry.program):
         step = make_step(entry.program, shape, way)
         torch.set_num_threads(CORES // entry.num_ranks)
@@ -212,31 +224,32 @@ def report(figures: dict[str, Any]) -> None:
             f"{name:22}{f['median_seconds']:>10.3f}{f['min_seconds']:>9.3f}{f['max_seconds']:>9.3f}"
             f"{f['tokens_per_second']:>11,.0f}{f['peak_bytes'] / 2**20:>10,.0f}"
         )
-    for text in ratios(figures):
-        print(text)
+    for line in ratios({name: f for name, f in figures.items() if "failure" not in f}):
+        print(line)
 
 
 def ratios(figures: dict[str, Any]) -> Iterator[str]:
-    """Crosscut beside the best of the others, as far as they ran."""
-    figures = {name: f for name, f in figures.items() if "failure" not in f}
-    ours, cut = figures.get("crosscut"), figures.get("crosscut tensor=2")
-    if not ours:
-        return
-    eager = {peer: figures[peer] for peer in PEERS if peer in figures}
-    compiled = {f"{peer} compiled": f for peer in PEERS if (f := figures.get(f"{peer} compiled"))}
-    for kind, peers in (("eager", eager), ("compiled", compiled)):
-        for mine in ("crosscut", "crosscut compiled"):
-            if peers and mine in figures:
-                best = min(peers, key=lambda name: peers[name]["median_seconds"])
-                ratio = figures[mine]["median_seconds"] / peers[best]["median_seconds"]
-                yield f"{mine}: time of the fastest {kind} peer ({best}): {ratio:.2f} (goal {GOALS[kind]})"
-    if peers := eager | compiled:
-        leanest = min(peers, key=lambda name: peers[name]["peak_bytes"])
-        ratio = ours["peak_bytes"] / peers[leanest]["peak_bytes"]
-        yield f"crosscut: memory of the leanest peer ({leanest}): {ratio:.2f} (goal {GOALS['memory']})"
-    if cut:
-        ratio = ours["median_seconds"] / cut["median_seconds"]
-        yield f"tensor=2 on two cores: of one process with two threads: {ratio:.2f} (goal {GOALS['tensor=2']})"
+    """Crosscut beside the best of the others, as far as they ran: a table, and what two ranks are worth."""
+    kinds = {"eager": PEERS, "compiled": [f"{peer} compiled" for peer in PEERS]}
+    best = {}
+    for what, (kind, names) in product(("time", "memory"), kinds.items()):
+        if peers := [name for name in names if name in figures]:
+            best[kind, what] = min(peers, key=lambda name: figures[name][MEASURE[what]])
+    if best:
+        yield row("of the best peer", (f"{kind} {what}" for kind, what in best))
+        yield row("", (name.removesuffix(" compiled") for name in best.values()))
+        yield row("goal", (f"{GOALS[column]:.2f}" for column in best))
+    for mine in (name for name in WHOLE if name in figures and best):
+        of_best = (figures[mine][MEASURE[what]] / figures[name][MEASURE[what]] for (_, what), name in best.items())
+        yield row(mine, (f"{ratio:.2f}" for ratio in of_best))
+    if {"crosscut", "crosscut tensor=2"} <= figures.keys():
+        ratio = figures["crosscut"]["median_seconds"] / figures["crosscut tensor=2"]["median_seconds"]
+        yield f"tensor=2 on two cores: of one process with two threads: {ratio:.2f} (goal {CUT_GOAL})"
+
+
+def row(name: str, columns: Iterable[str]) -> str:
+    """A line of the second table."""
+    return f"{name:22}" + "".join(f"{column:>17}" for column in columns)
 
 
 def main(arguments: list[str] | None = None) -> None:
