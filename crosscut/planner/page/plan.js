@@ -44,6 +44,7 @@ function bars(svg, rows, { limit, limitWords } = {}) {
   const most = Math.max(limit ?? 0, ...rows.map((entry) => sum(entry.parts))) || 1;
   const x = (value) => left + (value / most) * (width - left - right);
   svg.setAttribute("viewBox", `0 0 ${width} ${rows.length * height + (limit ? 22 : 4)}`);
+  const words = [];  // over the bars and the limit's line
   const drawn = rows.flatMap((entry, index) => {
     const y = index * height + 6;
     let before = 0;
@@ -54,16 +55,16 @@ function bars(svg, rows, { limit, limitWords } = {}) {
       before += part;
       return bar;
     });
-    const label = element("text", { x: 0, y: y + 15, class: entry.chosen ? "value" : "" }, entry.label);
-    const words = element("text", { x: x(before) + 8, y: y + 15, class: entry.over ? "over" : "value" }, entry.words);
-    return [...parts, label, words];
+    words.push(element("text", { x: 0, y: y + 15, class: entry.chosen ? "value" : "" }, entry.label));
+    words.push(element("text", { x: x(before) + 8, y: y + 15, class: entry.over ? "over" : "value" }, entry.words));
+    return parts;
   });
   if (limit) {
     const bottom = rows.length * height;
     drawn.push(element("line", { x1: x(limit), x2: x(limit), y1: 0, y2: bottom, class: "limit" }));
-    drawn.push(element("text", { x: x(limit), y: bottom + 15, "text-anchor": "middle" }, limitWords));
+    words.push(element("text", { x: x(limit), y: bottom + 15, "text-anchor": "middle" }, limitWords));
   }
-  svg.replaceChildren(...drawn);
+  svg.replaceChildren(...drawn, ...words);
 }
 
 function possible(chosen) {
