@@ -15,6 +15,9 @@ CHECKPOINTS_FOLDER = "checkpoints"
 TOKENS_FOLDER = "tokens"
 """The token shards, in a run's folder."""
 
+INITIAL_FOLDER = "initial"
+"""What a run keeps of the published model that it starts from, but for the weights, in its folder."""
+
 LOOK = Path(__file__).parent / "look.css"
 """The style that every page begins with."""
 

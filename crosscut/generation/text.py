@@ -7,16 +7,20 @@ from crosscut.model import GPT
 from crosscut.parallel import reshard
 
 
-def continue_text(model: GPT, tokens: TokenFolder, prompt: str, sampling: Sampling) -> str:
-    """The prompt and what the model makes of it; every rank calls it. An empty prompt starts at an end of text.
+def continue_text(
+    model: GPT, tokens: TokenFolder, prompt: str, sampling: Sampling, *, begin_of_text: int | None = None
+) -> str:
+    """The prompt and what the model makes of it; every rank calls it.
 
-    The window slides where the text outgrows it. The model is left as it was.
+    What begins a text comes first; without it an empty prompt starts at an end of text. The window slides where the
+    text outgrows it. The model is left as it was.
     """
     tokenizer = tokens.tokenizer()
     was_training = model.training
     try:
         decoder = Decoder(model, tokenizer, num_rows=1, slide=True)
-        decoder.add(tokenizer.encode(prompt) or [tokens.end_of_text], sampling)
+        begin = [] if begin_of_text is None else [begin_of_text]
+        decoder.add([*begin, *tokenizer.encode(prompt)] or [tokens.end_of_text], sampling)
         new = "".join(piece.text for piece in decoder.run())
     finally:
         reshard(model)

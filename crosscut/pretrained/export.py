@@ -17,22 +17,19 @@ from crosscut.checkpoint import Folder, folder_at
 from crosscut.checkpoint.storage import storage_errors_told
 from crosscut.checkpoint.stored import StoredTensors
 from crosscut.config import CheckpointError, ConfigError, ModelConfig
-from crosscut.config.published import GENERATION_FILE, MODEL_FILE, TOKENIZER_FILE, published_table
+from crosscut.config.published import MODEL_FILE, TOKENIZER_FILE, published_table
 from crosscut.data import Tokenizer
 from crosscut.model import GPT
 from crosscut.parallel import reshard
 from crosscut.parallel.collectives import share_from_first
 from crosscut.parallel.parameters import whole
+from crosscut.pretrained.companions import COMPANIONS, TOKENIZER_CONFIG_FILE
 from crosscut.pretrained.families import Weight, published_shapes, weights_of
 from crosscut.pretrained.source import ModelSource
 from crosscut.pretrained.writing import plan_files, write_tensors
 
 MAX_FILE_BYTES = 5 * 10**9
 """Of the files that are written, unless something else is asked for."""
-
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
-COMPANIONS = (TOKENIZER_CONFIG_FILE, "special_tokens_map.json", "chat_template.jinja", GENERATION_FILE)
-"""What may lie beside a tokenizer and belongs to it."""
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,12 @@ from crosscut.checkpoint.manifest import MANIFEST_FILE, Manifest
 from crosscut.checkpoint.storage import LocalFolder, folder_at
 from crosscut.config import CheckpointError, ConfigError, ModelConfig, RunConfig, load_run
 from crosscut.config.checks import require_one_of
-from crosscut.config.conventions import CONFIG_FILE, TOKENS_FOLDER
+from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
 from crosscut.config.precision import PRECISIONS
 from crosscut.config.published import MODEL_FILE, TOKENIZER_FILE, read_published
-from crosscut.data import Tokenizer
-from crosscut.data.hashing import sha256
 from crosscut.model import GPT
 from crosscut.parallel import ParallelMesh, RandomStreams, shard_model
+from crosscut.pretrained.companions import speech
 from crosscut.pretrained.loading import load_weights, require_weights
 
 _PRECISIONS = tuple(name for name, precision in PRECISIONS.items() if precision.products == precision.compute)
@@ -87,43 +86,26 @@ def find_model(place: str | Path) -> ModelSource:
 def _published(folder: Path) -> ModelSource:
     published = read_published(folder)
     require_weights(published.model, folder)
-    tokenizer = folder / TOKENIZER_FILE
-    end = Tokenizer.load(tokenizer).end_of_text
+    spoken = speech(folder / TOKENIZER_FILE, [folder])
     return ModelSource(
         name=folder.resolve().name,
         folder=LocalFolder(folder),
         model=published.model,
-        tokenizer=tokenizer,
-        end_of_text=end,
-        stops=_without(end, published.stops),
-        begin_of_text=_begin_of_text(tokenizer, {end, *published.stops}),
         is_published=True,
+        **spoken._asdict(),
     )
-
-
-def _begin_of_text(tokenizer: Path, ends: set[int]) -> int | None:
-    """What the tokenizer's own template puts before a text."""
-    import tokenizers
-
-    ids = tokenizers.Tokenizer.from_file(str(tokenizer)).encode("").ids
-    return ids[0] if ids and ids[0] not in ends else None
 
 
 def _in_checkpoint(folder: Folder, manifest: Manifest, place: str | Path) -> ModelSource:
     run, initial = _run_of(manifest.progress.config, folder)
     root = Path(place) if (Path(place) / CONFIG_FILE).is_file() else _root_of_checkpoint(folder)
-    tokenizer = _tokenizer(run, root)
-    stops: tuple[int, ...] = ()
-    if initial is not None and _is_same_file(initial / TOKENIZER_FILE, tokenizer):
-        tokenizer, stops = initial / TOKENIZER_FILE, read_published(initial).stops
-    end = Tokenizer.load(tokenizer).end_of_text
+    kept = [place / INITIAL_FOLDER for place in (root, Path(run.output.folder)) if place is not None]
+    spoken = speech(_tokenizer(run, root), [*kept, initial] if initial else [])
     return ModelSource(
         name=f"{(root or Path(run.output.folder)).resolve().name}/{folder.name}",
         folder=folder,
         model=run.model,
-        tokenizer=tokenizer,
-        end_of_text=end,
-        stops=_without(end, stops),
+        **{**spoken._asdict(), "begin_of_text": spoken.begin_of_text if initial else None},
     )
 
 
@@ -157,11 +139,3 @@ def _tokenizer(run: RunConfig, root: Path | None) -> Path:
         f"`{folders[0] / TOKENIZER_FILE}` must be there, since the run's tokens were made with it, but is missing. "
         "Restore the folder of tokens."
     )
-
-
-def _is_same_file(one: Path, other: Path) -> bool:
-    return one.is_file() and sha256(one) == sha256(other)
-
-
-def _without(end: int, stops: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(stop for stop in stops if stop != end)

@@ -8,6 +8,7 @@ from crosscut.data import TokenFolder
 from crosscut.evaluation import Task, evaluate, make_tasks
 from crosscut.model import GPT
 from crosscut.parallel import StopRequest
+from crosscut.pretrained import begin_of_run
 from crosscut.training.compilation import uncompiled
 
 _PREFIXES = ("wikitext103_", "lambada_", "text_")
@@ -24,7 +25,8 @@ class Evaluations:
         if run.evaluation.has_tasks:
             # Positions beyond the sequences of the training are not trained, whatever the model has room for.
             sizes = {"longest": run.training.sequence_length, "vocab_size": run.model.vocab_size}
-            self.tasks = make_tasks(run.evaluation, tokens.tokenizer(), **sizes)
+            begin = begin_of_run(run, tokens.path)
+            self.tasks = make_tasks(run.evaluation, tokens.tokenizer(), begin_of_text=begin, **sizes)
 
     def is_due(self, step: int) -> bool:
         """Whether the model is to be scored after `step` steps."""

@@ -21,6 +21,7 @@ from crosscut.evaluation.report import in_a_line
 from crosscut.generation import Sampling, continue_text
 from crosscut.model import GPT
 from crosscut.planner import count_parameters
+from crosscut.pretrained import begin_of_run
 from crosscut.training.compilation import uncompiled
 from crosscut.training.evaluations import last_figures
 from crosscut.training.loop import Outcome
@@ -38,7 +39,8 @@ def write_report(run: RunConfig, model: GPT, tokens: TokenFolder, outcome: Outco
     if run.output.sample_tokens:
         sampling = Sampling(num_tokens=run.output.sample_tokens, seed=run.training.seed)
         with uncompiled(model):  # every token makes the text longer, which would need a graph of its own
-            text = continue_text(model, tokens, run.output.sample_prompt, sampling)
+            begin = begin_of_run(run, tokens.path)
+            text = continue_text(model, tokens, run.output.sample_prompt, sampling, begin_of_text=begin)
     if not model.mesh.is_first_rank:
         return
     if text:

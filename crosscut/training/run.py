@@ -19,7 +19,7 @@ from crosscut.checkpoint import (
     require_identity,
 )
 from crosscut.config import ConfigError, LayoutError, RunConfig, RunStopped, write_toml
-from crosscut.config.conventions import CONFIG_FILE
+from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER
 from crosscut.config.published import TOKENIZER_FILE, is_published
 from crosscut.data import Sampler, TokenFolder, Tokenizer, ValidationSampler, prepare
 from crosscut.parallel import launch, make_mesh, process_group
@@ -35,7 +35,7 @@ from crosscut.parallel.processes import (
     was_started,
 )
 from crosscut.parallel.stopping import ignore_requests
-from crosscut.pretrained import load_weights, require_weights
+from crosscut.pretrained import keep_companions, load_weights, require_weights
 from crosscut.training.batches import Batches
 from crosscut.training.evaluations import Evaluations
 from crosscut.training.loop import Loop
@@ -150,6 +150,8 @@ def _prepare(run: RunConfig, resume: Resume, profile: bool = False) -> _Prepared
     folder.mkdir(parents=True, exist_ok=True)
     if good is not None:
         mark_passed_over(good)
+    if run.training.initialize_from and checkpoint is None:
+        keep_companions(Path(run.training.initialize_from), folder / INITIAL_FOLDER)
     if not resume:  # a run that resumes keeps its config until it has written a checkpoint of its own
         write_toml(run, folder / CONFIG_FILE)
     return _Prepared(run, checkpoint, identity, profile)

@@ -1,5 +1,6 @@
 """Runs that start from published weights, and what becomes of them: checkpoints found, loaded and exported."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,9 @@ import torch
 from click.testing import CliRunner
 
 from crosscut.cli.main import commands
-from crosscut.config import CheckpointError, ConfigError, DataError, Layout, RunConfig, load_run
+from crosscut.config import CheckpointError, ConfigError, DataError, EvaluationConfig, Layout, RunConfig, load_run
+from crosscut.evaluation.ranks import Machinery
+from crosscut.evaluation.run import evaluate_place
 from crosscut.pretrained import find_model
 from crosscut.training import run_training
 from crosscut.training.run import _prepare, _train
@@ -44,6 +47,7 @@ def trained(published, text, tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("trained")
     shutil.copytree(published("llama tied"), root / "initial")
     edit(root / "initial", eos_token_id=[0, 11])
+    (root / "initial" / "chat_template.jinja").write_text("{{ messages }}")
     run_training(make_run(root / "initial", text, root / "run"))
     return root
 
@@ -78,8 +82,9 @@ def test_two_ranks_start_from_the_same_weights(ranks, published, text, tmp_path)
     assert_same_tensors(published("gpt2"), tmp_path / "out")
 
 
-def test_an_export_keeps_ends_of_text_and_the_chat_template(trained, moved, tmp_path):
-    (trained / "initial" / "chat_template.jinja").write_text("{{ messages }}")
+def test_an_export_keeps_ends_of_text_and_the_chat_template(trained, moved, tmp_path, monkeypatch):
+    """Wherever the run lies by now, and whatever became of the folder that it started from."""
+    monkeypatch.setattr(Path, "is_file", lambda self, found=Path.is_file: trained not in self.parents and found(self))
     export(moved, tmp_path / "out", "--json")
     assert (tmp_path / "out" / "chat_template.jinja").read_text() == "{{ messages }}"
     assert find_model(tmp_path / "out").stops == (11,)
@@ -145,7 +150,7 @@ def test_a_run_a_checkpoint_and_a_folder_of_them_are_found(trained):
     assert found[0] == found[1] == found[2]
     source = found[0]
     assert (source.name, str(source.folder)) == ("run/step-00000001", str(checkpoint))
-    assert source.tokenizer == trained / "initial" / "tokenizer.json", "with its chat template, if it has one"
+    assert source.tokenizer == trained / "run" / "initial" / "tokenizer.json", "with its chat template, if it has one"
     assert (source.end_of_text, source.stops, source.begin_of_text) == (0, (11,), None)
     assert not source.is_published
 
@@ -220,7 +225,9 @@ def test_a_folder_without_a_tokenizer_is_told(trained, tmp_path):
         find_model(tmp_path / "initial")
 
 
-def test_what_a_template_puts_first_begins_a_text(trained, tmp_path):
+@pytest.fixture
+def with_begin(trained, tmp_path) -> Path:
+    """The initial folder with a tokenizer that puts `<s>` before a text."""
     import tokenizers
 
     shutil.copytree(trained / "initial", tmp_path / "initial")
@@ -232,4 +239,26 @@ def test_what_a_template_puts_first_begins_a_text(trained, tmp_path):
         single="<s> $A", special_tokens=[("<s>", begin)]
     )
     tokenizer.save(str(path))
-    assert find_model(tmp_path / "initial").begin_of_text == begin
+    return tmp_path / "initial"
+
+
+def test_what_a_template_puts_first_begins_a_text(with_begin):
+    import tokenizers
+
+    begin = tokenizers.Tokenizer.from_file(str(with_begin / "tokenizer.json")).token_to_id("<s>")
+    assert find_model(with_begin).begin_of_text == begin
+
+
+def test_a_text_begins_for_a_run_as_for_the_model_that_it_starts_from(with_begin, text, tmp_path):
+    """In what is found, and in the scores and the sample while training."""
+    table = _table(make_run(with_begin, text, tmp_path / "run"))
+    lambada = tmp_path / "lambada.jsonl"
+    lambada.write_text('{"text": "the quick brown fox jumps over the lazy dog"}\n')
+    run_training(load_run(table, [f"evaluation.lambada={lambada}", "evaluation.overlap=8", "output.sample_tokens=2"]))
+    assert find_model(tmp_path / "run").begin_of_text == find_model(with_begin).begin_of_text
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    perplexity = next(row["lambada_perplexity"] for row in rows if "lambada_perplexity" in row)
+    on = Machinery(layout=Layout(), device="cpu")
+    config = EvaluationConfig(lambada=str(lambada), overlap=8, window=16)
+    of_folder = evaluate_place(str(with_begin), config, on)["tasks"]["lambada"]["figures"]["perplexity"]
+    assert perplexity == pytest.approx(of_folder, rel=1e-5)
