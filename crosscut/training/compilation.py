@@ -11,6 +11,7 @@ backward pass reads as worth keeping. Layers that recompute such operators say s
 
 import importlib.util
 import operator
+import os
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -69,7 +70,7 @@ def _reason_against(run: RunConfig, device: torch.device) -> str:
     """Why layers cannot be compiled, in words that follow a colon; empty where they can be."""
     if reason := run.reason_against_compiling:
         return reason
-    if torch._dynamo.config.disable:
+    if torch._dynamo.config.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1":  # the latter when a layer is met
         return "compilation is turned off by TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE in the environment"
     if device.type == "cpu" and run.training.recompute == "selective" and run.model.dropout:
         return 'attention with dropout keeps its scores on the CPU, which training.recompute="selective" forbids'

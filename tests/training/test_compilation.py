@@ -274,6 +274,10 @@ def test_a_machine_without_a_compiler_is_refused_before_the_start(run_with: Any)
         "TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE in the environment. Change that, or set "
         'training.compile="auto".'
     )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHDYNAMO_DISABLE", "1")
+        with pytest.raises(ConfigError, match="turned off by TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE"):
+            require_compilation(run, torch.device("cpu"))
     with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
         with pytest.raises(ConfigError, match=r"there is no C\+\+ compiler for the CPU's kernels"):
             require_compilation(run, torch.device("cpu"))
