@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import DTensor, Partial, Placement
 
 from crosscut.config import LayoutError
 from crosscut.parallel.collectives import all_reduce, start_all_reduce_owned, wait
@@ -27,6 +27,9 @@ NORM_PIECE = 1 << 16
 """Elements of which a norm is taken at once on the CPU: float32 rounds it by less than a millionth then."""
 
 
+_Placements = tuple[Placement, ...] | None
+
+
 class _Bucket:
     """Parameters whose gradients travel over the data axis in one message."""
 
@@ -34,6 +37,8 @@ class _Bucket:
         self.parameters = parameters
         self.missing = len(parameters)
         self.sent: Tensor | None = None
+        self.placements: list[_Placements] = []
+        """Of the gradients that were sent; None for a parameter that had none."""
 
 
 class GradientReducer:
@@ -121,7 +126,11 @@ class GradientReducer:
             self._num_sent += 1
 
     def _send(self, bucket: _Bucket) -> None:
+        """The gradients leave their parameters here, so that they are there once and not twice."""
         flat = torch.cat([_flat_gradient(p) for p in bucket.parameters])
+        bucket.placements = [_placements(p.grad) for p in bucket.parameters]
+        for parameter in bucket.parameters:
+            parameter.grad = None
         bucket.sent = start_all_reduce_owned(flat, self.mesh.data)
 
     def _receive(self, bucket: _Bucket) -> None:
@@ -129,8 +138,8 @@ class GradientReducer:
         summed = wait(bucket.sent, self.mesh.data)
         bucket.sent = None
         if self.mesh.sequence_parallel:
-            _require_use_alike(bucket.parameters, summed)
-        _set_gradients(bucket.parameters, summed)
+            _require_use_alike(bucket, summed)
+        _set_gradients(bucket.parameters, summed, bucket.placements)
 
 
 def global_gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
@@ -198,21 +207,17 @@ def _sum_partial(parameters: list[nn.Parameter], axis: Axis) -> None:
     for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
         alike = [parameter for parameter in parameters if parameter.dtype == dtype]
         summed = all_reduce(torch.cat([_flat_gradient(p) for p in alike]), axis)
-        for parameter in alike:
-            parameter.grad = None  # its Partial placement no longer holds
-        _set_gradients(alike, summed)
+        _set_gradients(alike, summed, [None] * len(alike))  # a Partial placement no longer holds
 
 
-def _set_gradients(parameters: list[nn.Parameter], flat: Tensor) -> None:
-    """Make each parameter's gradient a view of its piece of `flat`, placed as the old gradient or the parameter."""
-    for parameter, piece in _pieces(parameters, flat):
+def _set_gradients(parameters: list[nn.Parameter], flat: Tensor, placements: Sequence[_Placements]) -> None:
+    """Make each parameter's gradient a view of its piece of `flat`, placed as said, or else as the parameter."""
+    for (parameter, piece), placed in zip(_pieces(parameters, flat), placements, strict=True):
         assert isinstance(parameter, DTensor)
-        like = parameter if parameter.grad is None else parameter.grad
-        assert isinstance(like, DTensor)
         parameter.grad = DTensor.from_local(
             piece.view_as(_local(parameter)),
             parameter.device_mesh,
-            like.placements,
+            placed or parameter.placements,
             run_check=False,
             shape=parameter.shape,
             stride=parameter.stride(),
@@ -233,19 +238,24 @@ def require_distributed(parameters: Iterable[Tensor]) -> None:
             )
 
 
-def _require_use_alike(parameters: list[nn.Parameter], summed: Tensor) -> None:
+def _require_use_alike(bucket: _Bucket, summed: Tensor) -> None:
     """Raise where another data rank has a gradient, perhaps a partial one, for what was not used on this one.
 
     On CUDA when the device gets there: a step does not wait for it.
     """
-    for parameter, piece in _pieces(parameters, summed):
-        if parameter.grad is None and cut_dim(parameter) is None:
+    for (parameter, piece), placed in zip(_pieces(bucket.parameters, summed), bucket.placements, strict=True):
+        if placed is None and cut_dim(parameter) is None:
             torch._assert_async(
                 ~piece.any(),
                 "Under sequence parallelism a parameter that every rank holds whole must be used on all data ranks or "
                 f"on none, but one of shape {tuple(parameter.shape)} was used on some. Let every rank use it, if with "
                 "weight zero.",
             )
+
+
+def _placements(gradient: Tensor | None) -> _Placements:
+    assert gradient is None or isinstance(gradient, DTensor)
+    return None if gradient is None else gradient.placements
 
 
 def _flat_gradient(parameter: nn.Parameter) -> Tensor:

@@ -120,7 +120,7 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, *, is_first: bool) -> None:
 
 
 def _blocks(num_rows: int, *, width: int) -> Iterator[slice]:
-    """All rows, a block after the other, of a matrix as wide as this."""
-    step = max(_BLOCK_ELEMENTS // width // _BLOCK_MULTIPLE, 1) * _BLOCK_MULTIPLE
+    """All rows, a block after the other, of a matrix as wide as this; of a small one a quarter at a time."""
+    step = max(min(_BLOCK_ELEMENTS // width, num_rows // 4) // _BLOCK_MULTIPLE, 1) * _BLOCK_MULTIPLE
     for start in range(0, num_rows, step):
         yield slice(start, start + step)

@@ -7,8 +7,8 @@ activations of all layers, `G` the gradients, `E` the gradient of the vocabulary
 |---------------------|-------------------------------------------------------------------------------------------|
 | loss                | A, the last hidden states and their gradient, E, a chunk's logits                         |
 | backward, layer i   | of A and G what there is then, what the layer needs for a moment, E                       |
-| backward, embedding | G, the buckets that are on their way                                                      |
-| reduction           | G, all buckets                                                                            |
+| backward, embedding | G                                                                                         |
+| reduction           | G, and the last bucket, which is a copy until it is filled                                |
 | step                | G, what AdamW needs beside it                                                             |
 
 From the second micro-batch on G is there from the beginning. The derivations are in `docs/planner.md`; the dry run
@@ -63,7 +63,7 @@ class MemoryForecast:
     """Of a chunk of tokens."""
 
     buffers: int = 0
-    """Of communication: gradients on their way in buckets, weights gathered from shares."""
+    """Of communication: a bucket of gradients while it is filled, weights gathered from shares."""
 
     allowance: int = 0
     """`FRAGMENTATION` of what comes and goes; none on the CPU."""
@@ -176,7 +176,7 @@ class _Step:
             weights=weights,
             gradients=self._summed(done) + self.parts.vocabulary * self.wide + self.parts.last_matrix * self.size,
             activations=activations + max(self._of_mlp(), self._of_attention()),
-            buffers=self._gathered(self._whole_layers(layer + 1)) + scattered + self._sent(done * self.parts.layer),
+            buffers=self._gathered(self._whole_layers(layer + 1)) + scattered,
         )
 
     def _embedding(self) -> MemoryForecast:
@@ -189,12 +189,15 @@ class _Step:
             "backward, embedding",
             gradients=(ready + parts.vocabulary) * self.wide,
             activations=self.tokens * run.model.hidden_size * (self.wide + self.size * self.is_mixed),
-            buffers=gathered + parts.layer * self.wide * self.is_sharded + self._sent(layers),
+            buffers=gathered + parts.layer * self.wide * self.is_sharded,
         )
 
     def _reduction(self) -> MemoryForecast:
+        """The last bucket is filled, with the tokens' embedding; the gradients of the others left for theirs."""
+        own = self.own * self.wide
+        others = (self.own - self.parts.vocabulary) * self.wide // BUCKET_BYTES * BUCKET_BYTES
         copies = self.run.layout.data > 1 and not self.is_sharded
-        return self._at("reduction", gradients=self.own * self.wide, buffers=self.own * self.wide * copies)
+        return self._at("reduction", gradients=own, buffers=(own - others) * copies)
 
     def _update(self) -> MemoryForecast:
         places = 4 * min(PIECE_ELEMENTS, self.own) * self.wide if self._moments_wait else 0
@@ -270,12 +273,6 @@ class _Step:
     def _summed(self, done: int) -> int:
         """Gradients that are there when `done` layers have gone backward, without what is on its way."""
         return (self.own if self._accumulates else done * self.parts.layer_share) * self.wide
-
-    def _sent(self, elements: int) -> int:
-        """Buckets that are on their way over the data ranks when so many gradients are ready."""
-        if self.run.layout.data == 1 or self.is_sharded:
-            return 0
-        return elements * self.wide // BUCKET_BYTES * BUCKET_BYTES
 
     def _whole_layers(self, left: int) -> int:
         """Layers that are gathered while `left` are yet to go backward: the one that runs and the next, or all that are

@@ -152,6 +152,24 @@ def test_a_bucket_is_filled_to_its_size(ranks: RankPool) -> None:
     assert 1 < len(buckets) < 18
 
 
+def _held_while_sent(bucket_bytes: int) -> list[bool]:
+    """Which gradients are still their parameters' own when the backward pass is done."""
+    mesh = make_mesh(Layout(data=2), CPU)
+    stack = _stack(mesh)
+    reducer = GradientReducer(stack.parameters(), mesh, bucket_bytes=bucket_bytes)
+    reducer.arm()
+    stack(_batch(mesh)).sum().backward()
+    held = [parameter.grad is not None for parameter in stack.parameters()]
+    reducer.finish()
+    assert all(parameter.grad is not None for parameter in stack.parameters())
+    return held
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 1 << 20])
+def test_gradients_that_are_sent_are_not_held_twice(ranks: RankPool, bucket_bytes: int) -> None:
+    assert not any(any(held) for held in ranks.run(2, _held_while_sent, bucket_bytes))
+
+
 def test_partial_gradients_are_summed_in_one_message(ranks: RankPool) -> None:
     backward, finish = ranks.run(2, _train_once, Layout(tensor=2, sequence_parallel=True), 1, 1)[0]["sent"]
     assert all(sent.operation != "all_reduce" for sent in backward)

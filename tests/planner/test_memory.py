@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig
+from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig, padded_vocab_size
 from crosscut.parallel import gradients
 from crosscut.planner import Candidate, forecast_memory, memory, parameters_per_rank
 from crosscut.planner.memory import forecast_instants
@@ -61,9 +61,16 @@ def test_offloaded_moments_are_not_on_the_device_but_in_two_places() -> None:
     assert step.buffers == 4 * memory.PIECE_ELEMENTS * 4
 
 
-def test_buckets_are_copies_of_all_gradients_when_the_backward_pass_is_done() -> None:
-    instants = {i.instant: i for i in forecast_instants(make_run({"data": 2}))}
-    assert instants["reduction"].buffers == instants["reduction"].gradients == 4 * parameters_per_rank(MODEL, Layout())
+def test_of_all_gradients_only_those_of_the_last_bucket_are_there_twice(monkeypatch) -> None:
+    everything = 4 * parameters_per_rank(MODEL, Layout())
+    monkeypatch.setattr(memory, "BUCKET_BYTES", 1 << 40)
+    reduction = {i.instant: i for i in forecast_instants(make_run({"data": 2}))}["reduction"]
+    assert (reduction.gradients, reduction.buffers) == (everything, everything)
+    monkeypatch.setattr(memory, "BUCKET_BYTES", 1024)
+    reduction = {i.instant: i for i in forecast_instants(make_run({"data": 2}))}["reduction"]
+    vocabulary = 4 * padded_vocab_size(MODEL.vocab_size, 1) * MODEL.hidden_size
+    assert reduction.gradients == everything
+    assert vocabulary <= reduction.buffers < vocabulary + 1024
 
 
 def test_gradients_are_there_from_the_second_micro_batch_on() -> None:
