@@ -8,6 +8,7 @@ ask: only what fits is timed.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import gcd
 
 from crosscut.config import ConfigError, Layout, LayoutError, ModelConfig, RunConfig, TrainingConfig
 from crosscut.config.checks import divisors, listed
@@ -125,11 +126,7 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
             time = step_time(candidate, hardware, speed=speed)
             fitting.append(Plan(candidate=candidate, memory=memory, time=time, peak=speed.stated_peak))
     if not fitting and max(tensors) == 1 < num_ranks:
-        raise LayoutError(
-            f"`model.num_heads` must have a divisor in common with `--gpus` ({num_ranks}) where the model does not "
-            f"fit on one GPU, but is {run.model.num_heads}. "
-            f"Try {listed(d for d in divisors(run.model.num_heads) if d > 1)} GPUs."
-        )
+        raise LayoutError(_nothing_cuts(run.model, hardware, num_ranks))
     fitting.sort(key=lambda plan: (plan.time.total, plan.memory.total))
     return Plans(asked=run, hardware=hardware, num_ranks=num_ranks, fitting=tuple(fitting), rejected=tuple(rejected))
 
@@ -194,11 +191,31 @@ def _reason_against_tensor(model: ModelConfig, tensor: int) -> str:
     except LayoutError:
         if model.num_heads % tensor:
             return f"{tensor} tensor ranks do not divide the {model.num_heads} heads"
-        return (
-            f"{tensor} tensor ranks do not cut the MLP's width of {model.mlp_size} or the {model.num_kv_heads} "
-            "heads of keys and values evenly"
-        )
+        if model.mlp_size % tensor:
+            return f"{tensor} tensor ranks do not divide the MLP's width of {model.mlp_size}"
+        return f"{tensor} tensor ranks do not cut the {model.num_kv_heads} heads of keys and values evenly"
     return ""
+
+
+def _nothing_cuts(model: ModelConfig, hardware: Hardware, num_ranks: int) -> str:
+    """The message where nothing fits and no tensor size above 1 is possible: what of the model forbids them all."""
+    heads, gpus = f"`model.num_heads` ({model.num_heads})", f"`--gpus` ({num_ranks})"
+    by_heads = [d for d in divisors(gcd(model.num_heads, num_ranks)) if d > 1]
+    by_width = [d for d in by_heads if model.mlp_size % d == 0]
+    if not by_heads:
+        name, value, what = "num_heads", model.num_heads, f"have a divisor in common with {gpus}"
+    elif not by_width:
+        name, value, what = "mlp_size", model.mlp_size, f"have a divisor in common with {gpus} and {heads}"
+    else:
+        name, value = "num_kv_heads", model.num_kv_heads
+        what = f"divide or be a multiple of a tensor size that {gpus} and {heads} allow ({listed(by_width)})"
+    possible = [
+        d
+        for d in divisors(model.num_heads)
+        if d > 1 and not _reason_against_tensor(model, d) and (hardware.network or d <= hardware.ranks_per_node)
+    ]
+    advice = f"{listed(possible)} GPUs" if possible else "another, or a GPU with more memory"
+    return f"`model.{name}` must {what} where the model does not fit on one GPU, but is {value}. Try {advice}."
 
 
 def _impossible(run: RunConfig, num_ranks: int) -> list[Rejected]:

@@ -90,6 +90,16 @@ def test_the_data_ranks_must_divide_the_batch() -> None:
     assert reasons["tensor 1 x data 8"] == "8 data ranks do not divide the batch of 6 sequences"
 
 
+def test_what_does_not_cut_evenly_is_told_apart() -> None:
+    plans = search_layouts(run_of("megatron-1.2b", num_heads=24, num_kv_heads=3, mlp_size=6148), DGX, 8)
+    reasons = {rejected.candidate.layout.tensor: rejected.reason for rejected in plans.rejected if not rejected.needed}
+    assert reasons == {
+        2: "2 tensor ranks do not cut the 3 heads of keys and values evenly",
+        4: "4 tensor ranks do not cut the 3 heads of keys and values evenly",
+        8: "8 tensor ranks do not divide the MLP's width of 6148",
+    }
+
+
 def test_ranks_on_a_laptop_share_its_memory() -> None:
     training = {"batch_size": 8, "sequence_length": 256}
     run = load_run({"model": {"preset": "laptop-base", "vocab_size": 8192}, "training": training})
@@ -128,6 +138,43 @@ def test_ranks_on_a_laptop_share_its_memory() -> None:
             (
                 "`model.num_heads` must have a divisor in common with `--gpus` (8) where the model does not fit on one "
                 "GPU, but is 25. Try 5 or 25 GPUs."
+            ),
+        ),
+        (
+            run_of(num_heads=1),
+            2,
+            KNOWN_HARDWARE["v100-16gb"],
+            (
+                "`model.num_heads` must have a divisor in common with `--gpus` (2) where the model does not fit on one "
+                "GPU, but is 1. Try another, or a GPU with more memory."
+            ),
+        ),
+        (
+            run_of("megatron-1.2b", precision="float32", batch=4, hidden_size=1550, num_heads=31),
+            4,
+            LAPTOP,
+            (
+                "`model.num_heads` must have a divisor in common with `--gpus` (4) where the model does not fit on one "
+                "GPU, but is 31. Try another, or a GPU with more memory."
+            ),
+        ),
+        (
+            run_of(mlp_size=32767),
+            8,
+            KNOWN_HARDWARE["v100-16gb"],
+            (
+                "`model.mlp_size` must have a divisor in common with `--gpus` (8) and `model.num_heads` (32) where the "
+                "model does not fit on one GPU, but is 32767. Try another, or a GPU with more memory."
+            ),
+        ),
+        (
+            run_of(num_heads=12, num_kv_heads=3, head_size=256),
+            8,
+            KNOWN_HARDWARE["v100-16gb"],
+            (
+                "`model.num_kv_heads` must divide or be a multiple of a tensor size that `--gpus` (8) and "
+                "`model.num_heads` (12) allow (2 or 4) where the model does not fit on one GPU, but is 3. "
+                "Try 3, 6 or 12 GPUs."
             ),
         ),
         (
