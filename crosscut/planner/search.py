@@ -13,6 +13,7 @@ from math import gcd
 from crosscut.config import ConfigError, Layout, LayoutError, ModelConfig, RunConfig, TrainingConfig
 from crosscut.config.checks import divisors, listed
 from crosscut.config.model import require_tensor_axis
+from crosscut.config.run import reason_against_compiling
 from crosscut.planner.candidate import Candidate
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.memory import MemoryForecast, forecast_memory
@@ -117,7 +118,8 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
     rejected = _impossible(run, num_ranks)
     speed = Speed(hardware, run.training.precision, ranks=num_ranks)
     fitting: list[Plan] = []
-    for tensor in tensors:
+    forbidden = {entry.candidate.layout.tensor for entry in rejected}
+    for tensor in (tensor for tensor in tensors if tensor not in forbidden):
         for candidate in _candidates(run, hardware, tensor, num_ranks // tensor):
             memory = forecast_memory(candidate, device=hardware.device)
             if reason := _reason_against_memory(candidate, memory, hardware):
@@ -132,8 +134,6 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
 
 
 def _candidates(run: RunConfig, hardware: Hardware, tensor: int, data: int) -> Iterator[Candidate]:
-    if run.training.batch_size % data:
-        return
     micro_batches = divisors(run.training.batch_size // data)
     trainings = [
         replace(
@@ -219,15 +219,18 @@ def _nothing_cuts(model: ModelConfig, hardware: Hardware, num_ranks: int) -> str
 
 
 def _impossible(run: RunConfig, num_ranks: int) -> list[Rejected]:
-    """What the model or the batch forbids, whatever the memory."""
+    """What the model, the batch or the wish to compile forbids, whatever the memory."""
     rejected = []
     for tensor in divisors(num_ranks):
         data = num_ranks // tensor
         reason = _reason_against_tensor(run.model, tensor)
         if not reason and run.training.batch_size % data:
             reason = f"{data} data ranks do not divide the batch of {run.training.batch_size} sequences"
+        layout = Layout(tensor=tensor, data=data)
+        if not reason and run.training.compile == "on" and (against := reason_against_compiling(run.model, layout)):
+            reason = f'`training.compile` is "on", but {against}'
         if reason:
-            candidate = Candidate(run.model, Layout(tensor=tensor, data=data), run.training)
+            candidate = Candidate(run.model, layout, run.training)
             rejected.append(Rejected(candidate=candidate, reason=reason))
     return rejected
 

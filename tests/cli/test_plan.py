@@ -44,6 +44,14 @@ def test_what_keeps_layers_from_being_compiled_is_told() -> None:
     assert "not compiled" not in run(*PAPER, "model.dropout=0.0")
 
 
+def test_a_run_that_must_be_compiled_is_planned_with_what_can_be(tmp_path: Path) -> None:
+    path = tmp_path / "best.toml"
+    text = run(*PAPER, "training.compile=on", "--write", str(path))
+    assert '  tensor 8 x data 64: `training.compile` is "on", but dropout (`model.dropout` 0.1) under' in text
+    assert "not compiled" not in text
+    assert load_run(path).layout.tensor == 1
+
+
 def test_it_takes_half_a_second_and_imports_neither_torch_nor_numpy() -> None:
     arguments = ("-X", "importtime", "-m", "crosscut", *PAPER)
     done = run_python(*arguments)

@@ -90,6 +90,24 @@ def test_the_data_ranks_must_divide_the_batch() -> None:
     assert reasons["tensor 1 x data 8"] == "8 data ranks do not divide the batch of 6 sequences"
 
 
+def test_what_cannot_be_compiled_as_asked_is_rejected() -> None:
+    def plans_of(dropout: float) -> Plans:
+        training = {"precision": "float16", "batch_size": 8, "compile": "on"}
+        return search_layouts(
+            load_run({"model": {"preset": "megatron-1.2b", "dropout": dropout}, "training": training}), DGX, 8
+        )
+
+    plans = plans_of(0.1)
+    assert {plan.candidate.layout.tensor for plan in plans.fitting} == {1}
+    assert all(plan.run(plans.asked).training.compile == "on" for plan in plans.fitting)
+    reasons = {rejected.label: rejected.reason for rejected in plans.rejected}
+    assert reasons["tensor 4 x data 2"] == (
+        '`training.compile` is "on", but dropout (`model.dropout` 0.1) under tensor parallelism (`layout.tensor` 4) '
+        "switches between two random streams, which a compiler cannot follow"
+    )
+    assert {plan.candidate.layout.tensor for plan in plans_of(0.0).fitting} == {1, 2, 4, 8}
+
+
 def test_what_does_not_cut_evenly_is_told_apart() -> None:
     plans = search_layouts(run_of("megatron-1.2b", num_heads=24, num_kv_heads=3, mlp_size=6148), DGX, 8)
     reasons = {rejected.candidate.layout.tensor: rejected.reason for rejected in plans.rejected if not rejected.needed}
