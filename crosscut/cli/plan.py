@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from crosscut.planner.search import Plans
 
 _SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+_MOST = 1e18
+"""Of tokens, and of money for an hour: no product of the two is infinite."""
 
 
 @click.command()
@@ -24,7 +26,7 @@ _SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 @click.option("--gpus", type=int, help="How many devices.  [default: the run's ranks, or 1]")
 @click.option("--gpu", metavar="NAME|FILE", help="Such as h100-sxm or v100-32gb-dgx2h, or a .toml file of one.")
 @click.option("--tokens", metavar="300B", help="Tell days, and with --price money, for so many tokens.")
-@click.option("--price", type=click.FloatRange(min=0), help="Of one device for an hour, in any currency.")
+@click.option("--price", type=float, help="Of one device for an hour, in any currency.")
 @click.option("--top", type=click.IntRange(min=1), default=8, show_default=True, help="Layouts to show.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, rejected layouts too.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write a page with figures to play with.")
@@ -69,6 +71,8 @@ def plan(
         raise ConfigError(f"`--layout` must come with `--dry-run`, {why}, but is {layout} alone.")
     elif price is not None and tokens is None:
         raise ConfigError(f"`--price` must come with `--tokens`, since it is for so many, but is {price:g} without.")
+    elif price is not None and not 0 <= price <= _MOST:
+        raise ConfigError(f"`--price` must be at least 0 and at most {_MOST:g}, but is {price:g}.")
     else:
         budget = None if tokens is None else _number(tokens)
         plans = _search(arguments, model, gpu, gpus)
@@ -161,9 +165,12 @@ def _preset(name: str) -> str:
 
 def _number(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([KMBT]?)", text.strip(), re.IGNORECASE)
-    if match is None or not float(match[1]):
+    number = 0.0 if match is None else float(match[1]) * _SCALES[match[2].upper()]
+    if not number:
         raise ConfigError(f"`--tokens` must be a number above 0 such as 300B or 1.5T, but is `{text}`.")
-    return float(match[1]) * _SCALES[match[2].upper()]
+    if number > _MOST:
+        raise ConfigError(f"`--tokens` must be at most {_MOST:g}, but is `{text}`. Try 300B or 1.5T.")
+    return number
 
 
 def _write(plans: "Plans", path: Path, tokens: float | None) -> None:

@@ -135,6 +135,11 @@ MISTAKES = [
         ),
     ),
     (("--tokens", "many"), "`--tokens` must be a number above 0 such as 300B or 1.5T, but is `many`."),
+    (("--tokens", "1e400"), "`--tokens` must be at most 1e+18, but is `1e400`. Try 300B or 1.5T."),
+    (("--tokens", "2e300T"), "`--tokens` must be at most 1e+18, but is `2e300T`. Try 300B or 1.5T."),
+    (("--tokens", "1T", "--price", "nan"), "`--price` must be at least 0 and at most 1e+18, but is nan."),
+    (("--tokens", "1T", "--price", "inf"), "`--price` must be at least 0 and at most 1e+18, but is inf."),
+    (("--tokens", "1T", "--price", "-1"), "`--price` must be at least 0 and at most 1e+18, but is -1."),
     (("--tokens", "0"), "`--tokens` must be a number above 0 such as 300B or 1.5T, but is `0`."),
     (
         ("training.batch_size=8",),
