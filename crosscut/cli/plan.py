@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from crosscut.cli.arguments import run_arguments
+from crosscut.cli.arguments import require_file, run_arguments
 from crosscut.config import PRESETS, ConfigError, RunConfig, load_run, write_toml, write_whole
 from crosscut.config.checks import listed
 
@@ -62,6 +62,9 @@ def plan(
     as training.batch_size=1024. Every layout that the model and the batch allow is forecast: bytes of a rank, what it
     sends, the time of a step. docs/planner.md has the formulas and how far they were off.
     """
+    for option, path in (("--html", html), ("--write", write), ("--calibrate", calibrate)):
+        if path is not None:
+            require_file(option, path)
     if calibrate is not None:
         _calibrate(calibrate)
     elif dry_run:

@@ -201,6 +201,29 @@ def test_nothing_to_write_is_told() -> None:
     )
 
 
+@pytest.mark.parametrize("option", ["--html", "--write", "--calibrate"])
+def test_a_file_that_cannot_be_written_is_told_before_the_work(option: str, tmp_path: Path) -> None:
+    path = tmp_path / "none" / "x.toml"
+    assert message("plan", option, str(path)) == (
+        f"`{option}` must name a file that can be written, but is `{path}`: No such file or directory. Make its "
+        "folder, or name another."
+    )
+    assert message("plan", option, str(tmp_path)) == (
+        f"`{option}` must name a file, but `{tmp_path}` is a folder. Name a file in it."
+    )
+    assert f"`{tmp_path / ('n' * 300)}`: File name too long." in message("plan", option, str(tmp_path / ("n" * 300)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "file" / "report"
+    path.parent.touch()
+    for study in ("scaling", "measure"):
+        assert message("study", study, "--output", str(path)) == (
+            f"`--output` must name a folder that can be written in, but is `{path}`: Not a directory. Name another."
+        )
+
+
 @pytest.mark.slow
 def test_the_best_layout_trains(tmp_path: Path, book: Path) -> None:
     """On two processes of this machine."""
