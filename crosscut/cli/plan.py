@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from crosscut.cli.arguments import require_file, run_arguments
 from crosscut.config import PRESETS, ConfigError, RunConfig, load_run, write_toml, write_whole
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
 _SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _MOST = 1e18
 """Of tokens, and of money for an hour: no product of the two is infinite."""
+_ALONE = {
+    "calibrate": ("which plans nothing", {"calibrate"}),
+    "dry_run": (
+        "which is a step of one rank of the run's layout or of `--layout`",
+        {"dry_run", "arguments", "model", "gpu", "layout", "rank", "as_json"},
+    ),
+}
+"""What is no plan: what it is, and what can be given with it."""
+_OF_A_DRY_RUN = {"layout": "a plan tries every one", "rank": "a plan is of all ranks"}
 
 
 @click.command()
@@ -62,6 +72,7 @@ def plan(
     as training.batch_size=1024. Every layout that the model and the batch allow is forecast: bytes of a rank, what it
     sends, the time of a step. docs/planner.md has the formulas and how far they were off.
     """
+    _require_used(click.get_current_context())
     for option, path in (("--html", html), ("--write", write), ("--calibrate", calibrate)):
         if path is not None:
             require_file(option, path)
@@ -69,9 +80,6 @@ def plan(
         _calibrate(calibrate)
     elif dry_run:
         _dry_run(arguments, model, gpu, layout=layout, rank=rank, as_json=as_json)
-    elif layout is not None:
-        why = "since a plan tries every one"
-        raise ConfigError(f"`--layout` must come with `--dry-run`, {why}, but is {layout} alone.")
     elif price is not None and tokens is None:
         raise ConfigError(f"`--price` must come with `--tokens`, since it is for so many, but is {price:g} without.")
     elif price is not None and not 0 <= price <= _MOST:
@@ -84,6 +92,28 @@ def plan(
         if write is not None:
             _write(plans, write, budget)
         _show(plans, top=top, tokens=budget, price=price, as_json=as_json)
+
+
+def _require_used(context: click.Context) -> None:
+    """Raise `ConfigError` where something is given that would be ignored."""
+    given = {
+        parameter.name: parameter.opts[0] if isinstance(parameter, click.Option) else "RUN.toml"
+        for parameter in context.command.params
+        if parameter.name and context.get_parameter_source(parameter.name) is not ParameterSource.DEFAULT
+    }
+    mode = next((mode for mode in _ALONE if mode in given), "")
+    for name, option in given.items():
+        value = _told(context.params[name])
+        if mode and name not in _ALONE[mode][1]:
+            raise ConfigError(f"`{option}` must be left out with `{given[mode]}`, {_ALONE[mode][0]}, but is {value}.")
+        if not mode and (why := _OF_A_DRY_RUN.get(name)):
+            raise ConfigError(f"`{option}` must come with `--dry-run`, since {why}, but is {value} alone.")
+
+
+def _told(value: object) -> str:
+    if value is True:
+        return "given"
+    return " ".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _dry_run(

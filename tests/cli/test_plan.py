@@ -201,6 +201,19 @@ def test_nothing_to_write_is_told() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "ignored", ["--model 8.3B", "--gpus 8", "--tokens 1T", "--top 8", "--json", "--dry-run", "--layout data=2"]
+)
+def test_what_calibration_would_ignore_is_told(ignored: str, tmp_path: Path) -> None:
+    option, _, value = ignored.partition(" ")
+    assert message("plan", "--calibrate", str(tmp_path / "here.toml"), *ignored.split()) == (
+        f"`{option}` must be left out with `--calibrate`, which plans nothing, but is {value or 'given'}."
+    )
+    assert message("plan", "run.toml", "--calibrate", "here.toml") == (
+        "`RUN.toml` must be left out with `--calibrate`, which plans nothing, but is run.toml."
+    )
+
+
 @pytest.mark.parametrize("option", ["--html", "--write", "--calibrate"])
 def test_a_file_that_cannot_be_written_is_told_before_the_work(option: str, tmp_path: Path) -> None:
     path = tmp_path / "none" / "x.toml"
