@@ -121,9 +121,12 @@ def _dry_run(
 ) -> None:
     from crosscut.cli.dry_run import show_dry_run
     from crosscut.planner.hardware import named_hardware
+    from crosscut.planner.search import require_device
 
     device = None if gpu is None else named_hardware(gpu)
     run = _run(arguments, model, device)
+    if device is not None:
+        require_device(run, device)
     on_cpu = run.training.device == "cpu" if device is None else device.device == "cpu"
     show_dry_run(run, layout=layout, rank=rank, on_cpu=on_cpu, as_json=as_json)
 

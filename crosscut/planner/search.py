@@ -21,6 +21,8 @@ from crosscut.planner.products import Speed
 from crosscut.planner.time import StepTime, model_flops_per_second, step_time
 
 _DAY = 86_400
+_MOST_RANKS = 100_000_000
+"""A hundred times what any machine has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,8 @@ class Rejected:
         """What it is called, without what may be tried within it."""
         layout = self.candidate.layout
         shared = "" if layout.sharding == "none" else f", {layout.sharding}"
+        if self.needed and layout.data > 1 and not shared:
+            shared = ", not sharded"
         return f"tensor {layout.tensor} x data {layout.data}{shared}"
 
 
@@ -107,12 +111,15 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
     """
     if num_ranks < 1:
         raise ConfigError(f"`--gpus` must be at least 1, but is {num_ranks}.")
+    if num_ranks > _MOST_RANKS:
+        raise ConfigError(f"`--gpus` must be at most {_MOST_RANKS:,}, but is {num_ranks:,}. Take fewer.")
     if hardware.network is None and num_ranks > hardware.ranks_per_node:
         raise ConfigError(
             f"`--gpus` must be at most the {hardware.ranks_per_node} of one node of {hardware.name}, for which no "
             f"network is known, but is {num_ranks}. Take fewer, or add a section [network] to a file of it."
         )
     require_precision(run, hardware)
+    require_device(run, hardware)
     tensors = [tensor for tensor in divisors(num_ranks) if not _reason_against_tensor(run.model, tensor)]
     _require_batch(run, num_ranks, max(tensors))
     rejected = _impossible(run, num_ranks)
@@ -235,13 +242,16 @@ def _impossible(run: RunConfig, num_ranks: int) -> list[Rejected]:
     return rejected
 
 
+def memory_of_rank(hardware: Hardware, num_ranks: int) -> int:
+    """Bytes that a rank may hold: a device's, or of a processor, which all ranks share, its part."""
+    return hardware.memory // num_ranks if hardware.device == "cpu" else hardware.memory
+
+
 def _reason_against_memory(candidate: Candidate, memory: MemoryForecast, hardware: Hardware) -> str:
     """Why a rank does not fit: what is there whatever the batch, or what comes with it."""
-    limit = hardware.memory
-    who = "the GPU holds"
-    if hardware.device == "cpu":
-        limit //= candidate.layout.world_size
-        who = f"each of {candidate.layout.world_size} ranks has"
+    num_ranks = candidate.layout.world_size
+    limit = memory_of_rank(hardware, num_ranks)
+    who = f"each of {num_ranks} ranks has" if hardware.device == "cpu" else "the GPU holds"
     if memory.total <= limit:
         return ""
     weights = memory.weights + memory.master_weights + memory.optimizer
@@ -267,6 +277,15 @@ def require_precision(run: RunConfig, hardware: Hardware) -> None:
     if precision not in hardware.flops:
         has = listed(f'"{name}"' for name in hardware.flops if name != "tf32")
         raise ConfigError(f"`training.precision` must be one that {hardware.name} has ({has}), but is {precision!r}.")
+
+
+def require_device(run: RunConfig, hardware: Hardware) -> None:
+    """Raise `ConfigError` where the run is to be on another kind of device: it would not be what was planned."""
+    if run.training.device not in ("auto", hardware.device):
+        raise ConfigError(
+            f'`training.device` must be "auto" or "{hardware.device}" on {hardware.name}, but is '
+            f'"{run.training.device}". Set training.device=auto.'
+        )
 
 
 def _require_batch(run: RunConfig, num_ranks: int, most_tensor: int) -> None:

@@ -64,6 +64,12 @@ def test_what_a_dry_run_would_ignore_is_told(ignored: str) -> None:
     )
 
 
+def test_a_device_of_another_kind_is_an_error() -> None:
+    assert message(*SMALL, "--gpu", "h100-sxm", "training.device=cpu") == (
+        '`training.device` must be "auto" or "cuda" on H100 SXM, but is "cpu". Set training.device=auto.'
+    )
+
+
 def test_a_rank_beyond_the_layout_is_an_error() -> None:
     with pytest.raises(LayoutError, match="one of the layout's 2 ranks, but is 2"):
         run(*SMALL, "--layout", "tensor=2", "--rank", "2")

@@ -35,7 +35,7 @@ def test_the_table_is_readable_at_a_hundred_columns() -> None:
     assert "…" not in text
     assert lines[0].startswith("8.31 billion parameters on 512 x V100 SXM3 32 GB (DGX-2H); ")
     assert sum(" x " in line and "%" in line for line in lines) == 12
-    assert "  tensor 1 x data 512: weights and optimizer need 100 GB per rank, the GPU holds 32" in lines
+    assert "  tensor 1 x data 512, not sharded: weights and optimizer need 100 GB per rank, the GPU holds 32" in lines
 
 
 def test_what_keeps_layers_from_being_compiled_is_told() -> None:
@@ -119,6 +119,17 @@ def test_a_preset_is_found_by_the_end_of_its_name() -> None:
 MISTAKES = [
     (("--gpus", "0"), "`--gpus` must be at least 1, but is 0."),
     (
+        ("--gpus", "9007199254740993"),
+        "`--gpus` must be at most 100,000,000, but is 9,007,199,254,740,993. Take fewer.",
+    ),
+    (
+        ("training.device=cpu",),
+        (
+            '`training.device` must be "auto" or "cuda" on V100 SXM3 32 GB (DGX-2H), but is "cpu". Set '
+            "training.device=auto."
+        ),
+    ),
+    (
         ("--gpu", "v100"),
         "`--gpu` must name a known device or a .toml file of one, but is `v100`. The nearest is `v100-32gb`.",
     ),
@@ -156,6 +167,13 @@ MISTAKES = [
         ),
     ),
 ]
+
+
+def test_a_device_of_the_planned_kind_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "best.toml"
+    for device in ("auto", "cuda"):
+        run("plan", "--model", "gpt2-small", "--gpu", "h100-sxm", f"training.device={device}", "--write", str(path))
+        assert load_run(path).training.device == device
 
 
 @pytest.mark.parametrize(("more", "expected"), MISTAKES)

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from crosscut.config import ConfigError, RunConfig, load_run
+from crosscut.config import ConfigError, LayoutError, RunConfig, load_run
 from crosscut.config.checks import divisors
 from crosscut.planner import flops_per_step
 from crosscut.planner.hardware import KNOWN_HARDWARE
@@ -69,14 +69,17 @@ def test_rates_are_of_the_same_step(paper: Plans) -> None:
 
 def test_what_does_not_fit_is_told_with_its_reason(paper: Plans) -> None:
     reasons = {rejected.label: rejected.reason for rejected in paper.leanest}
-    assert reasons["tensor 1 x data 512"] == "weights and optimizer need 100 GB per rank, the GPU holds 32"
-    assert reasons["tensor 4 x data 128"] == ("weights, optimizer and gradients need 33 GB per rank, the GPU holds 32")
+    assert reasons["tensor 1 x data 512, not sharded"] == "weights and optimizer need 100 GB per rank, the GPU holds 32"
+    without_sharding = reasons["tensor 4 x data 128, not sharded"]
+    assert without_sharding == "weights, optimizer and gradients need 33 GB per rank, the GPU holds 32"
+    assert any(plan.candidate.layout.tensor == 4 for plan in paper.fitting)
     assert reasons["tensor 64 x data 8"] == "64 tensor ranks do not divide the 32 heads"
     assert all(rejected.reason and not rejected.reason.endswith(".") for rejected in paper.rejected)
 
 
 def test_a_batch_that_does_not_fit_is_told_apart_from_weights() -> None:
     plans = search_layouts(run_of("megatron-1.2b"), DGX, 1)
+    assert {r.label for r in plans.rejected} == {"tensor 1 x data 1"}  # no other rank to share with
     reasons = {
         r.candidate.micro_batch_size: r.reason for r in plans.rejected if r.candidate.training.recompute == "none"
     }
@@ -210,6 +213,13 @@ def test_nonsense_is_told(run: RunConfig, num_ranks: int, hardware, message: str
     with pytest.raises(ConfigError) as error:
         search_layouts(run, hardware, num_ranks)
     assert str(error.value) == message
+
+
+def test_numbers_without_small_divisors_take_no_longer() -> None:
+    start = time.process_time()
+    with pytest.raises(LayoutError, match="^`training.batch_size` must be at least"):
+        search_layouts(run_of(), DGX, 99_999_989)  # a prime
+    assert time.process_time() - start < 0.5
 
 
 def test_ten_thousand_layouts_take_less_than_five_seconds() -> None:
