@@ -217,7 +217,7 @@ def test_nonsense_is_told(run: RunConfig, num_ranks: int, hardware, message: str
 
 def test_numbers_without_small_divisors_take_no_longer() -> None:
     start = time.process_time()
-    with pytest.raises(LayoutError, match="^`training.batch_size` must be at least"):
+    with pytest.raises(LayoutError, match=r"^`training.batch_size` must be at least"):
         search_layouts(run_of(), DGX, 99_999_989)  # a prime
     assert time.process_time() - start < 0.5
 
