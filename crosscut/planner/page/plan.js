@@ -39,8 +39,8 @@ function choice() {
   };
 }
 
-// Horizontal bars of parts, each with a label before it and words after it, and a line where a row has a limit; what the
-// limit is stands below the last one where it is the same for all.
+// Horizontal bars of parts, each with a label before it and words after it, and a line where a row has a limit; what it
+// is stands below the last one where it is the same for all.
 function bars(svg, rows) {
   const [width, left, right, height] = [720, 92, 200, 34];
   const most = Math.max(...rows.map((entry) => Math.max(entry.limit ?? 0, sum(entry.parts)))) || 1;
