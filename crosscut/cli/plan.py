@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from crosscut.cli.arguments import run_arguments
+from crosscut.cli.arguments import require_file, run_arguments
 from crosscut.config import PRESETS, ConfigError, RunConfig, load_run, write_toml, write_whole
 from crosscut.config.checks import listed
 
@@ -16,6 +17,17 @@ if TYPE_CHECKING:
     from crosscut.planner.search import Plans
 
 _SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+_MOST = 1e18
+"""Of tokens, and of money for an hour: no product of the two is infinite."""
+_ALONE = {
+    "calibrate": ("which plans nothing", {"calibrate"}),
+    "dry_run": (
+        "which is a step of one rank of the run's layout or of `--layout`",
+        {"dry_run", "arguments", "model", "gpu", "layout", "rank", "as_json"},
+    ),
+}
+"""What is no plan: what it is, and what can be given with it."""
+_OF_A_DRY_RUN = {"layout": "a plan tries every one", "rank": "a plan is of all ranks"}
 
 
 @click.command()
@@ -24,7 +36,7 @@ _SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 @click.option("--gpus", type=int, help="How many devices.  [default: the run's ranks, or 1]")
 @click.option("--gpu", metavar="NAME|FILE", help="Such as h100-sxm or v100-32gb-dgx2h, or a .toml file of one.")
 @click.option("--tokens", metavar="300B", help="Tell days, and with --price money, for so many tokens.")
-@click.option("--price", type=click.FloatRange(min=0), help="Of one device for an hour, in any currency.")
+@click.option("--price", type=float, help="Of one device for an hour, in any currency.")
 @click.option("--top", type=click.IntRange(min=1), default=8, show_default=True, help="Layouts to show.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, rejected layouts too.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write a page with figures to play with.")
@@ -60,15 +72,18 @@ def plan(
     as training.batch_size=1024. Every layout that the model and the batch allow is forecast: bytes of a rank, what it
     sends, the time of a step. docs/planner.md has the formulas and how far they were off.
     """
+    _require_used(click.get_current_context())
+    for option, path in (("--html", html), ("--write", write), ("--calibrate", calibrate)):
+        if path is not None:
+            require_file(option, path)
     if calibrate is not None:
         _calibrate(calibrate)
     elif dry_run:
         _dry_run(arguments, model, gpu, layout=layout, rank=rank, as_json=as_json)
-    elif layout is not None:
-        why = "since a plan tries every one"
-        raise ConfigError(f"`--layout` must come with `--dry-run`, {why}, but is {layout} alone.")
     elif price is not None and tokens is None:
         raise ConfigError(f"`--price` must come with `--tokens`, since it is for so many, but is {price:g} without.")
+    elif price is not None and not 0 <= price <= _MOST:
+        raise ConfigError(f"`--price` must be at least 0 and at most {_MOST:g}, but is {price:g}.")
     else:
         budget = None if tokens is None else _number(tokens)
         plans = _search(arguments, model, gpu, gpus)
@@ -79,14 +94,39 @@ def plan(
         _show(plans, top=top, tokens=budget, price=price, as_json=as_json)
 
 
+def _require_used(context: click.Context) -> None:
+    """Raise `ConfigError` where something is given that would be ignored."""
+    given = {
+        parameter.name: parameter.opts[0] if isinstance(parameter, click.Option) else "RUN.toml"
+        for parameter in context.command.params
+        if parameter.name and context.get_parameter_source(parameter.name) is not ParameterSource.DEFAULT
+    }
+    mode = next((mode for mode in _ALONE if mode in given), "")
+    for name, option in given.items():
+        value = _told(context.params[name])
+        if mode and name not in _ALONE[mode][1]:
+            raise ConfigError(f"`{option}` must be left out with `{given[mode]}`, {_ALONE[mode][0]}, but is {value}.")
+        if not mode and (why := _OF_A_DRY_RUN.get(name)):
+            raise ConfigError(f"`{option}` must come with `--dry-run`, since {why}, but is {value} alone.")
+
+
+def _told(value: object) -> str:
+    if value is True:
+        return "given"
+    return " ".join(value) if isinstance(value, tuple) else str(value)
+
+
 def _dry_run(
     arguments: tuple[str, ...], model: str | None, gpu: str | None, *, layout: str | None, rank: int, as_json: bool
 ) -> None:
     from crosscut.cli.dry_run import show_dry_run
     from crosscut.planner.hardware import named_hardware
+    from crosscut.planner.search import require_device
 
     device = None if gpu is None else named_hardware(gpu)
     run = _run(arguments, model, device)
+    if device is not None:
+        require_device(run, device)
     on_cpu = run.training.device == "cpu" if device is None else device.device == "cpu"
     show_dry_run(run, layout=layout, rank=rank, on_cpu=on_cpu, as_json=as_json)
 
@@ -161,9 +201,12 @@ def _preset(name: str) -> str:
 
 def _number(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([KMBT]?)", text.strip(), re.IGNORECASE)
-    if match is None or not float(match[1]):
+    number = 0.0 if match is None else float(match[1]) * _SCALES[match[2].upper()]
+    if not number:
         raise ConfigError(f"`--tokens` must be a number above 0 such as 300B or 1.5T, but is `{text}`.")
-    return float(match[1]) * _SCALES[match[2].upper()]
+    if number > _MOST:
+        raise ConfigError(f"`--tokens` must be at most {_MOST:g}, but is `{text}`. Try 300B or 1.5T.")
+    return number
 
 
 def _write(plans: "Plans", path: Path, tokens: float | None) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from crosscut.cli.arguments import run_arguments
+from crosscut.cli.arguments import require_folder, run_arguments
 from crosscut.config import ConfigError, write_whole
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def study() -> None:
 @_output
 def scaling(output: Path) -> None:
     """Write the paper's scaling figures and NVIDIA's for H100s beside the planner's, as Markdown and HTML."""
+    require_folder("--output", output)
     from crosscut.planner.study import scaling_report
 
     _write(scaling_report(), output, "scaling")
@@ -49,9 +50,9 @@ def measure(arguments: tuple[str, ...], gpu: str | None, ranks: int | None, turn
     """
     if turns < 1:
         raise ConfigError(f"`--turns` must be at least 1, but is {turns}.")
+    require_folder("--output", output)  # before minutes of work
     from crosscut.scaling.study import measured_study
 
-    output.mkdir(parents=True, exist_ok=True)  # before minutes of work
     results = measured_study(arguments, gpu=gpu, ranks=ranks, turns=turns)
     from crosscut.scaling.report import measured_report
 
@@ -65,7 +66,6 @@ def measure(arguments: tuple[str, ...], gpu: str | None, ranks: int | None, turn
 def _write(report: "Report", output: Path, name: str) -> None:
     from crosscut.planner.sections import to_html, to_markdown
 
-    output.mkdir(parents=True, exist_ok=True)
     for path, text in ((output / f"{name}.md", to_markdown(report)), (output / f"{name}.html", to_html(report))):
         write_whole(path, text)
         click.echo(path)

@@ -1,13 +1,15 @@
 """The checks that config dataclasses share; each raises `ConfigError` in the grammar of `errors`."""
 
 from collections.abc import Iterable
+from math import isqrt
 
 from crosscut.config.errors import ConfigError
 
 
 def divisors(number: int) -> list[int]:
     """All positive divisors of a positive number, ascending."""
-    return [d for d in range(1, number + 1) if number % d == 0]
+    low = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    return low + [number // d for d in reversed(low) if d * d != number]
 
 
 def listed(items: Iterable[object]) -> str:

@@ -18,7 +18,7 @@ from crosscut.planner.memory import forecast_memory
 from crosscut.planner.parameters import count_parameters
 from crosscut.planner.products import Speed
 from crosscut.planner.report import MEMORY_CATEGORIES
-from crosscut.planner.search import Plan, Plans
+from crosscut.planner.search import Plan, Plans, memory_of_rank
 from crosscut.planner.time import model_flops_per_second, step_time
 
 MODELS = ("gpt2-small", "gpt2-medium", "gpt2-large", "megatron-1.2b", "megatron-2.5b", "megatron-4.2b", "megatron-8.3b")
@@ -50,7 +50,10 @@ def page_style() -> str:
 
 
 def page_data(plans: Plans) -> dict[str, Any]:
-    """What the page draws: bytes in MB, times in milliseconds, shares of the peak in percent."""
+    """What the page draws: bytes in MB, times in milliseconds, shares of the peak in percent.
+
+    `limits` is what a rank may hold with each number of tensor ranks: ranks on a processor share its memory.
+    """
     hardware = plans.hardware
     models = _models()
     precision = plans.asked.training.precision
@@ -61,7 +64,7 @@ def page_data(plans: Plans) -> dict[str, Any]:
             f"{DATA} data ranks with {SEQUENCES} sequences of {LENGTH} tokens each a step; several tensor ranks split "
             "the sequence between the cut regions."
         ),
-        "limit": round(hardware.memory / 1e6),
+        "limits": [round(memory_of_rank(hardware, tensor * DATA) / 1e6) for tensor in TENSORS],
         "models": names,
         "first": len(MODELS) - 1,
         "tensors": TENSORS,
@@ -71,7 +74,10 @@ def page_data(plans: Plans) -> dict[str, Any]:
         "memories": MEMORY_CATEGORIES,
         "times": TIMES,
         "grid": _grid([model for _, model in models], hardware, precision),
-        "plan": {"points": [_point(plan) for plan in plans.fitting]},
+        "plan": {
+            "limit": round(memory_of_rank(hardware, plans.num_ranks) / 1e6),
+            "points": [_point(plan) for plan in plans.fitting],
+        },
     }
 
 

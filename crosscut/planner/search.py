@@ -8,10 +8,12 @@ ask: only what fits is timed.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import gcd
 
 from crosscut.config import ConfigError, Layout, LayoutError, ModelConfig, RunConfig, TrainingConfig
 from crosscut.config.checks import divisors, listed
 from crosscut.config.model import require_tensor_axis
+from crosscut.config.run import reason_against_compiling
 from crosscut.planner.candidate import Candidate
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.memory import MemoryForecast, forecast_memory
@@ -19,6 +21,8 @@ from crosscut.planner.products import Speed
 from crosscut.planner.time import StepTime, model_flops_per_second, step_time
 
 _DAY = 86_400
+_MOST_RANKS = 100_000_000
+"""A hundred times what any machine has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +73,8 @@ class Rejected:
         """What it is called, without what may be tried within it."""
         layout = self.candidate.layout
         shared = "" if layout.sharding == "none" else f", {layout.sharding}"
+        if self.needed and layout.data > 1 and not shared:
+            shared = ", not sharded"
         return f"tensor {layout.tensor} x data {layout.data}{shared}"
 
 
@@ -105,18 +111,22 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
     """
     if num_ranks < 1:
         raise ConfigError(f"`--gpus` must be at least 1, but is {num_ranks}.")
+    if num_ranks > _MOST_RANKS:
+        raise ConfigError(f"`--gpus` must be at most {_MOST_RANKS:,}, but is {num_ranks:,}. Take fewer.")
     if hardware.network is None and num_ranks > hardware.ranks_per_node:
         raise ConfigError(
             f"`--gpus` must be at most the {hardware.ranks_per_node} of one node of {hardware.name}, for which no "
             f"network is known, but is {num_ranks}. Take fewer, or add a section [network] to a file of it."
         )
     require_precision(run, hardware)
+    require_device(run, hardware)
     tensors = [tensor for tensor in divisors(num_ranks) if not _reason_against_tensor(run.model, tensor)]
     _require_batch(run, num_ranks, max(tensors))
     rejected = _impossible(run, num_ranks)
     speed = Speed(hardware, run.training.precision, ranks=num_ranks)
     fitting: list[Plan] = []
-    for tensor in tensors:
+    forbidden = {entry.candidate.layout.tensor for entry in rejected}
+    for tensor in (tensor for tensor in tensors if tensor not in forbidden):
         for candidate in _candidates(run, hardware, tensor, num_ranks // tensor):
             memory = forecast_memory(candidate, device=hardware.device)
             if reason := _reason_against_memory(candidate, memory, hardware):
@@ -125,18 +135,12 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
             time = step_time(candidate, hardware, speed=speed)
             fitting.append(Plan(candidate=candidate, memory=memory, time=time, peak=speed.stated_peak))
     if not fitting and max(tensors) == 1 < num_ranks:
-        raise LayoutError(
-            f"`model.num_heads` must have a divisor in common with `--gpus` ({num_ranks}) where the model does not "
-            f"fit on one GPU, but is {run.model.num_heads}. "
-            f"Try {listed(d for d in divisors(run.model.num_heads) if d > 1)} GPUs."
-        )
+        raise LayoutError(_nothing_cuts(run.model, hardware, num_ranks))
     fitting.sort(key=lambda plan: (plan.time.total, plan.memory.total))
     return Plans(asked=run, hardware=hardware, num_ranks=num_ranks, fitting=tuple(fitting), rejected=tuple(rejected))
 
 
 def _candidates(run: RunConfig, hardware: Hardware, tensor: int, data: int) -> Iterator[Candidate]:
-    if run.training.batch_size % data:
-        return
     micro_batches = divisors(run.training.batch_size // data)
     trainings = [
         replace(
@@ -194,34 +198,60 @@ def _reason_against_tensor(model: ModelConfig, tensor: int) -> str:
     except LayoutError:
         if model.num_heads % tensor:
             return f"{tensor} tensor ranks do not divide the {model.num_heads} heads"
-        return (
-            f"{tensor} tensor ranks do not cut the MLP's width of {model.mlp_size} or the {model.num_kv_heads} "
-            "heads of keys and values evenly"
-        )
+        if model.mlp_size % tensor:
+            return f"{tensor} tensor ranks do not divide the MLP's width of {model.mlp_size}"
+        return f"{tensor} tensor ranks do not cut the {model.num_kv_heads} heads of keys and values evenly"
     return ""
 
 
+def _nothing_cuts(model: ModelConfig, hardware: Hardware, num_ranks: int) -> str:
+    """The message where nothing fits and no tensor size above 1 is possible: what of the model forbids them all."""
+    heads, gpus = f"`model.num_heads` ({model.num_heads})", f"`--gpus` ({num_ranks})"
+    by_heads = [d for d in divisors(gcd(model.num_heads, num_ranks)) if d > 1]
+    by_width = [d for d in by_heads if model.mlp_size % d == 0]
+    if not by_heads:
+        name, value, what = "num_heads", model.num_heads, f"have a divisor in common with {gpus}"
+    elif not by_width:
+        name, value, what = "mlp_size", model.mlp_size, f"have a divisor in common with {gpus} and {heads}"
+    else:
+        name, value = "num_kv_heads", model.num_kv_heads
+        what = f"divide or be a multiple of a tensor size that {gpus} and {heads} allow ({listed(by_width)})"
+    possible = [
+        d
+        for d in divisors(model.num_heads)
+        if d > 1 and not _reason_against_tensor(model, d) and (hardware.network or d <= hardware.ranks_per_node)
+    ]
+    advice = f"{listed(possible)} GPUs" if possible else "another, or a GPU with more memory"
+    return f"`model.{name}` must {what} where the model does not fit on one GPU, but is {value}. Try {advice}."
+
+
 def _impossible(run: RunConfig, num_ranks: int) -> list[Rejected]:
-    """What the model or the batch forbids, whatever the memory."""
+    """What the model, the batch or the wish to compile forbids, whatever the memory."""
     rejected = []
     for tensor in divisors(num_ranks):
         data = num_ranks // tensor
         reason = _reason_against_tensor(run.model, tensor)
         if not reason and run.training.batch_size % data:
             reason = f"{data} data ranks do not divide the batch of {run.training.batch_size} sequences"
+        layout = Layout(tensor=tensor, data=data)
+        if not reason and run.training.compile == "on" and (against := reason_against_compiling(run.model, layout)):
+            reason = f'`training.compile` is "on", but {against}'
         if reason:
-            candidate = Candidate(run.model, Layout(tensor=tensor, data=data), run.training)
+            candidate = Candidate(run.model, layout, run.training)
             rejected.append(Rejected(candidate=candidate, reason=reason))
     return rejected
 
 
+def memory_of_rank(hardware: Hardware, num_ranks: int) -> int:
+    """Bytes that a rank may hold: a device's, or of a processor, which all ranks share, its part."""
+    return hardware.memory // num_ranks if hardware.device == "cpu" else hardware.memory
+
+
 def _reason_against_memory(candidate: Candidate, memory: MemoryForecast, hardware: Hardware) -> str:
     """Why a rank does not fit: what is there whatever the batch, or what comes with it."""
-    limit = hardware.memory
-    who = "the GPU holds"
-    if hardware.device == "cpu":
-        limit //= candidate.layout.world_size
-        who = f"each of {candidate.layout.world_size} ranks has"
+    num_ranks = candidate.layout.world_size
+    limit = memory_of_rank(hardware, num_ranks)
+    who = f"each of {num_ranks} ranks has" if hardware.device == "cpu" else "the GPU holds"
     if memory.total <= limit:
         return ""
     weights = memory.weights + memory.master_weights + memory.optimizer
@@ -247,6 +277,15 @@ def require_precision(run: RunConfig, hardware: Hardware) -> None:
     if precision not in hardware.flops:
         has = listed(f'"{name}"' for name in hardware.flops if name != "tf32")
         raise ConfigError(f"`training.precision` must be one that {hardware.name} has ({has}), but is {precision!r}.")
+
+
+def require_device(run: RunConfig, hardware: Hardware) -> None:
+    """Raise `ConfigError` where the run is to be on another kind of device: it would not be what was planned."""
+    if run.training.device not in ("auto", hardware.device):
+        raise ConfigError(
+            f'`training.device` must be "auto" or "{hardware.device}" on {hardware.name}, but is '
+            f'"{run.training.device}". Set training.device=auto.'
+        )
 
 
 def _require_batch(run: RunConfig, num_ranks: int, most_tensor: int) -> None:

@@ -37,11 +37,36 @@ def test_json_has_the_figures() -> None:
     assert told["peak_bytes"] == sum(told["modules"].values())
 
 
-def test_a_layout_without_a_dry_run_is_an_error() -> None:
+def message(*arguments: str) -> str:
     with pytest.raises(ConfigError) as error:
-        run("plan", "--model", "8.3B", "--gpu", "h200-sxm", "--layout", "tensor=8")
-    assert str(error.value) == (
+        run(*arguments)
+    return str(error.value)
+
+
+def test_a_layout_or_a_rank_without_a_dry_run_is_an_error() -> None:
+    plan = ("plan", "--model", "8.3B", "--gpu", "h200-sxm")
+    assert message(*plan, "--layout", "tensor=8") == (
         "`--layout` must come with `--dry-run`, since a plan tries every one, but is tensor=8 alone."
+    )
+    assert message(*plan, "--rank", "0") == (
+        "`--rank` must come with `--dry-run`, since a plan is of all ranks, but is 0 alone."
+    )
+
+
+@pytest.mark.parametrize(
+    "ignored", ["--gpus 8", "--tokens 1T", "--price 2.5", "--top 8", "--html x.html", "--write x.toml"]
+)
+def test_what_a_dry_run_would_ignore_is_told(ignored: str) -> None:
+    option, value = ignored.split()
+    assert message(*SMALL, option, value) == (
+        f"`{option}` must be left out with `--dry-run`, which is a step of one rank of the run's layout or of "
+        f"`--layout`, but is {value}."
+    )
+
+
+def test_a_device_of_another_kind_is_an_error() -> None:
+    assert message(*SMALL, "--gpu", "h100-sxm", "training.device=cpu") == (
+        '`training.device` must be "auto" or "cuda" on H100 SXM, but is "cpu". Set training.device=auto.'
     )
 
 

@@ -35,13 +35,21 @@ def test_the_table_is_readable_at_a_hundred_columns() -> None:
     assert "…" not in text
     assert lines[0].startswith("8.31 billion parameters on 512 x V100 SXM3 32 GB (DGX-2H); ")
     assert sum(" x " in line and "%" in line for line in lines) == 12
-    assert "  tensor 1 x data 512: weights and optimizer need 100 GB per rank, the GPU holds 32" in lines
+    assert "  tensor 1 x data 512, not sharded: weights and optimizer need 100 GB per rank, the GPU holds 32" in lines
 
 
 def test_what_keeps_layers_from_being_compiled_is_told() -> None:
     told = "Its layers are not compiled: dropout (`model.dropout` 0.1) under tensor parallelism"
     assert told in run(*PAPER)
     assert "not compiled" not in run(*PAPER, "model.dropout=0.0")
+
+
+def test_a_run_that_must_be_compiled_is_planned_with_what_can_be(tmp_path: Path) -> None:
+    path = tmp_path / "best.toml"
+    text = run(*PAPER, "training.compile=on", "--write", str(path))
+    assert '  tensor 8 x data 64: `training.compile` is "on", but dropout (`model.dropout` 0.1) under' in text
+    assert "not compiled" not in text
+    assert load_run(path).layout.tensor == 1
 
 
 def test_it_takes_half_a_second_and_imports_neither_torch_nor_numpy() -> None:
@@ -111,6 +119,17 @@ def test_a_preset_is_found_by_the_end_of_its_name() -> None:
 MISTAKES = [
     (("--gpus", "0"), "`--gpus` must be at least 1, but is 0."),
     (
+        ("--gpus", "9007199254740993"),
+        "`--gpus` must be at most 100,000,000, but is 9,007,199,254,740,993. Take fewer.",
+    ),
+    (
+        ("training.device=cpu",),
+        (
+            '`training.device` must be "auto" or "cuda" on V100 SXM3 32 GB (DGX-2H), but is "cpu". Set '
+            "training.device=auto."
+        ),
+    ),
+    (
         ("--gpu", "v100"),
         "`--gpu` must name a known device or a .toml file of one, but is `v100`. The nearest is `v100-32gb`.",
     ),
@@ -127,6 +146,11 @@ MISTAKES = [
         ),
     ),
     (("--tokens", "many"), "`--tokens` must be a number above 0 such as 300B or 1.5T, but is `many`."),
+    (("--tokens", "1e400"), "`--tokens` must be at most 1e+18, but is `1e400`. Try 300B or 1.5T."),
+    (("--tokens", "2e300T"), "`--tokens` must be at most 1e+18, but is `2e300T`. Try 300B or 1.5T."),
+    (("--tokens", "1T", "--price", "nan"), "`--price` must be at least 0 and at most 1e+18, but is nan."),
+    (("--tokens", "1T", "--price", "inf"), "`--price` must be at least 0 and at most 1e+18, but is inf."),
+    (("--tokens", "1T", "--price", "-1"), "`--price` must be at least 0 and at most 1e+18, but is -1."),
     (("--tokens", "0"), "`--tokens` must be a number above 0 such as 300B or 1.5T, but is `0`."),
     (
         ("training.batch_size=8",),
@@ -143,6 +167,13 @@ MISTAKES = [
         ),
     ),
 ]
+
+
+def test_a_device_of_the_planned_kind_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "best.toml"
+    for device in ("auto", "cuda"):
+        run("plan", "--model", "gpt2-small", "--gpu", "h100-sxm", f"training.device={device}", "--write", str(path))
+        assert load_run(path).training.device == device
 
 
 @pytest.mark.parametrize(("more", "expected"), MISTAKES)
@@ -186,6 +217,42 @@ def test_nothing_to_write_is_told() -> None:
         "`--write` must have a layout that fits, but none does: weights and optimizer need 100 GB per rank, the GPU "
         "holds 16."
     )
+
+
+@pytest.mark.parametrize(
+    "ignored", ["--model 8.3B", "--gpus 8", "--tokens 1T", "--top 8", "--json", "--dry-run", "--layout data=2"]
+)
+def test_what_calibration_would_ignore_is_told(ignored: str, tmp_path: Path) -> None:
+    option, _, value = ignored.partition(" ")
+    assert message("plan", "--calibrate", str(tmp_path / "here.toml"), *ignored.split()) == (
+        f"`{option}` must be left out with `--calibrate`, which plans nothing, but is {value or 'given'}."
+    )
+    assert message("plan", "run.toml", "--calibrate", "here.toml") == (
+        "`RUN.toml` must be left out with `--calibrate`, which plans nothing, but is run.toml."
+    )
+
+
+@pytest.mark.parametrize("option", ["--html", "--write", "--calibrate"])
+def test_a_file_that_cannot_be_written_is_told_before_the_work(option: str, tmp_path: Path) -> None:
+    path = tmp_path / "none" / "x.toml"
+    assert message("plan", option, str(path)) == (
+        f"`{option}` must name a file that can be written, but is `{path}`: No such file or directory. Make its "
+        "folder, or name another."
+    )
+    assert message("plan", option, str(tmp_path)) == (
+        f"`{option}` must name a file, but `{tmp_path}` is a folder. Name a file in it."
+    )
+    assert f"`{tmp_path / ('n' * 300)}`: File name too long." in message("plan", option, str(tmp_path / ("n" * 300)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "file" / "report"
+    path.parent.touch()
+    for study in ("scaling", "measure"):
+        assert message("study", study, "--output", str(path)) == (
+            f"`--output` must name a folder that can be written in, but is `{path}`: Not a directory. Name another."
+        )
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,23 +45,59 @@ def forecast(*, tensor: int, micro: int, recompute: str, sharding: str) -> tuple
     return f"{memory:.1f} GB" if memory >= 10 else f"{memory:.2f} GB", f"{time.total * 1e3:.1f} ms, {share:.1f}%"
 
 
+def stored_in(text: str) -> dict[str, Any]:
+    return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])  # type: ignore[index]
+
+
 def test_the_page_loads_nothing(text: str) -> None:
     assert "/*" not in re.sub(r"<style>.*?</style>", "", text, flags=re.DOTALL)
     assert not re.search(r"(src|href)\s*=|https?://(?!www\.w3\.org/2000/svg)|@import|url\(", text)
 
 
 def test_the_page_holds_every_setting_that_the_heads_allow(plans: Plans, text: str) -> None:
-    stored = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])  # type: ignore[index]
-    assert stored["limit"] == 32_000
+    stored = stored_in(text)
+    assert stored["limits"] == [32_000] * 5
+    assert stored["plan"]["limit"] == 32_000
     assert len(stored["plan"]["points"]) == len(plans.fitting)
     eight = stored["models"].index(next(m for m in stored["models"] if m["name"] == "megatron-8.3b"))
     assert len([key for key in stored["grid"] if key.startswith(f"{eight} ")]) == 5 * 4 * 3 * 3
 
 
 @pytest.fixture(scope="module")
+def processor() -> str:
+    """The page of eight ranks that share a processor's 16 GB."""
+    training = {"batch_size": 8, "sequence_length": 256}
+    run = load_run({"model": {"preset": "gpt2-small"}, "training": training})
+    return page(search_layouts(run, KNOWN_HARDWARE["laptop"], 8))
+
+
+def test_ranks_that_share_a_processor_share_its_memory_on_the_page_too(processor: str) -> None:
+    stored = stored_in(processor)
+    assert stored["limits"] == [2_000, 1_000, 500, 250, 125]
+    assert stored["plan"]["limit"] == 2_000
+    assert all(point["megabytes"] <= 2_000 for point in stored["plan"]["points"])
+
+
+def test_shared_memory_is_told_beside_each_bar(processor: str, browser: Any, tmp_path: Path) -> None:
+    with showing(processor, browser, tmp_path) as shown:
+        choose(shown, model="0", micro="0")
+        wall = shown.locator("#wall text").all_text_contents()
+        assert wall[1].endswith(" GB of 2.00, does not fit")
+        assert wall[3].endswith(" GB of 1.00, does not fit")
+        assert shown.locator("#wall line.limit").count() == len(wall) // 2  # none below, where one stands for all
+        assert shown.locator("#plan text").first.text_content() == "2.00"
+
+
+@pytest.fixture(scope="module")
 def shown(text: str, browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with showing(text, browser, tmp_path_factory.mktemp("page")) as shown:
+        yield shown
+
+
+@contextmanager
+def showing(text: str, browser: Any, folder: Path) -> Iterator[Any]:
     """The page in a browser that is offline; a message on its console is a mistake."""
-    file: Path = tmp_path_factory.mktemp("page") / "plan.html"
+    file = folder / "plan.html"
     file.write_text(text, encoding="utf-8")
     context = browser.new_context(offline=True, viewport={"width": 1200, "height": 900})
     shown, said = context.new_page(), []

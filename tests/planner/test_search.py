@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from crosscut.config import ConfigError, RunConfig, load_run
+from crosscut.config import ConfigError, LayoutError, RunConfig, load_run
 from crosscut.config.checks import divisors
 from crosscut.planner import flops_per_step
 from crosscut.planner.hardware import KNOWN_HARDWARE
@@ -69,14 +69,17 @@ def test_rates_are_of_the_same_step(paper: Plans) -> None:
 
 def test_what_does_not_fit_is_told_with_its_reason(paper: Plans) -> None:
     reasons = {rejected.label: rejected.reason for rejected in paper.leanest}
-    assert reasons["tensor 1 x data 512"] == "weights and optimizer need 100 GB per rank, the GPU holds 32"
-    assert reasons["tensor 4 x data 128"] == ("weights, optimizer and gradients need 33 GB per rank, the GPU holds 32")
+    assert reasons["tensor 1 x data 512, not sharded"] == "weights and optimizer need 100 GB per rank, the GPU holds 32"
+    without_sharding = reasons["tensor 4 x data 128, not sharded"]
+    assert without_sharding == "weights, optimizer and gradients need 33 GB per rank, the GPU holds 32"
+    assert any(plan.candidate.layout.tensor == 4 for plan in paper.fitting)
     assert reasons["tensor 64 x data 8"] == "64 tensor ranks do not divide the 32 heads"
     assert all(rejected.reason and not rejected.reason.endswith(".") for rejected in paper.rejected)
 
 
 def test_a_batch_that_does_not_fit_is_told_apart_from_weights() -> None:
     plans = search_layouts(run_of("megatron-1.2b"), DGX, 1)
+    assert {r.label for r in plans.rejected} == {"tensor 1 x data 1"}  # no other rank to share with
     reasons = {
         r.candidate.micro_batch_size: r.reason for r in plans.rejected if r.candidate.training.recompute == "none"
     }
@@ -88,6 +91,34 @@ def test_the_data_ranks_must_divide_the_batch() -> None:
     plans = search_layouts(run_of("megatron-1.2b", batch=6), DGX, 8)
     reasons = {rejected.label: rejected.reason for rejected in plans.rejected}
     assert reasons["tensor 1 x data 8"] == "8 data ranks do not divide the batch of 6 sequences"
+
+
+def test_what_cannot_be_compiled_as_asked_is_rejected() -> None:
+    def plans_of(dropout: float) -> Plans:
+        training = {"precision": "float16", "batch_size": 8, "compile": "on"}
+        return search_layouts(
+            load_run({"model": {"preset": "megatron-1.2b", "dropout": dropout}, "training": training}), DGX, 8
+        )
+
+    plans = plans_of(0.1)
+    assert {plan.candidate.layout.tensor for plan in plans.fitting} == {1}
+    assert all(plan.run(plans.asked).training.compile == "on" for plan in plans.fitting)
+    reasons = {rejected.label: rejected.reason for rejected in plans.rejected}
+    assert reasons["tensor 4 x data 2"] == (
+        '`training.compile` is "on", but dropout (`model.dropout` 0.1) under tensor parallelism (`layout.tensor` 4) '
+        "switches between two random streams, which a compiler cannot follow"
+    )
+    assert {plan.candidate.layout.tensor for plan in plans_of(0.0).fitting} == {1, 2, 4, 8}
+
+
+def test_what_does_not_cut_evenly_is_told_apart() -> None:
+    plans = search_layouts(run_of("megatron-1.2b", num_heads=24, num_kv_heads=3, mlp_size=6148), DGX, 8)
+    reasons = {rejected.candidate.layout.tensor: rejected.reason for rejected in plans.rejected if not rejected.needed}
+    assert reasons == {
+        2: "2 tensor ranks do not cut the 3 heads of keys and values evenly",
+        4: "4 tensor ranks do not cut the 3 heads of keys and values evenly",
+        8: "8 tensor ranks do not divide the MLP's width of 6148",
+    }
 
 
 def test_ranks_on_a_laptop_share_its_memory() -> None:
@@ -131,6 +162,43 @@ def test_ranks_on_a_laptop_share_its_memory() -> None:
             ),
         ),
         (
+            run_of(num_heads=1),
+            2,
+            KNOWN_HARDWARE["v100-16gb"],
+            (
+                "`model.num_heads` must have a divisor in common with `--gpus` (2) where the model does not fit on one "
+                "GPU, but is 1. Try another, or a GPU with more memory."
+            ),
+        ),
+        (
+            run_of("megatron-1.2b", precision="float32", batch=4, hidden_size=1550, num_heads=31),
+            4,
+            LAPTOP,
+            (
+                "`model.num_heads` must have a divisor in common with `--gpus` (4) where the model does not fit on one "
+                "GPU, but is 31. Try another, or a GPU with more memory."
+            ),
+        ),
+        (
+            run_of(mlp_size=32767),
+            8,
+            KNOWN_HARDWARE["v100-16gb"],
+            (
+                "`model.mlp_size` must have a divisor in common with `--gpus` (8) and `model.num_heads` (32) where the "
+                "model does not fit on one GPU, but is 32767. Try another, or a GPU with more memory."
+            ),
+        ),
+        (
+            run_of(num_heads=12, num_kv_heads=3, head_size=256),
+            8,
+            KNOWN_HARDWARE["v100-16gb"],
+            (
+                "`model.num_kv_heads` must divide or be a multiple of a tensor size that `--gpus` (8) and "
+                "`model.num_heads` (12) allow (2 or 4) where the model does not fit on one GPU, but is 3. "
+                "Try 3, 6 or 12 GPUs."
+            ),
+        ),
+        (
             run_of(precision="bfloat16"),
             8,
             DGX,
@@ -145,6 +213,13 @@ def test_nonsense_is_told(run: RunConfig, num_ranks: int, hardware, message: str
     with pytest.raises(ConfigError) as error:
         search_layouts(run, hardware, num_ranks)
     assert str(error.value) == message
+
+
+def test_numbers_without_small_divisors_take_no_longer() -> None:
+    start = time.process_time()
+    with pytest.raises(LayoutError, match=r"^`training.batch_size` must be at least"):
+        search_layouts(run_of(), DGX, 99_999_989)  # a prime
+    assert time.process_time() - start < 0.5
 
 
 def test_ten_thousand_layouts_take_less_than_five_seconds() -> None:

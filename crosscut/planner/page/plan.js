@@ -5,6 +5,7 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const at = (id) => document.getElementById(id);
 const color = (index) => `var(--c${index % 8})`;
 const gigabytes = (megabytes) => (megabytes / 1000).toFixed(megabytes < 10000 ? 2 : 1);
+const same = (values) => values.every((value) => value === values[0]);
 const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 
 function element(name, attributes, text) {
@@ -38,10 +39,12 @@ function choice() {
   };
 }
 
-// Horizontal bars of parts, each with a label before it and words after it, and a line where there is a limit.
-function bars(svg, rows, { limit, limitWords } = {}) {
+// Horizontal bars of parts, each with a label before it and words after it, and a line where a row has a limit; what it
+// is stands below the last one where it is the same for all.
+function bars(svg, rows) {
   const [width, left, right, height] = [720, 92, 200, 34];
-  const most = Math.max(limit ?? 0, ...rows.map((entry) => sum(entry.parts))) || 1;
+  const most = Math.max(...rows.map((entry) => Math.max(entry.limit ?? 0, sum(entry.parts)))) || 1;
+  const limit = same(rows.map((entry) => entry.limit)) ? rows[0].limit : undefined;
   const x = (value) => left + (value / most) * (width - left - right);
   svg.setAttribute("viewBox", `0 0 ${width} ${rows.length * height + (limit ? 22 : 4)}`);
   const words = [];  // over the bars and the limit's line
@@ -59,10 +62,14 @@ function bars(svg, rows, { limit, limitWords } = {}) {
     words.push(element("text", { x: x(before) + 8, y: y + 15, class: entry.over ? "over" : "value" }, entry.words));
     return parts;
   });
+  rows.forEach((entry, index) => {
+    if (!entry.limit) return;
+    const place = x(entry.limit);
+    drawn.push(element("line", { x1: place, x2: place, y1: index * height, y2: (index + 1) * height, class: "limit" }));
+  });
   if (limit) {
-    const bottom = rows.length * height;
-    drawn.push(element("line", { x1: x(limit), x2: x(limit), y1: 0, y2: bottom, class: "limit" }));
-    words.push(element("text", { x: x(limit), y: bottom + 15, "text-anchor": "middle" }, limitWords));
+    const attributes = { x: x(limit), y: rows.length * height + 15, "text-anchor": "middle" };
+    words.push(element("text", attributes, `${gigabytes(limit)} GB`));
   }
   svg.replaceChildren(...drawn, ...words);
 }
@@ -73,15 +80,18 @@ function possible(chosen) {
 }
 
 function drawWall(chosen) {
+  const holds = ({ index, found }) => sum(found.memory) <= data.limits[index];
+  const of = (index) => (same(data.limits) ? "" : ` of ${gigabytes(data.limits[index])}`);
   const rows = possible(chosen).map(({ tensor, index, found }) => ({
     label: tensor === 1 ? "one GPU" : `tensor ${tensor}`,
     parts: found.memory,
+    limit: data.limits[index],
     chosen: index === chosen.tensor,
-    over: sum(found.memory) > data.limit,
-    words: `${gigabytes(sum(found.memory))} GB${sum(found.memory) > data.limit ? ", does not fit" : ""}`,
+    over: !holds({ index, found }),
+    words: `${gigabytes(sum(found.memory))} GB${of(index)}${holds({ index, found }) ? "" : ", does not fit"}`,
   }));
-  bars(at("wall"), rows, { limit: data.limit, limitWords: `${gigabytes(data.limit)} GB` });
-  const fits = possible(chosen).find(({ found }) => sum(found.memory) <= data.limit);
+  bars(at("wall"), rows);
+  const fits = possible(chosen).find(holds);
   const one = row({ ...chosen, tensor: 0 });
   at("wall-words").textContent =
     `${data.models[chosen.model].words} needs ${gigabytes(sum(one.memory))} GB where nothing cuts it, and so does every ` +
@@ -106,21 +116,21 @@ function drawTime(chosen) {
 
 function drawPlan() {
   const [width, height, left, bottom] = [720, 300, 48, 34];
-  const points = data.plan.points;
+  const { points, limit } = data.plan;
   at("plan-section").hidden = !points.length;
   if (!points.length) return;
   const slowest = Math.max(...points.map((point) => point.seconds));
   const fastest = Math.min(...points.map((point) => point.seconds));
   const x = (seconds) => left + (Math.log(seconds / fastest) / (Math.log(slowest / fastest) || 1)) * (width - left - 12);
-  const y = (megabytes) => 8 + (1 - megabytes / data.limit) * (height - bottom - 8);
+  const y = (megabytes) => 8 + (1 - megabytes / limit) * (height - bottom - 8);
   const tensors = [...new Set(points.map((point) => point.tensor))].sort((a, b) => a - b);
   const svg = at("plan");
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   const tell = (point) => { at("plan-words").textContent = `${point.label}: ${point.words}.`; };
   const frame = [
     element("line", { x1: left, x2: width, y1: y(0), y2: y(0), class: "line" }),
-    element("line", { x1: left, x2: width, y1: y(data.limit), y2: y(data.limit), class: "limit" }),
-    element("text", { x: 0, y: y(data.limit) + 4 }, `${gigabytes(data.limit)}`),
+    element("line", { x1: left, x2: width, y1: y(limit), y2: y(limit), class: "limit" }),
+    element("text", { x: 0, y: y(limit) + 4 }, `${gigabytes(limit)}`),
     element("text", { x: 0, y: y(0) + 4 }, "0 GB"),
     element("text", { x: left, y: height - 6 }, `${fastest.toPrecision(3)} s a step`),
     element("text", { x: width, y: height - 6, "text-anchor": "end" }, `${slowest.toPrecision(3)} s`),
