@@ -6,13 +6,20 @@ from typing import Any
 
 import click
 
+from crosscut.cli.arguments import naming_options, precision_option
 from crosscut.config import ConfigError, EvaluationConfig, Layout
 from crosscut.config.checks import listed
 from crosscut.config.evaluation import DETOKENIZERS
-from crosscut.config.precision import PRECISIONS
 
 _TASKS = ("wikitext103", "lambada")
-_PRECISIONS = [name for name in PRECISIONS if name != "float8"]
+_NAMES = {
+    "layout.tensor": "--tensor",
+    "layout.data": "--data",
+    "data.text_key": "--text-key",
+    **{f"evaluation.{name}": f"--{name}" for name in ("text", "window", "overlap")},
+    "evaluation.batch_size": "--batch-size",
+    **{f"evaluation.{name}": f"--task {name}" for name in _TASKS},
+}
 
 
 @click.command()
@@ -31,9 +38,10 @@ _PRECISIONS = [name for name in PRECISIONS if name != "float8"]
 @click.option("--tensor", default=1, show_default=True, help="Tensor ranks to cut the model over, whatever trained it.")
 @click.option("--data", default=1, show_default=True, help="Copies of the model, each on its part of the windows.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@click.option("--precision", type=click.Choice(_PRECISIONS), default="float32", show_default=True)
+@precision_option
 @click.option("--output", type=click.Path(path_type=Path), help="Write the figures and how they came about as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print figures instead of a table.")
+@naming_options(_NAMES)
 def evaluate(
     place: str,
     tasks: tuple[str, ...],

@@ -5,6 +5,10 @@ from typing import Any
 
 import click
 
+from crosscut.cli.arguments import naming_options, precision_option
+
+_CHOICES = ("temperature", "top_k", "top_p", "repetition_penalty", "stop")
+
 
 @click.command()
 @click.argument("place")
@@ -26,8 +30,9 @@ import click
 @click.option("--slide", is_flag=True, help="Let a text outgrow the model's window, which forgets its beginning then.")
 @click.option("--tensor", default=1, show_default=True, help="Tensor ranks to cut the model over, whatever trained it.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@click.option("--precision", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
+@precision_option
 @click.option("--json", "as_json", is_flag=True, help="A line of JSON for each text: prompt, text, token ids, finish.")
+@naming_options({"layout.tensor": "--tensor", **{name: f"--{name.replace('_', '-')}" for name in _CHOICES}})
 def generate(
     place: str, prompt: str | None, file: Path | None, samples: int, num_tokens: int | None, slide: bool, tensor: int,
     device: str, precision: str, as_json: bool, **choice: Any,

@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
+from crosscut.cli.arguments import naming_options, precision_option
 from crosscut.config import ConfigError
-from crosscut.config.precision import PRECISIONS
 
 
 @click.command()
@@ -15,9 +15,10 @@ from crosscut.config.precision import PRECISIONS
 @click.option("--port", default=8000, show_default=True, help="Port to listen at; 0 takes any that is free.")
 @click.option("--tensor", default=1, show_default=True, help="Tensor ranks to cut the model over, whatever trained it.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@click.option("--precision", type=click.Choice(list(PRECISIONS)), default="float32", show_default=True)
+@precision_option
 @click.option("--rows", type=click.IntRange(1), default=16, show_default=True, help="Texts to write at once.")
 @click.option("--api-key", envvar="CROSSCUT_API_KEY", help="Key that clients must show; better in CROSSCUT_API_KEY.")
+@naming_options({"layout.tensor": "--tensor"})
 def serve(place: str, **options: Any) -> None:
     """Serve the model at PLACE to OpenAI clients and browsers.
 

@@ -20,6 +20,9 @@ MODEL_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 TOKENIZER_FILE = "tokenizer.json"
 
+_SLIDING_WINDOW = 4096
+"""What `transformers` takes for the families with such a window where a file lacks the key. Null is full attention."""
+
 LOW_FREQUENCY, HIGH_FREQUENCY = 1.0, 4.0
 """Turns in the original length below which Llama 3 slows a rotation down, and above which it leaves it."""
 
@@ -252,7 +255,8 @@ def _rope_scaling(model: ModelConfig) -> dict[str, Any] | None:
 def _window(table: _Table, family: _Family, fields: Mapping[str, Any]) -> dict[str, Any]:
     """A sliding window sees everything up to its length, so that is the longest sequence of the same model."""
     is_used = family is _MISTRAL or bool(table.get("use_sliding_window", False))
-    window = table.get("sliding_window") if is_used else None
+    default = None if family is _LLAMA else _SLIDING_WINDOW
+    window = table.values.get("sliding_window", default) if is_used else None
     if window is None or "max_sequence_length" not in fields:
         return {}
     return {"max_sequence_length": min(fields["max_sequence_length"], int(window))}

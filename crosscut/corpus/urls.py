@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote, urlsplit
 from crosscut.config.corpus import UrlsConfig
 from crosscut.config.errors import DataError
 from crosscut.corpus.documents import Document, Drop, Judgement
+from crosscut.data.lines import lines_of
 
 BUILTIN_LISTS = {f"builtin:{path.stem}": path for path in (Path(__file__).parent / "lists").glob("*.txt")}
 """Lists that come with Crosscut."""
@@ -179,7 +180,7 @@ def _lines(name: str, file: str) -> list[str]:
         known = " and ".join(f"`{builtin}`" for builtin in sorted(BUILTIN_LISTS))
         raise DataError(f"`{name}` must name files or built-in lists ({known}), but has `{file}`.")
     try:
-        return BUILTIN_LISTS.get(file, Path(file)).read_text(encoding="utf-8").splitlines()
+        return lines_of(BUILTIN_LISTS.get(file, Path(file)).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise DataError(f"`{name}` must name readable files, but `{file}` is not: {reason}. Check the path.") from None

@@ -29,7 +29,7 @@ class Document(NamedTuple):
     """A text and where it came from."""
 
     text: str
-    """Never empty and never only blanks."""
+    """Empty or only blanks just where such documents are asked for."""
 
     source: Source
     """The file."""
@@ -42,26 +42,28 @@ class Document(NamedTuple):
 
 
 def read_documents(
-    patterns: Sequence[str], *, text_key: str = "text", setting: str = "data.text"
+    patterns: Sequence[str], *, text_key: str = "text", setting: str = "data.text", blank: bool = False
 ) -> Iterator[Document]:
     """Read the documents of a corpus one by one, in the order of `find_sources`.
 
-    Documents without any text are passed over. Raises `DataError` for everything `find_sources` and `read_chunks`
-    raise it for, and, naming the file and the place in it, for bytes that are not UTF-8, a line that is not JSON, and
-    a text that is missing or no string; at the end also when there was no document at all.
+    Documents without any text are passed over, unless `blank` asks for them too. Raises `DataError` for everything
+    `find_sources` and `read_chunks` raise it for, and, naming the file and the place in it, for bytes that are not
+    UTF-8, a line that is not JSON, and a text that is missing or no string; at the end also when there was no document
+    at all.
     """
-    return read_sources(find_sources(patterns, setting=setting), text_key=text_key)
+    return read_sources(find_sources(patterns, setting=setting), text_key=text_key, blank=blank)
 
 
-def read_sources(sources: Sequence[Source], *, text_key: str) -> Iterator[Document]:
+def read_sources(sources: Sequence[Source], *, text_key: str, blank: bool = False) -> Iterator[Document]:
     """Read the documents of sources already found; see `read_documents`."""
     readers = {"text": _read_text, "jsonl": _read_jsonl, "parquet": read_parquet}
     empty = True
     starts = accumulate((source.size for source in sources), initial=0)
     for source, start in zip(sources, starts, strict=False):
         for text, record, position in readers[source.format](source, text_key):
-            if text and not text.isspace():
-                empty = False
+            has_text = bool(text) and not text.isspace()
+            empty = empty and not has_text
+            if has_text or blank:
                 yield Document(text, source, record, start + position)
     if empty:
         raise DataError(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from crosscut.config import ConfigError, DataError
+from crosscut.data.lines import lines_of
 from crosscut.evaluation.scoring import Ids, WindowScores
 from crosscut.evaluation.task import Encoder, Figures, as_ids, exponential, hashed, read_text
 from crosscut.evaluation.windows import Window
@@ -84,7 +85,7 @@ def last_word(passage: str, tokenizer: Encoder) -> tuple[list[int], int]:
 
 def _passages(path: Path) -> list[str]:
     """A passage a line; in a .jsonl file as the value of `text`."""
-    lines = [line for line in read_text(path, "evaluation.lambada").splitlines() if line.strip()]
+    lines = [line for line in lines_of(read_text(path, "evaluation.lambada")) if line.strip()]
     if path.suffix == ".jsonl":
         try:
             lines = [json.loads(line)["text"] for line in lines]

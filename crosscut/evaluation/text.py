@@ -19,8 +19,8 @@ class Text:
     """Perplexity of documents, windowed as WikiText is.
 
     A .txt file is a document, and so is a line of a .jsonl file or a row of a .parquet file. Each comes after the id
-    `start`, and all of its tokens are scored. Bits per byte, of the text in UTF-8, compare models of any vocabulary.
-    Raises `DataError` for files that cannot be read.
+    `start`, and all of its tokens are scored. Documents of nothing but blanks are left out and counted. Bits per
+    byte, of the text in UTF-8, compare models of any vocabulary. Raises `DataError` for files that cannot be read.
     """
 
     name = "text"
@@ -38,7 +38,11 @@ class Text:
         self.texts: list[Ids] = []
         self.windows: list[Window] = []
         self._documents: list[dict[str, Any]] = []
+        self._num_blank = 0
         for source, record, text in _whole_documents(patterns, text_key):
+            if not text or text.isspace():
+                self._num_blank += 1
+                continue
             ids = tokenizer.encode(text)
             self.windows += sliding_windows(len(self.texts), len(ids) + 1, window=window, overlap=overlap)
             self.texts.append(as_ids([start, *ids]))
@@ -58,7 +62,13 @@ class Text:
         tokens, size = (sum(document[name] for document in self._documents) for name in ("tokens", "bytes"))
         return Figures(
             figures=_figures(float(losses.sum()), tokens, size),
-            counts={"documents": len(documents), "tokens": tokens, "bytes": size, "windows": len(self.windows)},
+            counts={
+                "documents": len(documents),
+                "tokens": tokens,
+                "bytes": size,
+                "windows": len(self.windows),
+                "documents_blank": self._num_blank,
+            },
             documents=documents,
         )
 
@@ -77,6 +87,7 @@ def _whole_documents(patterns: Sequence[str], text_key: str) -> Iterator[tuple[s
     def place(document: Document) -> tuple[int, int]:
         return document.source.index, 1 if document.source.format == "text" else document.record
 
-    for (_, record), pieces in groupby(read_documents(patterns, text_key=text_key, setting="evaluation.text"), place):
+    documents = read_documents(patterns, text_key=text_key, setting="evaluation.text", blank=True)
+    for (_, record), pieces in groupby(documents, place):
         first, *rest = pieces
         yield first.source.name, record, "".join(piece.text for piece in (first, *rest))

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from crosscut.config import DataError
+from crosscut.data.lines import lines_of
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
@@ -16,7 +17,7 @@ def read_prompts(path: Path) -> tuple[str, ...]:
     Raises `DataError` where the file cannot be read, holds none, or has a line that is no prompt.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = lines_of(path.read_bytes().decode("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise DataError(f"`{path}` must be a readable file of prompts, but is not: {reason}.") from None

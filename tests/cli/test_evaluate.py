@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from crosscut.cli.main import commands
-from crosscut.config import ConfigError
+from crosscut.config import ConfigError, DataError
 from tests.pretrained.models import make
 
 TEXT = "the quick brown fox jumps over the lazy dog, and the dog jumps over the quick brown fox. " * 3
@@ -42,6 +42,36 @@ def test_ranks_give_what_one_process_gives(model, crosscut, tmp_path):
             assert found[task][name] == expected[task][name]
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "float16", "float64"])
+def test_precisions_agree_in_the_first_digits(model, precision):
+    perplexities = []
+    for more in ((), ("--precision", precision)):
+        done = CliRunner().invoke(commands, arguments(model, "--json", *more), catch_exceptions=False)
+        perplexities.append(json.loads(done.stdout)["tasks"]["text"]["figures"]["loss_per_token"])
+    assert perplexities[0] == pytest.approx(perplexities[1], rel=0.02)
+
+
+def test_a_window_smaller_than_the_overlap_is_for_lambada(model):
+    wanted = ["--task", f"lambada={model / 'lambada.txt'}", "--window", "12", "--device", "cpu", "--json"]
+    done = CliRunner().invoke(commands, ["evaluate", str(model), *wanted], catch_exceptions=False)
+    assert json.loads(done.stdout)["tasks"]["lambada"]["protocol"]["window"] == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--overlap", "17"), "`--overlap` must be at most the window's 16 tokens, but is 17."),
+        (("--window", "65"), "`--window` must be at most the 64 tokens that the model reads at once, but is 65."),
+        (("--tensor", "3"), "`--tensor` must divide `model.num_heads` (4), but is 3. Try 1, 2 or 4."),
+        (("--text", "no.txt"), "`--text` must name files that are there, but nothing matches `no.txt`."),
+    ],
+)
+def test_messages_name_the_options(model, options, message):
+    result = CliRunner().invoke(commands, arguments(model, *options))
+    assert isinstance(result.exception, ConfigError | DataError)
+    assert str(result.exception).startswith(message)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -52,7 +82,8 @@ def test_ranks_give_what_one_process_gives(model, crosscut, tmp_path):
             ("--task", "lambada=a", "--task", "lambada=b"),
             "`--task lambada=FILE` must be given once, but is given for `a`",
         ),
-        (("--text", "a.txt", "--overlap", "0"), "`evaluation.overlap` must be at least 1, but is 0."),
+        (("--text", "a.txt", "--overlap", "0"), "`--overlap` must be at least 1, but is 0."),
+        (("--text", "a.txt", "--tensor", "0"), "`--tensor` must be at least 1, but is 0."),
     ],
 )
 def test_a_mistake_is_one_message(options, message):

@@ -102,6 +102,12 @@ def test_weights_are_packed_where_some_texts_are_written_at_once(generate, monke
     assert made[0].blocks[0].mlp.expand.weight._local_tensor.is_mkldnn == (is_packed and IS_THERE)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16", "float64"])
+def test_a_model_writes_in_every_precision_of_weights(generate, precision):
+    (record,) = records(generate("--prompt", "It was", "--tokens", "2", "--precision", precision, "--json"))
+    assert len(record["tokens"]) == 2
+
+
 def test_prompts_may_be_records(generate, tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps({"prompt": "two\nlines", "number": 1}) + "\n")
@@ -132,7 +138,7 @@ def test_an_older_checkpoint_writes_another_text(generate, trained, monkeypatch,
 
 
 def test_what_cannot_be_is_told_before_a_rank_starts(fail, tmp_path):
-    assert fail("--tensor", "3") == "`layout.tensor` must divide `model.num_heads` (4), but is 3. Try 1, 2 or 4."
+    assert fail("--tensor", "3") == "`--tensor` must divide `model.num_heads` (4), but is 3. Try 1, 2 or 4."
     assert fail("--prompt", "é" * 40).startswith(
         f"The prompt '{'é' * 40}' must fit the model's window of 64 tokens, but has 80. Shorten it, or pass --slide."
     )
@@ -142,7 +148,8 @@ def test_what_cannot_be_is_told_before_a_rank_starts(fail, tmp_path):
     )
     assert fail("--tokens", "0") == "`--tokens` must be at least 1, but is 0."
     assert fail("--samples", "0") == "`--samples` must be at least 1, but is 0."
-    assert fail("--top-p", "2") == "`top_p` must be above 0 and at most 1, but is 2.0."
+    assert fail("--top-p", "2") == "`--top-p` must be above 0 and at most 1, but is 2.0."
+    assert fail("--top-k", "-1") == "`--top-k` must be at least 0, but is -1."
     assert "Give --prompt or --prompts, not both." in fail("--prompt", "a", "--prompts", "b")
 
 

@@ -1,5 +1,8 @@
 import time
 
+import pytest
+
+from crosscut.cli.main import commands
 from tests.cli.conftest import run_python
 
 
@@ -23,6 +26,12 @@ def test_every_command_has_help(crosscut):
         done = crosscut(command, "--help")
         assert done.returncode == 0
         assert done.stdout.startswith(f"Usage: crosscut {command}")
+
+
+@pytest.mark.parametrize("command", ["evaluate", "generate", "serve"])
+def test_a_model_is_asked_in_types_that_hold_weights(command):
+    (option,) = (option for option in commands.commands[command].params if option.name == "precision")
+    assert list(option.type.choices) == ["float32", "bfloat16", "float16", "float64"]
 
 
 def test_version_is_told(crosscut):

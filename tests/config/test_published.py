@@ -80,6 +80,16 @@ def test_a_window_limits_the_sequence(read):
     assert read(LLAMA, model_type="qwen2", sliding_window=16, use_sliding_window=True).model.max_sequence_length == 16
 
 
+def test_a_window_that_is_not_told_is_that_of_transformers(read):
+    long = {**LLAMA, "max_position_embeddings": 32768}
+    assert read(long, model_type="mistral").model.max_sequence_length == 4096
+    assert read(long, model_type="mistral", sliding_window=None).model.max_sequence_length == 32768
+    assert read(long, model_type="qwen3", use_sliding_window=True).model.max_sequence_length == 4096
+    assert read(long, model_type="qwen3").model.max_sequence_length == 32768
+    assert read(long).model.max_sequence_length == 32768
+    assert read(LLAMA, model_type="mistral").model.max_sequence_length == 64
+
+
 def test_ends_of_text_of_both_files_are_stops(read, tmp_path):
     assert read(LLAMA).stops == ()
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [9, 5]}', encoding="utf-8")

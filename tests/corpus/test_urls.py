@@ -45,6 +45,12 @@ def test_other_domains_pass(url: str, tmp_path: Path) -> None:
     assert judge(url, domains=(str(listed),)) == []
 
 
+def test_a_comment_of_a_list_ends_with_its_line(tmp_path: Path) -> None:
+    listed = tmp_path / "domains"
+    listed.write_text("# not\u2028other.org\nexample.com\n", encoding="utf-8")
+    assert judge("https://other.org/", domains=(str(listed),)) == []
+
+
 def test_domains_are_compared_as_they_travel(tmp_path: Path) -> None:
     listed = tmp_path / "domains"
     listed.write_text("b\u00fccher.example\n", encoding="utf-8")

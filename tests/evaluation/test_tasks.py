@@ -98,6 +98,19 @@ def test_plain_lines_are_passages_too(tmp_path: Path, letters: Letters) -> None:
 
 
 @pytest.mark.parametrize(
+    ("within", "suffix"),
+    [("\u2028", "jsonl"), ("\x85", "jsonl"), ("\u2028", "txt"), ("\x85", "txt"), ("\x0b", "txt")],
+)
+def test_only_line_ends_part_passages(tmp_path: Path, letters: Letters, within: str, suffix: str) -> None:
+    passages = [f"I{within}am so", "he is"]
+    records = [json.dumps({"text": passage}, ensure_ascii=False) for passage in passages]
+    file = tmp_path / f"lambada.{suffix}"
+    file.write_bytes("\r\n".join(records if suffix == "jsonl" else passages).encode())
+    task = Lambada(str(file), letters, window=64)
+    assert [text.tolist() for text in task.texts] == [letters.encode(passage) for passage in passages]
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
         ('{"text": "word"}', r"must hold passages of several words, but number 1 of `.*` is 'word'"),
@@ -161,12 +174,22 @@ def test_text_is_scored_per_token_byte_and_document(tmp_path: Path, letters: Let
         "bits_per_byte": pytest.approx(7 / 11 / math.log(2)),
         "loss_per_token": pytest.approx(7 / 11),
     }
-    assert found.counts == {"documents": 3, "tokens": 11, "bytes": 11, "windows": 7}
+    assert found.counts == {"documents": 3, "tokens": 11, "bytes": 11, "windows": 7, "documents_blank": 0}
     assert [(d["source"].rpartition("/")[2], d["record"], d["tokens"]) for d in found.documents] == [
         ("a.txt", 1, 3), ("b.jsonl", 1, 5), ("b.jsonl", 2, 3),
     ]  # fmt: skip
     assert [d["loss_per_token"] for d in found.documents] == pytest.approx([0.5, 0.5, 1.0])
     assert [entry["file"].rpartition("/")[2] for entry in task.data] == ["a.txt", "b.jsonl"]
+
+
+def test_blank_documents_are_left_out_and_counted(tmp_path: Path, letters: Letters) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": ""}\n{"text": "you"}\n\n{"text": " \\n"}\n')
+    (tmp_path / "b.txt").write_text(" \n" * 20_000)
+    (tmp_path / "c.txt").write_text("a" + " \n" * 20_000)
+    task = Text([str(tmp_path)], letters, start=0, window=64, overlap=64, text_key="text")
+    counts = task.figures(scores([0.0] * len(task.windows))).counts
+    assert (counts["documents"], counts["documents_blank"]) == (2, 3)
+    assert counts["bytes"] == 3 + 40_001, "blanks within a document are scored"
 
 
 def test_a_book_is_one_document(tmp_path: Path, letters: Letters) -> None:

@@ -68,9 +68,16 @@ def test_windows_that_would_leave_targets_out_are_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"^`evaluation.overlap` must be at most the window's 16 tokens, but is 32. Tr"
     ):
-        EvaluationConfig().window_for(16)
+        EvaluationConfig(text=("a.txt",)).window_for(16)
     with pytest.raises(ConfigError, match=r"^`evaluation.overlap` must be at least 1, but is 0"):
         EvaluationConfig(overlap=0)
+
+
+def test_only_tasks_that_slide_need_an_overlap_that_fits() -> None:
+    assert EvaluationConfig(lambada="lambada.jsonl", window=2).window_for(64) == 2
+    assert EvaluationConfig(lambada="lambada.jsonl").window_for(16) == 16, "as for a run of short sequences"
+    with pytest.raises(ConfigError, match=r"^`evaluation.overlap` must be at most the window's 16 tokens"):
+        EvaluationConfig(lambada="lambada.jsonl", wikitext103="wiki.test.raw").window_for(16)
 
 
 def test_an_evaluation_of_nothing_is_refused() -> None:

@@ -116,6 +116,10 @@ def test_a_run_that_scores_nothing_needs_no_window(run_with):
     run_with("training.sequence_length=16")
 
 
+def test_a_run_that_scores_only_lambada_needs_no_overlap(run_with):
+    run_with("training.sequence_length=16", "evaluation.lambada=lambada.jsonl")
+
+
 def test_the_last_figures_are_those_of_the_last_evaluation():
     rows = [
         {"step": 1, "loss": 2.0},

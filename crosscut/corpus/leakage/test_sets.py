@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from crosscut.config.checks import listed
 from crosscut.config.errors import DataError
+from crosscut.data.lines import lines_of
 from crosscut.data.sources import unreadable
 
 SUFFIXES = (".jsonl", ".txt", ".raw", ".tokens")
@@ -74,7 +75,7 @@ def _from_text(text: str) -> list[Item]:
         ends = [*(article.start() for article in articles[1:]), len(text)]
         return [Item(text[found.start() : end], found[1]) for found, end in zip(articles, ends, strict=True)]
     passages = _BLANK_LINES.split(text.strip())
-    return [Item(item) for item in (passages if len(passages) > 1 else text.splitlines()) if item.strip()]
+    return [Item(item) for item in (passages if len(passages) > 1 else lines_of(text)) if item.strip()]
 
 
 def _from_lines(path: Path, text: str, text_key: str) -> Iterator[Item]:

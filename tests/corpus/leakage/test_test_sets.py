@@ -42,6 +42,8 @@ def test_text_has_passages_between_blank_lines_or_else_lines(tmp_path: Path) -> 
     assert [item.text for item in read_test_set(passages, text_key="")] == ["one\ntwo", "three"]
     lines = write(tmp_path, "lines.txt", "one\ntwo\n")
     assert [item.text for item in read_test_set(lines, text_key="")] == ["one", "two"]
+    odd = write(tmp_path, "odd.txt", "one\u2028and\x85two\r\nthree\n")
+    assert [item.text for item in read_test_set(odd, text_key="")] == ["one\u2028and\x85two", "three"]
 
 
 def test_words_that_were_cut_apart_are_whole(tmp_path: Path) -> None:
