@@ -188,16 +188,16 @@ def test_a_file_that_is_no_device_is_told(tmp_path: Path, before: str, after: st
             "node",
             "measured = { allreduce = { latency_microseconds = 1, rates = [[1, 1]] } }",
             (
-                "`node.measured.allreduce` must be a key of a device's file, but is none. Known are all_gather, all_reduce "
-                "or reduce_scatter."
+                "`node.measured.allreduce` must be a key of a device's file, but is none. Known are all_gather, "
+                "all_reduce or reduce_scatter."
             ),
         ),
         (
             "node",
             "measured = { all_reduce = [9.0, 20.0] }",
             (
-                "`node.measured.all_reduce` must be a table of `latency_microseconds` and `rates`, but is [9.0, 20.0], as "
-                "older versions measured it. `crosscut plan --calibrate FILE` writes the file anew."
+                "`node.measured.all_reduce` must be a table of `latency_microseconds` and `rates`, but is [9.0, 20.0], "
+                "as older versions measured it. `crosscut plan --calibrate FILE` writes the file anew."
             ),
         ),
         (
