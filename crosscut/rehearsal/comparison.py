@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from crosscut.config import RunConfig, default_loss_chunk, padded_vocab_size
-from crosscut.planner import MemoryForecast, flops_per_step, recomputed_flops_per_step, step_traffic
+from crosscut.planner import MemoryForecast, hardware_flops_per_rank, step_traffic
 from crosscut.planner.memory import forecast_instants
 from crosscut.rehearsal.pretence import Device
 from crosscut.rehearsal.rehearse import Rehearsal
@@ -39,10 +39,9 @@ def compare(rehearsal: Rehearsal) -> list[Row]:
         planned[(c.operation, c.axis, c.elements)] += c.count
     counted = Counter((sent.operation, sent.axis, sent.elements) for sent in rehearsal.sent)
     padded = replace(run, model=replace(run.model, vocab_size=vocabulary))
-    flops = flops_per_step(padded) + recomputed_flops_per_step(padded)
     return [
         Row("peak bytes", held.total - held.allowance, rehearsal.peak.total),
-        Row("FLOPs", flops // run.layout.world_size, rehearsal.flops),
+        Row("FLOPs", hardware_flops_per_rank(padded), rehearsal.flops),
         *_sent(planned, counted),
     ]
 
