@@ -25,9 +25,10 @@ from crosscut.parallel.collectives import all_gather, all_gather_objects, all_re
 from crosscut.parallel.processes import choose_device, is_first_started
 
 RANKS = 2
-_SMALL, _LARGE = 16, {"cpu": (1 << 20, 1 << 23), "cuda": (1 << 24, 1 << 27)}
-"""Elements of float32: next to none, as many as the activations of a model for that device, and as many as a bucket of
-its gradients, for which new memory is taken and which no cache holds."""
+_SMALL, _LARGE = 16, {"cpu": (1 << 20, 1 << 23), "cuda": (1 << 23, 1 << 27)}
+"""Elements of float32: next to none, and two sizes in bytes that a step sends. Gradients go in buckets of 32 MiB, for
+which new memory is taken and which no cache holds: the second on a processor, whose models have activations of some
+4 MiB; the first on a GPU, whose models have up to some 512 MiB."""
 _MESSAGES = 10
 """In each turn."""
 _TURNS = 8

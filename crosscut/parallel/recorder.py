@@ -6,6 +6,7 @@ The same account as the planner's (`planner.traffic`), taken from the program in
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -65,6 +66,8 @@ class CollectiveRecorder(TorchDispatchMode):
     def __init__(self, mesh: ParallelMesh) -> None:
         super().__init__()
         self.sent: list[Sent] = []
+        self.element_bytes: list[int] = []
+        """Of each collective in `sent`."""
         axes = [mesh.data, mesh.tensor]
         if mesh.sharding is not None and mesh.sharding.replica is not None:
             axes += [mesh.sharding.shard, mesh.sharding.replica]
@@ -93,11 +96,11 @@ class CollectiveRecorder(TorchDispatchMode):
             elements = (
                 args[0].numel() * self._sizes[group] if gathers else args[0].shape[:-1].numel() * args[1].shape[1]
             )
-            self.sent.append(Sent(operation, self._axis_of.get(group, group), elements))
+            self._note(operation, group, elements, args[0])
         if name in _OPERATIONS:
             operation = _OPERATIONS[name]
             elements = args[0].numel() * (args[1] if operation == "all_gather" else 1)  # args[1]: ranks of the group
-            self.sent.append(Sent(operation, self._axis_of.get(args[-1], args[-1]), elements))
+            self._note(operation, args[-1], elements, args[0])
         elif name in _DIRECT_OPERATIONS:
             self._note_direct(_DIRECT_OPERATIONS[name], args)
         return func(*args, **(kwargs or {}))
@@ -105,9 +108,12 @@ class CollectiveRecorder(TorchDispatchMode):
     def _note_direct(self, operation: str, args: tuple[Any, ...]) -> None:
         if operation == "all_reduce":
             tensors, group = args[:2]
-            elements = sum(tensor.numel() for tensor in tensors)
+            elements, sent = sum(tensor.numel() for tensor in tensors), tensors[0]
         else:
             output, scattered, group = args[:3]
-            elements = (output if operation == "all_gather" else scattered).numel()
-        name = ProcessGroup.unbox(group).group_name
-        self.sent.append(Sent(operation, self._axis_of.get(name, name), elements))
+            elements, sent = (output if operation == "all_gather" else scattered).numel(), scattered
+        self._note(operation, ProcessGroup.unbox(group).group_name, elements, sent)
+
+    def _note(self, operation: str, group: str, elements: int, sent: Tensor) -> None:
+        self.sent.append(Sent(operation, self._axis_of.get(group, group), elements))
+        self.element_bytes.append(sent.element_size())

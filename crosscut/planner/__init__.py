@@ -16,6 +16,7 @@ from crosscut.planner.collective import Collective
 from crosscut.planner.compute import (
     flops_per_step,
     forward_flops_per_token,
+    hardware_flops_per_rank,
     model_flops_per_token,
     recomputed_flops_per_step,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "flops_per_step",
     "forecast_memory",
     "forward_flops_per_token",
+    "hardware_flops_per_rank",
     "layer_activations",
     "model_flops_per_token",
     "parameters_per_rank",

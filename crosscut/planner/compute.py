@@ -67,6 +67,21 @@ def recomputed_flops_per_step(run: Planned, *, compiled: bool = False) -> int:
     return run.training.batch_size * length * num_recomputed_layers(run) * per_token
 
 
+def hardware_flops_per_rank(run: Planned, *, compiled: bool = False) -> int:
+    """FLOPs that one rank computes in one step, with what the backward pass repeats.
+
+    A rank has its part of all of them, but where heads of keys and values are fewer than tensor ranks, each has one
+    whole: what that adds is no work of the model. Raises as `flops_per_step`.
+    """
+    model, tensor = run.model, run.layout.tensor
+    heads_over = max(tensor - model.num_kv_heads, 0)
+    layers = 3 * model.num_layers + num_recomputed_layers(run) * (run.training.recompute == "full")
+    repeated = layers * 2 * model.hidden_size * 2 * heads_over * model.head_size
+    tokens = run.training.batch_size * run.training.sequence_length
+    flops = flops_per_step(run) + recomputed_flops_per_step(run, compiled=compiled) + tokens * repeated
+    return flops // run.layout.world_size
+
+
 def _layers(model: ModelConfig, sequence_length: int) -> int:
     require_at_least("sequence_length", sequence_length, 1)
     H = model.hidden_size

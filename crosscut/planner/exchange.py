@@ -11,10 +11,16 @@ rings that send at the same time:
 
     bandwidth = min(inside the node, g x that of one adapter)
 
+All groups of a kind wait for the slowest, so one that lies over two nodes puts the kind between nodes, and g is the
+fewest ranks that any of them has in a node. Gradients that are whole go in buckets, each of which has its own steps.
+
 What runs beside a product is waited for as far as it is longer (docs/speed.md).
 """
 
+from collections import Counter
 from collections.abc import Mapping
+from functools import lru_cache
+from math import ceil, lcm
 from typing import NamedTuple
 
 from crosscut.config.conventions import num_pieces
@@ -38,22 +44,48 @@ class Exchange(NamedTuple):
     """Of these, what the step waits for."""
 
 
-def ring_seconds(collective: Collective, run: Planned, hardware: Hardware) -> tuple[Where, float]:
-    """Where one of the collectives goes through, and how long it takes."""
+def ring_seconds(
+    collective: Collective, run: Planned, hardware: Hardware, *, bucket_bytes: int | None = None
+) -> tuple[Where, float]:
+    """Where one of the collectives goes through, and how long it takes; gradients in buckets, if these have a size."""
     layout, n = run.layout, collective.ranks
     stride = 1 if collective.axis == "tensor" else layout.tensor
     if collective.axis == "replica":
         stride *= layout.shard_size
-    per_node = hardware.ranks_per_node
     where: Where = "node"
     link, rate = hardware.node, hardware.node.rate
-    if stride * n > per_node and hardware.network is not None:
+    fewest = fewest_in_a_node(stride, n, per_node=hardware.ranks_per_node, ranks=layout.world_size)
+    if fewest < n and hardware.network is not None:
         where, link = "network", hardware.network
-        rate = min(rate, max(1, per_node // stride) * link.rate)
-    steps, sent = (2 if collective.operation == "all_reduce" else 1) * (n - 1), collective.wire_bytes / collective.count
+        rate = min(rate, fewest * link.rate)
+    messages = _num_messages(collective, bucket_bytes)
+    steps = messages * (2 if collective.operation == "all_reduce" else 1) * (n - 1)
+    sent = collective.wire_bytes / collective.count
     if found := link.measured.get(collective.operation):
-        return where, steps * found.latency + sent / found.rate(sent)
+        return where, steps * found.latency + sent / found.rate(sent / messages)
     return where, steps * link.latency + sent / rate
+
+
+@lru_cache(maxsize=4096)
+def fewest_in_a_node(stride: int, size: int, *, per_node: int, ranks: int) -> int:
+    """Of all groups of `size` ranks, `stride` apart, that `ranks` ranks make: the fewest that one has in a node where
+    it has any. It is `size` where each group is inside one node: where there is one node, or where nodes hold whole
+    blocks of `stride * size` ranks, since a node's edge inside a block cuts at least one of its groups.
+    """
+    block = stride * size
+    if ranks <= per_node or per_node % block == 0:
+        return size
+    if stride >= per_node:
+        return 1
+    period = min(ranks, lcm(block, per_node))
+    return min(Counter((rank // block, rank % stride, rank // per_node) for rank in range(period)).values())
+
+
+def _num_messages(collective: Collective, bucket_bytes: int | None) -> int:
+    """That one entry of the account stands for: gradients go in buckets, which are sent when they are full."""
+    if collective.purpose != "gradients" or bucket_bytes is None:
+        return 1
+    return ceil(collective.elements * collective.element_bytes / bucket_bytes)
 
 
 class Beside(NamedTuple):
@@ -72,7 +104,7 @@ class Beside(NamedTuple):
 
 def exchange(collective: Collective, run: Planned, hardware: Hardware, program: Program, beside: Beside) -> Exchange:
     """One entry of `step_traffic` in time."""
-    where, each = ring_seconds(collective, run, hardware)
+    where, each = ring_seconds(collective, run, hardware, bucket_bytes=program.bucket_bytes)
     seconds = collective.count * each
     if collective.axis == "tensor":
         waited = _tensor_waits(collective, each, run, beside) if program.overlaps_tensor else each

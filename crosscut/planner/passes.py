@@ -35,6 +35,8 @@ class Passes(NamedTuple):
     backward: float
     cheap: float
     """Of the forward pass, those of norms and of GeLU or SwiGLU, which `training.recompute = "operators"` repeats."""
+    core: float
+    """Of the forward pass, attention's where no fused kernel runs, which `training.recompute = "selective"` repeats."""
     forward_kernels: int
     backward_kernels: int
     gelu: int
@@ -66,6 +68,7 @@ def layer_passes(run: Planned, program: Program) -> Passes:
     return Passes(
         forward=2 * half * stream + mlp * inner + turns * turned + core,
         cheap=4 * stream + mlp * inner,
+        core=core,
         backward=2 * half_back * stream + mlp_back * inner + turns * turned + core_back,
         forward_kernels=5 if program.compiled else 15,
         backward_kernels=12 if program.compiled else 30,
@@ -84,16 +87,17 @@ def _scores(run: Planned, size: int) -> tuple[float, float]:
 
 
 def weight_passes(run: Planned, program: Program) -> tuple[float, float]:
-    """Bytes of all of a rank's weights in one micro-batch: cast for the forward pass; gradients cast back and summed.
+    """Bytes of all of a rank's weights in one micro-batch, the mean of a step's: cast for the forward pass; gradients
+    cast back and summed.
 
     The first micro-batch has nothing to add to. Shares of sharded weights are cast before they are gathered.
     """
     precision = PRECISIONS[run.training.precision]
     narrow, wide = precision.compute_bytes, precision.accumulation_bytes
+    added = 3 * wide * (1 - 1 / run.num_micro_batches)
     if narrow == wide or not program.casts_weights:
-        return 0.0, 3.0 * wide * (run.num_micro_batches > 1) * _layer_parameters(run)
+        return 0.0, added * _layer_parameters(run)
     own = _layer_parameters(run) / run.layout.shard_size
-    added = 3 * wide if run.num_micro_batches > 1 else 0
     return own * (wide + narrow), _layer_parameters(run) * (narrow + wide + added)
 
 

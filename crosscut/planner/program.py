@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from crosscut.planner.candidate import Planned
 from crosscut.planner.hardware import Hardware
+from crosscut.planner.memory import BUCKET_BYTES
 
 
 class Program(NamedTuple):
@@ -31,6 +32,9 @@ class Program(NamedTuple):
     repeats_last: bool = False
     """Whether a wholly recomputed layer also repeats its last product and the message after it."""
 
+    bucket_bytes: int | None = BUCKET_BYTES
+    """Of a bucket in which gradients go to the other data ranks; None where they are taken for one message."""
+
 
 def crosscut_program(run: Planned, hardware: Hardware) -> Program:
     """What Crosscut does with a run on a kind of device. Ranks that share a processor gain nothing by overlapping."""
@@ -41,7 +45,12 @@ def crosscut_program(run: Planned, hardware: Hardware) -> Program:
 
 
 PAPER_PROGRAM = Program(
-    compiled=False, fused_attention=False, overlaps_tensor=False, casts_weights=False, repeats_last=True
+    compiled=False,
+    fused_attention=False,
+    overlaps_tensor=False,
+    casts_weights=False,
+    repeats_last=True,
+    bucket_bytes=None,
 )
 """The paper's of 2019: attention in single operators, f and g waited for where they stand (Code 1), gradients reduced
 "during back propagation" (section 3), weights held in float16, whole layers recomputed (section 4.1.1)."""

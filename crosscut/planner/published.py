@@ -113,7 +113,7 @@ row would have done."""
 
 _DATA, _LENGTH, _VOCABULARY = 48, 4096, 131_072
 _MICRO_BATCHES = (1, 2, 4)
-MEGATRON_PROGRAM = Program(compiled=True, casts_weights=False, shards_optimizer=True)
+MEGATRON_PROGRAM = Program(compiled=True, casts_weights=False, shards_optimizer=True, bucket_bytes=None)
 """With fused operators, messages in pieces beside products, and the distributed optimizer, as its README says."""
 
 

@@ -68,6 +68,8 @@ class _Layer:
     passes: tuple[float, float]
     cheap: float
     """Of the forward passes, what is repeated as cheap."""
+    core: float
+    """And what is repeated with attention."""
 
     @property
     def forward(self) -> float:
@@ -140,6 +142,7 @@ def _layer(run: Planned, speed: Speed, program: Program) -> _Layer:
         attention=_attention(run, speed, program),
         passes=_pass_seconds(passes, speed),
         cheap=speed.passes(passes.cheap) + speed.gelu(passes.gelu),
+        core=speed.passes(passes.core),
     )
 
 
@@ -176,7 +179,7 @@ def _recomputed(run: Planned, layer: _Layer, program: Program) -> tuple[float, f
         products = sum(seconds[0] for seconds in layer.products.values()) - last
         return layers * products, layers * layer.attention[0], layers * layer.passes[0]
     if mode == "selective":
-        return 0.0, layers * layer.attention[0], 0.0
+        return 0.0, layers * layer.attention[0], layers * layer.core
     return 0.0, 0.0, layers * layer.cheap if mode == "operators" else 0.0
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from crosscut.config import RunConfig, default_loss_chunk, padded_vocab_size
-from crosscut.planner import MemoryForecast, flops_per_step, recomputed_flops_per_step, step_traffic
+from crosscut.planner import MemoryForecast, hardware_flops_per_rank, step_traffic
 from crosscut.planner.memory import forecast_instants
 from crosscut.rehearsal.pretence import Device
 from crosscut.rehearsal.rehearse import Rehearsal
@@ -25,25 +25,27 @@ class Row(NamedTuple):
 
 
 def compare(rehearsal: Rehearsal) -> list[Row]:
-    """Peak bytes without the allowance for fragmentation, FLOPs, and the elements and number of what is sent.
+    """Peak bytes without the allowance for fragmentation, FLOPs, and the bytes of what is sent.
 
-    FLOPs are of the vocabulary as it is padded, which the planner's count of a model's work leaves out.
+    FLOPs are of the vocabulary as it is padded, which the planner's count of a model's work leaves out. Messages are
+    counted by axis, each as the whole tensor's bytes: their number is no figure where gradients go in buckets.
     """
     run = rehearsal.run
     held = rehearsed_forecast(run, rehearsal.device)
-    planned: Counter[tuple[str, str, int]] = Counter()
+    planned: Counter[str] = Counter()
     tokens = run.micro_batch_size * run.training.sequence_length
     vocabulary = padded_vocab_size(run.model.vocab_size, run.layout.tensor)
     chunk = default_loss_chunk(vocabulary // run.layout.tensor, tokens, device=rehearsal.device)
     for c in step_traffic(run, loss_chunk_tokens=chunk, compiled=False):
-        planned[(c.operation, c.axis, c.elements)] += c.count
-    counted = Counter((sent.operation, sent.axis, sent.elements) for sent in rehearsal.sent)
+        planned[c.axis] += c.count * c.elements * c.element_bytes
+    counted: Counter[str] = Counter()
+    for sent, element_bytes in zip(rehearsal.sent, rehearsal.element_bytes, strict=True):
+        counted[sent.axis] += sent.elements * element_bytes
     padded = replace(run, model=replace(run.model, vocab_size=vocabulary))
-    flops = flops_per_step(padded) + recomputed_flops_per_step(padded)
     return [
         Row("peak bytes", held.total - held.allowance, rehearsal.peak.total),
-        Row("FLOPs", flops // run.layout.world_size, rehearsal.flops),
-        *_sent(planned, counted),
+        Row("FLOPs", hardware_flops_per_rank(padded), rehearsal.flops),
+        *(Row(f"bytes of messages, {axis}", planned[axis], counted[axis]) for axis in {**planned, **counted}),
     ]
 
 
@@ -53,13 +55,3 @@ def rehearsed_forecast(run: RunConfig, device: Device) -> MemoryForecast:
     if device == "cuda" and "optimizer" in run.training.offload:
         instants = [instant for instant in instants if instant.instant != "step"]
     return max(instants, key=lambda instant: instant.total)
-
-
-def _sent(planned: Counter[tuple[str, str, int]], counted: Counter[tuple[str, str, int]]) -> list[Row]:
-    """By axis, in elements: the number of collectives is no figure where gradients go in buckets."""
-    axes = dict.fromkeys(axis for _, axis, _ in (*planned, *counted))
-    return [Row(f"elements sent, {axis}", _elements(planned, axis), _elements(counted, axis)) for axis in axes]
-
-
-def _elements(collectives: Counter[tuple[str, str, int]], axis: str) -> int:
-    return sum(count * elements for (_, on, elements), count in collectives.items() if on == axis)

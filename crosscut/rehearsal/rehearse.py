@@ -31,6 +31,8 @@ class Rehearsal:
     flops: int
     """Of the rank's products."""
     sent: list[Sent]
+    element_bytes: list[int]
+    """Of each collective in `sent`."""
     seconds: float
     """That the dry run took."""
 
@@ -51,7 +53,14 @@ def rehearse(run: RunConfig, *, rank: int = 0, device: Device = "cuda") -> Rehea
             peak = ledger.peak()
     seconds = time.perf_counter() - start
     return Rehearsal(
-        run=run, rank=rank, device=device, peak=peak, flops=ledger.flops, sent=recorder.sent, seconds=seconds
+        run=run,
+        rank=rank,
+        device=device,
+        peak=peak,
+        flops=ledger.flops,
+        sent=recorder.sent,
+        element_bytes=recorder.element_bytes,
+        seconds=seconds,
     )
 
 

@@ -28,7 +28,7 @@ def test_a_dry_run_stands_beside_the_formulas() -> None:
     text = run(*SMALL, "--layout", "tensor=4,data=16", "--rank", "63")
     assert text.startswith("dry run of rank 63 of tensor 4 x data 16 as on cuda")
     assert "blocks.*.mlp.expand" in text
-    assert "elements sent, data" in text
+    assert "bytes of messages, data" in text
 
 
 def test_json_has_the_figures() -> None:

@@ -38,6 +38,18 @@ def test_every_collective_is_recorded_in_order_with_its_axis_and_whole_tensor(ra
     )
 
 
+def _sizes_sent() -> list[int]:
+    mesh = make_mesh(Layout(tensor=2), CPU)
+    with CollectiveRecorder(mesh) as recorder:
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            collectives.all_gather(torch.ones(2, dtype=dtype), mesh.tensor, 0)
+    return recorder.element_bytes
+
+
+def test_the_size_of_an_element_is_recorded(ranks: RankPool) -> None:
+    assert ranks.run(2, _sizes_sent) == [[4, 2, 8]] * 2
+
+
 def test_an_axis_of_one_rank_sends_nothing(ranks: RankPool) -> None:
     assert ranks.run(1, _send_all, Layout()) == [[]]
     assert {sent.axis for sent in ranks.run(2, _send_all, Layout(data=2))[0]} == {"data"}

@@ -2,13 +2,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosscut.config import PRESETS, ConfigError, ModelConfig, RunConfig, TrainingConfig
+from crosscut.config import PRESETS, ConfigError, Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.planner import (
     flops_per_step,
     forward_flops_per_token,
+    hardware_flops_per_rank,
     model_flops_per_token,
     recomputed_flops_per_step,
 )
+from crosscut.planner.products import layer_products, logits_product
 
 GPT2 = ModelConfig(**PRESETS["gpt2-small"])
 
@@ -102,3 +104,20 @@ def test_a_sequence_has_at_least_one_token() -> None:
 def test_unknown_vocabulary_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"`model\.vocab_size` must be at least 1 to forecast a model"):
         model_flops_per_token(ModelConfig(**PRESETS["laptop-tiny"]), 128)
+
+
+@pytest.mark.parametrize("tensor", [1, 8, 32])
+@pytest.mark.parametrize(("recompute", "every"), [("none", 1), ("full", 2)])
+def test_a_rank_computes_its_part_and_keys_and_values_that_others_have_too(
+    tensor: int, recompute: str, every: int
+) -> None:
+    """The products of a rank, shape by shape; 8 heads of keys and values."""
+    model = ModelConfig(**{**PRESETS["llama3-8b"], "vocab_size": 128 * 1024})  # no padding
+    training = TrainingConfig(batch_size=4, sequence_length=512, recompute=recompute, recompute_every=every)
+    run = RunConfig(model=model, layout=Layout(tensor=tensor, data=2), training=training)
+    products = layer_products(run)
+    scores_and_values = 2 * 2 * 2 * 512**2 * model.query_size // tensor
+    layer = sum(product.flops for found in products.values() for product in found) + scores_and_values
+    again = layer - products["mlp output"][0].flops if recompute == "full" else 0
+    expected = model.num_layers * (3 * layer + again / 2) + 3 * logits_product(run).flops
+    assert hardware_flops_per_rank(run) == expected

@@ -1,15 +1,27 @@
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
 from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig
-from crosscut.planner import step_traffic
-from crosscut.planner.exchange import ring_seconds
+from crosscut.planner import Candidate, step_traffic
+from crosscut.planner.collective import Collective
+from crosscut.planner.exchange import fewest_in_a_node, ring_seconds
 from crosscut.planner.hardware import KNOWN_HARDWARE, MeasuredMessage
 from crosscut.planner.time import step_time
 
 DGX = KNOWN_HARDWARE["v100-32gb-dgx2h"]
 assert DGX.network is not None
+
+MODEL = ModelConfig(**PRESETS["megatron-8.3b"])
+ALL_REDUCE = {
+    "operation": "all_reduce",
+    "phase": "step",
+    "purpose": "numbers",
+    "count": 1,
+    "elements": 1000,
+    "element_bytes": 4,
+}
 
 
 def run_of(layout: Layout, *, dropout: float = 0.0, micro: int = 1) -> RunConfig:
@@ -53,6 +65,58 @@ def test_an_operation_that_was_measured_takes_what_was_found() -> None:
     assert ring_seconds(gather, split, hardware)[1] == pytest.approx(7e-3 + gather.wire_bytes / gather.count / 1e9)
     scatter = found["reduce_scatter"]
     assert ring_seconds(scatter, split, hardware) == ring_seconds(scatter, split, DGX)
+
+
+def test_a_message_goes_at_the_rate_of_its_size_and_gradients_at_a_buckets() -> None:
+    """On a link that sends 4 GB/s up to 1 MB and 1 GB/s from 100 MB on, with a latency of a millisecond."""
+    message = MeasuredMessage(latency=1e-3, rates=((1e6, 4e9), (1e8, 1e9)))
+    hardware = replace(DGX, node=replace(DGX.node, measured={"all_reduce": message}))
+    run = run_of(Layout(tensor=8, data=2))
+    found = {c.purpose: c for c in step_traffic(run)}
+    activations = found["attention output"]
+    sent = 2 * 7 / 8 * 1024 * 3072 * 2
+    assert ring_seconds(activations, run, hardware)[1] == pytest.approx(14e-3 + sent / message.rate(sent))
+    assert 1.5e9 < message.rate(sent) < 3.5e9
+    gradients = found["gradients"]
+    buckets = 1 + gradients.elements * 4 // (32 << 20)
+    seconds = ring_seconds(gradients, run, hardware, bucket_bytes=32 << 20)[1]
+    own = gradients.elements * 4  # of two ranks, each sends as much as the tensor has
+    assert seconds == pytest.approx(buckets * 2e-3 + own / message.rate(own / buckets))
+    assert message.rate(own / buckets) > 1.3 * message.rate(own)
+    entry = next(e for e in step_time(run, hardware).exchanges if e.collective == gradients)
+    assert (entry.where, entry.seconds) == ("node", seconds)
+
+
+def groups_over_nodes(stride: int, size: int, per_node: int, ranks: int) -> list[list[int]]:
+    """How many ranks of each group are in each of its nodes, from the groups themselves."""
+    firsts = [block + offset for block in range(0, ranks, stride * size) for offset in range(stride)]
+    groups = [[first + i * stride for i in range(size)] for first in firsts]
+    assert sorted(rank for group in groups for rank in group) == list(range(ranks))
+    return [[sum(rank // per_node == node for rank in group) for node in range(ranks)] for group in groups]
+
+
+@pytest.mark.parametrize("per_node", [1, 2, 3, 4, 6, 8])
+def test_the_group_with_the_fewest_ranks_in_a_node_decides(per_node: int) -> None:
+    for stride, size, blocks in product((1, 2, 3, 4, 5, 8), (2, 3, 4, 5, 8), (1, 2, 3, 5)):
+        ranks = stride * size * blocks
+        expected = min(n for group in groups_over_nodes(stride, size, per_node, ranks) for n in group if n)
+        assert fewest_in_a_node(stride, size, per_node=per_node, ranks=ranks) == expected, (stride, size, ranks)
+
+
+def test_groups_that_lie_over_two_nodes_are_not_inside() -> None:
+    """On nodes of 8: ranks 5 to 9 of tensor 5; ranks 6 and 9 of shard groups of two at tensor 3."""
+    eight = replace(DGX, ranks_per_node=8)
+    assert eight.network is not None
+    five = Collective(**{**ALL_REDUCE, "axis": "tensor", "ranks": 5})
+    where, seconds = ring_seconds(five, Candidate(MODEL, Layout(tensor=5, data=2), TrainingConfig()), eight)
+    sent = 2 * 4 / 5 * 1000 * 4
+    assert where == "network"
+    assert seconds == pytest.approx(8 * eight.network.latency + sent / (2 * eight.network.rate))
+    layout = Layout(tensor=3, data=4, sharding="zero3", shard_group=2)
+    pair = Collective(**{**ALL_REDUCE, "axis": "shard", "ranks": 2})
+    assert ring_seconds(pair, Candidate(MODEL, layout, TrainingConfig()), eight)[0] == "network"
+    twelve = replace(DGX, ranks_per_node=12)
+    assert ring_seconds(pair, Candidate(MODEL, layout, TrainingConfig()), twelve)[0] == "node"
 
 
 def test_between_two_measured_messages_the_rate_is_on_a_line_of_logarithms() -> None:

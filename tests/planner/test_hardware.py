@@ -1,7 +1,9 @@
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from crosscut.config import ConfigError
 from crosscut.planner import HARDWARE, find_hardware
@@ -138,3 +140,94 @@ def test_a_file_that_is_no_device_is_told(tmp_path: Path, before: str, after: st
     with pytest.raises(ConfigError) as error:
         read_hardware(path)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "line", "message"),
+    [
+        ("", 'device = "CPU"', "`device` must be 'cuda' or 'cpu', but is 'CPU'."),
+        ("", 'device_names = "("', "`device_names` must be a regular expression, but is '('."),
+        ("memory", "gigabytes = -5", "`memory.gigabytes` must be a number above 0, but is -5."),
+        ("memory", "gigabytes = true", "`memory.gigabytes` must be a number above 0, but is True."),
+        ("memory", "gigabytes_per_second = 0", "`memory.gigabytes_per_second` must be a number above 0, but is 0."),
+        ("memory", "attained = 0", "`memory.attained` must be a number above 0 and at most 1, but is 0."),
+        ("node", "attained = 85", "`node.attained` must be a number above 0 and at most 1, but is 85."),
+        ("node", "ranks = 0", "`node.ranks` must be a whole number at least 1, but is 0."),
+        ("node", "ranks = 2.5", "`node.ranks` must be a whole number at least 1, but is 2.5."),
+        (
+            "network",
+            "latency_microseconds = -1",
+            "`network.latency_microseconds` must be a number at least 0, but is -1.",
+        ),
+        ("host", "gigabytes_per_second = inf", "`host.gigabytes_per_second` must be a number at least 0, but is inf."),
+        ("products", "attention = nan", "`products.attention` must be a number above 0, but is nan."),
+        (
+            "products",
+            "teraflops = { float32 = -0.4 }",
+            "`products.teraflops.float32` must be a number above 0, but is -0.4.",
+        ),
+        (
+            "products",
+            "teraflops = { fp32 = 1 }",
+            (
+                "`products.teraflops.fp32` must be a key of a device's file, but is none. Known are bfloat16, float16, "
+                "float32, float64, float8 or tf32."
+            ),
+        ),
+        (
+            "products",
+            "measured = { float32 = [[8, 8, 1.0]] }",
+            "`products.measured.float32[0]` must be [m, k, n, TFLOP/s], but is [8, 8, 1.0].",
+        ),
+        (
+            "products",
+            "measured = { float32 = [[8, 0, 8, 1.0]] }",
+            "k of `products.measured.float32[0]` must be a number above 0, but is 0.",
+        ),
+        (
+            "node",
+            "measured = { allreduce = { latency_microseconds = 1, rates = [[1, 1]] } }",
+            (
+                "`node.measured.allreduce` must be a key of a device's file, but is none. Known are all_gather, "
+                "all_reduce or reduce_scatter."
+            ),
+        ),
+        (
+            "node",
+            "measured = { all_reduce = [9.0, 20.0] }",
+            (
+                "`node.measured.all_reduce` must be a table of `latency_microseconds` and `rates`, but is [9.0, 20.0], "
+                "as older versions measured it. `crosscut plan --calibrate FILE` writes the file anew."
+            ),
+        ),
+        (
+            "node",
+            "measured = { all_reduce = { latency_microseconds = 1, rates = [] } }",
+            "`node.measured.all_reduce.rates` must be a list of [MB, GB/s], one at least, but is [].",
+        ),
+        (
+            "node",
+            "measured = { all_reduce = { latency_microseconds = 1, rates = [[1, 0]] } }",
+            "GB/s of `node.measured.all_reduce.rates[0]` must be a number above 0, but is 0.",
+        ),
+        (
+            "node",
+            "measured = { all_reduce = { latency_microseconds = 1, rates = [[4, 2], [1, 3]] } }",
+            "`node.measured.all_reduce.rates` must have the smallest message first, each once, but has MB of [4, 1].",
+        ),
+        (
+            "node",
+            "measured = { all_reduce = { latency_microseconds = -1, rates = [[4, 2]] } }",
+            "`node.measured.all_reduce.latency_microseconds` must be a number at least 0, but is -1.",
+        ),
+    ],
+)
+def test_a_value_that_no_device_has_is_told(tmp_path: Path, section: str, line: str, message: str) -> None:
+    table = tomllib.loads(SHIPPED.read_text())
+    changed = tomllib.loads(line)
+    table = {**table, section: {**table[section], **changed}} if section else {**table, **changed}
+    path = tmp_path / "own.toml"
+    path.write_text(tomli_w.dumps(table))
+    with pytest.raises(ConfigError) as error:
+        read_hardware(path)
+    assert str(error.value) == message

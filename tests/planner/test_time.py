@@ -5,7 +5,8 @@ import pytest
 from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.planner import flops_per_step, recomputed_flops_per_step
 from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
-from crosscut.planner.passes import layer_passes, optimizer_bytes
+from crosscut.planner.parameters import layer_tensors
+from crosscut.planner.passes import layer_passes, optimizer_bytes, weight_passes
 from crosscut.planner.program import crosscut_program
 from crosscut.planner.time import bubble_share, model_flops_per_second, step_time
 
@@ -101,6 +102,20 @@ def test_accumulation_repeats_the_micro_batch_and_not_the_optimizer() -> None:
     assert four.passes > one.passes
 
 
+def test_the_first_micro_batch_adds_its_gradients_to_none() -> None:
+    """Of three float32 tensors, two are read and one is written by each other one. Nothing else depends on how a batch
+    is cut: no start, no loss's gradient of the vocabulary.
+    """
+    run = run_of(precision="float32")
+    program = crosscut_program(run, H100)
+    layers = 40 * sum(tensor.size for tensor in layer_tensors(run.model, run.layout))
+    for micro, batches in ((8, 1), (4, 2), (1, 8)):
+        cast, summed = weight_passes(run_of(precision="float32", micro_batch_size=micro), program)
+        assert (cast, batches * summed) == (0.0, pytest.approx((batches - 1) * 3 * 4 * layers))
+        cast, summed = weight_passes(run_of(micro_batch_size=micro), program)
+        assert (cast, batches * summed) == (6 * layers, pytest.approx((batches * 6 + (batches - 1) * 12) * layers))
+
+
 def test_moments_come_from_host_memory() -> None:
     stays, comes = (step_time(run_of(offload=offload), H100).optimizer for offload in ((), ("optimizer",)))
     assert comes - stays == pytest.approx(8 * 1_209_661_440 / 64e9, rel=0.1)
@@ -151,6 +166,21 @@ def test_gelu_takes_its_arithmetic_forward_backward_and_where_it_is_repeated() -
     hardware, elements = calibrated(gelu=1e9), 2 * 3 * 1024 * 256
     assert step_time(on_cpu(), hardware).passes == pytest.approx(2 * elements / 1e9)
     assert step_time(on_cpu(recompute="operators"), hardware).passes == pytest.approx(3 * elements / 1e9)
+
+
+def test_selective_recomputation_repeats_the_passes_over_scores_where_no_kernel_fuses_them() -> None:
+    """Of 3 layers and 2 micro-batches; 4 sequences of 256 tokens and 2 heads have so many scores of 4 bytes."""
+    hardware = replace(KNOWN_HARDWARE["laptop"], memory_bandwidth=1e9, memory_attained=1.0, start=0.0)
+    scores = 4 * 2 * 256**2 * 4
+
+    def more(dropout: float) -> float:
+        plain, again = on_cpu(), on_cpu(recompute="selective")
+        times = [step_time(replace(run, model=replace(run.model, dropout=dropout)), hardware) for run in (plain, again)]
+        assert times[1].attention > times[0].attention
+        return times[1].passes - times[0].passes
+
+    assert more(0.1) == pytest.approx(2 * 3 * 10.25 * scores / 1e9)
+    assert more(0.0) == 0.0
 
 
 def test_ranks_on_one_processor_share_the_rate_of_gelu() -> None:

@@ -51,6 +51,7 @@ SMALL = (
     small("accumulated", "cpu", {"data": 2}, {"micro_batch_size": 1}),
     small("layers again", "cuda", {"tensor": 2}, {"recompute": "full"}),
     small("operators again", "cuda", {"tensor": 2}, {"recompute": "operators", "precision": "bfloat16"}, LLAMA),
+    small("keys on many ranks", "cuda", {"tensor": 8}, {"precision": "bfloat16"}, LLAMA),
     small("attention again", "cpu", {}, {"recompute": "selective"}),
     small("shared", "cuda", {"data": 4, "sharding": "zero3"}, {"precision": "bfloat16"}),
     small("shared, kept", "cpu", {"data": 4, "sharding": "zero2"}, {"micro_batch_size": 2}),

@@ -113,7 +113,7 @@ def test_a_rehearsal_leaves_random_numbers_and_process_groups_alone() -> None:
 def test_figures_are_told_as_json() -> None:
     told = to_json(rehearsed(SMALL[2]))
     assert told["peak_bytes"] == sum(told["categories"].values())
-    assert [row["name"] for row in told["compared"]] == ["peak bytes", "FLOPs", "elements sent, tensor"]
+    assert [row["name"] for row in told["compared"]] == ["peak bytes", "FLOPs", "bytes of messages, tensor"]
 
 
 def test_a_rank_that_is_not_there_is_an_error() -> None:

@@ -15,10 +15,12 @@ RUNS = [run_of(values) for values in ALLOWED if not values["offload"]]
 
 
 def check(run: RunConfig) -> None:
-    planned: Counter[tuple[str, str, int]] = Counter()
+    planned: Counter[tuple[str, str, int, int]] = Counter()
     for c in step_traffic(run, compiled=False):
-        planned[(c.operation, c.axis, c.elements)] += c.count
-    assert Counter(rehearse(run, device="cpu").sent) == planned, run.layout
+        planned[(c.operation, c.axis, c.elements, c.element_bytes)] += c.count
+    rehearsal = rehearse(run, device="cpu")
+    sizes = zip(rehearsal.sent, rehearsal.element_bytes, strict=True)
+    assert Counter((*sent, element_bytes) for sent, element_bytes in sizes) == planned, run.layout
 
 
 @pytest.mark.slow

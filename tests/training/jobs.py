@@ -62,13 +62,13 @@ def whole_run(run: RunConfig, resume: Resume = False) -> str:
     return printed.getvalue()
 
 
-def record_step(run: RunConfig) -> list[tuple[str, str, int]]:
-    """What one step sends."""
+def record_step(run: RunConfig) -> list[tuple[str, str, int, int]]:
+    """What one step sends: operation, axis, elements, and bytes of one."""
     trainer, batches = parts(run)
     micro_batches = batches.micro_batches(0)
     with CollectiveRecorder(trainer.mesh) as recorder:
         trainer.step(0, micro_batches)
-    return [tuple(sent) for sent in recorder.sent]
+    return [(*sent, size) for sent, size in zip(recorder.sent, recorder.element_bytes, strict=True)]
 
 
 def poisoned_step(run: RunConfig, name: str, value: float) -> dict[str, Any]:

@@ -20,6 +20,7 @@ LAYOUTS = [
     ("layout.tensor=2", "training.micro_batch_size=1"),
     ("layout.tensor=2", "layout.data=2", "training.micro_batch_size=1"),
     ("layout.tensor=2", 'training.recompute="full"'),
+    ("layout.tensor=2", "layout.data=2", "layout.sequence_parallel=true", "training.precision=bfloat16"),
     ("layout.data=2", 'layout.sharding="zero3"', 'training.recompute="full"'),
     ("layout.tensor=2", "layout.sequence_parallel=true", 'training.recompute="full"', "training.recompute_every=2"),
     ("layout.tensor=2", "layout.sequence_parallel=true", 'training.recompute="selective"'),
@@ -29,6 +30,7 @@ SHARDED = [
     ("layout.data=2", "layout.sharding=zero2", "training.micro_batch_size=1"),
     ("layout.data=2", "layout.sharding=zero3", "training.micro_batch_size=1"),
     ("layout.tensor=2", "layout.data=2", "layout.sharding=zero2"),
+    ("layout.tensor=2", "layout.data=2", "layout.sharding=zero3", "training.precision=bfloat16"),
     ("layout.tensor=2", "layout.data=2", "layout.sharding=zero3", "layout.sequence_parallel=true"),
     ("layout.data=4", "layout.sharding=zero2", "layout.shard_group=2"),
     (
@@ -50,7 +52,8 @@ def test_recorded_collectives_are_the_planned_ones(ranks, run_with, options):
     recorded = ranks.run(run.layout.world_size, record_step, run)[0]
     planned: Counter = Counter()
     for collective in step_traffic(run):
-        planned[(collective.operation, collective.axis, collective.elements)] += collective.count
+        message = (collective.operation, collective.axis, collective.elements, collective.element_bytes)
+        planned[message] += collective.count
     assert Counter(recorded) == planned
 
 
@@ -83,8 +86,8 @@ def test_per_layer_two_all_reduces_forward_and_two_backward(ranks, run_with):
     run = run_with("layout.tensor=2", "model.dropout=0.0", "model.num_layers=5")
     recorded = ranks.run(2, record_step, run)[0]
     size = run.training.batch_size * run.training.sequence_length * run.model.hidden_size
-    of_layers = [sent for sent in recorded if sent == ("all_reduce", "tensor", size)]
+    of_layers = [sent for sent in recorded if sent == ("all_reduce", "tensor", size, 4)]
     assert len(of_layers) == 4 * 5 + 2  # the embedding's g forward and the loss's f backward
-    others = [elements for _, _, elements in recorded if elements != size]
+    others = [elements for _, _, elements, _ in recorded if elements != size]
     tokens = run.training.batch_size * run.training.sequence_length
     assert sum(others) <= 3 * tokens + 100  # the loss's scalars and the gradient norm

@@ -14,6 +14,7 @@ from typing import Any
 
 from crosscut.config import ConfigError
 from crosscut.config.checks import listed
+from crosscut.planner.hardware.checks import require_key, require_values
 from crosscut.planner.hardware.device import Hardware, Link, MeasuredMessage, MeasuredProduct
 
 DEFAULTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
@@ -74,13 +75,14 @@ def read_hardware(path: Path) -> Hardware:
 
 def _hardware(key: str, table: Mapping[str, Any]) -> Hardware:
     _require_known(table)
+    require_values(table)
     sections = {name: {**DEFAULTS[name], **table.get(name, {})} for name in _SECTIONS}
     memory, products, node = sections["memory"], sections["products"], sections["node"]
     operators = sections["operators"]
     return Hardware(
         key=key,
         name=table["name"],
-        device="cpu" if table.get("device") == "cpu" else "cuda",
+        device=table.get("device", "cuda"),
         device_names=table.get("device_names", ""),
         memory=round(memory["gigabytes"] * 1e9),
         memory_bandwidth=memory["gigabytes_per_second"] * 1e9,
@@ -110,11 +112,7 @@ def _hardware(key: str, table: Mapping[str, Any]) -> Hardware:
 def _require_known(table: Mapping[str, Any]) -> None:
     for section, known in _KEYS.items():
         for name in table if not section else table.get(section, {}):
-            if name not in known:
-                where = f"`{section}.{name}`" if section else f"`{name}`"
-                raise ConfigError(
-                    f"{where} must be a key of a device's file, but is none. Known are {listed(sorted(known))}."
-                )
+            require_key(section, name, known)
 
 
 def _link(section: Mapping[str, Any]) -> Link:
