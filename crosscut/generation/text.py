@@ -16,7 +16,7 @@ def continue_text(model: GPT, tokens: TokenFolder, prompt: str, sampling: Sampli
     was_training = model.training
     try:
         decoder = Decoder(model, tokenizer, num_rows=1, slide=True)
-        decoder.add(tokenizer.encode(prompt) or [tokens.end_of_text], sampling)
+        decoder.add(tokenizer.encode_prompt(prompt) or [tokens.end_of_text], sampling)
         new = "".join(piece.text for piece in decoder.run())
     finally:
         reshard(model)
