@@ -1,8 +1,8 @@
 """Text to token ids and back: any `tokenizer.json`, or a byte-level BPE trained on the corpus.
 
 The `tokenizers` library does the work, or gigatoken where it gives the same ids. What stands here is what they leave
-open: which token ends a document, that no text may smuggle that token in, and that a file's own truncation or padding
-must not shorten a corpus.
+open: which token ends a document, that no document may smuggle that token in while a prompt may hold it, and that a
+file's own truncation or padding must not shorten a corpus.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MAX_TRAINING_CHARACTERS = 100_000_000
 class Tokenizer:
     """A tokenizer of the `tokenizers` library and its end-of-text token.
 
-    Special tokens are never read from text: a document that contains the characters `<|endoftext|>` is encoded as
-    those characters, so the end-of-text id stands only where a document ends.
+    Special tokens are never read from a document: one that contains the characters `<|endoftext|>` is encoded as
+    those characters, so the end-of-text id stands only where a document ends. Only a prompt is read with them.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer, *, name: str = "The tokenizer") -> None:
@@ -106,8 +106,22 @@ class Tokenizer:
         return cls(inner)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of one text, without an end of text."""
+        """Ids of one text, without an end of text. Special tokens in it are spelled as characters."""
         return self._inner.encode(text, add_special_tokens=False).ids
+
+    def encode_prompt(self, text: str, *, begin: int | None = None) -> list[int]:
+        """Ids of what a person writes to a model: the names of special tokens in it stand for those tokens.
+
+        `begin` is the id that the model expects before every text; it comes first, and only once where the text begins
+        with it. Nothing else is put around the text. Threads may call it at once.
+        """
+        ids: list[int] = self._reading_special.encode(text, add_special_tokens=False).ids
+        return ids if begin is None or ids[:1] == [begin] else [begin, *ids]
+
+    @cached_property
+    def _reading_special(self) -> tokenizers.Tokenizer:
+        """A second one, since whether special tokens are read is a state of a tokenizer that threads would share."""
+        return type(self._inner).from_str(self._inner.to_str())
 
     @property
     def engine(self) -> str:

@@ -120,8 +120,7 @@ def _rounds(order: Order, mesh: ParallelMesh) -> Iterator[tuple[str, ...]]:
 
 def _request(prompt: str, tokenizer: Tokenizer, source: ModelSource, order: Order) -> tuple[list[int], Sampling]:
     """The ids of a prompt and how to go on. Raises `ConfigError` where that does not fit the window."""
-    begin = [] if source.begin_of_text is None else [source.begin_of_text]
-    ids = [*begin, *tokenizer.encode(prompt)] or [source.end_of_text]
+    ids = tokenizer.encode_prompt(prompt, begin=source.begin_of_text) or [source.end_of_text]
     most = USUAL_TOKENS if order.num_tokens is None else order.num_tokens
     window = source.model.max_sequence_length
     room = window - len(ids) + 1  # the last token need not be read

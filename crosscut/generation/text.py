@@ -19,8 +19,7 @@ def continue_text(
     was_training = model.training
     try:
         decoder = Decoder(model, tokenizer, num_rows=1, slide=True)
-        begin = [] if begin_of_text is None else [begin_of_text]
-        decoder.add([*begin, *tokenizer.encode(prompt)] or [tokens.end_of_text], sampling)
+        decoder.add(tokenizer.encode_prompt(prompt, begin=begin_of_text) or [tokens.end_of_text], sampling)
         new = "".join(piece.text for piece in decoder.run())
     finally:
         reshard(model)

@@ -4,6 +4,7 @@ Every rank runs lm-eval alike, so every rank is asked the same, and the requests
 and nowhere else.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs
 
+from crosscut.config import ConfigError
 from crosscut.data import Tokenizer
 from crosscut.evaluation import Window, sliding_windows
 from crosscut.evaluation.evaluate import score_with_progress
@@ -23,9 +25,16 @@ from crosscut.pretrained import ModelSource
 _Pair = tuple[tuple[str, str], list[int], list[int]]
 """Texts of context and continuation, and the ids of both."""
 
+_LOG = logging.getLogger("lm_eval.crosscut")
+"""Beneath lm-eval's own, which ranks but the first keep silent."""
+
 
 class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
-    """A model for lm-eval. As with its own `hf` models nothing comes before a context, unless that is empty."""
+    """A model for lm-eval, which reads texts as lm-eval's own `hf` models do.
+
+    Names of special tokens in a text stand for those tokens. The id that a model expects before every text comes before
+    each that does not begin with it; of other models an empty context alone gets an id, the end of text.
+    """
 
     def __init__(self, model: GPT, source: ModelSource, *, batch_size: int) -> None:
         super().__init__()
@@ -45,9 +54,10 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         begin = self.source.begin_of_text
         return self.eot_token_id if begin is None else begin
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_options: Any) -> list[int]:  # noqa: ARG002
-        """Ids of a text, without any that the tokenizer would put around it."""
-        return self.tokenizer.encode(string)
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_options: Any) -> list[int]:
+        """Ids of a text, after the one that the model expects before it unless `add_special_tokens` is false."""
+        begin = None if add_special_tokens is False else self.source.begin_of_text
+        return self.tokenizer.encode_prompt(string, begin=begin)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         """Log probability of each continuation, and whether it is the likeliest one."""
@@ -70,7 +80,10 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         ]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:  # noqa: ARG002
-        """Log probability of each whole text, in windows as long as the model allows that share no target."""
+        """Log probability of each whole text, in windows as long as the model allows that share no target.
+
+        As with `hf` models the id that a model expects before every text stands there twice, and once is a target.
+        """
         texts = [as_ids([self.prefix_token_id, *self.tok_encode(request.args[0])]) for request in requests]
         length = self.max_length
         windows = [
@@ -84,25 +97,41 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return [float(total) for total in totals]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:  # noqa: ARG002
-        """What the model writes after each context. Every data rank writes all of it."""
+        """What the model writes after each context. Every data rank writes all of it.
+
+        A context that does not fit the window beside what may be written loses its first tokens, as with `hf` models.
+        Raises `ConfigError`, before anything is written, where that leaves no token of a context.
+        """
+        samplings = [_sampling(request, self.max_length) for request in requests]
         decoder = Decoder(self.model, self.tokenizer, num_rows=self.batch_size, stops=self.source.stops)
         written: dict[int, str] = {}
-        for number, request in enumerate(requests):
-            context, wishes = request.args
-            sampling = _sampling(wishes, self.max_length)
-            ids = self.tok_encode(context) or [self.prefix_token_id]
+        num_cut = 0
+        for number, (request, sampling) in enumerate(zip(requests, samplings, strict=True)):
+            ids = self.tok_encode(request.args[0]) or [self.prefix_token_id]
             room = self.max_length - sampling.num_tokens
+            num_cut += len(ids) > room
             written[decoder.add(ids[-room:], sampling, sample=number)] = ""
+        if num_cut:
+            _LOG.warning(
+                f"{num_cut} of {len(requests)} contexts lose their first tokens: the model's window of "
+                f"{self.max_length} must hold what is to be written, too."
+            )
         for piece in decoder.run():
             written[piece.number] += piece.text
         return list(written.values())
 
 
-def _sampling(wishes: dict[str, Any], max_length: int) -> Sampling:
+def _sampling(request: Instance, max_length: int) -> Sampling:
     """As lm-eval's `hf` models take the same words; without `do_sample` the likeliest token is written."""
-    asked = normalize_gen_kwargs(wishes)
+    asked = normalize_gen_kwargs(request.args[1])
+    if asked["max_gen_toks"] >= max_length:
+        raise ConfigError(
+            f"`max_gen_toks` of the task `{request.task_name}` must be at most {max_length - 1} with the model's "
+            f"window of {max_length} tokens, which holds the context, too, but is {asked['max_gen_toks']} (256 where a "
+            "task does not say). Set it in the task's `generation_kwargs`, or take a model with a longer window."
+        )
     return Sampling(
-        num_tokens=min(asked["max_gen_toks"], max_length - 1),
+        num_tokens=asked["max_gen_toks"],
         temperature=asked.get("temperature", 0.0) if not asked["do_sample"] else asked.get("temperature") or 1.0,
         top_k=asked.get("top_k", 0),
         top_p=asked.get("top_p", 1.0),

@@ -116,10 +116,7 @@ class CompletionAnswer(Answer):
         }
 
     def _prompt(self, which: int) -> str:
-        if not self.request.echo:
-            return ""
-        prompt = self.request.prompts[which // self.request.num_choices]
-        return self.served.tokenizer.decode(prompt)
+        return self.request.echoed[which // self.request.num_choices] if self.request.echoed else ""
 
     def _logprobs(self, which: int, pieces: Sequence[Piece]) -> Json | None:
         if self.request.sampling.alternatives is None:

@@ -79,8 +79,8 @@ class Served:
     window: int
     """Tokens that a prompt and its continuation have together."""
     tokenizer: Tokenizer
-    begin: tuple[int, ...]
-    """What the model expects before every text, if anything."""
+    begin: int | None
+    """The id that the model expects before every text, if any."""
     stops: frozenset[int]
     """Tokens that end a text."""
     template: ChatTemplate | None
@@ -110,8 +110,8 @@ class Request:
     stream: bool
     include_usage: bool
     """Whether a stream ends with the counts of tokens."""
-    echo: bool = False
-    """Whether the prompt is told again."""
+    echoed: tuple[str, ...] = ()
+    """What the texts of each prompt begin with, where prompts are told again."""
 
     def orders(self) -> Iterator[Order]:
         """The texts to write, in the order of their choices: all of the first prompt, then all of the second, ..."""
@@ -124,7 +124,7 @@ def read_completion(body: object, served: Served) -> Request:
     """A request of the completions protocol. Raises `Refusal`."""
     fields = Fields(body)
     _check_model(fields, served)
-    prompts = _prompts(fields, served)
+    prompts, texts = zip(*_prompts(fields, served), strict=True)
     num_choices = fields.integer("n", 1, MOST_CHOICES) or 1
     if (best_of := fields.integer("best_of", 1, MOST_CHOICES) or num_choices) != num_choices:
         fields.refuse("best_of", f"be `n` ({num_choices}) or left out", "All texts that are written are told.")
@@ -140,7 +140,8 @@ def read_completion(body: object, served: Served) -> Request:
     num_tokens = fields.integer("max_tokens", 1, 1 << 31)
     for name, (harmless, reason) in _COMPLETION_ONLY_AS.items():
         fields.only(name, harmless, reason)
-    return _request(fields, served, prompts, num_choices, num_tokens or DEFAULT_TOKENS, alternatives, echo=echo)
+    echoed = texts if echo else ()
+    return _request(fields, served, prompts, num_choices, num_tokens or DEFAULT_TOKENS, alternatives, echoed)
 
 
 def read_chat(body: object, served: Served) -> Request:
@@ -174,8 +175,7 @@ def _request(
     num_choices: int,
     num_tokens: int | None,
     alternatives: int | None,
-    *,
-    echo: bool = False,
+    echoed: tuple[str, ...] = (),
 ) -> Request:
     """What both protocols have in common, and the check that nothing else was asked for."""
     stream = fields.flag("stream")
@@ -203,7 +203,7 @@ def _request(
         sampling=sampling,
         stream=stream,
         include_usage=include_usage,
-        echo=echo,
+        echoed=echoed,
     )
 
 
@@ -225,8 +225,8 @@ def unknown_model(name: str, served: Served) -> Refusal:
     )
 
 
-def _prompts(fields: Fields, served: Served) -> tuple[tuple[int, ...], ...]:
-    """The prompts as ids: one or several, each a text or ids."""
+def _prompts(fields: Fields, served: Served) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """The prompts as ids and as texts: one or several, each sent as a text or as ids."""
     value = fields.get("prompt")
     if isinstance(value, list) and value and not all(isinstance(one, int) and one is not True for one in value):
         prompts = value
@@ -237,18 +237,18 @@ def _prompts(fields: Fields, served: Served) -> tuple[tuple[int, ...], ...]:
     return tuple(_prompt(fields, prompt, served) for prompt in prompts)
 
 
-def _prompt(fields: Fields, prompt: object, served: Served) -> tuple[int, ...]:
-    """The ids of one prompt; those of a text begin as the model expects."""
+def _prompt(fields: Fields, prompt: object, served: Served) -> tuple[tuple[int, ...], str]:
+    """The ids of one prompt and its text. Those of a text begin as the model expects; special tokens in it are read."""
     vocab_size = served.tokenizer.vocab_size
     if prompt in ("", []):
         fields.refuse("prompt", "hold at least one token")
     if is_text(prompt):
-        return (*served.begin, *served.tokenizer.encode(prompt))
+        return tuple(served.tokenizer.encode_prompt(prompt, begin=served.begin)), prompt
     if not isinstance(prompt, list) or not all(type(one) is int for one in prompt):
         fields.refuse("prompt", "be a text, a list of token ids, or a list of either")
     if not all(0 <= one < vocab_size for one in prompt):
         fields.refuse("prompt", f"hold ids from 0 to {vocab_size - 1}")
-    return tuple(prompt)
+    return tuple(prompt), served.tokenizer.decode(prompt)
 
 
 def _messages(fields: Fields) -> list[dict[str, str]]:

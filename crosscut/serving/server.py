@@ -124,7 +124,7 @@ def _serve(source: ModelSource, options: ServerOptions, mesh: ParallelMesh) -> N
             name=source.name,
             window=source.model.max_sequence_length,
             tokenizer=tokenizer,
-            begin=() if source.begin_of_text is None else (source.begin_of_text,),
+            begin=source.begin_of_text,
             stops=stops,
             template=ChatTemplate.find(source.tokenizer),
             created=int(time.time()),

@@ -70,6 +70,12 @@ def test_one_text_is_the_prompt_and_what_follows(generate):
     assert record["finish"] == "length"
 
 
+def test_a_special_token_in_a_prompt_is_read(generate):
+    options = ("--temperature", "0", "--tokens", "8", "--json")
+    (without,), (spelled,) = (records(generate("--prompt", start, *options)) for start in ("", "<|endoftext|>"))
+    assert spelled["tokens"] == without["tokens"], "both start at an end of text"
+
+
 def test_without_a_prompt_a_text_begins(generate):
     (record,) = records(generate("--temperature", "0", "--json"))
     assert record["prompt"] == ""

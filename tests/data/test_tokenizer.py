@@ -71,6 +71,63 @@ def test_end_of_text_is_never_read_from_text() -> None:
     assert np.flatnonzero(tokens == inner.end_of_text).tolist() == (lengths.cumsum() - 1).tolist()
 
 
+@pytest.fixture
+def with_turns(tmp_path: Path) -> Path:
+    """The file of a tokenizer with the special tokens of turns, and one that it puts before every text."""
+    import tokenizers
+
+    path = tmp_path / "turns.json"
+    Tokenizer.train(TEXTS, vocab_size=300).save(path)
+    made = tokenizers.Tokenizer.from_file(str(path))
+    made.add_special_tokens(["<s>", "<|turn|>", tokenizers.AddedToken("<|end|>", lstrip=True, rstrip=True)])
+    made.add_tokens(["<tool>"])
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", made.token_to_id("<s>"))]
+    )
+    made.save(str(path))
+    return path
+
+
+SPECIAL = (
+    "<|turn|>the model\n<|end|> \n<|turn|>",
+    "<s>the cut <tool>",
+    "<|endoftext|><|endoftext|>",
+    "<|tur n|> <|turn|",
+    "plain \u2602",
+    "",
+)
+
+
+@pytest.mark.parametrize("text", SPECIAL)
+def test_a_prompt_is_read_as_transformers_reads_it(with_turns: Path, text: str) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(with_turns))
+    assert Tokenizer.load(with_turns).encode_prompt(text) == theirs(text, add_special_tokens=False).input_ids
+
+
+def test_what_begins_a_prompt_stands_there_once(with_turns: Path) -> None:
+    inner = Tokenizer.load(with_turns)
+    (begin,) = inner.encode_prompt("<s>")
+    plain = inner.encode_prompt("the cut")
+    assert begin not in plain
+    assert inner.encode_prompt("the cut", begin=begin) == [begin, *plain]
+    assert inner.encode_prompt("<s>the cut", begin=begin) == [begin, *plain]
+    assert inner.encode_prompt("", begin=begin) == [begin]
+
+
+def test_documents_beside_prompts_still_smuggle_no_special_token_in(with_turns: Path) -> None:
+    inner = Tokenizer.load(with_turns)
+    before = [inner.encode(text) for text in SPECIAL]
+    first = inner.encode_prompt("<|endoftext|>")[0]
+    assert first == inner.end_of_text
+    assert [inner.encode(text) for text in SPECIAL] == before
+    special = {first, *(inner.encode_prompt(name)[0] for name in ("<s>", "<|turn|>", "<|end|>"))}
+    assert not special.intersection(token for ids in before for token in ids)
+    tokens, _ = inner.encode_documents(SPECIAL)
+    assert tokens.tolist() == [token for ids in before for token in (*ids, inner.end_of_text)]
+
+
 def test_documents_are_encoded_as_single_texts_are(tokenizer_file: Path) -> None:
     inner = Tokenizer.load(tokenizer_file)
     tokens, lengths = inner.encode_documents(["the cut", "", "every rank ☂"])

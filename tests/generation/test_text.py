@@ -38,14 +38,19 @@ def test_pieces_are_the_text_of_the_tokens(ranks, tokenizer):
     assert len(ids) == 60
 
 
-def while_training(path: Path, layout: Layout) -> tuple[str, bool, bool]:
+def while_training(path: Path, layout: Layout, prompt: str = "so it") -> tuple[str, bool, bool]:
     """What a run that is in training has of `continue_text`, and whether the model is as it was."""
     tokenizer = Tokenizer.load(path)
     tokens = SimpleNamespace(tokenizer=lambda: tokenizer, end_of_text=tokenizer.end_of_text)
     model = make(layout, vocab_size=tokenizer.vocab_size).train()
     names = {name: parameter.shape for name, parameter in model.named_parameters()}
-    text = continue_text(model, tokens, "so it", Sampling(num_tokens=20, temperature=1.0))
+    text = continue_text(model, tokens, prompt, Sampling(num_tokens=20, temperature=1.0))
     return text, model.training, names == {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+def test_a_special_token_in_a_prompt_of_a_run_is_read(ranks, tokenizer):
+    empty, spelled = (ranks.run(1, while_training, tokenizer, Layout(), one)[0][0] for one in ("", "<|endoftext|>"))
+    assert spelled == "<|endoftext|>" + empty
 
 
 LAYOUTS = [Layout(), Layout(tensor=2, sequence_parallel=True), Layout(data=2, sharding="zero3")]

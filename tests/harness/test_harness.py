@@ -1,7 +1,8 @@
 """lm-eval's own loop over tasks of a local file, on a tiny model, beside what `transformers` gives."""
 
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -16,7 +17,7 @@ from crosscut.config import ConfigError, Layout
 from crosscut.data import Tokenizer
 from crosscut.parallel import make_mesh
 from crosscut.pretrained import find_model
-from tests.pretrained.models import make, their_model
+from tests.pretrained.models import edit, make, their_model
 from tests.ranks import RankPool
 
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
@@ -83,7 +84,7 @@ def tokens_after(folder: Path, text: str, number: int) -> str:
 
 def loss_of(folder: Path, before: list[int], text: str) -> float:
     model, tokenizer = their_model(folder, torch.float32).eval(), Tokenizer.load(folder / "tokenizer.json")
-    ids = [*before, *tokenizer.encode(text)]
+    ids = [*before, *tokenizer.encode_prompt(text)]
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0, len(before) - 1 : -1]
     return F.cross_entropy(logits, torch.tensor(ids[len(before) :]), reduction="sum").item()
@@ -158,6 +159,147 @@ def test_answers_are_those_of_transformers(ranks: RankPool, model: Path, layout:
     assert -one["rolling"][0] == pytest.approx(loss_of(model, [0], "the quick brown fox"), rel=1e-4)
     assert one["written"][0] == tokens_after(model, "the quick", 6)
     assert one["written"][1] == tokens_after(model, tokenizer.decode(long[-60:]), 4)
+
+
+def with_special_tokens(model: Path, folder: Path, *, begins: bool) -> Path:
+    """The model with a tokenizer that knows two more special tokens, and may put one of them before every text."""
+    import tokenizers
+
+    shutil.copytree(model, folder)
+    path = folder / "tokenizer.json"
+    made = tokenizers.Tokenizer.from_file(str(path))
+    made.add_special_tokens(["<s>", "<|turn|>"])
+    begin = made.token_to_id("<s>")
+    if begins:
+        tokens = [("<s>", begin)]
+        made.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=tokens)
+        edit(folder, bos_token_id=begin)
+    made.save(str(path))
+    names = {"bos_token": "<s>" if begins else None, "eos_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**names, "tokenizer_class": "PreTrainedTokenizerFast"}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def begun(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_special_tokens(model, tmp_path_factory.mktemp("begun") / "tiny", begins=True)
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_special_tokens(model, tmp_path_factory.mktemp("plain") / "tiny", begins=False)
+
+
+ASKED = [
+    *((str(q["question"]), choice) for q in QUESTIONS for choice in q["choices"]),
+    ("", "the fox"),
+    ("the lazy ", "dog"),
+    ("<s>the lazy", " dog"),
+    ("<|turn|>the lazy<|turn|>", " dog"),
+    (LONG, " the fox"),
+]
+ROLLED = ["the quick brown fox", "<s>the quick", "<|turn|>over", LONG]
+BEGUN = ["the quick", "<s>the quick", "<|turn|>the<|turn|>", LONG]
+
+
+def asked_of(lm: Any) -> dict[str, Any]:
+    """What an implementation of lm-eval's answers."""
+    from lm_eval.api.instance import Instance
+
+    wishes = {"until": ["\n"], "max_gen_toks": 6}
+    return {
+        "ids": [lm.tok_encode(context) for context in BEGUN],
+        "pairs": lm.loglikelihood([Instance("any", {}, pair, i) for i, pair in enumerate(ASKED)]),
+        "rolling": lm.loglikelihood_rolling([Instance("any", {}, (text,), i) for i, text in enumerate(ROLLED)]),
+        "written": [  # one at a time, since `hf` looks only at the first of a batch
+            text for one in BEGUN for text in lm.generate_until([Instance("any", {}, (one, wishes), 0)])
+        ],
+    }
+
+
+def asked_of_ours(folder: str) -> dict[str, Any]:
+    from crosscut.harness.adapter import CrosscutLM
+
+    source = find_model(folder)
+    return asked_of(CrosscutLM(source.load(make_mesh(Layout(), torch.device("cpu"))), source, batch_size=2))
+
+
+@pytest.mark.filterwarnings("ignore")  # of what lm-eval and what it uses import
+@pytest.mark.parametrize("name", ["begun", "plain"])
+def test_answers_are_those_of_their_hf_models(
+    ranks: RankPool, name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("accelerate", reason="lm-eval's `hf` models need accelerate, which is not installed")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    from lm_eval.models.huggingface import HFLM
+
+    folder = str(request.getfixturevalue(name))
+    theirs = asked_of(HFLM(pretrained=folder, device="cpu", dtype="float32", batch_size=2))
+    (ours,) = ranks.run(1, asked_of_ours, folder)
+    assert ours["ids"] == theirs["ids"]
+    assert [logprob for logprob, _ in ours["pairs"]] == pytest.approx([one for one, _ in theirs["pairs"]], rel=1e-4)
+    assert [hit for _, hit in ours["pairs"]] == [hit for _, hit in theirs["pairs"]]
+    assert ours["rolling"] == pytest.approx(theirs["rolling"], rel=1e-4)
+    assert ours["written"] == theirs["written"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what lm-eval imports
+def test_what_the_tokenizer_puts_before_every_text_is_there(ranks: RankPool, begun: Path) -> None:
+    (ours,) = ranks.run(1, asked_of_ours, str(begun))
+    tokenizer = Tokenizer.load(begun / "tokenizer.json")
+    begin, turn = (tokenizer.encode_prompt(name)[0] for name in ("<s>", "<|turn|>"))
+    the, long = tokenizer.encode("the"), tokenizer.encode(LONG)
+    quick, lazy = tokenizer.encode("the quick"), tokenizer.encode("the lazy")
+    assert ours["ids"] == [[begin, *quick], [begin, *quick], [begin, turn, *the, turn], [begin, *long]]
+    contexts = [[begin, *tokenizer.encode(str(q["question"]))] for q in QUESTIONS for _ in q["choices"]]
+    contexts += [[begin], [begin, *lazy], [begin, *lazy], [begin, turn, *lazy, turn]]
+    texts = [choice for q in QUESTIONS for choice in q["choices"]] + ["the fox", " dog", " dog", " dog"]
+    expected = [loss_of(begun, before, text) for before, text in zip(contexts, texts, strict=True)]
+    assert [-logprob for logprob, _ in ours["pairs"][:-1]] == pytest.approx(expected, rel=1e-4)
+    assert -ours["rolling"][0] == pytest.approx(loss_of(begun, [begin], "<s>the quick brown fox"), rel=1e-4)
+
+
+def writing_of(folder: str, num_tokens: int | None, contexts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What is written after contexts, and what is told about them."""
+    from lm_eval.api.instance import Instance
+
+    from crosscut.harness import adapter
+
+    told: list[str] = []
+    source = find_model(folder)
+    lm = adapter.CrosscutLM(source.load(make_mesh(Layout(), torch.device("cpu"))), source, batch_size=2)
+    wishes = {"until": []} | ({} if num_tokens is None else {"max_gen_toks": num_tokens})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adapter._LOG, "warning", told.append)
+        asked = [Instance("any", {}, (context, wishes), i, ("tiny", i, 1)) for i, context in enumerate(contexts)]
+        return lm.generate_until(asked), told
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what lm-eval imports
+def test_a_context_keeps_what_fits_beside_what_is_written(ranks: RankPool, model: Path) -> None:
+    tokenizer = Tokenizer.load(model / "tokenizer.json")
+    long = tokenizer.encode(LONG)
+    assert len(tokenizer.encode("the")) == 1
+    ((texts, told),) = ranks.run(1, writing_of, str(model), 63, (LONG, "the"))
+    assert texts == [tokens_after(model, tokenizer.decode(ids), 63) for ids in (long[-1:], tokenizer.encode("the"))]
+    message = "1 of 2 contexts lose their first tokens: the model's window of 64 must hold what is to be written, too."
+    assert told == [message]
+    ((_, told),) = ranks.run(1, writing_of, str(model), 62, ("the quick",))
+    assert told == [], "two tokens fit"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what lm-eval imports
+@pytest.mark.parametrize(("asked", "number"), [(64, 64), (None, 256)])
+def test_a_window_without_room_for_a_context_is_an_error(
+    ranks: RankPool, model: Path, asked: int | None, number: int
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        ranks.run(1, writing_of, str(model), asked, ("over",))
+    assert str(error.value) == (
+        "`max_gen_toks` of the task `tiny` must be at most 63 with the model's window of 64 tokens, which holds the "
+        f"context, too, but is {number} (256 where a task does not say). Set it in the task's `generation_kwargs`, or "
+        "take a model with a longer window."
+    )
 
 
 @pytest.mark.slow

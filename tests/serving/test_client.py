@@ -115,6 +115,16 @@ def test_an_echo_begins_with_the_prompt(whole):
         assert "".join(chunk.choices[0].text for chunk in chunks) == PROMPT + plain
 
 
+def test_special_tokens_in_a_prompt_are_read_and_told_again(whole):
+    prompt = "<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\n"
+    with client_of(whole) as client:
+        wish = {"model": NAME, "max_tokens": 6, "temperature": 0}
+        completed = client.completions.create(**wish, prompt=prompt, echo=True)
+        answered = client.chat.completions.create(**wish, messages=QUESTION[1:])
+        assert completed.usage.prompt_tokens == answered.usage.prompt_tokens
+        assert completed.choices[0].text == prompt + answered.choices[0].message.content
+
+
 def test_a_stop_string_ends_the_text_before_it(whole):
     with client_of(whole) as client:
         wish = {"model": NAME, "prompt": PROMPT, "max_tokens": 40, "temperature": 0.9, "seed": 8}
