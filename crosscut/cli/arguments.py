@@ -10,16 +10,13 @@ from typing import Any, ParamSpec, TypeVar
 import click
 
 from crosscut.config import ConfigError, CrosscutError, RunConfig, load_run
-from crosscut.config.precision import PRECISIONS
+from crosscut.config.precision import OF_MODELS
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 DEMO_RUN = "demo.toml"
-
-_OF_MODELS = [name for name, precision in PRECISIONS.items() if precision.products == precision.compute]
-"""Weights can be held in these; float8 is only for products in training."""
 
 
 def run_arguments(command: _Command) -> _Command:
@@ -62,7 +59,7 @@ def require_folder(option: str, path: Path) -> None:
 
 def precision_option(command: _Command) -> _Command:
     """Give a command that asks a model the option `--precision`, of its weights and products."""
-    return click.option("--precision", type=click.Choice(_OF_MODELS), default="float32", show_default=True)(command)
+    return click.option("--precision", type=click.Choice(OF_MODELS), default="float32", show_default=True)(command)
 
 
 def naming_options(options: Mapping[str, str]) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:

@@ -7,9 +7,8 @@ import click
 
 from crosscut.cli.arguments import run_arguments, run_from
 from crosscut.config import load_layout
-from crosscut.config.precision import PRECISIONS
+from crosscut.config.precision import OF_MODELS
 
-_PRECISIONS = [name for name in PRECISIONS if name != "float8"]
 """With float8 products the rounding of one element is as large as many a fault, so that nothing would be proven."""
 
 
@@ -18,7 +17,7 @@ _PRECISIONS = [name for name in PRECISIONS if name != "float8"]
 @click.option("--layout", "layouts", multiple=True, metavar="tensor=4,data=2", help="Instead of the run's; repeatable.")
 @click.option("--layers", type=click.IntRange(min=1), help="Scale the model down to this many layers.")
 @click.option("--hidden", type=click.IntRange(min=1), help="Scale the model down to this hidden size.")
-@click.option("--precision", type=click.Choice(_PRECISIONS), default="float64", show_default=True)
+@click.option("--precision", type=click.Choice(OF_MODELS), default="float64", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the reports as JSON.")
 def verify(
     arguments: tuple[str, ...],

@@ -42,3 +42,6 @@ PRECISIONS = MappingProxyType(
     }
 )
 """By the value of `training.precision`."""
+
+OF_MODELS = tuple(name for name, precision in PRECISIONS.items() if precision.products == precision.compute)
+"""Those in which a model can be held to be asked; float8 is only for products in training."""

@@ -15,14 +15,12 @@ from crosscut.checkpoint.storage import LocalFolder, folder_at
 from crosscut.config import CheckpointError, ConfigError, ModelConfig, RunConfig, load_run
 from crosscut.config.checks import require_one_of
 from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
-from crosscut.config.precision import PRECISIONS
+from crosscut.config.precision import OF_MODELS, PRECISIONS
 from crosscut.config.published import MODEL_FILE, TOKENIZER_FILE, read_published
 from crosscut.model import GPT
 from crosscut.parallel import ParallelMesh, RandomStreams, shard_model
 from crosscut.pretrained.companions import speech
 from crosscut.pretrained.loading import load_weights, require_weights
-
-_PRECISIONS = tuple(name for name, precision in PRECISIONS.items() if precision.products == precision.compute)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +49,7 @@ class ModelSource:
         Every rank calls it. Raises `ConfigError` for a precision that has no type of its own, and `CheckpointError`
         where the weights cannot be read.
         """
-        require_one_of("precision", precision, _PRECISIONS)
+        require_one_of("precision", precision, OF_MODELS)
         dtype = getattr(torch, PRECISIONS[precision].compute)
         model = GPT(self.model, mesh=mesh, streams=RandomStreams(mesh, seed=0), dtype=dtype)
         shard_model(model, mesh, units=model.blocks, always_used=True)
