@@ -134,23 +134,22 @@ class _MultiplyAndLeave(Function):
             grad_weight = products.weight_gradient(whole, x) if needs_weight else None
             return grad_x, grad_weight, grad_bias, None, None, None
         grad_x = x.new_empty(x.shape) if needs_x else None  # rows that lie together, however those of x do
-        grad_weight = torch.zeros_like(weight) if needs_weight else None
+        grad_weight = torch.empty_like(weight) if needs_weight else None
         for i, piece in enumerate(leaving):
             whole = finish_leave_backward(piece, ctx.mesh)
             if grad_x is not None:
                 multiply_into(grad_x.chunk(len(leaving))[i], whole, weight.t())
             if grad_weight is not None:
-                add_product(grad_weight, as_rows(whole).t(), as_rows(x.chunk(len(leaving))[i]))
+                add_product(grad_weight, as_rows(whole).t(), as_rows(x.chunk(len(leaving))[i]), is_first=i == 0)
         return grad_x, grad_weight, grad_bias, None, None, None
 
 
 def _pieces(x: Tensor, mesh: ParallelMesh, products: Products, elements: int) -> list[Tensor]:
     """`x` in the pieces in which its product runs, so that one is sent while another is multiplied.
 
-    Only where the sequence is split: f and g stay one all-reduce. A compiler orders what is sent by itself, and pieces
-    in 8 bits would be cast one by one.
+    Only where the sequence is split: f and g stay one all-reduce. Pieces in 8 bits would be cast one by one.
     """
-    if not mesh.sequence_parallel or products is not ORDINARY or torch.compiler.is_compiling():
+    if not mesh.sequence_parallel or products is not ORDINARY:
         return [x]
     return list(x.chunk(num_pieces(x.shape[0], elements)))
 

@@ -112,7 +112,8 @@ def _tensor_parallel(run: Planned, compiled: bool) -> list[Collective]:
 def _sequence_parallel(run: Planned, compiled: bool) -> list[Collective]:
     """Each all-reduce becomes a reduce-scatter at the end of one cut region and an all-gather at the start of the
     next (Korthikanti et al. 2022, section 4.2.2); the backward pass mirrors both, and gathers each region's input once
-    more, which is kept split. Products that run in pieces send pieces (`config.conventions.num_pieces`).
+    more, which is kept split. Products that run in pieces send pieces (`config.conventions.num_pieces`); those in 8
+    bits are never cut.
     """
     M, L = run.num_micro_batches, run.model.num_layers
     again = M * _layers_sent_again(run)
@@ -124,7 +125,7 @@ def _sequence_parallel(run: Planned, compiled: bool) -> list[Collective]:
         element_bytes=PRECISIONS[run.training.precision].compute_bytes,
         ranks=run.layout.tensor,
     )
-    pieces = 1 if compiled else num_pieces(run.micro_batch_size, elements)
+    pieces = 1 if run.training.precision == "float8" else num_pieces(run.micro_batch_size, elements)
 
     def in_pieces(operation: Operation, *, phase: Phase, purpose: str, count: int) -> Collective:
         return whole(

@@ -15,6 +15,7 @@ import os
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,10 @@ from crosscut.parallel import LossPasses, ParallelMesh
 
 BACKEND = "inductor"
 """What compiles a graph, by the name that `torch.compile` knows it by."""
+
+_IN_ORDER = {"reorder_for_peak_memory": False}
+"""What that compiler is told where layers send: by itself it looks for an order that takes less memory, in which what
+was begun early is waited for at once."""
 
 _CHEAP = (F.layer_norm, torch.rms_norm, F.gelu, F.silu)
 """What layers compute again under `training.recompute = "operators"`, with the product that follows SiLU."""
@@ -49,7 +54,7 @@ def apply_compilation(model: GPT, run: RunConfig, mesh: ParallelMesh) -> "Compil
         if mesh.is_first_rank:
             Console(stderr=True).print(f"Layers are not compiled: {reason}.", markup=False, highlight=False)
         return None
-    compiler = Compiler(BACKEND)
+    compiler = Compiler(BACKEND, in_order=run.layout.tensor > 1)
     for block in model.blocks:
         compiler.take(block)
     model.loss_passes = LossPasses(BACKEND)
@@ -91,15 +96,20 @@ def _has_cpp_compiler() -> bool:
 
 
 class Compiler:
-    """Compiles the layers of one model, and counts its graphs and how often they ran."""
+    """Compiles the layers of one model, and counts its graphs and how often they ran.
 
-    def __init__(self, backend: str) -> None:
+    With `in_order`, code begins to send and waits where the layer does, so that what runs beside each other still does.
+    """
+
+    def __init__(self, backend: str, *, in_order: bool) -> None:
         self.num_graphs = 0
         """Graphs that were made: one for all layers in training, one more for validation."""
         self.num_runs = 0
         """Forward passes of a layer that were compiled code."""
         self.is_paused = False
-        self._compile = torch._dynamo.lookup_backend(backend)
+        compile_graph: Callable[..., Any] = torch._dynamo.lookup_backend(backend)
+        keeps_order = {"config_patches": _IN_ORDER} if in_order and backend == "inductor" else {}
+        self._compile = partial(compile_graph, **keeps_order)
         self._copies: dict[types.FunctionType, types.FunctionType] = {}
 
     def take(self, block: nn.Module) -> None:

@@ -1,6 +1,7 @@
 """The two cuts against `nn.Linear`."""
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -23,6 +24,17 @@ from tests.ranks import RankPool
 
 B, S, I, O = 2, 8, 12, 20  # noqa: E741 - the shapes' names
 SENT = ("all_gather_into_tensor", "reduce_scatter_tensor", "wait_tensor")
+
+FORWARD_IN_PIECES = [
+    *["all_gather_into_tensor"] * 2,
+    *["wait_tensor", "mm"] * 2,
+    *["mm", "reduce_scatter_tensor"] * 2,
+    *["wait_tensor"] * 2,
+]
+"""One half is used while the other travels."""
+
+BACKWARD_IN_PIECES = [*["all_gather_into_tensor"] * 2, *["wait_tensor", "mm", "mm"] * 2]
+"""Of the row-parallel layer, whose gradient comes first."""
 
 
 class ParallelMLP(nn.Module):
@@ -125,6 +137,10 @@ class _Operators(TorchDispatchMode):
         super().__init__()
         self.names: list[str] = []
 
+    @classmethod
+    def is_infra_mode(cls) -> bool:  # torch.compile would run plain code under any other mode
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.names.append(func.name().split("::")[1].split(".")[0])
         return func(*args, **(kwargs or {}))
@@ -198,38 +214,39 @@ def test_a_compiler_gathers_the_input_again_in_the_backward_pass(ranks: RankPool
     assert backward == ["all_gather", "all_gather", "reduce_scatter"]
 
 
-def _in_pieces(layout: Layout) -> list[tuple[list[Tensor], list[str], list[str]]]:
-    """Results and operators, forward and backward, of an MLP at once and in two pieces of the batch."""
-    found = []
-    for count in (1, 2):
-        linear.num_pieces = lambda sequences, elements, count=count: count
-        try:
-            mesh = make_mesh(layout, CPU)
-            mlp = ParallelMLP(mesh)
-            for i, parameter in enumerate(mlp.parameters()):
-                fill(parameter, torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i)).double())
-            whole = torch.randn(B, S, I, generator=torch.Generator().manual_seed(9)).double()
-            x = part(whole, mesh, split_sequence(layout)).requires_grad_()
-            with _Operators() as forward:
-                y = mlp(x)
-            with _Operators() as backward:
-                y.square().sum().backward()
-            results = [y.detach(), x.grad, *(p.grad.to_local() for p in mlp.parameters())]
-            found.append((results, forward.names, backward.names))
-        finally:
-            linear.num_pieces = num_pieces
-    return found
+def _run_in_pieces(layout: Layout, count: int, backend: str = "") -> tuple[list[Tensor], list[str], list[str]]:
+    """Results and operators, forward and backward, of an MLP in so many pieces of the batch."""
+    with mock.patch.object(linear, "num_pieces", lambda *_: count):
+        mesh = make_mesh(layout, CPU)
+        mlp = ParallelMLP(mesh)
+        for i, parameter in enumerate(mlp.parameters()):
+            fill(parameter, torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i)).double())
+        whole = torch.randn(B, S, I, generator=torch.Generator().manual_seed(9)).double()
+        x = part(whole, mesh, split_sequence(layout)).requires_grad_()
+        module = torch.compile(mlp, fullgraph=True, backend=backend) if backend else mlp
+        with _Operators() as forward:
+            y = module(x)
+        with _Operators() as backward:
+            y.square().sum().backward()
+        results = [y.detach(), x.grad, *(p.grad.to_local() for p in mlp.parameters())]
+    return results, forward.names, backward.names
 
 
-def test_pieces_give_the_same_and_travel_beside_products(ranks: RankPool) -> None:
-    whole, pieces = ranks.run(2, _in_pieces, Layout(tensor=2, sequence_parallel=True))[0]
-    for one, other in zip(whole[0], pieces[0], strict=True):
+def _products_and_messages(names: list[str]) -> list[str]:
+    """Of the operators, the products, whatever kind of them, and what is sent."""
+    return ["mm" if "mm" in name else name for name in names if name in SENT or "mm" in name]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
+@pytest.mark.parametrize("backend", ["", "aot_eager_decomp_partition"], ids=["plain", "compiled"])
+def test_pieces_give_the_same_and_travel_beside_products(ranks: RankPool, backend: str) -> None:
+    layout = Layout(tensor=2, sequence_parallel=True)
+    expected, *_ = ranks.run(2, _run_in_pieces, layout, 1)[0]
+    results, forward, backward = ranks.run(2, _run_in_pieces, layout, 2, backend)[0]
+    for one, other in zip(expected, results, strict=True):
         torch.testing.assert_close(one, other, **CLOSE)
-    forward = [name for name in pieces[1] if name in SENT or "mm" in name]
-    gathers, products = ["all_gather_into_tensor"] * 2, ["wait_tensor", "addmm"] * 2
-    assert forward == [*gathers, *products, *["mm", "reduce_scatter_tensor"] * 2, *["wait_tensor"] * 2]
-    backward = [name for name in pieces[2] if name in SENT or "mm" in name]
-    assert backward[:5] == [*gathers, "wait_tensor", "mm", "addmm_"], "the first piece is used while the second travels"
+    assert _products_and_messages(forward) == FORWARD_IN_PIECES
+    assert _products_and_messages(backward)[:8] == BACKWARD_IN_PIECES
 
 
 def test_pieces_are_halves_that_are_worth_a_collective() -> None:

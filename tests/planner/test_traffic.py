@@ -87,15 +87,21 @@ def test_recomputing_inside_a_layer_sends_nothing_again(recompute: str) -> None:
     assert step_traffic(replace(run, training=replace(run.training, recompute=recompute))) == step_traffic(run)
 
 
-def test_large_products_send_in_two_pieces() -> None:
-    model = ModelConfig(num_layers=1, hidden_size=4096, num_heads=4, vocab_size=500, max_sequence_length=1024)
+@pytest.mark.parametrize("compile_", ["off", "on"])
+def test_large_products_send_in_two_pieces(compile_: str) -> None:
+    model = ModelConfig(
+        num_layers=1, hidden_size=4096, num_heads=4, vocab_size=500, max_sequence_length=1024, dropout=0.0
+    )
     layout = Layout(tensor=2, sequence_parallel=True)
-    training = TrainingConfig(batch_size=2, sequence_length=1024)
+    training = TrainingConfig(batch_size=2, sequence_length=1024, compile=compile_)
     large = step_traffic(RunConfig(model=model, layout=layout, training=training))
     forward = [c for c in large if c.phase == "forward" and c.purpose == "attention input"]
     assert [(c.count, c.elements) for c in forward] == [(2, 1024 * 4096)]
     loss = the_only("output projection input", [c for c in large if c.phase == "forward"])
     assert (loss.count, loss.elements) == (1, 2 * 1024 * 4096)
+    in_8_bits = RunConfig(model=model, layout=layout, training=replace(training, precision="float8"))
+    (gather, *_) = [c for c in step_traffic(in_8_bits) if c.purpose == "attention input"]
+    assert (gather.phase, gather.count) == ("forward", 1)
 
 
 def test_sequence_parallelism_sums_the_replicated_parameters_gradients_once() -> None:

@@ -1,5 +1,6 @@
 """Layers as compiled code: one graph for all of them, the eager numbers, and an error where it would not run."""
 
+import re
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from crosscut.config import ConfigError, RunConfig, TrainingError
 from crosscut.evaluation import evaluate_loss
-from crosscut.parallel import CollectiveRecorder
+from crosscut.parallel import CollectiveRecorder, linear
 from crosscut.parallel.parameters import local_part
 from crosscut.planner import layer_activations
 from crosscut.training import compilation
@@ -172,6 +173,46 @@ def test_twenty_steps_of_real_compiled_code_stay_within_a_millionth(ranks: RankP
     assert result["counts"] == [1, 21]
     assert result["losses"] == pytest.approx(plain["losses"], rel=1e-6)
     assert plain["losses"][-1] < 0.95 * plain["losses"][0], "nothing was learned"
+
+
+def sent_beside_products(run: RunConfig, num_pieces: int) -> list[list[str]]:
+    """Products and messages of a layer's two passes, in the order in which the compiler's code runs them."""
+    from torch._inductor.utils import run_and_get_code
+
+    called = re.compile(r"\b(all_gather|reduce_scatter|all_reduce|wait|mm|addmm)[a-z_]*(?:\.default)?\(")
+    with mock.patch.object(linear, "num_pieces", lambda *_: num_pieces):
+        trainer, batches = parts(run)
+        _, codes = run_and_get_code(trainer.accumulate, 0, batches.micro_batches(0))
+    found = [called.findall(code.partition("def call(")[2]) for code in codes if "wait_tensor" in code]
+    return [["product" if "mm" in name else name for name in names] for names in found]
+
+
+def waited_for_at_once(names: list[str]) -> int:
+    """Messages between whose start and end there is no product; they end in the order of their starts."""
+    starts = [i for i, name in enumerate(names) if name not in ("product", "wait")]
+    ends = [i for i, name in enumerate(names) if name == "wait"]
+    return sum("product" not in names[start:end] for start, end in zip(starts, ends, strict=True))
+
+
+@needs_cpp_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("split", "num_pieces", "alone"),
+    [(False, 1, (2, 0)), (True, 1, (4, 2)), (True, 2, (4, 2))],
+    ids=["plain", "sequence parallel", "in halves"],
+)
+def test_what_is_sent_runs_beside_products_in_real_compiled_code(
+    ranks: RankPool, run_with: Any, split: bool, num_pieces: int, alone: tuple[int, int]
+) -> None:
+    run = run_with("layout.tensor=2", f"layout.sequence_parallel={str(split).lower()}", "model.dropout=0.0", ON)
+    forward, backward = ranks.run(2, sent_beside_products, run, num_pieces, time_limit=200.0)[0]
+    sent = [[name for name in names if name not in ("product", "wait")] for names in (forward, backward)]
+    if split:
+        assert sent[0] == [*["all_gather"] * num_pieces, *["reduce_scatter"] * num_pieces] * 2
+        assert sent[1] == [*["all_gather"] * num_pieces, "all_gather", "reduce_scatter"] * 2
+    else:
+        assert sent == [["all_reduce"] * 2] * 2
+    assert (waited_for_at_once(forward), waited_for_at_once(backward)) == alone, (forward, backward)
 
 
 def drawn_again(run: RunConfig) -> dict[str, Any]:
