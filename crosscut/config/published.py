@@ -19,6 +19,8 @@ from crosscut.config.model import ModelConfig
 MODEL_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 
 _SLIDING_WINDOW = 4096
 """What `transformers` takes for the families with such a window where a file lacks the key. Null is full attention."""
@@ -126,7 +128,24 @@ def read_published(folder: Path) -> Published:
     for name in ("num_layers", "hidden_size", "num_heads", "vocab_size", "max_sequence_length"):
         if name not in fields:
             raise ConfigError(f"`{family.keys[name]}` must be given in `{table.path}`, but is missing.")
-    return Published(ModelConfig(**fields), _stops(table, folder))
+    stops = [end for ends in end_ids(folder).values() for end in ends]
+    return Published(ModelConfig(**fields), tuple(dict.fromkeys(stops)))
+
+
+def end_ids(folder: Path) -> dict[Path, tuple[int, ...]]:
+    """The ids that end what a folder's model writes, by the files that say so, the model's own first.
+
+    Any `model_type` will do. Raises `ConfigError` for a file that cannot be read and for what is no id.
+    """
+    found = {}
+    for path in (folder / MODEL_FILE, folder / GENERATION_FILE):
+        ends = read_json(path).get("eos_token_id") if path.is_file() else None
+        ids = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        if not all(type(end) is int for end in ids):
+            raise ConfigError(f"`eos_token_id` in `{path}` must be an id or a list of some, but is {ends!r}.")
+        if ids:
+            found[path] = tuple(ids)
+    return found
 
 
 def published_table(model: ModelConfig, *, dtype: str, stops: tuple[int, ...]) -> dict[str, Any]:
@@ -153,7 +172,7 @@ class _Table:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.values = _read_json(path)
+        self.values = read_json(path)
 
     def __contains__(self, key: str) -> bool:
         """Whether it says something; null says nothing."""
@@ -185,7 +204,8 @@ class _Table:
         )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a file of a published model holds. Raises `ConfigError` where it holds none."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -260,16 +280,6 @@ def _window(table: _Table, family: _Family, fields: Mapping[str, Any]) -> dict[s
     if window is None or "max_sequence_length" not in fields:
         return {}
     return {"max_sequence_length": min(fields["max_sequence_length"], int(window))}
-
-
-def _stops(table: _Table, folder: Path) -> tuple[int, ...]:
-    """The ends of text of both files, which may name one or several."""
-    found: list[int] = []
-    path = folder / GENERATION_FILE
-    for source in (table.values, _read_json(path) if path.is_file() else {}):
-        ends = source.get("eos_token_id")
-        found += ends if isinstance(ends, list) else [] if ends is None else [ends]
-    return tuple(dict.fromkeys(found))
 
 
 def _family_for(model: ModelConfig) -> _Family:
