@@ -94,6 +94,19 @@ _GPT2 = _Family(
         "quantization_config": (None,),
     },
 )
+_BIGCODE = dataclasses.replace(
+    _GPT2,
+    model_type="gpt_bigcode",
+    architecture="GPTBigCodeForCausalLM",
+    fixed={**_GPT2.fixed, "num_kv_heads": 1},
+    required={
+        "activation_function": ("gelu_pytorch_tanh", "gelu_new"),
+        "multi_query": (True,),
+        "scale_attn_weights": (True,),
+        "add_cross_attention": (False,),
+        "quantization_config": (None,),
+    },
+)
 _LLAMA = _Family("llama", "LlamaForCausalLM", _LLAMA_KEYS, _LLAMA_FIXED, _LLAMA_DEFAULTS, _LLAMA_REQUIRED)
 _MISTRAL = dataclasses.replace(_LLAMA, model_type="mistral", architecture="MistralForCausalLM")
 _QWEN2 = dataclasses.replace(
@@ -106,8 +119,9 @@ _QWEN3 = dataclasses.replace(
     fixed={**_LLAMA_FIXED, "qk_norm": True},
     required={**_LLAMA_REQUIRED, "attention_bias": (False,)},
 )
-FAMILIES = MappingProxyType({family.model_type: family for family in (_GPT2, _LLAMA, _MISTRAL, _QWEN2, _QWEN3)})
-"""By `model_type`. SmolLM is a Llama; Mistral is one with a window."""
+_ALL = (_GPT2, _BIGCODE, _LLAMA, _MISTRAL, _QWEN2, _QWEN3)
+FAMILIES = MappingProxyType({family.model_type: family for family in _ALL})
+"""By `model_type`. SmolLM is a Llama; Mistral is one with a window; GPT-BigCode is GPT-2 with multiple queries."""
 
 
 def is_published(folder: Path) -> bool:
@@ -123,7 +137,7 @@ def read_published(folder: Path) -> Published:
         table.require(key, allowed)
     fields = {**family.defaults, **{ours: table.take(key, ours) for ours, key in family.keys.items() if key in table}}
     fields.update(family.fixed)
-    if family is not _GPT2:
+    if fields["positions"] == "rotary":
         fields.update(_biases(table, family), **_rotary(table), **_window(table, family, fields))
     for name in ("num_layers", "hidden_size", "num_heads", "vocab_size", "max_sequence_length"):
         if name not in fields:
@@ -148,16 +162,30 @@ def end_ids(folder: Path) -> dict[Path, tuple[int, ...]]:
     return found
 
 
+def reason_against_export(model: ModelConfig) -> str:
+    """What keeps a model from the nearest family, in words that follow a colon; empty where one can say it."""
+    family, differences = _nearest(model)
+    if not differences:
+        return ""
+    name, wanted = next(iter(differences.items()))
+    return (
+        f"`model.{name}` must be {wanted!r} in a model of Hugging Face's family {family.model_type!r}, the nearest to "
+        f"this one, but is {getattr(model, name)!r}"
+    )
+
+
 def published_table(model: ModelConfig, *, dtype: str, stops: tuple[int, ...]) -> dict[str, Any]:
     """The `config.json` of a model whose tensors are of `dtype`, by torch's name; texts end at any of `stops`.
 
     Raises `ConfigError` for a model that none of the families can say.
     """
-    family = _family_for(model)
+    if reason := reason_against_export(model):
+        raise ConfigError(f"{reason}. Crosscut knows no family to export it as.")
+    family, _ = _nearest(model)
     table: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type}
     table.update({key: getattr(model, ours) for ours, key in family.keys.items()})
     table.update({key: allowed[0] for key, allowed in family.required.items() if allowed[0] is not None})
-    if family is _GPT2:
+    if model.positions == "learned":
         table.update(embd_pdrop=model.dropout, attn_pdrop=model.dropout)
     else:
         table.update(rope_theta=model.rotary_base, rope_scaling=_rope_scaling(model))
@@ -282,24 +310,17 @@ def _window(table: _Table, family: _Family, fields: Mapping[str, Any]) -> dict[s
     return {"max_sequence_length": min(fields["max_sequence_length"], int(window))}
 
 
-def _family_for(model: ModelConfig) -> _Family:
-    """The family that can say a model. Raises `ConfigError` naming what keeps the nearest one from it."""
-    candidates = [_differences(family, model) for family in (_GPT2, _LLAMA, _QWEN2, _QWEN3)]
-    family, differences = min(candidates, key=lambda candidate: len(candidate[1]))
-    if differences:
-        name, wanted = next(iter(differences.items()))
-        raise ConfigError(
-            f"`model.{name}` must be {wanted!r} in a model of Hugging Face's family {family.model_type!r}, the nearest "
-            f"to this one, but is {getattr(model, name)!r}. There is no family to export it as."
-        )
-    return family
+def _nearest(model: ModelConfig) -> tuple[_Family, dict[str, Any]]:
+    """The family that comes nearest to a model, and the fields that it has otherwise, with its values: none is best."""
+    candidates = [_differences(family, model) for family in _ALL if family is not _MISTRAL]
+    return min(candidates, key=lambda candidate: len(candidate[1]))
 
 
 def _differences(family: _Family, model: ModelConfig) -> tuple[_Family, dict[str, Any]]:
     """The fields that the family has otherwise, with its values."""
     wanted = dict(family.fixed)
-    if family is _GPT2:
-        wanted.update(num_kv_heads=model.num_heads, head_size=model.hidden_size // model.num_heads)
+    if wanted["positions"] == "learned":
+        wanted = {"num_kv_heads": model.num_heads, "head_size": model.hidden_size // model.num_heads, **wanted}
     if family is _LLAMA and model.biases == "all":
         wanted["biases"] = "all"
     return family, {name: value for name, value in wanted.items() if getattr(model, name) != value}
