@@ -114,11 +114,19 @@ _LLAMA = _Names(
     },
     buffers=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
 )
+_STARCODER2 = replace(
+    _LLAMA,
+    block={
+        **{module: sources for module, sources in _LLAMA.block.items() if not module.startswith("mlp.")},
+        "mlp.expand": (Source("mlp.c_fc"),),
+        "mlp.contract": (Source("mlp.c_proj"),),
+    },
+)
 
 
 def _names_of(config: ModelConfig) -> _Names:
     if config.positions == "rotary":
-        return _LLAMA
+        return _LLAMA if config.mlp == "swiglu" else _STARCODER2
     return _GPT2 if config.num_kv_heads == config.num_heads else _BIGCODE
 
 

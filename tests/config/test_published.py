@@ -119,8 +119,8 @@ INCOMPLETE = [
     (
         {"model_type": "gemma", "architectures": ["GemmaForCausalLM"]},
         (
-            "`model_type` in `{path}` must be 'gpt2', 'gpt_bigcode', 'llama', 'mistral', 'qwen2' or 'qwen3', but is "
-            "'gemma' (GemmaForCausalLM). Crosscut knows these families."
+            "`model_type` in `{path}` must be 'gpt2', 'gpt_bigcode', 'llama', 'mistral', 'qwen2', 'qwen3' or "
+            "'starcoder2', but is 'gemma' (GemmaForCausalLM). Crosscut knows these families."
         ),
     ),
     (
@@ -182,6 +182,28 @@ def test_gpt2_with_multiple_queries_is_gpt_bigcode(tmp_path):
     assert read_published(write(tmp_path, table)).model == ours
     one_head = published_table(ModelConfig(num_layers=1, hidden_size=8, num_heads=1), dtype="float32", stops=(3,))
     assert one_head["model_type"] == "gpt2"
+
+
+STARCODER2 = {
+    "model_type": "starcoder2", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 300, "max_position_embeddings": 64,
+    "norm_epsilon": 1e-6, "rope_theta": 500000.0, "residual_dropout": 0.25,
+}  # fmt: skip
+
+
+def test_starcoder2_is_gpt2_with_rotary_positions(read):
+    ours = {**OURS, "norm": "layer", "mlp": "gelu", "biases": "all", "tied": True, "dropout": 0.25}
+    assert read(STARCODER2).model == ModelConfig(**ours)
+    assert read(STARCODER2, use_bias=False).model == ModelConfig(**{**ours, "biases": "none"})
+    assert read(STARCODER2, sliding_window=16).model.max_sequence_length == 16
+
+
+@pytest.mark.parametrize("change", [{}, {"biases": "none", "tied": False}, {"num_kv_heads": 1, "head_size": 16}])
+def test_starcoder2_is_read_again(tmp_path, change):
+    ours = ModelConfig(**{**OURS, "norm": "layer", "mlp": "gelu", "biases": "all", "dropout": 0.5, **change})
+    table = published_table(ours, dtype="float32", stops=(3,))
+    assert (table["model_type"], table["attention_dropout"]) == ("starcoder2", 0.5)
+    assert read_published(write(tmp_path, table)).model == ours
 
 
 def test_gpt_bigcode_is_read_with_multiple_queries_only(read):
