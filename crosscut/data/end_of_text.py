@@ -59,5 +59,6 @@ def _table(path: Path) -> dict[str, Any]:
 
 def _unknown(what: str, kind: str, path: Path, value: object) -> DataError:
     return DataError(
-        f"{what} must be {kind} of `{path}`, but is {value}, which that lacks. Take both files from one model."
+        f"{what} must be {kind} of `{path}`, but is {value}, which that lacks. Take both files from one model, or mend "
+        "the first."
     )

@@ -50,8 +50,8 @@ class Speech(NamedTuple):
 def speech(tokenizer: Path, models: Iterable[Path]) -> Speech:
     """What a tokenizer says, and beside it the first of the models' folders that has the same one.
 
-    Where both say what ends a text the first does, and what the model says is a stop, too. Raises `DataError` for a
-    tokenizer that cannot be read, and `ConfigError` for a model that is not known.
+    Where it lies among tokens, their manifest says what ends a text, and what the model's folder says is a stop, too.
+    Raises `DataError` for a tokenizer that cannot be read, and `ConfigError` for a model that is not known.
     """
     model = next((folder for folder in models if _is_same_file(folder / TOKENIZER_FILE, tokenizer)), None)
     kept = tokenizer if model is None else model / TOKENIZER_FILE

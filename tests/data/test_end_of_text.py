@@ -84,7 +84,7 @@ def test_a_name_that_the_tokenizer_lacks_is_told_with_both_files(folder):
         end_of(folder)
     assert str(error.value) == (
         f"`eos_token` in `{folder}/tokenizer_config.json` must be a token of `{folder}/tokenizer.json`, but is "
-        "'<gone>', which that lacks. Take both files from one model."
+        "'<gone>', which that lacks. Take both files from one model, or mend the first."
     )
 
 
@@ -94,7 +94,7 @@ def test_an_id_that_the_tokenizer_lacks_is_told_with_both_files(folder):
         end_of(folder)
     assert str(error.value) == (
         f"`eos_token_id` in `{folder}/generation_config.json` must be an id of `{folder}/tokenizer.json`, but is "
-        "50256, which that lacks. Take both files from one model."
+        "50256, which that lacks. Take both files from one model, or mend the first."
     )
 
 
