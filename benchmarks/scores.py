@@ -88,13 +88,12 @@ def score_as_transformers(folder: str, config: EvaluationConfig) -> dict[str, An
 
 def read_task(folder: str, config: EvaluationConfig) -> Any:
     """The one task of a config, as Crosscut reads it."""
-    from crosscut.data import Tokenizer
     from crosscut.evaluation import make_tasks
     from crosscut.pretrained import find_model
 
     source = find_model(folder)
     sizes = {"longest": source.model.max_sequence_length, "vocab_size": source.model.vocab_size}
-    (task,) = make_tasks(config, Tokenizer.load(source.tokenizer), begin_of_text=source.begin_of_text, **sizes)
+    (task,) = make_tasks(config, source.load_tokenizer(), begin_of_text=source.begin_of_text, **sizes)
     return task
 
 

@@ -1,27 +1,25 @@
 """A published model's `config.json`, as Hugging Face has it, and the `ModelConfig` that says the same.
 
-One table serves both directions: a key of theirs for each field of ours, and what a family fixes. Whatever in a file
-changes what the model computes and has no field here is an error that names it.
+One table (`families`) serves both directions: a key of theirs for each field of ours, and what a family fixes. Whatever
+in a file changes what the model computes and has no field here is an error that names it.
 """
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from crosscut.config.checks import listed
 from crosscut.config.errors import ConfigError
+from crosscut.config.families import FAMILIES, MISTRAL, Family
 from crosscut.config.model import ModelConfig
 
 MODEL_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 TOKENIZER_FILE = "tokenizer.json"
-
-_SLIDING_WINDOW = 4096
-"""What `transformers` takes for the families with such a window where a file lacks the key. Null is full attention."""
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 
 LOW_FREQUENCY, HIGH_FREQUENCY = 1.0, 4.0
 """Turns in the original length below which Llama 3 slows a rotation down, and above which it leaves it."""
@@ -34,78 +32,6 @@ class Published:
     model: ModelConfig
     stops: tuple[int, ...]
     """Ids that end what it writes, the model's own first."""
-
-
-@dataclass(frozen=True)
-class _Family:
-    """What Hugging Face calls a `model_type`."""
-
-    model_type: str
-    architecture: str
-    keys: Mapping[str, str]
-    """Their keys, by our fields."""
-    fixed: Mapping[str, Any]
-    """Our fields that the family decides."""
-    defaults: Mapping[str, Any]
-    """Our fields whose value a file may leave out, where it is not ours."""
-    required: Mapping[str, tuple[Any, ...]]
-    """What else changes the computation: the values that we can do, the first being what a missing key means."""
-
-
-_LLAMA_KEYS = {
-    "num_layers": "num_hidden_layers",
-    "hidden_size": "hidden_size",
-    "num_heads": "num_attention_heads",
-    "num_kv_heads": "num_key_value_heads",
-    "head_size": "head_dim",
-    "mlp_size": "intermediate_size",
-    "vocab_size": "vocab_size",
-    "max_sequence_length": "max_position_embeddings",
-    "norm_epsilon": "rms_norm_eps",
-    "tied": "tie_word_embeddings",
-}
-_LLAMA_FIXED = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "qk_norm": False}
-_LLAMA_DEFAULTS = {"norm_epsilon": 1e-6, "tied": False, "dropout": 0.0}
-_LLAMA_REQUIRED = {"hidden_act": ("silu",), "quantization_config": (None,)}
-
-_GPT2 = _Family(
-    "gpt2",
-    "GPT2LMHeadModel",
-    {
-        "num_layers": "n_layer",
-        "hidden_size": "n_embd",
-        "num_heads": "n_head",
-        "mlp_size": "n_inner",
-        "vocab_size": "vocab_size",
-        "max_sequence_length": "n_positions",
-        "norm_epsilon": "layer_norm_epsilon",
-        "tied": "tie_word_embeddings",
-        "dropout": "resid_pdrop",
-    },
-    {"positions": "learned", "norm": "layer", "mlp": "gelu", "biases": "all", "qk_norm": False},
-    {"tied": True},
-    {
-        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
-        "scale_attn_weights": (True,),
-        "scale_attn_by_inverse_layer_idx": (False,),
-        "add_cross_attention": (False,),
-        "quantization_config": (None,),
-    },
-)
-_LLAMA = _Family("llama", "LlamaForCausalLM", _LLAMA_KEYS, _LLAMA_FIXED, _LLAMA_DEFAULTS, _LLAMA_REQUIRED)
-_MISTRAL = dataclasses.replace(_LLAMA, model_type="mistral", architecture="MistralForCausalLM")
-_QWEN2 = dataclasses.replace(
-    _LLAMA, model_type="qwen2", architecture="Qwen2ForCausalLM", fixed={**_LLAMA_FIXED, "biases": "qkv"}
-)
-_QWEN3 = dataclasses.replace(
-    _LLAMA,
-    model_type="qwen3",
-    architecture="Qwen3ForCausalLM",
-    fixed={**_LLAMA_FIXED, "qk_norm": True},
-    required={**_LLAMA_REQUIRED, "attention_bias": (False,)},
-)
-FAMILIES = MappingProxyType({family.model_type: family for family in (_GPT2, _LLAMA, _MISTRAL, _QWEN2, _QWEN3)})
-"""By `model_type`. SmolLM is a Llama; Mistral is one with a window."""
 
 
 def is_published(folder: Path) -> bool:
@@ -121,12 +47,41 @@ def read_published(folder: Path) -> Published:
         table.require(key, allowed)
     fields = {**family.defaults, **{ours: table.take(key, ours) for ours, key in family.keys.items() if key in table}}
     fields.update(family.fixed)
-    if family is not _GPT2:
+    if fields["positions"] == "rotary":
         fields.update(_biases(table, family), **_rotary(table), **_window(table, family, fields))
     for name in ("num_layers", "hidden_size", "num_heads", "vocab_size", "max_sequence_length"):
         if name not in fields:
             raise ConfigError(f"`{family.keys[name]}` must be given in `{table.path}`, but is missing.")
-    return Published(ModelConfig(**fields), _stops(table, folder))
+    stops = [end for ends in end_ids(folder).values() for end in ends]
+    return Published(ModelConfig(**fields), tuple(dict.fromkeys(stops)))
+
+
+def end_ids(folder: Path) -> dict[Path, tuple[int, ...]]:
+    """The ids that end what a folder's model writes, by the files that say so, the model's own first.
+
+    Any `model_type` will do. Raises `ConfigError` for a file that cannot be read and for what is no id.
+    """
+    found = {}
+    for path in (folder / MODEL_FILE, folder / GENERATION_FILE):
+        ends = read_json(path).get("eos_token_id") if path.is_file() else None
+        ids = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        if not all(type(end) is int for end in ids):
+            raise ConfigError(f"`eos_token_id` in `{path}` must be an id or a list of some, but is {ends!r}.")
+        if ids:
+            found[path] = tuple(ids)
+    return found
+
+
+def reason_against_export(model: ModelConfig) -> str:
+    """What keeps a model from the nearest family, in words that follow a colon; empty where one can say it."""
+    family, differences = _nearest(model)
+    if not differences:
+        return ""
+    name, wanted = next(iter(differences.items()))
+    return (
+        f"`model.{name}` must be {wanted!r} in a model of Hugging Face's family {family.model_type!r}, the nearest to "
+        f"this one, but is {getattr(model, name)!r}"
+    )
 
 
 def published_table(model: ModelConfig, *, dtype: str, stops: tuple[int, ...]) -> dict[str, Any]:
@@ -134,16 +89,15 @@ def published_table(model: ModelConfig, *, dtype: str, stops: tuple[int, ...]) -
 
     Raises `ConfigError` for a model that none of the families can say.
     """
-    family = _family_for(model)
+    if reason := reason_against_export(model):
+        raise ConfigError(f"{reason}. Crosscut knows no family to export it as.")
+    family, _ = _nearest(model)
     table: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type}
     table.update({key: getattr(model, ours) for ours, key in family.keys.items()})
     table.update({key: allowed[0] for key, allowed in family.required.items() if allowed[0] is not None})
-    if family is _GPT2:
-        table.update(embd_pdrop=model.dropout, attn_pdrop=model.dropout)
-    else:
+    table.update(dict.fromkeys(family.dropouts, model.dropout), **dict.fromkeys(family.biases, model.biases == "all"))
+    if model.positions == "rotary":
         table.update(rope_theta=model.rotary_base, rope_scaling=_rope_scaling(model))
-    if family is _LLAMA:
-        table.update(attention_bias=model.biases == "all", mlp_bias=model.biases == "all")
     ends = stops[0] if len(stops) == 1 else list(stops)
     return {**table, "eos_token_id": ends, "torch_dtype": dtype}
 
@@ -153,7 +107,7 @@ class _Table:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.values = _read_json(path)
+        self.values = read_json(path)
 
     def __contains__(self, key: str) -> bool:
         """Whether it says something; null says nothing."""
@@ -185,7 +139,8 @@ class _Table:
         )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a file of a published model holds. Raises `ConfigError` where it holds none."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -197,7 +152,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return table
 
 
-def _family_of(table: _Table) -> _Family:
+def _family_of(table: _Table) -> Family:
     name = table.get("model_type")
     if name not in FAMILIES:
         architecture = f" ({', '.join(map(str, table.get('architectures', [])))})" if "architectures" in table else ""
@@ -208,14 +163,15 @@ def _family_of(table: _Table) -> _Family:
     return FAMILIES[name]
 
 
-def _biases(table: _Table, family: _Family) -> dict[str, Any]:
-    """Llama's are all or none."""
-    if family is not _LLAMA:
+def _biases(table: _Table, family: Family) -> dict[str, Any]:
+    """All or none, where that is for the file to say."""
+    if not family.biases:
         return {}
-    attention, mlp = (bool(table.get(key, False)) for key in ("attention_bias", "mlp_bias"))
-    if attention != mlp:
-        raise table.refusal("attention_bias", f"{mlp!r} as `mlp_bias` is", attention)
-    return {"biases": "all" if attention else "none"}
+    *others, last = ((key, bool(table.get(key, family.fixed["biases"] == "all"))) for key in family.biases)
+    for key, value in others:
+        if value != last[1]:
+            raise table.refusal(key, f"{last[1]!r} as `{last[0]}` is", value)
+    return {"biases": "all" if last[1] else "none"}
 
 
 def _rotary(table: _Table) -> dict[str, Any]:
@@ -252,44 +208,26 @@ def _rope_scaling(model: ModelConfig) -> dict[str, Any] | None:
     }
 
 
-def _window(table: _Table, family: _Family, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _window(table: _Table, family: Family, fields: Mapping[str, Any]) -> dict[str, Any]:
     """A sliding window sees everything up to its length, so that is the longest sequence of the same model."""
-    is_used = family is _MISTRAL or bool(table.get("use_sliding_window", False))
-    default = None if family is _LLAMA else _SLIDING_WINDOW
-    window = table.values.get("sliding_window", default) if is_used else None
+    is_used = family.is_windowed or bool(table.get("use_sliding_window", False))
+    window = table.values.get("sliding_window", family.window) if is_used else None
     if window is None or "max_sequence_length" not in fields:
         return {}
     return {"max_sequence_length": min(fields["max_sequence_length"], int(window))}
 
 
-def _stops(table: _Table, folder: Path) -> tuple[int, ...]:
-    """The ends of text of both files, which may name one or several."""
-    found: list[int] = []
-    path = folder / GENERATION_FILE
-    for source in (table.values, _read_json(path) if path.is_file() else {}):
-        ends = source.get("eos_token_id")
-        found += ends if isinstance(ends, list) else [] if ends is None else [ends]
-    return tuple(dict.fromkeys(found))
+def _nearest(model: ModelConfig) -> tuple[Family, dict[str, Any]]:
+    """The family that comes nearest to a model, and the fields that it has otherwise, with its values: none is best."""
+    candidates = [_differences(family, model) for family in FAMILIES.values() if family is not MISTRAL]
+    return min(candidates, key=lambda candidate: len(candidate[1]))
 
 
-def _family_for(model: ModelConfig) -> _Family:
-    """The family that can say a model. Raises `ConfigError` naming what keeps the nearest one from it."""
-    candidates = [_differences(family, model) for family in (_GPT2, _LLAMA, _QWEN2, _QWEN3)]
-    family, differences = min(candidates, key=lambda candidate: len(candidate[1]))
-    if differences:
-        name, wanted = next(iter(differences.items()))
-        raise ConfigError(
-            f"`model.{name}` must be {wanted!r} in a model of Hugging Face's family {family.model_type!r}, the nearest "
-            f"to this one, but is {getattr(model, name)!r}. There is no family to export it as."
-        )
-    return family
-
-
-def _differences(family: _Family, model: ModelConfig) -> tuple[_Family, dict[str, Any]]:
+def _differences(family: Family, model: ModelConfig) -> tuple[Family, dict[str, Any]]:
     """The fields that the family has otherwise, with its values."""
     wanted = dict(family.fixed)
-    if family is _GPT2:
-        wanted.update(num_kv_heads=model.num_heads, head_size=model.hidden_size // model.num_heads)
-    if family is _LLAMA and model.biases == "all":
-        wanted["biases"] = "all"
+    if wanted["positions"] == "learned":
+        wanted = {"num_kv_heads": model.num_heads, "head_size": model.hidden_size // model.num_heads, **wanted}
+    if family.biases and model.biases in ("all", "none"):
+        wanted["biases"] = model.biases
     return family, {name: value for name, value in wanted.items() if getattr(model, name) != value}

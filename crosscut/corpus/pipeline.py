@@ -245,8 +245,8 @@ def _add_tokenizer(line: _Line) -> Path:
     tokens = line.config.tokens
     given = ""
     if tokens.tokenizer:
-        check_tokenizer(tokens)
-        given = sha256(Path(tokens.tokenizer))
+        end = check_tokenizer(tokens).end_of_text
+        given = f"{sha256(Path(tokens.tokenizer))}, end of text {end}"
     plan = partial(_plan_tokenizer, line.config, given, line.filters, line.cleaned)
     line.add(PlannedStage(name=TOKENIZER, version=1, plan=plan))
     return line.work / TOKENIZER / TOKENIZER_NAME

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -9,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from crosscut.config.corpus import TokensConfig
+from crosscut.config.published import TOKENIZER_CONFIG_FILE
 from crosscut.corpus.documents import Part
 from crosscut.corpus.stages import Counts, Output
 from crosscut.data.encoding import BATCH_CHARACTERS
@@ -21,12 +23,15 @@ FILE = "tokenizer.json"
 def make_tokenizer(parts: Sequence[Part], config: TokensConfig, output: Output) -> Counts:
     """Task: copy the tokenizer that `tokens.tokenizer` names, or train one on the first documents of the parts.
 
+    Beside a copy lies what says how a text ends, as that may be said elsewhere beside the given one.
+
     Raises `DataError` where the given one is no tokenizer, or has no token that ends a text.
     """
     path = output.path(FILE)
     if config.tokenizer:
         tokenizer = check_tokenizer(config)
         shutil.copyfile(config.tokenizer, path)
+        output.path(TOKENIZER_CONFIG_FILE).write_text(json.dumps(tokenizer.settings()), encoding="utf-8")
         return {"vocab_size": tokenizer.vocab_size, "trained_on": {"documents": 0, "characters": 0}}
     read = {"documents": 0, "characters": 0}
     tokenizer = Tokenizer.train(_texts(parts, read), vocab_size=config.vocab_size)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from crosscut.config.published import TOKENIZER_CONFIG_FILE
 from crosscut.corpus.documents import Document, Drop, Part, drops_name, write_drops, write_table
 from crosscut.corpus.filters import count_drops
 from crosscut.corpus.leakage.passages import Span, pieces
@@ -72,6 +73,7 @@ class TokensStage:
     def tasks(self, work: Path) -> list[Task]:
         """One for each part."""
         with_cuts = LEAKAGE in self.filters
+        settings = self.tokenizer.with_name(TOKENIZER_CONFIG_FILE)  # not there for one that was trained
         return [
             Task(
                 name=part.name,
@@ -80,6 +82,7 @@ class TokensStage:
                     *files_of(part),
                     *([work / LEAKAGE / cuts_name(part.name)] if with_cuts else []),
                     self.tokenizer,
+                    *([settings] if settings.is_file() else []),
                 ),
                 settings={"min_tokens": self.min_tokens},
                 size=size,

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,21 +56,24 @@ class _Batch(NamedTuple):
     position: int
 
 
-def encode_documents(documents: Iterable[Document], tokenizer: Path, *, workers: int) -> Iterator[EncodedBatch]:
-    """Encode documents with the `tokenizer.json` at `tokenizer`.
+def encode_documents(
+    documents: Iterable[Document], tokenizer: Path, *, workers: int, end_of_text: int | None = None
+) -> Iterator[EncodedBatch]:
+    """Encode documents with the `tokenizer.json` at `tokenizer`, whose own end of text follows each or `end_of_text`.
 
     With `workers` above 1, that many processes encode; with 1, this process does. Raises what reading the documents
     raises, and `DataError` when a worker process dies.
     """
     batches = _gather(documents)
     if workers == 1:
-        inner = Tokenizer.load(tokenizer)
+        inner = Tokenizer.load(tokenizer, end_of_text=end_of_text)
         for batch in batches:
             yield _encoded(batch, *inner.encode_documents(batch.texts))
         return
     # Spawned, not forked: a fork would copy locks that the tokenizer library's threads may hold.
     context = multiprocessing.get_context("spawn")
-    executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(tokenizer,))
+    start = partial(_start_worker, tokenizer, end_of_text)
+    executor = ProcessPoolExecutor(workers, mp_context=context, initializer=start)
     under_way: deque[tuple[_Batch, Future[tuple[Tokens, npt.NDArray[np.int64]]]]] = deque()
     try:
         for batch in batches:
@@ -116,12 +120,12 @@ def _encoded(batch: _Batch, tokens: Tokens, lengths: npt.NDArray[np.int64]) -> E
 _worker_tokenizer: list[Tokenizer] = []  # filled once in each worker process, which has no other way to keep it
 
 
-def _start_worker(tokenizer: Path) -> None:
+def _start_worker(tokenizer: Path, end_of_text: int | None) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     for number in (signal.SIGINT, signal.SIGUSR1):  # the parent stops the workers
         signal.signal(number, signal.SIG_IGN)
     leave_with_parent()  # the pool's own pipes stay open among the workers and never tell
-    _worker_tokenizer.append(Tokenizer.load(tokenizer))
+    _worker_tokenizer.append(Tokenizer.load(tokenizer, end_of_text=end_of_text))
 
 
 def _encode_in_worker(texts: list[str]) -> tuple[Tokens, npt.NDArray[np.int64]]:

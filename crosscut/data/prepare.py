@@ -50,13 +50,17 @@ def prepare(
     if not is_taken(target):
         _make(config, target, sources, settings, workers=workers, progress=progress)
         return TokenFolder.open(target, verify=False)
-    _check_made_from(target, sources, settings)
+    _check_made_from(config, target, sources, settings)
     return TokenFolder.open(target, verify=config.verify)
 
 
-def _check_made_from(target: Path, sources: Sequence[Source], settings: Settings) -> None:
+def _check_made_from(config: DataConfig, target: Path, sources: Sequence[Source], settings: Settings) -> None:
     manifest = Manifest.read(target)
     differences = list(_differences(made=manifest.settings, asked=settings))
+    if settings.given_tokenizer and settings.given_tokenizer == manifest.settings.given_tokenizer:
+        end = Tokenizer.load(Path(config.tokenizer)).end_of_text  # the same file, but others may lie beside it by now
+        if end != manifest.end_of_text:
+            differences.append(f"documents that end with id {manifest.end_of_text} instead of {end}")
     if not _same_text(sources, manifest.sources):
         differences.insert(0, "a whole corpus" if manifest.corpus else "other text")
     if differences:
@@ -123,7 +127,9 @@ def _make(
         hashes = _hash(sources)
         tokenizer = _make_tokenizer(config, sources, temporary / TOKENIZER_NAME, bar)
         documents = read_sources(sources, text_key=config.text_key)
-        batches = encode_documents(documents, temporary / TOKENIZER_NAME, workers=workers)
+        batches = encode_documents(
+            documents, temporary / TOKENIZER_NAME, workers=workers, end_of_text=tokenizer.end_of_text
+        )
         split = split_at_random(
             _counted(batches, bar.phase("Tokens", size)),
             train_to_validation=settings.train_to_validation,
@@ -144,7 +150,7 @@ def _make(
             train=tuple(train),
             validation=validation,
         ).write(temporary)
-        _move(temporary, target, sources, settings)
+        _move(temporary, config, target, sources, settings)
 
 
 def _make_tokenizer(config: DataConfig, sources: Sequence[Source], path: Path, bar: ProgressBar) -> Tokenizer:
@@ -180,11 +186,11 @@ def _check_unchanged(sources: Sequence[Source]) -> None:
             raise DataError(f"`{source.name}` must not change while it is read, but did. Prepare the tokens again.")
 
 
-def _move(temporary: Path, target: Path, sources: Sequence[Source], settings: Settings) -> None:
+def _move(temporary: Path, config: DataConfig, target: Path, sources: Sequence[Source], settings: Settings) -> None:
     try:
         temporary.rename(target)
     except OSError:
         # Another process may have made the same folder in the meantime.
         if not is_taken(target):
             raise
-        _check_made_from(target, sources, settings)
+        _check_made_from(config, target, sources, settings)

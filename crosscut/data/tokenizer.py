@@ -7,16 +7,17 @@ file's own truncation or padding must not shorten a corpus.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from crosscut.config.checks import listed
 from crosscut.config.errors import DataError
+from crosscut.data.end_of_text import end_said_beside
 from crosscut.data.fast_encoder import FastEncoder, fast_encoder
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<end_of_text>")
-"""Names of the token after each document, in order of preference."""
+"""Names of the token after each document where nothing says which it is, in order of preference."""
 
 MAX_TRAINING_CHARACTERS = 100_000_000
 """Text that a tokenizer is trained on at most, from the start of the corpus; bounds memory and time."""
@@ -37,7 +38,9 @@ class Tokenizer:
     those characters, so the end-of-text id stands only where a document ends. Only a prompt is read with them.
     """
 
-    def __init__(self, inner: tokenizers.Tokenizer, *, name: str = "The tokenizer") -> None:
+    def __init__(
+        self, inner: tokenizers.Tokenizer, *, name: str = "The tokenizer", end_of_text: int | None = None
+    ) -> None:
         inner.no_truncation()
         inner.no_padding()
         inner.encode_special_tokens = True
@@ -45,20 +48,16 @@ class Tokenizer:
         vocabulary = inner.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
         """One more than the highest id; ids may have gaps."""
-        found = [token for token in END_OF_TEXT_NAMES if token in vocabulary]
-        if not found:
-            raise DataError(
-                f"{name} must have a token that ends a text ({listed(f'`{token}`' for token in END_OF_TEXT_NAMES)}), "
-                f"but has none. Add one to `added_tokens` in the file."
-            )
-        self.end_of_text = vocabulary[found[0]]
+        self.end_of_text = _by_name(vocabulary, name) if end_of_text is None else end_of_text
         """Id of the token after each document."""
 
     @classmethod
-    def load(cls, path: Path, *, setting: str = "data.tokenizer") -> Tokenizer:
+    def load(cls, path: Path, *, setting: str = "data.tokenizer", end_of_text: int | None = None) -> Tokenizer:
         """Read a `tokenizer.json`, which the configuration names as `setting`.
 
-        Raises `DataError` when it cannot be read or has no end-of-text token.
+        Its end of text is `end_of_text` where that is given, else what the files beside it say (`end_of_text`), else a
+        token of a name that is known. Raises `DataError` when it cannot be read, has none of these tokens, or not the
+        one that is named; `ConfigError` when a file beside it cannot be read.
         """
         import tokenizers
 
@@ -75,7 +74,9 @@ class Tokenizer:
             raise DataError(
                 f"`{path}` must be a `tokenizer.json` of the tokenizers library, but is not: {error}."
             ) from None
-        return cls(inner, name=f"`{path}`")
+        if end_of_text is None:
+            end_of_text = end_said_beside(path, inner)
+        return cls(inner, name=f"`{path}`", end_of_text=end_of_text)
 
     @classmethod
     def train(cls, texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
@@ -170,10 +171,25 @@ class Tokenizer:
         """Write a `tokenizer.json`."""
         self._inner.save(str(path))
 
+    def settings(self) -> dict[str, Any]:
+        """The least `tokenizer_config.json` beside it that tells `load`, and `transformers`, how a text ends."""
+        end = self._inner.id_to_token(self.end_of_text)
+        return {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "clean_up_tokenization_spaces": False}
+
 
 def token_dtype(vocab_size: int) -> np.dtype[np.uint16 | np.uint32]:
     """The type of a token on disk: two bytes where the vocabulary allows, else four, little-endian."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+def _by_name(vocabulary: Mapping[str, int], name: str) -> int:
+    for token in END_OF_TEXT_NAMES:
+        if token in vocabulary:
+            return vocabulary[token]
+    raise DataError(
+        f"{name} must have a token that ends a text ({listed(f'`{token}`' for token in END_OF_TEXT_NAMES)}), but has "
+        "none, and nothing beside it names another. Write it as `eos_token` to a `tokenizer_config.json` beside it."
+    )
 
 
 def _first_characters(texts: Iterable[str], limit: int) -> Iterator[str]:

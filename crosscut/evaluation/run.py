@@ -9,7 +9,6 @@ from typing import Any
 
 from crosscut import __version__
 from crosscut.config import ConfigError, EvaluationConfig, write_whole
-from crosscut.data import Tokenizer
 from crosscut.evaluation.evaluate import evaluate, make_tasks
 from crosscut.evaluation.ranks import Machinery, with_model
 from crosscut.evaluation.task import Result, Task
@@ -41,7 +40,7 @@ def evaluate_place(
     def prepare(source: ModelSource) -> _Told:
         tasks = make_tasks(
             config,
-            Tokenizer.load(source.tokenizer),
+            source.load_tokenizer(),
             longest=source.model.max_sequence_length,
             vocab_size=source.model.vocab_size,
             begin_of_text=source.begin_of_text,

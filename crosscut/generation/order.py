@@ -81,7 +81,7 @@ def write_order(place: str, order: Order) -> None:
 def _checked(place: str, order: Order) -> ModelSource:
     source = find_model(place)
     require_tensor_axis(source.model, order.tensor)
-    tokenizer = Tokenizer.load(source.tokenizer)
+    tokenizer = source.load_tokenizer()
     for prompt in order.prompts:
         _request(prompt, tokenizer, source, order)
     return source
@@ -97,7 +97,7 @@ def _write(source: ModelSource, order: Order, mesh: ParallelMesh) -> None:
     model = source.load(mesh, precision=order.precision)
     num_rows = min(_MOST_ROWS, max(len(order.prompts), 1) * order.samples)
     pack_weights(model, mesh, num_texts=num_rows)
-    tokenizer = Tokenizer.load(source.tokenizer)
+    tokenizer = source.load_tokenizer()
     decoder = Decoder(model, tokenizer, num_rows=num_rows, stops=source.stops, slide=order.slide)
     for prompts in _rounds(order, mesh):
         try:

@@ -14,7 +14,6 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs
 
 from crosscut.config import ConfigError
-from crosscut.data import Tokenizer
 from crosscut.evaluation import Window, sliding_windows
 from crosscut.evaluation.evaluate import score_with_progress
 from crosscut.evaluation.task import as_ids
@@ -39,7 +38,7 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     def __init__(self, model: GPT, source: ModelSource, *, batch_size: int) -> None:
         super().__init__()
         self.model, self.source, self.batch_size = model, source, batch_size
-        self.tokenizer = Tokenizer.load(source.tokenizer)
+        self.tokenizer = source.load_tokenizer()
         self.max_length = source.model.max_sequence_length
         self.shown = model.mesh.is_first_rank
 

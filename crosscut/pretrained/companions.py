@@ -10,12 +10,19 @@ from typing import NamedTuple
 
 from crosscut.config import RunConfig
 from crosscut.config.conventions import INITIAL_FOLDER
-from crosscut.config.published import GENERATION_FILE, MODEL_FILE, TOKENIZER_FILE, read_published
+from crosscut.config.published import (
+    GENERATION_FILE,
+    MODEL_FILE,
+    SPECIAL_TOKENS_FILE,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+    read_published,
+)
 from crosscut.data import Tokenizer
 from crosscut.data.hashing import sha256
+from crosscut.data.manifest import MANIFEST_NAME
 
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
-COMPANIONS = (TOKENIZER_CONFIG_FILE, "special_tokens_map.json", "chat_template.jinja", GENERATION_FILE)
+COMPANIONS = (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE, "chat_template.jinja", GENERATION_FILE)
 """What may lie beside a tokenizer and belongs to it."""
 
 
@@ -43,14 +50,16 @@ class Speech(NamedTuple):
 def speech(tokenizer: Path, models: Iterable[Path]) -> Speech:
     """What a tokenizer says, and beside it the first of the models' folders that has the same one.
 
+    Where it lies among tokens, their manifest says what ends a text, and what the model's folder says is a stop, too.
     Raises `DataError` for a tokenizer that cannot be read, and `ConfigError` for a model that is not known.
     """
     model = next((folder for folder in models if _is_same_file(folder / TOKENIZER_FILE, tokenizer)), None)
-    stops: tuple[int, ...] = ()
-    if model is not None:
-        tokenizer, stops = model / TOKENIZER_FILE, read_published(model).stops
-    end = Tokenizer.load(tokenizer).end_of_text
-    return Speech(tokenizer, end, tuple(stop for stop in stops if stop != end), _begin(tokenizer, {end, *stops}))
+    kept = tokenizer if model is None else model / TOKENIZER_FILE
+    tokens_say = tokenizer.with_name(MANIFEST_NAME).is_file()
+    told = dict.fromkeys((tokenizer if tokens_say else kept, kept))
+    stops = () if model is None else read_published(model).stops
+    end, *others = dict.fromkeys((*(Tokenizer.load(file).end_of_text for file in told), *stops))
+    return Speech(kept, end, tuple(others), _begin(kept, {end, *others}))
 
 
 def begin_of_run(run: RunConfig, tokens: Path) -> int | None:

@@ -17,13 +17,13 @@ from crosscut.checkpoint import Folder, folder_at
 from crosscut.checkpoint.storage import storage_errors_told
 from crosscut.checkpoint.stored import StoredTensors
 from crosscut.config import CheckpointError, ConfigError, ModelConfig
-from crosscut.config.published import MODEL_FILE, TOKENIZER_FILE, published_table
+from crosscut.config.published import MODEL_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, published_table
 from crosscut.data import Tokenizer
 from crosscut.model import GPT
 from crosscut.parallel import reshard
 from crosscut.parallel.collectives import share_from_first
 from crosscut.parallel.parameters import whole
-from crosscut.pretrained.companions import COMPANIONS, TOKENIZER_CONFIG_FILE
+from crosscut.pretrained.companions import COMPANIONS
 from crosscut.pretrained.families import Weight, published_shapes, weights_of
 from crosscut.pretrained.source import ModelSource
 from crosscut.pretrained.writing import plan_files, write_tensors
@@ -179,7 +179,7 @@ def _put_together(pieces: list[tuple[Weight, int]], read: Callable[[str], Tensor
         if found is None:
             found = ours.new_empty(weight.shape_of(source))
         rows = found.t() if source.transposed and found.dim() == 2 else found
-        rows[source.part * weight.source_rows :][: len(ours)] = ours
+        rows[source.start :][: len(ours)] = ours
     assert found is not None
     return found
 
@@ -189,15 +189,8 @@ def _beside(tokenizer: Path, ends: tuple[int, ...]) -> dict[str, bytes]:
     files = {TOKENIZER_FILE: tokenizer.read_bytes()}
     files |= {name: path.read_bytes() for name in COMPANIONS if (path := tokenizer.with_name(name)).is_file()}
     if TOKENIZER_CONFIG_FILE not in files:
-        files[TOKENIZER_CONFIG_FILE] = _json(_tokenizer_table(tokenizer, ends[0]))
+        files[TOKENIZER_CONFIG_FILE] = _json(Tokenizer.load(tokenizer, end_of_text=ends[0]).settings())
     return files
-
-
-def _tokenizer_table(tokenizer: Path, end_of_text: int) -> dict[str, Any]:
-    import tokenizers
-
-    end = tokenizers.Tokenizer.from_file(str(tokenizer)).id_to_token(end_of_text)
-    return {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "clean_up_tokenization_spaces": False}
 
 
 def _json(table: dict[str, Any]) -> bytes:

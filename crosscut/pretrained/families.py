@@ -1,8 +1,8 @@
 """Whose rows our parameters are: one table a family, read in both directions.
 
 A published model names the same matrices otherwise and cuts them otherwise. Three things differ: queries, keys and
-values are three tensors (GPT-2: thirds of one), where ours are the queries and, head by head, keys and values; GPT-2
-keeps its matrices the other way round, [in, out]; and the vocabulary is not padded.
+values are three tensors (GPT-2: one on top of the other in one), where ours are the queries and, head by head, keys and
+values; GPT-2 keeps its matrices the other way round, [in, out]; and the vocabulary is not padded.
 
 H hidden size, A heads, K heads of keys and values, D head size, F width of the MLP, V vocabulary, P positions.
 """
@@ -19,13 +19,17 @@ from crosscut.config import ModelConfig
 
 @dataclass(frozen=True)
 class Source:
-    """A published tensor, or one of several equal parts of its rows, as we have rows."""
+    """A published tensor, or some of its rows, as we have rows."""
 
     name: str
-    part: int = 0
-    num_parts: int = 1
+    stacked: int | None = None
+    """Which of queries (0), keys (1) and values (2) it is, where one tensor holds all three in this order."""
     transposed: bool = False
     """Whether our rows are its columns."""
+    start: int = 0
+    """The first of its rows that is ours."""
+    num_rows: int = 0
+    """All rows that it has; 0 where all are ours."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Weight:
 
     def shape_of(self, source: Source) -> tuple[int, ...]:
         """Of the whole published tensor."""
-        shape = (self.source_rows * source.num_parts, *self.shape[1:])
+        shape = (source.num_rows or self.source_rows, *self.shape[1:])
         return shape[::-1] if source.transposed else shape
 
     def rows(self, index: int) -> Tensor:
@@ -79,14 +83,18 @@ _GPT2 = _Names(
     root={"tokens": Source("wte"), "positions": Source("wpe"), "final_norm": Source("ln_f"), "output": _OUTPUT},
     block={
         "attention_norm": (Source("ln_1"),),
-        "attention.qkv.query": (Source("attn.c_attn", 0, 3, transposed=True),),
-        "attention.qkv.key_value": tuple(Source("attn.c_attn", part, 3, transposed=True) for part in (1, 2)),
+        "attention.qkv.query": (Source("attn.c_attn", 0, transposed=True),),
+        "attention.qkv.key_value": tuple(Source("attn.c_attn", part, transposed=True) for part in (1, 2)),
         "attention.output": (Source("attn.c_proj", transposed=True),),
         "mlp_norm": (Source("ln_2"),),
         "mlp.expand": (Source("mlp.c_fc", transposed=True),),
         "mlp.contract": (Source("mlp.c_proj", transposed=True),),
     },
     buffers=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",
+)
+_BIGCODE = replace(
+    _GPT2,
+    block={module: tuple(replace(one, transposed=False) for one in sources) for module, sources in _GPT2.block.items()},
 )
 _LLAMA = _Names(
     prefix="model.",
@@ -106,10 +114,20 @@ _LLAMA = _Names(
     },
     buffers=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
 )
+_STARCODER2 = replace(
+    _LLAMA,
+    block={
+        **{module: sources for module, sources in _LLAMA.block.items() if not module.startswith("mlp.")},
+        "mlp.expand": (Source("mlp.c_fc"),),
+        "mlp.contract": (Source("mlp.c_proj"),),
+    },
+)
 
 
 def _names_of(config: ModelConfig) -> _Names:
-    return _GPT2 if config.positions == "learned" else _LLAMA
+    if config.positions == "rotary":
+        return _LLAMA if config.mlp == "swiglu" else _STARCODER2
+    return _GPT2 if config.num_kv_heads == config.num_heads else _BIGCODE
 
 
 def weights_of(config: ModelConfig) -> list[Weight]:
@@ -177,15 +195,24 @@ def _parameters(
     found = {"weight": shape}
     if _has_bias(config, module, shape):
         found["bias"] = shape[:1]
+    placed = [_placed(config, source) for source in sources]
     return [
         Weight(
             f"{name}.{kind}",
             size,
-            tuple(replace(source, name=f"{prefix}{source.name}.{kind}") for source in sources),
+            tuple(replace(source, name=f"{prefix}{source.name}.{kind}") for source in placed),
             config.head_size if len(sources) > 1 else size[0],
         )
         for kind, size in found.items()
     ]
+
+
+def _placed(config: ModelConfig, source: Source) -> Source:
+    """With the rows that it has in a tensor of queries, keys and values."""
+    if source.stacked is None:
+        return source
+    rows = [heads * config.head_size for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+    return replace(source, start=sum(rows[: source.stacked]), num_rows=sum(rows))
 
 
 def _has_bias(config: ModelConfig, module: str, shape: tuple[int, ...]) -> bool:

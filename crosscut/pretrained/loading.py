@@ -81,7 +81,7 @@ def _fill(parameter: Tensor, weight: Weight, tensors: Mapping[str, StoredTensor]
         if not inside.numel() or not local.numel():
             continue
         ours = ours[inside]
-        start = source.part * weight.source_rows + int(inside[0])
+        start = source.start + int(inside[0])
         rows = slice(start, start + len(inside))
         if source.transposed and columns:
             for first, block in blocks(tensors[source.name], (*columns, rows)):

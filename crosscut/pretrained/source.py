@@ -17,6 +17,7 @@ from crosscut.config.checks import require_one_of
 from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
 from crosscut.config.precision import OF_MODELS, PRECISIONS
 from crosscut.config.published import MODEL_FILE, TOKENIZER_FILE, read_published
+from crosscut.data import Tokenizer
 from crosscut.model import GPT
 from crosscut.parallel import ParallelMesh, RandomStreams, shard_model
 from crosscut.pretrained.companions import speech
@@ -58,6 +59,10 @@ class ModelSource:
         else:
             load_model(self.folder, model=model, padded=model.padded_rows)
         return model.eval()
+
+    def load_tokenizer(self) -> Tokenizer:
+        """Its tokenizer, with its end of text."""
+        return Tokenizer.load(self.tokenizer, end_of_text=self.end_of_text)
 
 
 def find_model(place: str | Path) -> ModelSource:

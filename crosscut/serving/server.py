@@ -19,7 +19,6 @@ from starlette.applications import Starlette
 
 from crosscut.config import ConfigError, Layout, LayoutError
 from crosscut.config.model import require_tensor_axis
-from crosscut.data import Tokenizer
 from crosscut.generation import Decoder
 from crosscut.parallel import ParallelMesh, StopRequest, launch, make_mesh, pack_weights, process_group
 from crosscut.parallel.collectives import share_from_first
@@ -110,7 +109,7 @@ def _serve_rank(source: ModelSource, options: ServerOptions) -> None:
 
 def _serve(source: ModelSource, options: ServerOptions, mesh: ParallelMesh) -> None:
     with _bound(options) if mesh.is_first_rank else nullcontext() as listener:
-        tokenizer = Tokenizer.load(source.tokenizer)
+        tokenizer = source.load_tokenizer()
         stops = frozenset({source.end_of_text, *source.stops})
         model = source.load(mesh, precision=options.precision)
         pack_weights(model, mesh, num_texts=options.rows)

@@ -20,7 +20,7 @@ from crosscut.checkpoint import (
 )
 from crosscut.config import ConfigError, LayoutError, RunConfig, RunStopped, write_toml
 from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER
-from crosscut.config.published import TOKENIZER_FILE, is_published
+from crosscut.config.published import TOKENIZER_FILE, is_published, reason_against_export
 from crosscut.data import Sampler, TokenFolder, Tokenizer, ValidationSampler, prepare
 from crosscut.parallel import launch, make_mesh, process_group
 from crosscut.parallel.collectives import share_from_first
@@ -154,6 +154,9 @@ def _prepare(run: RunConfig, resume: Resume, profile: bool = False) -> _Prepared
         keep_companions(Path(run.training.initialize_from), folder / INITIAL_FOLDER)
     if not resume:  # a run that resumes keeps its config until it has written a checkpoint of its own
         write_toml(run, folder / CONFIG_FILE)
+        if reason := reason_against_export(run.model):
+            text = f"The model cannot be exported to Hugging Face's form: {reason}."
+            Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
     return _Prepared(run, checkpoint, identity, profile)
 
 

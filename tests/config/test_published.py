@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from crosscut.config import ConfigError, ModelConfig, dump_toml, load_run
-from crosscut.config.published import Published, published_table, read_published
+from crosscut.config.published import Published, published_table, read_published, reason_against_export
 
 GPT2 = {
     "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2, "n_embd": 32, "n_head": 4,
@@ -119,8 +119,8 @@ INCOMPLETE = [
     (
         {"model_type": "gemma", "architectures": ["GemmaForCausalLM"]},
         (
-            "`model_type` in `{path}` must be 'gpt2', 'llama', 'mistral', 'qwen2' or 'qwen3', but is 'gemma' "
-            "(GemmaForCausalLM). Crosscut knows these families."
+            "`model_type` in `{path}` must be 'gpt2', 'gpt_bigcode', 'llama', 'mistral', 'qwen2', 'qwen3' or "
+            "'starcoder2', but is 'gemma' (GemmaForCausalLM). Crosscut knows these families."
         ),
     ),
     (
@@ -175,6 +175,42 @@ def test_gpt2_is_read_again(tmp_path):
     assert read_published(write(tmp_path, table)).model == ours
 
 
+def test_gpt2_with_multiple_queries_is_gpt_bigcode(tmp_path):
+    ours = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=1, mlp_size=100, vocab_size=300)
+    table = published_table(ours, dtype="float32", stops=(3,))
+    assert (table["model_type"], table["multi_query"]) == ("gpt_bigcode", True)
+    assert read_published(write(tmp_path, table)).model == ours
+    one_head = published_table(ModelConfig(num_layers=1, hidden_size=8, num_heads=1), dtype="float32", stops=(3,))
+    assert one_head["model_type"] == "gpt2"
+
+
+STARCODER2 = {
+    "model_type": "starcoder2", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 300, "max_position_embeddings": 64,
+    "norm_epsilon": 1e-6, "rope_theta": 500000.0, "residual_dropout": 0.25,
+}  # fmt: skip
+
+
+def test_starcoder2_is_gpt2_with_rotary_positions(read):
+    ours = {**OURS, "norm": "layer", "mlp": "gelu", "biases": "all", "tied": True, "dropout": 0.25}
+    assert read(STARCODER2).model == ModelConfig(**ours)
+    assert read(STARCODER2, use_bias=False).model == ModelConfig(**{**ours, "biases": "none"})
+    assert read(STARCODER2, sliding_window=16).model.max_sequence_length == 16
+
+
+@pytest.mark.parametrize("change", [{}, {"biases": "none", "tied": False}, {"num_kv_heads": 1, "head_size": 16}])
+def test_starcoder2_is_read_again(tmp_path, change):
+    ours = ModelConfig(**{**OURS, "norm": "layer", "mlp": "gelu", "biases": "all", "dropout": 0.5, **change})
+    table = published_table(ours, dtype="float32", stops=(3,))
+    assert (table["model_type"], table["attention_dropout"]) == ("starcoder2", 0.5)
+    assert read_published(write(tmp_path, table)).model == ours
+
+
+def test_gpt_bigcode_is_read_with_multiple_queries_only(read):
+    with pytest.raises(ConfigError, match=r"`multi_query` in `.*` must be True, but is False"):
+        read(GPT2, model_type="gpt_bigcode", multi_query=False)
+
+
 @pytest.mark.parametrize(
     ("change", "name", "family", "wanted"),
     [
@@ -186,6 +222,18 @@ def test_gpt2_is_read_again(tmp_path):
 def test_a_model_of_no_family_is_named(change, name, family, wanted):
     with pytest.raises(ConfigError, match=rf"`model.{name}` must be {wanted} in a model of .* family '{family}'"):
         published_table(ModelConfig(**{**OURS, **change}), dtype="float32", stops=(0,))
+
+
+def test_what_keeps_a_model_from_all_families_can_be_asked_before():
+    grouped = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, vocab_size=300)
+    told = (
+        "`model.num_kv_heads` must be 4 in a model of Hugging Face's family 'gpt2', the nearest to this one, but is 2"
+    )
+    assert reason_against_export(grouped) == told
+    with pytest.raises(ConfigError) as error:
+        published_table(grouped, dtype="float32", stops=(0,))
+    assert str(error.value) == f"{told}. Crosscut knows no family to export it as."
+    assert reason_against_export(ModelConfig(**OURS)) == ""
 
 
 # A run that starts from a folder

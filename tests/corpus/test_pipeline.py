@@ -179,6 +179,18 @@ def test_shards_that_are_damaged_are_made_anew(copied, raw, harm):
     TokenFolder.open(copied / "tokens", verify=True)
 
 
+def test_documents_end_as_what_lies_beside_their_tokenizer_says(prepared, copied, raw, tmp_path):
+    """A change of it alone redoes the tokens; from a given tokenizer back to one that is trained leaves none of it."""
+    given = shutil.copy(copied / "tokens" / "tokenizer.json", tmp_path / "tokenizer.json")
+    for end in (0, 7):
+        (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": end}))
+        prepare_corpus(describe(raw, copied, f"tokens.tokenizer={given}"), progress=False)
+        tokens = TokenFolder.open(copied / "tokens", verify=True)
+        assert (tokens.end_of_text, int(tokens.validation.tokens[-1])) == (end, end)
+    prepare_corpus(describe(raw, copied), progress=False)
+    assert outcome(copied) == outcome(Path(prepared.config.folder))
+
+
 def test_a_report_tells_why_too_little_is_left(copied, raw):
     told = message(lambda: prepare_corpus(describe(raw, copied, "length.min_tokens=100000"), progress=False))
     assert told.startswith("The corpus must have at least 2 documents")

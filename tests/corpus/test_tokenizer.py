@@ -25,6 +25,15 @@ def test_a_given_tokenizer_is_copied(tmp_path: Path) -> None:
     assert counts == {"vocab_size": 270, "trained_on": {"documents": 0, "characters": 0}}
 
 
+def test_a_copy_says_how_a_text_ends(tmp_path: Path) -> None:
+    given = tmp_path / "tokenizer.json"
+    Tokenizer.train([WORDS] * 9, vocab_size=270).save(given)
+    (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
+    (tmp_path / "out").mkdir()
+    make_tokenizer([], TokensConfig(tokenizer=str(given)), Output(tmp_path / "out"))
+    assert Tokenizer.load(tmp_path / "out" / FILE).end_of_text == 7
+
+
 def test_one_is_trained_on_the_documents_that_are_left(tmp_path: Path, make_part: Callable[..., Part]) -> None:
     first = make_part([WORDS * 50, "zq" * 500, WORDS * 10])
     second = make_part([WORDS * 20], name="000000-0001")

@@ -214,7 +214,8 @@ def test_tokenizer_without_end_of_text_is_an_error(tmp_path: Path) -> None:
     check_message(
         path,
         f"`{path}` must have a token that ends a text (`<|endoftext|>`, `</s>`, `<|end_of_text|>`, `<eos>`, `[EOS]` or "
-        f"`<end_of_text>`), but has none. Add one to `added_tokens` in the file.",
+        f"`<end_of_text>`), but has none, and nothing beside it names another. Write it as `eos_token` to a "
+        f"`tokenizer_config.json` beside it.",
     )
 
 

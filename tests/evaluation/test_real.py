@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from crosscut.config import EvaluationConfig, Layout
-from crosscut.data import Tokenizer
 from crosscut.evaluation import evaluate, make_tasks
 from crosscut.evaluation.detokenizers import by_the_paper
 from crosscut.parallel import make_mesh
@@ -65,7 +64,7 @@ def theirs(smollm2: Path, files: EvaluationConfig) -> dict[str, float]:
 def scored(smollm2: Path, files: EvaluationConfig, layout: Layout) -> dict[str, float]:
     source = find_model(smollm2)
     sizes = {"longest": source.model.max_sequence_length, "vocab_size": source.model.vocab_size}
-    tasks = make_tasks(files, Tokenizer.load(source.tokenizer), **sizes)
+    tasks = make_tasks(files, source.load_tokenizer(), **sizes)
     model = source.load(make_mesh(layout, torch.device("cpu")))
     results = evaluate(model, tasks, batch_size=files.batch_size)
     return {f"{r.task} {name}": value for r in results for name, value in r.found.figures.items()}

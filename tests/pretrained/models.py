@@ -27,13 +27,27 @@ LLAMA3_ROPE = {
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", _GPT2),
     "gpt2 untied": ("gpt2", {**_GPT2, "n_inner": 48, "tie_word_embeddings": False}),
+    "gpt_bigcode": ("gpt_bigcode", _GPT2),
     "llama": ("llama", {**_LLAMA, "num_key_value_heads": 4}),
     "llama tied": ("llama", {**_LLAMA, "tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
     "llama multi-query": ("llama", {**_LLAMA, "num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True}),
     "mistral": ("mistral", {**_LLAMA, "sliding_window": 16}),
     "qwen2": ("qwen2", {**_LLAMA, "tie_word_embeddings": True}),
     "qwen3": ("qwen3", {**_LLAMA, "head_dim": 16}),
+    "starcoder2": ("starcoder2", {**_LLAMA, "tie_word_embeddings": True}),
+    "starcoder2 without biases": ("starcoder2", {**_LLAMA, "use_bias": False, "head_dim": 16}),
 }
+
+
+def _in_threes(fields: dict[str, Any]) -> dict[str, Any]:
+    if "n_head" in fields:
+        return {**fields, "n_head": 6, "n_embd": 48}
+    shared = max(1, fields["num_key_value_heads"] * 3 // 2)
+    return {**fields, "num_attention_heads": 6, "hidden_size": 48, "num_key_value_heads": shared}
+
+
+IN_THREES = {f"{name} in threes": (kind, _in_threes(fields)) for name, (kind, fields) in FAMILIES.items()}
+"""The same, with heads that three ranks can share."""
 
 
 class InFloat64(TorchFunctionMode):
@@ -46,10 +60,13 @@ class InFloat64(TorchFunctionMode):
 
 
 def make(folder: Path, name: str, **saving: Any) -> None:
-    """Write a model of `FAMILIES` with random weights, no norm at the identity and no bias at zero, and a tokenizer."""
+    """Write a model of `FAMILIES` or `IN_THREES` with random weights, and a tokenizer.
+
+    No norm is the identity and no bias zero.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    model_type, fields = FAMILIES[name]
+    model_type, fields = (FAMILIES | IN_THREES)[name]
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(model_type, vocab_size=V, bos_token_id=None, eos_token_id=0, pad_token_id=None, **fields)

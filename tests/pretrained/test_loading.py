@@ -12,7 +12,7 @@ from crosscut.config.published import read_published
 from crosscut.pretrained import find_model, require_weights
 from crosscut.pretrained.families import weights_of
 from tests.pretrained import jobs
-from tests.pretrained.models import FAMILIES, make, their_logits
+from tests.pretrained.models import FAMILIES, IN_THREES, make, their_logits
 
 TOLERANCES = {"float32": 1e-4, "float64": 1e-9}
 """Of the largest logit."""
@@ -22,20 +22,37 @@ def worst(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((ours - theirs).abs().max() / theirs.abs().max())
 
 
+LAYOUTS = [
+    Layout(),
+    Layout(tensor=2),
+    Layout(tensor=4),
+    Layout(tensor=2, sequence_parallel=True),
+    Layout(tensor=4, sequence_parallel=True),
+    Layout(data=2, sharding="zero3"),
+    Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True),
+]
+LAYOUTS_IN_THREES = [Layout(tensor=3), Layout(tensor=3, sequence_parallel=True)]
+
+
 @pytest.fixture(scope="module")
 def ours(ranks, published):
-    """Logits by tensor size, rank, family and precision."""
-    sources = {name: find_model(published(name)) for name in FAMILIES}
-    return {t: ranks.run(t, jobs.logits_of_all, sources, Layout(tensor=t), list(TOLERANCES)) for t in (1, 2, 4)}
+    """By model, the logits of each precision on each rank of each layout."""
+    found: dict[str, list[tuple[Layout, dict[str, torch.Tensor]]]] = {}
+    for names, layouts in ((FAMILIES, LAYOUTS), (IN_THREES, LAYOUTS_IN_THREES)):
+        sources = {name: find_model(published(name)) for name in names}
+        for layout in layouts:
+            for told in ranks.run(layout.world_size, jobs.logits_of_all, sources, layout, list(TOLERANCES)):
+                for name, logits in told.items():
+                    found.setdefault(name, []).append((layout, logits))
+    return found
 
 
 @pytest.mark.parametrize("precision", TOLERANCES)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, *IN_THREES])
 def test_logits_are_those_of_transformers(ours, published, name, precision):
     theirs = their_logits(published(name), getattr(torch, precision))
-    for tensor, told in ours.items():
-        for logits in told:
-            assert worst(logits[name][precision], theirs) <= TOLERANCES[precision], f"tensor {tensor}"
+    for layout, logits in ours[name]:
+        assert worst(logits[precision], theirs) <= TOLERANCES[precision], str(layout)
 
 
 def test_float64_is_told_from_float32(published):

@@ -136,4 +136,4 @@ def test_smollm2_says_what_it_said(ranks, smollm2, tensor):
                 assert token == id_
                 assert abs(score - value) <= 1e-4 * scale
             assert found["greedy"] == entry["greedy"]
-    assert (source.end_of_text, source.stops, source.begin_of_text) == (0, (2,), None)
+    assert (source.end_of_text, source.stops, source.begin_of_text) == (2, (), None)

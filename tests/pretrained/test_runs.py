@@ -225,6 +225,76 @@ def test_a_folder_without_a_tokenizer_is_told(trained, tmp_path):
         find_model(tmp_path / "initial")
 
 
+# Ends of text that no name tells
+
+END = "<\uff5cend\u2581of\u2581text\uff5c>"
+
+
+@pytest.fixture(scope="module")
+def foreign(published, text, tmp_path_factory) -> Path:
+    """The tied Llama with a tokenizer whose end of text has another name, and a run that started from it."""
+    root = tmp_path_factory.mktemp("foreign")
+    shutil.copytree(published("llama tied"), root / "initial")
+    tokenizer = root / "initial" / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text(encoding="utf-8").replace("<|endoftext|>", END), encoding="utf-8")
+    edit(root / "initial", eos_token_id=11)
+    (root / "initial" / "tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
+    run_training(make_run(root / "initial", text, root / "run", "output.sample_tokens=2"))
+    return root
+
+
+def test_an_end_of_text_is_what_the_folder_names(foreign):
+    source = find_model(foreign / "initial")
+    assert (source.end_of_text, source.stops) == (0, (11,))
+    assert source.load_tokenizer().end_of_text == 0
+
+
+def test_a_run_ends_texts_as_the_folder_that_it_started_from(foreign, tmp_path):
+    """Wherever it lies; also where only the tokenizer is left of its tokens."""
+    shutil.copytree(foreign / "run", tmp_path / "moved")
+    for kept in (foreign / "run", tmp_path / "moved"):
+        source = find_model(kept)
+        assert (source.end_of_text, source.stops, source.load_tokenizer().end_of_text) == (0, (11,), 0)
+        (tmp_path / "moved" / "tokens" / "manifest.json").unlink(missing_ok=True)
+    source = find_model(tmp_path / "moved")
+    assert (source.end_of_text, source.stops) == (0, (11,))
+
+
+def test_a_run_ends_texts_as_its_tokens_do(foreign, text, tmp_path):
+    """They are what it was trained on; the ends of the model that it started from are stops."""
+    bare = shutil.copy(foreign / "initial" / "tokenizer.json", tmp_path / "tokenizer.json")
+    (tmp_path / "config.json").write_text('{"eos_token_id": 5}')
+    run_training(make_run(foreign / "initial", text, tmp_path / "run", f"data.tokenizer={bare}"))
+    source = find_model(tmp_path / "run")
+    assert (source.end_of_text, source.stops, source.load_tokenizer().end_of_text) == (5, (0, 11), 5)
+
+
+def test_such_a_model_is_scored_and_asked(foreign, tmp_path):
+    config = EvaluationConfig(text=(str(tmp_path / "text.txt"),), overlap=8, window=16)
+    (tmp_path / "text.txt").write_text("the quick brown fox")
+    found = []
+    for place in (foreign / "initial", foreign / "run"):
+        report = evaluate_place(str(place), config, Machinery(layout=Layout(), device="cpu"))
+        found.append(report["tasks"]["text"]["figures"])
+        asked = CliRunner().invoke(commands, ["generate", str(place), "--prompt", "the quick", "--tokens", "2"])
+        assert asked.exit_code == 0, asked.output
+    assert found[0] == found[1]
+
+
+def test_an_export_names_the_end_of_text(foreign, text, tmp_path):
+    """From a run that started from a folder, and from one that only took the folder's tokenizer."""
+    from transformers import AutoTokenizer
+
+    table = _table(make_run(foreign / "initial", text, tmp_path / "run"))
+    del table["training"]["initialize_from"]
+    run_training(load_run(table))
+    for run in (foreign / "run", tmp_path / "run"):
+        out = tmp_path / f"exported-{run.parent.name}"
+        export(run, out)
+        assert AutoTokenizer.from_pretrained(out).eos_token == END
+        assert find_model(out).end_of_text == 0
+
+
 @pytest.fixture
 def with_begin(trained, tmp_path) -> Path:
     """The initial folder with a tokenizer that puts `<s>` before a text."""

@@ -47,6 +47,18 @@ def test_new_run_gets_its_config_and_no_checkpoint(run_with):
     assert load_run(Path(run.output.folder) / "config.toml") == prepared.run
 
 
+def test_what_cannot_be_exported_is_told_before_training(run_with, capsys):
+    run = run_with()
+    _prepare(run, resume=False)
+    assert "exported" not in capsys.readouterr().err
+    odd = run_with("model.norm=rms", f"output.folder={run.output.folder}-odd")
+    _prepare(odd, resume=False)
+    assert capsys.readouterr().err == (
+        "The model cannot be exported to Hugging Face's form: `model.norm` must be 'layer' in a model of Hugging "
+        "Face's family 'gpt2', the nearest to this one, but is 'rms'.\n"
+    )
+
+
 def test_run_folder_that_is_a_file_is_refused(run_with, tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(ConfigError, match=r"^`output.folder` must be a folder, but `.*run` is a file. Choose another"):

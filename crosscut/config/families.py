@@ -1,0 +1,123 @@
+"""What families of published models there are, and what they call our fields."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Family:
+    """What Hugging Face calls a `model_type`."""
+
+    model_type: str
+    architecture: str
+    keys: Mapping[str, str]
+    """Their keys, by our fields."""
+    fixed: Mapping[str, Any]
+    """Our fields that the family decides."""
+    defaults: Mapping[str, Any]
+    """Our fields whose value a file may leave out, where it is not ours."""
+    required: Mapping[str, tuple[Any, ...]]
+    """What else changes the computation: the values that we can do, the first being what a missing key means."""
+    biases: tuple[str, ...] = ()
+    """Their keys that say whether all matrices have biases; where a file leaves them out it is as in `fixed`."""
+    dropouts: tuple[str, ...] = ()
+    """Their keys for dropout besides the one that is read."""
+    window: int | None = None
+    """The sliding window where a file leaves out the key; None is full attention."""
+    is_windowed: bool = False
+    """Whether it has that window without a key that says so."""
+
+
+_LLAMA_KEYS = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_size": "head_dim",
+    "mlp_size": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "max_sequence_length": "max_position_embeddings",
+    "norm_epsilon": "rms_norm_eps",
+    "tied": "tie_word_embeddings",
+}
+_LLAMA_FIXED = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none", "qk_norm": False}
+_LLAMA_DEFAULTS = {"norm_epsilon": 1e-6, "tied": False, "dropout": 0.0}
+_LLAMA_REQUIRED = {"hidden_act": ("silu",), "quantization_config": (None,)}
+
+GPT2 = Family(
+    "gpt2",
+    "GPT2LMHeadModel",
+    {
+        "num_layers": "n_layer",
+        "hidden_size": "n_embd",
+        "num_heads": "n_head",
+        "mlp_size": "n_inner",
+        "vocab_size": "vocab_size",
+        "max_sequence_length": "n_positions",
+        "norm_epsilon": "layer_norm_epsilon",
+        "tied": "tie_word_embeddings",
+        "dropout": "resid_pdrop",
+    },
+    {"positions": "learned", "norm": "layer", "mlp": "gelu", "biases": "all", "qk_norm": False},
+    {"tied": True},
+    {
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+        "quantization_config": (None,),
+    },
+    dropouts=("embd_pdrop", "attn_pdrop"),
+)
+BIGCODE = dataclasses.replace(
+    GPT2,
+    model_type="gpt_bigcode",
+    architecture="GPTBigCodeForCausalLM",
+    fixed={**GPT2.fixed, "num_kv_heads": 1},
+    required={
+        "activation_function": ("gelu_pytorch_tanh", "gelu_new"),
+        "multi_query": (True,),
+        "scale_attn_weights": (True,),
+        "add_cross_attention": (False,),
+        "quantization_config": (None,),
+    },
+)
+LLAMA = Family(
+    "llama",
+    "LlamaForCausalLM",
+    _LLAMA_KEYS,
+    _LLAMA_FIXED,
+    _LLAMA_DEFAULTS,
+    _LLAMA_REQUIRED,
+    biases=("attention_bias", "mlp_bias"),
+)
+_WINDOWED = dataclasses.replace(LLAMA, biases=(), window=4096)
+MISTRAL = dataclasses.replace(_WINDOWED, model_type="mistral", architecture="MistralForCausalLM", is_windowed=True)
+QWEN2 = dataclasses.replace(
+    _WINDOWED, model_type="qwen2", architecture="Qwen2ForCausalLM", fixed={**_LLAMA_FIXED, "biases": "qkv"}
+)
+QWEN3 = dataclasses.replace(
+    _WINDOWED,
+    model_type="qwen3",
+    architecture="Qwen3ForCausalLM",
+    fixed={**_LLAMA_FIXED, "qk_norm": True},
+    required={**_LLAMA_REQUIRED, "attention_bias": (False,)},
+)
+STARCODER2 = Family(
+    "starcoder2",
+    "Starcoder2ForCausalLM",
+    {**_LLAMA_KEYS, "norm_epsilon": "norm_epsilon", "dropout": "residual_dropout"},
+    {"positions": "rotary", "norm": "layer", "mlp": "gelu", "biases": "all", "qk_norm": False},
+    {"num_kv_heads": 2, "tied": True, "dropout": 0.0},
+    {"hidden_act": ("gelu_pytorch_tanh", "gelu_new"), "quantization_config": (None,)},
+    biases=("use_bias",),
+    dropouts=("embedding_dropout", "attention_dropout"),
+    is_windowed=True,
+)
+FAMILIES = MappingProxyType(
+    {family.model_type: family for family in (GPT2, BIGCODE, LLAMA, MISTRAL, QWEN2, QWEN3, STARCODER2)}
+)
+"""By `model_type`. SmolLM is a Llama; GPT-BigCode is GPT-2 with multiple queries, StarCoder2 with rotary positions."""
