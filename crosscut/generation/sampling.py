@@ -2,8 +2,8 @@
 
 Every rank sees the same scores and works out the same number, so the ranks agree without sending their choice. The
 number is a function of (seed, sample, the tokens so far): what a text becomes depends neither on the layout nor on what
-else is written beside it, one that is taken up in the middle goes on as it would have, unless penalties count what comes
-after the prompt only, and different prompts under one seed have nothing to do with each other.
+else is written beside it, one that is taken up in the middle goes on as it would have, unless penalties count only what
+comes after the prompt, and different prompts under one seed have nothing to do with each other.
 
 Scores s become probabilities in the order that others use, too: biases b, repetition penalty, presence and frequency
 penalty (token i has been written c_i times after the prompt), temperature, the top k, the top p.
