@@ -222,6 +222,10 @@ def test_probabilities_are_the_models_own(ranks):
 TOLD: list[list[int]] = [[7], list(range(40, 52)), [1, 2], [5, 6, 7, 5, 6, 7, 8], [9] * 11]
 
 
+LONGER = list(range(60, 93))
+"""... than the window."""
+
+
 def tell(layout: Layout, family: str, alternatives: int | None, num_tokens: int) -> tuple[list[list[Piece]], int]:
     """What is told of prompts that are read in parts and beside a text, and of how many tokens at once at most."""
     decoder._TOKENS_AT_ONCE, decoder._SCORED_AT_ONCE, decoder._FIRST_CAPACITY = 5, 2, 4
@@ -283,15 +287,15 @@ def test_a_prompt_may_be_told_without_probabilities(ranks):
 
 
 def of_no_tokens() -> list[Piece]:
-    writer = running(make(), *[(prompt, Sampling(num_tokens=0)) for prompt in TOLD])
+    writer = running(make(), *[(prompt, Sampling(num_tokens=0)) for prompt in (*TOLD, LONGER)])
     return list(writer.run())
 
 
 def test_a_text_of_no_tokens_ends_with_its_prompt(ranks):
     pieces = ranks.run(1, of_no_tokens)[0]
     found = {piece.number: (piece.token, piece.is_prompt, piece.finish) for piece in pieces}
-    assert len(pieces) == len(TOLD)
-    assert found == {number: (prompt[-1], True, "length") for number, prompt in enumerate(TOLD)}
+    assert len(pieces) == len(TOLD) + 1
+    assert found == {number: (prompt[-1], True, "length") for number, prompt in enumerate((*TOLD, LONGER))}
 
 
 def told_of_too_long() -> None:
