@@ -86,12 +86,13 @@ class CompletionAnswer(Answer):
 
     def __init__(self, request: Request, served: Served, spell: Callable[[int], bytes]) -> None:
         super().__init__(request, served, spell)
-        count = len(request.prompts) * request.num_choices
-        self._offsets = [0] * count
+        self._offsets = [0] * (len(request.prompts) * request.num_choices)
         """Characters of each choice that have been told."""
         self._tells_prompt = request.sampling.tell_prompt
         """Whether prompts come token by token, with their probabilities."""
-        self._parts = [iter(self._prompt_parts(which)) for which in range(count if self._tells_prompt else 0)]
+        texts = zip(request.prompts, request.echoed, strict=True) if self._tells_prompt else ()
+        parts = [parts_of(text, map(spell, prompt)) for prompt, text in texts]
+        self._parts = [iter(one) for one in parts for _ in range(request.num_choices)]
         """What each token of a choice's prompt adds to the text."""
 
     def opening(self, which: int) -> Json | None:
@@ -113,10 +114,6 @@ class CompletionAnswer(Answer):
         if self._tells_prompt or not self.request.echoed:
             return ""
         return self.request.echoed[which // self.request.num_choices]
-
-    def _prompt_parts(self, which: int) -> list[str]:
-        number = which // self.request.num_choices
-        return parts_of(self.request.echoed[number], map(self.spell, self.request.prompts[number]))
 
     def _told(self, which: int, pieces: Sequence[Piece]) -> Json:
         """What pieces add to a choice, its prompt's where that comes token by token."""
