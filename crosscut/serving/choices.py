@@ -1,5 +1,6 @@
 """How a request wants tokens to be chosen, in the words of either protocol."""
 
+import re
 import secrets
 from collections.abc import Mapping
 
@@ -64,7 +65,7 @@ def _biases(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...]:
         return ()
     if not isinstance(value, Mapping) or len(value) > MOST_BIASES or not all(map(_is_bias, value.values())):
         fields.refuse("logit_bias", f"be a JSON object of up to {MOST_BIASES} token ids with numbers from -100 to 100")
-    if not all(token.isdecimal() and token.isascii() and int(token) < vocab_size for token in value):
+    if not all(map(re.compile("[0-9]{1,9}").fullmatch, value)) or not all(int(token) < vocab_size for token in value):
         fields.refuse("logit_bias", f"be of token ids from 0 to {vocab_size - 1}", "Ask with ids, not with texts.")
     return tuple((int(token), float(bias)) for token, bias in value.items())
 

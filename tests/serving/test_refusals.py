@@ -93,6 +93,7 @@ TEXTS: list[tuple[object, str]] = [
         '`logit_bias` must be of token ids from 0 to 401, but is {"402": 1}. Ask with ids, not',
     ),
     (text(logit_bias={" the": 1}), '`logit_bias` must be of token ids from 0 to 401, but is {" the": 1}.'),
+    (text(logit_bias={"1" * 5000: 1}), "`logit_bias` must be of token ids from 0 to 401, but is "),
     (text(logit_bias={"-1": 1}), '`logit_bias` must be of token ids from 0 to 401, but is {"-1": 1}.'),
     (text(stream="yes"), '`stream` must be true or false, but is "yes".'),
     (text(stream_options={}), "`stream_options` must be left out unless `stream` is true, but is {}."),
