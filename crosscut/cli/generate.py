@@ -7,7 +7,9 @@ import click
 
 from crosscut.cli.arguments import naming_options, precision_option
 
-_CHOICES = ("temperature", "top_k", "top_p", "repetition_penalty", "stop")
+_CHOICES = (
+    "temperature", "top_k", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop",
+)  # fmt: skip
 
 
 @click.command()
@@ -25,6 +27,8 @@ _CHOICES = ("temperature", "top_k", "top_p", "repetition_penalty", "stop")
 @click.option("--top-k", default=50, show_default=True, help="Choose among this many likeliest tokens; 0 among all.")
 @click.option("--top-p", default=1.0, show_default=True, help="... among the fewest with this probability in all.")
 @click.option("--repetition-penalty", default=1.0, show_default=True, help="Above 1 disfavours tokens already there.")
+@click.option("--presence-penalty", default=0.0, show_default=True, help="Disfavours what has been written, -2 to 2.")
+@click.option("--frequency-penalty", default=0.0, show_default=True, help="... once for each time, -2 to 2.")
 @click.option("--stop", multiple=True, help="The text ends before this; may be given several times.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the choices.")
 @click.option("--slide", is_flag=True, help="Let a text outgrow the model's window, which forgets its beginning then.")

@@ -17,6 +17,7 @@ from crosscut.config import ConfigError
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @precision_option
 @click.option("--rows", type=click.IntRange(1), default=16, show_default=True, help="Texts to write at once.")
+@click.option("--slide", is_flag=True, help="Let texts outgrow the model's window, which forgets their beginning then.")
 @click.option("--api-key", envvar="CROSSCUT_API_KEY", help="Key that clients must show; better in CROSSCUT_API_KEY.")
 @naming_options({"layout.tensor": "--tensor"})
 def serve(place: str, **options: Any) -> None:

@@ -1,6 +1,7 @@
 """Text from a given model, on any layout."""
 
-from crosscut.generation.decoder import Decoder, Piece
+from crosscut.generation.decoder import Decoder
+from crosscut.generation.running import Piece
 from crosscut.generation.sampling import Sampling
 from crosscut.generation.text import continue_text
 

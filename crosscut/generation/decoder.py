@@ -2,7 +2,8 @@
 
 A text waits until a row is free, has its prompt read, some hundred tokens a step so that the others are not kept
 waiting, and then takes part in every step until it ends; its row is the next one's. No text depends on what else is
-written: choices are a function of its own scores and its own numbers (`sampling`).
+written: choices are a function of its own scores and its own numbers (`sampling`). Where a prompt's probabilities are
+asked for, they are told as it is read, and of a few tokens at a time: its scores [S, V] are never there all at once.
 
 A text of n tokens that outgrows the window of W sees its last tokens only. Their positions change then, learned or
 rotary, so that nothing of the cache can stay: half the window is forgotten at once and the rest is read again, every
@@ -10,20 +11,20 @@ W / 2 tokens. What a text sees is so a function of its length alone:
 
     it begins at token 0 up to n = W, and at ceil((n - W) / (W / 2)) W / 2 after that.
 
-Every rank makes the same calls in the same order. Shapes: B rows, S tokens read at once, V vocabulary.
+Every rank makes the same calls in the same order. Shapes: B rows, S tokens read at once, H hidden, V vocabulary.
 """
 
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from crosscut.config import ConfigError
 from crosscut.data import Tokenizer
-from crosscut.generation.sampling import Numbers, Sampling, choose, likelihood_of
+from crosscut.generation.running import Piece, Text
+from crosscut.generation.sampling import Likelihood, Sampling, likelihoods_of
 from crosscut.generation.streaming import TextStream
 from crosscut.model import GPT, KeyValueCache
 from crosscut.parallel import ParallelMesh, reshard
@@ -32,69 +33,12 @@ from crosscut.parallel.collectives import all_reduce
 _TOKENS_AT_ONCE = 512
 """Prompt tokens, filled-up ones among them, that a step reads beside the running texts."""
 
+_SCORED_AT_ONCE = 64
+"""Prompt tokens whose scores are held at once where they are told: 13 MB with GPT-2's vocabulary."""
+
 _FIRST_CAPACITY = 64
 """Tokens of each row that the cache has room for at first; half as much again when a row needs more, up to the
 window."""
-
-Finish = Literal["", "stop", "length"]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One more token of one text."""
-
-    number: int
-    """Which text: what `Decoder.add` gave."""
-    token: int
-    """Its id, also of the token that ends the text."""
-    text: str = ""
-    """New text that is safe to show: whole characters, and nothing that may be the start of a stop string."""
-    logprob: float | None = None
-    """Natural logarithm of the probability that the model gave the token, where `Sampling.alternatives` asks for it."""
-    alternatives: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens and theirs, likeliest first."""
-    finish: Finish = ""
-    """Why the text ends with this token: an end of text or a stop string came, or there is no room for more."""
-
-
-class _Text:
-    """A prompt and what has been written after it."""
-
-    def __init__(self, number: int, prompt: Sequence[int], sampling: Sampling, sample: int, stream: TextStream | None):
-        self.number, self.sampling, self.stream = number, sampling, stream
-        self.tokens, self.numbers = list(prompt), Numbers(sampling.seed, sample, prompt)
-        self.most_tokens = len(prompt) + sampling.num_tokens
-        self.seen = set(prompt) if sampling.repetition_penalty != 1.0 else set()
-        self.first = 0
-        """The token that it sees first."""
-        self.num_read = 0
-        """Tokens that its row of the cache holds, from `first` on."""
-
-    @property
-    def unread(self) -> int:
-        """Tokens that are still to be read before the next one can be chosen."""
-        return len(self.tokens) - self.first - self.num_read
-
-    def choose(self, scores: Tensor) -> int:
-        """The next token by the scores [V]."""
-        return choose(scores, self.sampling, seen=self.seen, number=self.numbers.next())
-
-    def append(self, token: int, *, is_end: bool) -> tuple[str, Finish]:
-        """Add a token: what that adds to the text, and whether it ends it."""
-        self.tokens.append(token)
-        self.numbers.add(token)
-        if self.sampling.repetition_penalty != 1.0:
-            self.seen.add(token)
-        if is_end:
-            return "", "stop"
-        shown = "" if self.stream is None else self.stream.push(token)
-        if self.stream is not None and self.stream.has_stopped:
-            return shown, "stop"
-        return shown, "length" if len(self.tokens) == self.most_tokens else ""
-
-    def rest(self) -> str:
-        """What was held back of a text that ends, and no stop string has ended."""
-        return "" if self.stream is None or self.stream.has_stopped else self.stream.finish()
 
 
 class Decoder:
@@ -118,8 +62,8 @@ class Decoder:
         """Tokens that the model can see."""
         self.stops = frozenset(stops) | (set() if tokenizer is None else {tokenizer.end_of_text})
         self._cache = KeyValueCache(model, num_rows=num_rows, capacity=min(_FIRST_CAPACITY, self.window))
-        self._rows: list[_Text | None] = [None] * num_rows
-        self._waiting: deque[_Text] = deque()
+        self._rows: list[Text | None] = [None] * num_rows
+        self._waiting: deque[Text] = deque()
         self._num_added = 0
 
     @property
@@ -131,11 +75,11 @@ class Decoder:
         """Queue a text that goes on after the ids of `prompt`; its number. `sample` tells texts of one seed apart.
 
         Raises `ConfigError` for an empty prompt, for an id that is not in the vocabulary, for one longer than the
-        window unless texts may slide, and for stop strings without a tokenizer.
+        window unless texts may slide and it is not to be told, and for stop strings without a tokenizer.
         """
         self._check(prompt, sampling)
         stream = None if self.tokenizer is None else TextStream(self.tokenizer, prompt, sampling.stop)
-        text = _Text(self._num_added, prompt, sampling, sample, stream)
+        text = Text(self._num_added, prompt, sampling, sample, stream)
         text.first = self._first_seen(len(prompt))
         self._waiting.append(text)
         self._num_added += 1
@@ -150,7 +94,10 @@ class Decoder:
 
     @torch.no_grad()
     def step(self) -> list[Piece]:
-        """Write at most one token of each running text, and read a part of the prompts that wait for it."""
+        """Write at most one token of each running text, and read a part of the prompts that wait for it.
+
+        What is told of prompts comes before what is written.
+        """
         for row, text in enumerate(self._rows):
             if text is None and self._waiting:
                 self._rows[row] = self._waiting.popleft()
@@ -178,6 +125,16 @@ class Decoder:
             raise ConfigError(
                 f"A prompt must be at most as long as the model's window ({self.window} tokens), but is {len(prompt)}. "
                 "Shorten it, or let the window slide."
+            )
+        if len(prompt) > self.window and sampling.tell_prompt:
+            raise ConfigError(
+                f"A prompt whose probabilities are told must fit in the model's window ({self.window} tokens), but has "
+                f"{len(prompt)}. Shorten it, or tell only what is written."
+            )
+        if not all(0 <= token < self.model.config.vocab_size for token, _ in sampling.bias):
+            raise ConfigError(
+                f"`bias` must be of token ids from 0 to {self.model.config.vocab_size - 1}, the last of the model's "
+                f"vocabulary, but is of {', '.join(str(token) for token, _ in sampling.bias)}."
             )
         if sampling.stop and self.tokenizer is None:
             raise ConfigError("`stop` must be left out where tokens are not decoded, but is given. Pass a tokenizer.")
@@ -217,11 +174,15 @@ class Decoder:
         before = [self._cache.lengths[row] for row in rows]
         self._make_room(max(before) + length)
         tokens = torch.tensor(ids, device=self.model.mesh.device)
-        logits = self.model.next_logits(tokens, self._cache, counts=ends, first_row=rows.start)
+        hidden = self.model.read(tokens, self._cache, counts=ends, first_row=rows.start)
+        logits = self.model.logits_of(hidden[torch.arange(len(ends)), torch.tensor(ends) - 1])
         for row, num_read in zip(rows, before, strict=True):
             if row not in counts:
                 self._cache.set_length(row, num_read)
-        return self._follow(counts, {row: logits[row - rows.start].float() for row in counts})
+        states = {row: hidden[row - rows.start, :count] for row, count in counts.items()}
+        told = [piece for row in counts for piece in self._tell_prompt(row, states[row])]
+        going_on = {row: count for row, count in counts.items() if self._rows[row] is not None}
+        return told + self._follow(going_on, {row: logits[row - rows.start].float() for row in going_on})
 
     def _unread(self, row: int, count: int) -> list[int]:
         text = self._rows[row]
@@ -234,24 +195,59 @@ class Decoder:
         if num_tokens > self._cache.capacity:
             self._cache.grow(min(self.window, max(num_tokens, self._cache.capacity * 3 // 2)))
 
+    def _tell_prompt(self, row: int, hidden: Tensor) -> list[Piece]:
+        """What is to be told of a row's prompt once these last hidden states [S, H] are read: its next tokens.
+
+        The state of a token says how likely the one after it is. A text of no tokens ends here.
+        """
+        text = self._rows[row]
+        assert text is not None
+        num_before = text.first + text.num_read
+        begin, end = text.num_told, min(num_before + len(hidden) + 1, text.num_prompt)
+        if begin >= end:
+            return []
+        pieces = []
+        if begin == 0:
+            pieces.append(Piece(text.number, text.tokens[0], is_prompt=True))
+            begin = 1
+        found = self._likelihoods(hidden[begin - 1 - num_before :], text.tokens[begin:end], text.sampling.alternatives)
+        pieces += [
+            Piece(text.number, token, "", one.logprob, one.alternatives, is_prompt=True)
+            for token, one in zip(text.tokens[begin:end], found, strict=True)
+        ]
+        text.num_told = end
+        if text.is_over and end == text.num_prompt:
+            pieces[-1] = replace(pieces[-1], finish="length")
+            self._free(row)
+        return pieces
+
+    def _likelihoods(self, hidden: Tensor, tokens: Sequence[int], num_alternatives: int | None) -> list[Likelihood]:
+        """How likely each of N tokens is after its own of the last hidden states [at least N, H], if that is asked."""
+        if num_alternatives is None:
+            return [Likelihood()] * len(tokens)
+        found = []
+        for start in range(0, len(tokens), _SCORED_AT_ONCE):
+            some = tokens[start : start + _SCORED_AT_ONCE]
+            scores = self.model.logits_of(hidden[start : start + len(some)]).float()
+            found += likelihoods_of(scores, some, num_alternatives)
+        return found
+
     def _follow(self, counts: dict[int, int], scores: dict[int, Tensor]) -> list[Piece]:
         """Choose the next token of each row that has now been read."""
-        ready: list[tuple[int, _Text]] = []
+        ready: list[tuple[int, Text]] = []
         for row, count in counts.items():
             text = self._rows[row]
             assert text is not None
             text.num_read += count
             if not text.unread:
                 ready.append((row, text))
-        choices = [
-            choose(scores[row], text.sampling, seen=text.seen, number=text.numbers.next()) for row, text in ready
-        ]
+        choices = [text.choose(scores[row]) for row, text in ready]
         return [
             self._extend(row, text, token, scores[row])
             for (row, text), token in zip(ready, _agreed(choices, self.model.mesh), strict=True)
         ]
 
-    def _extend(self, row: int, text: _Text, token: int, scores: Tensor) -> Piece:
+    def _extend(self, row: int, text: Text, token: int, scores: Tensor) -> Piece:
         """Add a token to a text; the row is free again where that ends it."""
         shown, finish = text.append(token, is_end=token in self.stops)
         if not finish and len(text.tokens) > self.window and not self.slide:
@@ -262,9 +258,9 @@ class Decoder:
         elif (first := self._first_seen(len(text.tokens))) != text.first:
             text.first, text.num_read = first, 0
             self._cache.set_length(row, 0)
-        if text.sampling.alternatives is None:
-            return Piece(text.number, token, shown, finish=finish)
-        found = likelihood_of(scores, token, text.sampling.alternatives)
+        found = Likelihood()
+        if text.sampling.alternatives is not None:
+            (found,) = likelihoods_of(scores.unsqueeze(0), [token], text.sampling.alternatives)
         return Piece(text.number, token, shown, found.logprob, found.alternatives, finish)
 
     def _free(self, row: int) -> None:

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from crosscut.generation.decoder import Piece
+from crosscut.generation.running import Piece
 
 
 @dataclass(eq=False)

@@ -2,11 +2,13 @@
 
 Every rank sees the same scores and works out the same number, so the ranks agree without sending their choice. The
 number is a function of (seed, sample, the tokens so far): what a text becomes depends neither on the layout nor on what
-else is written beside it, one that is taken up in the middle goes on as it would have, and different prompts under one
-seed have nothing to do with each other.
+else is written beside it, one that is taken up in the middle goes on as it would have, unless penalties count only what
+comes after the prompt, and different prompts under one seed have nothing to do with each other.
 
-Scores s become probabilities in the order that others use, too: repetition penalty, temperature, the top k, the top p.
+Scores s become probabilities in the order that others use, too: biases b, repetition penalty, presence and frequency
+penalty (token i has been written c_i times after the prompt), temperature, the top k, the top p.
 
+    s_i <- repetition(s_i + b_i) - presence (1 if c_i > 0 else 0) - frequency c_i
     p_i = exp(s_i / t) / sum over what is left of exp(s_j / t)
 
 Shapes: V vocabulary.
@@ -14,7 +16,8 @@ Shapes: V vocabulary.
 
 import hashlib
 import math
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +25,9 @@ from torch import Tensor
 
 from crosscut.config import ConfigError
 from crosscut.config.checks import require_at_least
+
+LARGEST_PENALTY = 2.0
+"""Of presence and of frequency, upwards and downwards."""
 
 _LIKELIEST = 1024
 """Tokens that are sorted to find the top p; more where these do not come to it."""
@@ -32,7 +38,7 @@ class Sampling:
     """How a text goes on and where it ends. Raises `ConfigError` for what cannot be."""
 
     num_tokens: int = 200
-    """Longest continuation."""
+    """Longest continuation; 0 only reads the prompt."""
     temperature: float = 0.8
     """Spread of the choices; 0 takes the likeliest."""
     top_k: int = 50
@@ -41,17 +47,30 @@ class Sampling:
     """Choose among the fewest likeliest tokens that together have this probability."""
     repetition_penalty: float = 1.0
     """Scores of tokens that the text already holds are divided by it where positive, multiplied where negative."""
+    presence_penalty: float = 0.0
+    """Subtracted from the scores of tokens that have been written after the prompt."""
+    frequency_penalty: float = 0.0
+    """Subtracted from them once for each time."""
+    bias: tuple[tuple[int, float], ...] = ()
+    """Token ids and what is added to their scores."""
     seed: int = 0
     """Seed of the choices."""
     stop: tuple[str, ...] = ()
     """The text ends before the first of these."""
     alternatives: int | None = None
     """How many of the likeliest tokens to tell beside each choice, with log probabilities; None tells none at all."""
+    tell_prompt: bool = False
+    """Whether to tell the prompt's tokens, too, before those that are written."""
 
     def __post_init__(self) -> None:
-        for name, minimum in (("num_tokens", 1), ("temperature", 0), ("top_k", 0), ("alternatives", 0)):
+        for name in ("num_tokens", "temperature", "top_k", "alternatives"):
             if (value := getattr(self, name)) is not None:
-                require_at_least(name, value, minimum)
+                require_at_least(name, value, 0)
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -LARGEST_PENALTY <= (value := getattr(self, name)) <= LARGEST_PENALTY:
+                raise ConfigError(f"`{name}` must be from {-LARGEST_PENALTY:g} to {LARGEST_PENALTY:g}, but is {value}.")
+        if not all(math.isfinite(bias) for _, bias in self.bias):
+            raise ConfigError(f"`bias` must hold numbers to add to scores, but one of {dict(self.bias)} is none.")
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"`top_p` must be above 0 and at most 1, but is {self.top_p}.")
         if not 0 < self.repetition_penalty < math.inf:
@@ -62,11 +81,11 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """What the model thought of a token before penalty, temperature and cuts."""
+    """What the model thought of a token before penalties, temperature and cuts."""
 
-    logprob: float
-    """Natural logarithm of the chosen token's probability."""
-    alternatives: tuple[tuple[int, float], ...]
+    logprob: float | None = None
+    """Natural logarithm of the token's probability; None where nobody asked."""
+    alternatives: tuple[tuple[int, float], ...] = ()
     """The likeliest tokens and theirs, likeliest first."""
 
 
@@ -87,15 +106,35 @@ class Numbers:
         return (int.from_bytes(self._hash.digest(), "little") >> 11) / 2**53  # the bits that a float keeps
 
 
-def choose(scores: Tensor, sampling: Sampling, *, seen: Collection[int], number: float) -> int:
-    """The next token by the `scores` [V] in float32, after the tokens `seen` in prompt and text.
+class History:
+    """What penalties need to know of a text: the tokens that it holds, and how often each has been written."""
+
+    def __init__(self, sampling: Sampling, prompt: Iterable[int] = (), written: Iterable[int] = ()) -> None:
+        self._keeps_seen = sampling.repetition_penalty != 1.0
+        self._keeps_counts = sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+        self.seen = set(prompt) if self._keeps_seen else set()
+        """Tokens of prompt and text, where their repetition is penalized."""
+        self.counts: Counter[int] = Counter()
+        """How often the text after the prompt holds a token, where presence or frequency is penalized."""
+        for token in written:
+            self.add(token)
+
+    def add(self, token: int) -> None:
+        """The text goes on with a token."""
+        if self._keeps_seen:
+            self.seen.add(token)
+        if self._keeps_counts:
+            self.counts[token] += 1
+
+
+def choose(scores: Tensor, sampling: Sampling, *, history: History, number: float) -> int:
+    """The next token of a text by its `scores` [V] in float32.
 
     Tokens that are left are laid side by side in the order of their ids, each as wide as its probability; the choice
     is where `number` falls. So scores that differ in their last digits give the same choice but at a border, which an
     order by probability would not.
     """
-    if sampling.repetition_penalty != 1.0 and seen:
-        scores = _penalized(scores, seen, sampling.repetition_penalty)
+    scores = _adjusted(scores, sampling, history)
     if sampling.temperature == 0:
         return int(scores.argmax())
     chances, tokens = _candidates(scores, sampling)
@@ -105,18 +144,34 @@ def choose(scores: Tensor, sampling: Sampling, *, seen: Collection[int], number:
     return int(tokens[min(place, len(tokens) - 1)])
 
 
-def likelihood_of(scores: Tensor, token: int, num_alternatives: int) -> Likelihood:
-    """How likely the model found a token, by its `scores` [V], and which it found likeliest."""
-    total = scores.logsumexp(0)
-    values, tokens = scores.topk(min(num_alternatives, scores.numel()))
-    told = zip(tokens.tolist(), (values - total).tolist(), strict=True)
-    return Likelihood(float(scores[token] - total), tuple(told))
+def likelihoods_of(scores: Tensor, tokens: Sequence[int], num_alternatives: int) -> list[Likelihood]:
+    """How likely the model found each of N tokens, by the `scores` [N, V] of each, and which it found likeliest."""
+    total = scores.logsumexp(1, keepdim=True)
+    found = scores.gather(1, torch.tensor(tokens, device=scores.device).unsqueeze(1))
+    values, likeliest = scores.topk(min(num_alternatives, scores.shape[1]))
+    told = zip((found - total).flatten().tolist(), likeliest.tolist(), (values - total).tolist(), strict=True)
+    return [Likelihood(logprob, tuple(zip(others, theirs, strict=True))) for logprob, others, theirs in told]
 
 
-def _penalized(scores: Tensor, seen: Collection[int], penalty: float) -> Tensor:
-    index = torch.tensor(sorted(seen), device=scores.device)
-    found = scores[index]
-    return scores.index_copy(0, index, torch.where(found > 0, found / penalty, found * penalty))
+def _adjusted(scores: Tensor, sampling: Sampling, history: History) -> Tensor:
+    """Scores [V] after biases and penalties; the given ones are left as they are."""
+    if sampling.bias:
+        index, added = _columns(sampling.bias, scores)
+        scores = scores.index_add(0, index, added)
+    if history.seen:
+        index = torch.tensor(sorted(history.seen), device=scores.device)
+        found, penalty = scores[index], sampling.repetition_penalty
+        scores = scores.index_copy(0, index, torch.where(found > 0, found / penalty, found * penalty))
+    if history.counts:
+        index, counts = _columns(history.counts.items(), scores)
+        scores = scores.index_add(0, index, -(sampling.presence_penalty + sampling.frequency_penalty * counts))
+    return scores
+
+
+def _columns(of_token: Iterable[tuple[int, float]], scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Token ids and what belongs to each, as tensors beside the scores."""
+    tokens, values = zip(*of_token, strict=True)
+    return torch.tensor(tokens, device=scores.device), torch.tensor(values, dtype=scores.dtype, device=scores.device)
 
 
 def _candidates(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class KeyValueCache:
-    """Room for `capacity` tokens of each of `num_rows` texts; see `GPT.next_logits`."""
+    """Room for `capacity` tokens of each of `num_rows` texts; see `GPT.read`."""
 
     def __init__(self, model: "GPT", *, num_rows: int, capacity: int) -> None:
         config, mesh = model.config, model.mesh

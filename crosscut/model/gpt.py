@@ -159,33 +159,28 @@ class GPT(nn.Module):
         length = tokens.shape[1]
         num_filled = self._num_filled(length)
         hidden = self(F.pad(tokens, (0, num_filled)), num_filled=num_filled)
-        return self._scores(enter_tensor_parallel(hidden, self.mesh)[:, length - 1])
+        return self.logits_of(enter_tensor_parallel(hidden, self.mesh)[:, length - 1])
 
     @torch.no_grad()
-    def next_logits(
-        self, tokens: Tensor, cache: KeyValueCache, *, counts: Sequence[int] | None = None, first_row: int = 0
-    ) -> Tensor:
-        """Scores of the next token after what the cache's rows have read and `tokens` [B, S]: [B, V], on all ranks.
+    def read(self, tokens: Tensor, cache: KeyValueCache, *, counts: Sequence[int], first_row: int = 0) -> Tensor:
+        """The last hidden states [B, S or more, H] of `tokens` [B, S] after what the cache's rows have read.
 
-        `tokens` go on with B rows from `first_row` on. Of row b the first `counts[b]` count (at least one, by default
-        all); the rest only fills up. Raises `ConfigError` where a text grows longer than the cache or the model's
-        positions allow.
+        `tokens` go on with B rows from `first_row` on. Of row b the first `counts[b]` count (at least one); the rest
+        only fills up. They are the same on all tensor ranks; `logits_of` makes scores of some. Raises `ConfigError`
+        where a text grows longer than the cache or the model's positions allow.
         """
-        batch, length = tokens.shape
-        counts = [length] * batch if counts is None else counts
-        num_filled = self._num_filled(length)
-        reading = cache.begin(counts, length=length + num_filled, first_row=first_row)
+        num_filled = self._num_filled(tokens.shape[1])
+        reading = cache.begin(counts, length=tokens.shape[1] + num_filled, first_row=first_row)
         hidden = enter_tensor_parallel(self(F.pad(tokens, (0, num_filled)), reading=reading), self.mesh)
         cache.advance(counts, first_row=first_row)
-        last = torch.tensor(counts, device=tokens.device) - 1
-        return self._scores(hidden[torch.arange(batch, device=tokens.device), last])
+        return hidden
 
     def _num_filled(self, length: int) -> int:
         """How many tokens are missing to a sequence that the layout can split."""
         return -length % self.mesh.tensor.size if self.mesh.sequence_parallel else 0
 
-    def _scores(self, hidden: Tensor) -> Tensor:
-        """Hidden states [B, H] to scores [B, V]."""
+    def logits_of(self, hidden: Tensor) -> Tensor:
+        """Scores [N, V] of the tokens after N last hidden states [N, H] that all tensor ranks have; on all of them."""
         products = ORDINARY if self.output is None else self.output.products
         columns = products.output(hidden, local(self.output_weight, hidden.dtype))
         return gather_from_tensor_parallel(columns, self.mesh.tensor)[:, : self.config.vocab_size]

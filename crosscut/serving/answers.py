@@ -8,6 +8,7 @@ from typing import Any
 
 from crosscut.generation import Piece
 from crosscut.serving.requests import Request, Served
+from crosscut.serving.tokens import parts_of
 
 Json = dict[str, Any]
 
@@ -27,7 +28,7 @@ class Answer(ABC):
         self.served = served
         self.spell = spell
         self.num_written = 0
-        """Tokens of all choices, those that end a text among them."""
+        """Tokens of all choices after their prompts, those that end a text among them."""
         self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": served.name}
 
     @abstractmethod
@@ -44,7 +45,7 @@ class Answer(ABC):
 
     def whole(self, choices: Sequence[Sequence[Piece]]) -> Json:
         """The answer in one piece."""
-        self.num_written = sum(map(len, choices))
+        self.num_written = sum(not piece.is_prompt for pieces in choices for piece in pieces)
         told = [self.choice(which, pieces) for which, pieces in enumerate(choices)]
         return self._head | {"object": self.kind, "choices": told, "usage": self._usage()}
 
@@ -56,17 +57,13 @@ class Answer(ABC):
 
     def chunk(self, which: int, piece: Piece) -> Json:
         """The chunk that tells one token."""
-        self.num_written += 1
+        self.num_written += not piece.is_prompt
         return self._chunk([self.delta(which, piece)])
 
     def closing(self) -> Iterator[Json]:
         """The chunk after all tokens, where the client asked for the counts."""
         if self.request.include_usage:
             yield self._chunk([]) | {"usage": self._usage()}
-
-    def tells(self, piece: Piece) -> bool:
-        """Whether a token's probability is told; it is not of the one that ends the text."""
-        return piece.logprob is not None and piece.token not in self.served.stops
 
     def _chunk(self, choices: list[Json]) -> Json:
         usage = {"usage": None} if self.request.include_usage else {}
@@ -89,48 +86,60 @@ class CompletionAnswer(Answer):
 
     def __init__(self, request: Request, served: Served, spell: Callable[[int], bytes]) -> None:
         super().__init__(request, served, spell)
-        self._offsets = [len(self._prompt(which)) for which in range(len(request.prompts) * request.num_choices)]
+        self._offsets = [0] * (len(request.prompts) * request.num_choices)
         """Characters of each choice that have been told."""
+        self._tells_prompt = request.sampling.tell_prompt
+        """Whether prompts come token by token, with their probabilities."""
+        texts = zip(request.prompts, request.echoed, strict=True) if self._tells_prompt else ()
+        parts = [parts_of(text, map(spell, prompt)) for prompt, text in texts]
+        self._parts = [iter(one) for one in parts for _ in range(request.num_choices)]
+        """What each token of a choice's prompt adds to the text."""
 
     def opening(self, which: int) -> Json | None:
-        """The prompt, where it is to be told again."""
+        """The prompt, where it is to be told again and does not come token by token."""
         prompt = self._prompt(which)
         return {"index": which, "text": prompt, "logprobs": None, "finish_reason": None} if prompt else None
 
     def delta(self, which: int, piece: Piece) -> Json:
         """A token's text."""
-        return {
-            "index": which,
-            "text": piece.text,
-            "logprobs": self._logprobs(which, [piece]),
-            "finish_reason": piece.finish or None,
-        }
+        return self._told(which, [piece]) | {"finish_reason": piece.finish or None}
 
     def choice(self, which: int, pieces: Sequence[Piece]) -> Json:
         """A text."""
-        return {
-            "index": which,
-            "text": self._prompt(which) + "".join(piece.text for piece in pieces),
-            "logprobs": self._logprobs(which, pieces),
-            "finish_reason": pieces[-1].finish,
-        }
+        told = self._told(which, pieces)
+        return told | {"text": self._prompt(which) + told["text"], "finish_reason": pieces[-1].finish}
 
     def _prompt(self, which: int) -> str:
-        return self.request.echoed[which // self.request.num_choices] if self.request.echoed else ""
+        """The prompt, where it is told in one piece."""
+        if self._tells_prompt or not self.request.echoed:
+            return ""
+        return self.request.echoed[which // self.request.num_choices]
 
-    def _logprobs(self, which: int, pieces: Sequence[Piece]) -> Json | None:
+    def _told(self, which: int, pieces: Sequence[Piece]) -> Json:
+        """What pieces add to a choice, its prompt's where that comes token by token."""
+        parts = self._parts[which] if self._tells_prompt else iter(())
+        texts = [next(parts, "") if piece.is_prompt else piece.text for piece in pieces]
+        return {"index": which, "text": "".join(texts), "logprobs": self._logprobs(which, pieces, texts)}
+
+    def _logprobs(self, which: int, pieces: Sequence[Piece], texts: Sequence[str]) -> Json | None:
         if self.request.sampling.alternatives is None:
             return None
         logprobs: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for piece in pieces:
-            if self.tells(piece):
+        for piece, text in zip(pieces, texts, strict=True):
+            if self._tells_prompt or not (piece.is_prompt or piece.token in self.served.stops):
                 logprobs["tokens"].append(self._spelled(piece.token))
                 logprobs["token_logprobs"].append(piece.logprob)
-                likeliest = {self._spelled(token): logprob for token, logprob in reversed(piece.alternatives)}
-                logprobs["top_logprobs"].append(likeliest)
+                logprobs["top_logprobs"].append(self._likeliest(piece))
                 logprobs["text_offset"].append(self._offsets[which])
-            self._offsets[which] += len(piece.text)
+            self._offsets[which] += len(text)
         return logprobs
+
+    def _likeliest(self, piece: Piece) -> dict[str, float] | None:
+        """The likeliest tokens and this one by how they are spelled; None where a text begins."""
+        if piece.logprob is None:
+            return None
+        own = {self._spelled(piece.token): piece.logprob}
+        return own | {self._spelled(token): logprob for token, logprob in reversed(piece.alternatives)}
 
     def _spelled(self, token: int) -> str:
         """A token as this protocol spells one that is no whole characters."""
@@ -179,7 +188,7 @@ class ChatAnswer(Answer):
             self._entry(piece.token, piece.logprob)
             | {"top_logprobs": [self._entry(token, logprob) for token, logprob in piece.alternatives]}
             for piece in pieces
-            if self.tells(piece)
+            if piece.token not in self.served.stops
         ]
         return {"content": told, "refusal": None}
 

@@ -177,6 +177,9 @@ class _Events(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async for event in self._events():
             await send({"type": "http.response.body", "body": b"data: %s\n\n" % event, "more_body": True})
+            # Neither call waits where much has been written already: without this nobody would hear that the client is
+            # gone before all of it is sent, and other streams would stand still.
+            await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": b""})
 
     async def _events(self) -> AsyncIterator[bytes]:

@@ -1,74 +1,29 @@
 """What a request asks for, whichever of the two protocols it came in.
 
-Both protocols are OpenAI's. What they know and this server cannot do is refused with a reason, and never ignored: a
-client that asks for tools or penalties is to hear that it does not get them.
+Both protocols are OpenAI's. What they know and this server cannot do is refused with a reason (`unsupported`) and never
+ignored: a client that asks for tools is to hear that it does not get them.
 """
 
-import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from crosscut.data import Tokenizer
 from crosscut.generation import Sampling
 from crosscut.serving.chat import ChatTemplate
+from crosscut.serving.choices import read_sampling
 from crosscut.serving.fields import Fields, is_text, shown
+from crosscut.serving.messages import read_messages
 from crosscut.serving.refusals import Refusal
+from crosscut.serving.unsupported import BOTH_ONLY_AS, CHAT_ONLY_AS, COMPLETION_ONLY_AS, LABELS, Known
 
 MOST_CHOICES = 128
 """Texts that one request may ask for, prompts times `n`."""
 
-MOST_STOPS = 16
 MOST_ALTERNATIVES = 20
 DEFAULT_TOKENS = 16
 """Of a completion that does not say; a chat's answer may fill the window."""
 
-_SEEDS = 1 << 63
-
-_LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
-"""Fields for the caller's books, which ask for nothing."""
-
-_NO_PENALTY = "Penalties by count are not supported; `repetition_penalty` is."
-_NO_TOOLS = "Tools are not supported: describe them in a message."
-_TEXT_ONLY = "Only text is read and written here."
-
-_COMPLETION_ONLY_AS: dict[str, tuple[Sequence[object], str]] = {
-    "suffix": (("",), "Text is only written after a prompt."),
-}
-
-_CHAT_ONLY_AS: dict[str, tuple[Sequence[object], str]] = {
-    "tools": (([],), _NO_TOOLS),
-    "tool_choice": (("none", "auto"), _NO_TOOLS),
-    "parallel_tool_calls": ((True, False), _NO_TOOLS),
-    "functions": (([],), _NO_TOOLS),
-    "function_call": (("none", "auto"), _NO_TOOLS),
-    "response_format": (({"type": "text"},), "Forms are not enforced: ask for them in a message."),
-    "modalities": ((["text"],), _TEXT_ONLY),
-    "audio": ((), _TEXT_ONLY),
-    "prediction": ((), "Predicted outputs are not supported."),
-    "reasoning_effort": (("none",), "How long a model thinks is up to its template: ask in a message."),
-    "verbosity": (("medium",), "Ask for a length in a message."),
-    "web_search_options": ((), "The server does not reach the web."),
-    "store": ((False,), "Nothing is stored here."),
-}
-
-_BOTH_ONLY_AS: dict[str, tuple[Sequence[object], str]] = {
-    "presence_penalty": ((0,), _NO_PENALTY),
-    "frequency_penalty": ((0,), _NO_PENALTY),
-    "logit_bias": (({},), "Single tokens cannot be favoured."),
-    "service_tier": (("auto", "default"), "There is one tier."),
-}
-
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-"""The roles that are taken, and what templates call them."""
-
-_MESSAGE_ONLY_AS: dict[str, tuple[Sequence[object], str]] = {
-    "tool_calls": (([],), _NO_TOOLS),
-    "function_call": ((), _NO_TOOLS),
-    "tool_call_id": ((), _NO_TOOLS),
-    "audio": ((), _TEXT_ONLY),
-    "refusal": ((), "Put it into `content`."),
-    "annotations": (([],), _TEXT_ONLY),
-}
+_MOST_TOKENS = 1 << 31
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +32,14 @@ class Served:
 
     name: str
     window: int
-    """Tokens that a prompt and its continuation have together."""
+    """Tokens that a prompt and its continuation have together, or that are seen of them."""
+    slide: bool
+    """Whether they may be more."""
     tokenizer: Tokenizer
     begin: int | None
     """The id that the model expects before every text, if any."""
+    end_of_text: int
+    """The id that ends a document, after which a text without a prompt begins where there is no `begin`."""
     stops: frozenset[int]
     """Tokens that end a text."""
     template: ChatTemplate | None
@@ -135,13 +94,17 @@ def read_completion(body: object, served: Served) -> Request:
         )
     alternatives = fields.integer("logprobs", 0, MOST_ALTERNATIVES)
     echo = fields.flag("echo")
-    if echo and alternatives is not None:
-        fields.refuse("echo", "be false with `logprobs`", "Probabilities are told of what is written, not of prompts.")
-    num_tokens = fields.integer("max_tokens", 1, 1 << 31)
-    for name, (harmless, reason) in _COMPLETION_ONLY_AS.items():
-        fields.only(name, harmless, reason)
-    echoed = texts if echo else ()
-    return _request(fields, served, prompts, num_choices, num_tokens or DEFAULT_TOKENS, alternatives, echoed)
+    num_tokens = fields.integer("max_tokens", 0, _MOST_TOKENS)
+    return _request(
+        fields,
+        served,
+        COMPLETION_ONLY_AS,
+        prompts=prompts,
+        num_choices=num_choices,
+        num_tokens=DEFAULT_TOKENS if num_tokens is None else num_tokens,
+        alternatives=alternatives,
+        echoed=texts if echo else (),
+    )
 
 
 def read_chat(body: object, served: Served) -> Request:
@@ -153,24 +116,31 @@ def read_chat(body: object, served: Served) -> Request:
         )
     fields = Fields(body)
     _check_model(fields, served)
-    prompt = tuple(served.template.tokens(_messages(fields)))
+    prompt = tuple(served.template.tokens(read_messages(fields)))
     num_choices = fields.integer("n", 1, MOST_CHOICES) or 1
     told = fields.flag("logprobs")
     alternatives = fields.integer("top_logprobs", 0, MOST_ALTERNATIVES)
     if alternatives is not None and not told:
         fields.refuse("top_logprobs", "be left out unless `logprobs` is true")
-    old, new = (fields.integer(name, 1, 1 << 31) for name in ("max_tokens", "max_completion_tokens"))
+    old, new = (fields.integer(name, 1, _MOST_TOKENS) for name in ("max_tokens", "max_completion_tokens"))
     if old and new and old != new:
         fields.refuse("max_tokens", f"be `max_completion_tokens` ({new}) or left out")
-    for name, (harmless, reason) in _CHAT_ONLY_AS.items():
-        fields.only(name, harmless, reason)
-    alternatives = (alternatives or 0) if told else None
-    return _request(fields, served, (prompt,), num_choices, new or old, alternatives)
+    return _request(
+        fields,
+        served,
+        CHAT_ONLY_AS,
+        prompts=(prompt,),
+        num_choices=num_choices,
+        num_tokens=new or old,
+        alternatives=(alternatives or 0) if told else None,
+    )
 
 
 def _request(
     fields: Fields,
     served: Served,
+    only_as: Known,
+    *,
     prompts: tuple[tuple[int, ...], ...],
     num_choices: int,
     num_tokens: int | None,
@@ -180,21 +150,17 @@ def _request(
     """What both protocols have in common, and the check that nothing else was asked for."""
     stream = fields.flag("stream")
     include_usage = _include_usage(fields, stream=stream)
-    temperature = fields.number("temperature", 0, 2)
-    seed = fields.integer("seed", -_SEEDS, _SEEDS - 1)
-    sampling = Sampling(
-        num_tokens=_within_window(prompts, num_tokens, served.window),
-        temperature=1.0 if temperature is None else temperature,
-        top_k=fields.integer("top_k", 0, 1 << 31) or 0,
-        top_p=_share(fields, "top_p"),
-        repetition_penalty=_penalty(fields),
-        seed=secrets.randbits(32) if seed is None else seed,
-        stop=_stops(fields),
+    tell_prompt = bool(echoed) and alternatives is not None
+    sampling = read_sampling(
+        fields,
+        num_tokens=_within_window(prompts, num_tokens, served, tell_prompt=tell_prompt),
         alternatives=alternatives,
+        tell_prompt=tell_prompt,
+        vocab_size=served.tokenizer.vocab_size,
     )
-    for name, (harmless, reason) in _BOTH_ONLY_AS.items():
+    for name, (harmless, reason) in {**only_as, **BOTH_ONLY_AS}.items():
         fields.only(name, harmless, reason)
-    for name in _LABELS:
+    for name in LABELS:
         fields.get(name)
     fields.finish()
     return Request(
@@ -226,9 +192,11 @@ def unknown_model(name: str, served: Served) -> Refusal:
 
 
 def _prompts(fields: Fields, served: Served) -> tuple[tuple[tuple[int, ...], str], ...]:
-    """The prompts as ids and as texts: one or several, each sent as a text or as ids."""
+    """The prompts as ids and as texts: one or several, each sent as a text or as ids; none at all is an empty text."""
     value = fields.get("prompt")
-    if isinstance(value, list) and value and not all(isinstance(one, int) and one is not True for one in value):
+    if value is None:
+        prompts: list[object] = [""]
+    elif isinstance(value, list) and value and not all(isinstance(one, int) and one is not True for one in value):
         prompts = value
     else:
         prompts = [value]
@@ -240,56 +208,15 @@ def _prompts(fields: Fields, served: Served) -> tuple[tuple[tuple[int, ...], str
 def _prompt(fields: Fields, prompt: object, served: Served) -> tuple[tuple[int, ...], str]:
     """The ids of one prompt and its text. Those of a text begin as the model expects; special tokens in it are read."""
     vocab_size = served.tokenizer.vocab_size
-    if prompt in ("", []):
-        fields.refuse("prompt", "hold at least one token")
     if is_text(prompt):
-        return tuple(served.tokenizer.encode_prompt(prompt, begin=served.begin)), prompt
+        return tuple(served.tokenizer.encode_prompt(prompt, begin=served.begin) or [served.end_of_text]), prompt
+    if prompt == []:
+        fields.refuse("prompt", "hold at least one token where it is ids", 'Send "" to begin a text.')
     if not isinstance(prompt, list) or not all(type(one) is int for one in prompt):
         fields.refuse("prompt", "be a text, a list of token ids, or a list of either")
     if not all(0 <= one < vocab_size for one in prompt):
         fields.refuse("prompt", f"hold ids from 0 to {vocab_size - 1}")
     return tuple(prompt), served.tokenizer.decode(prompt)
-
-
-def _messages(fields: Fields) -> list[dict[str, str]]:
-    value = fields.get("messages")
-    if not isinstance(value, list) or not value:
-        fields.refuse("messages", "be a list of at least one message")
-    return [_message(one, f"messages[{number}]") for number, one in enumerate(value)]
-
-
-def _message(value: object, place: str) -> dict[str, str]:
-    fields = Fields(value, place)
-    role = fields.text("role")
-    if role not in _ROLES:
-        do = _NO_TOOLS if role in ("tool", "function") else ""
-        fields.refuse("role", "be system, developer, user or assistant", do)
-    message = {"role": _ROLES[role], "content": _content(fields)}
-    if (name := fields.text("name")) is not None:
-        message["name"] = name
-    for key, (harmless, reason) in _MESSAGE_ONLY_AS.items():
-        fields.only(key, harmless, reason)
-    fields.finish()
-    return message
-
-
-def _content(fields: Fields) -> str:
-    """A message's text, which may come in parts."""
-    value = fields.get("content")
-    if is_text(value):
-        return value
-    if not isinstance(value, list) or not value:
-        fields.refuse("content", "be a text or a list of parts")
-    parts = [Fields(part, f"{fields.path('content')}[{number}]") for number, part in enumerate(value)]
-    texts = []
-    for part in parts:
-        if part.text("type") != "text":
-            part.refuse("type", 'be "text"', _TEXT_ONLY)
-        if (text := part.text("text")) is None:
-            part.refuse("text", "be a text")
-        part.finish()
-        texts.append(text)
-    return "".join(texts)
 
 
 def _include_usage(fields: Fields, *, stream: bool) -> bool:
@@ -305,37 +232,23 @@ def _include_usage(fields: Fields, *, stream: bool) -> bool:
     return include
 
 
-def _within_window(prompts: tuple[tuple[int, ...], ...], num_tokens: int | None, window: int) -> int:
-    longest = max(len(prompt) for prompt in prompts)
+def _within_window(
+    prompts: tuple[tuple[int, ...], ...], num_tokens: int | None, served: Served, *, tell_prompt: bool
+) -> int:
+    """Tokens that a text may have; where none are asked for, as many as there is room for."""
+    longest, window = max(len(prompt) for prompt in prompts), served.window
     room = window - longest + 1  # the last token need not be read
-    if (num_tokens or 1) > room:
-        asked = "an answer" if num_tokens is None else f"{num_tokens} tokens of continuation"
+    if served.slide and not (tell_prompt and room < 1):
+        return max(room, window // 2) if num_tokens is None else num_tokens
+    if max(num_tokens or 0, 1) > room:
+        asked = {None: " and an answer", 0: ""}.get(num_tokens, f" and {num_tokens} tokens of continuation")
+        do = ", or ask for fewer tokens" if num_tokens else ""
+        if served.slide:
+            asked, do = ", whose probabilities are asked for,", ", or leave out `echo`"
         raise Refusal(
-            f"The prompt and {asked} must fit in the model's window of {window} tokens, but the prompt has {longest}. "
-            f"Shorten it{'' if num_tokens is None else ', or ask for fewer tokens'}.",
+            f"The prompt{asked} must fit in the model's window of {window} tokens, but the prompt has {longest}. "
+            f"Shorten it{do}.",
             code="context_length_exceeded",
             field="prompt",
         )
-    return num_tokens or room
-
-
-def _share(fields: Fields, name: str) -> float:
-    share = fields.number(name, 0, 1)
-    if share == 0:
-        fields.refuse(name, "be above 0 and at most 1", "Set `temperature` to 0 for the likeliest token.")
-    return 1.0 if share is None else share
-
-
-def _penalty(fields: Fields) -> float:
-    penalty = fields.number("repetition_penalty", 0, 100)
-    if penalty == 0:
-        fields.refuse("repetition_penalty", "be above 0")
-    return 1.0 if penalty is None else penalty
-
-
-def _stops(fields: Fields) -> tuple[str, ...]:
-    value = fields.get("stop")
-    stops = [] if value is None else value if isinstance(value, list) else [value]
-    if len(stops) > MOST_STOPS or not all(is_text(stop) and stop for stop in stops):
-        fields.refuse("stop", f"be a text or up to {MOST_STOPS} texts, none of them empty")
-    return tuple(stops)
+    return room if num_tokens is None else num_tokens

@@ -62,6 +62,8 @@ class ServerOptions:
     precision: str = "float32"
     rows: int = 16
     """Texts that are written at once."""
+    slide: bool = False
+    """Whether texts may outgrow the model's window, and forget their beginning then."""
 
     def __post_init__(self) -> None:
         if self.api_key == "":
@@ -113,7 +115,7 @@ def _serve(source: ModelSource, options: ServerOptions, mesh: ParallelMesh) -> N
         stops = frozenset({source.end_of_text, *source.stops})
         model = source.load(mesh, precision=options.precision)
         pack_weights(model, mesh, num_texts=options.rows)
-        decoder = Decoder(model, tokenizer, num_rows=options.rows, stops=stops)
+        decoder = Decoder(model, tokenizer, num_rows=options.rows, stops=stops, slide=options.slide)
         if listener is None:
             with StopRequest(SIGNALS) as request:
                 write_texts(decoder, None)
@@ -123,7 +125,9 @@ def _serve(source: ModelSource, options: ServerOptions, mesh: ParallelMesh) -> N
             name=source.name,
             window=source.model.max_sequence_length,
             tokenizer=tokenizer,
+            slide=options.slide,
             begin=source.begin_of_text,
+            end_of_text=source.end_of_text,
             stops=stops,
             template=ChatTemplate.find(source.tokenizer),
             created=int(time.time()),

@@ -1,8 +1,10 @@
 """What single tokens spell, in bytes: a token may be part of a character, which no text can show."""
 
+import codecs
 import json
 import re
 from collections.abc import Iterable
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,19 @@ class TokenBytes:
         if match := _BYTE.fullmatch(spelled):
             return bytes.fromhex(match.group(1))
         return spelled.replace(_SPACE, " ").encode()
+
+
+def parts_of(text: str, spelled: Iterable[bytes]) -> list[str]:
+    """A text cut into what each of its tokens adds to it, by the bytes of each.
+
+    A character belongs to the token that completes it. The cut goes from the end of the text, since tokens may spell
+    more than it at the start: what a model expects before every text, a space that a tokenizer puts there.
+    """
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+    ends = list(accumulate(len(decode(one)) for one in spelled))
+    surplus = ends[-1] + len(decode(b"", True)) - len(text)
+    places = [0, *(min(max(end - surplus, 0), len(text)) for end in ends[:-1]), len(text)]
+    return [text[start:end] for start, end in pairwise(places)]
 
 
 def _is_byte_level(tokenizer: Path) -> bool:

@@ -129,6 +129,14 @@ def test_stop_strings_end_a_text(generate):
     assert record["finish"] == "stop"
 
 
+@pytest.mark.parametrize("which", ["--presence-penalty", "--frequency-penalty"])
+def test_what_has_been_written_is_favoured_or_not(generate, which):
+    options = ("--prompt", "It was", "--tokens", "8", "--temperature", "0", "--json", which)
+    (favoured,), (disfavoured,) = (records(generate(*options, penalty)) for penalty in ("-2", "2"))
+    assert len(set(favoured["tokens"])) == 1
+    assert len(set(disfavoured["tokens"])) == 8
+
+
 def test_a_sliding_window_lets_a_text_go_on(generate):
     (record,) = records(generate("--prompt", "It was", "--tokens", "100", "--slide", "--json"))
     assert len(record["tokens"]) == 100
@@ -155,6 +163,8 @@ def test_what_cannot_be_is_told_before_a_rank_starts(fail, tmp_path):
     assert fail("--tokens", "0") == "`--tokens` must be at least 1, but is 0."
     assert fail("--samples", "0") == "`--samples` must be at least 1, but is 0."
     assert fail("--top-p", "2") == "`--top-p` must be above 0 and at most 1, but is 2.0."
+    assert fail("--presence-penalty", "3") == "`--presence-penalty` must be from -2 to 2, but is 3.0."
+    assert fail("--frequency-penalty", "-3") == "`--frequency-penalty` must be from -2 to 2, but is -3.0."
     assert fail("--top-k", "-1") == "`--top-k` must be at least 0, but is -1."
     assert "Give --prompt or --prompts, not both." in fail("--prompt", "a", "--prompts", "b")
 

@@ -5,7 +5,7 @@ import torch
 
 from crosscut.config import ConfigError, Layout
 from crosscut.generation import Decoder, Piece, Sampling, decoder
-from crosscut.generation.sampling import Numbers, choose
+from crosscut.generation.sampling import History, Numbers, choose
 from crosscut.parallel import pack_weights
 from tests.generation.models import make
 
@@ -16,7 +16,18 @@ JOBS: list[Job] = [
     (list(range(40, 70)), Sampling(num_tokens=7, top_k=0, top_p=0.7)),  # begins longer than it
     ([1], Sampling(num_tokens=9, temperature=0.0, repetition_penalty=1.4)),
     ([8] * 10, Sampling(num_tokens=1, seed=2)),
-    ([30, 31, 32, 33, 34, 35, 36], Sampling(num_tokens=12, temperature=1.5, top_k=0, seed=1)),
+    (
+        [30, 31, 32, 33, 34, 35, 36],
+        Sampling(
+            num_tokens=12,
+            temperature=1.5,
+            top_k=0,
+            seed=1,
+            presence_penalty=2.0,
+            frequency_penalty=-1.5,
+            bias=((31, 3.0), (5, -100.0)),
+        ),
+    ),
 ]
 
 
@@ -50,7 +61,8 @@ def recompute(family: str, jobs: Sequence[Job], window: int = 12) -> list[list[i
             with torch.no_grad():
                 scores = model.logits(torch.tensor([tokens[first:]]))[0].float()
             number = Numbers(sampling.seed, 0, tokens).next()
-            tokens.append(choose(scores, sampling, seen=set(tokens), number=number))
+            history = History(sampling, prompt, written=tokens[len(prompt) :])
+            tokens.append(choose(scores, sampling, history=history, number=number))
         found.append(tokens[len(prompt) :])
     return found
 
@@ -207,6 +219,94 @@ def test_probabilities_are_the_models_own(ranks):
     assert [logprob for _, logprob in pieces[0].alternatives] == pytest.approx(top.values.tolist(), abs=1e-5)
 
 
+TOLD: list[list[int]] = [[7], list(range(40, 52)), [1, 2], [5, 6, 7, 5, 6, 7, 8], [9] * 11]
+
+
+LONGER = list(range(60, 93))
+"""... than the window."""
+
+
+def tell(layout: Layout, family: str, alternatives: int | None, num_tokens: int) -> tuple[list[list[Piece]], int]:
+    """What is told of prompts that are read in parts and beside a text, and of how many tokens at once at most."""
+    decoder._TOKENS_AT_ONCE, decoder._SCORED_AT_ONCE, decoder._FIRST_CAPACITY = 5, 2, 4
+    try:
+        model = make(layout, family)
+        most = 0
+
+        def logits_of(hidden: torch.Tensor) -> torch.Tensor:
+            nonlocal most
+            most = max(most, hidden.shape[0])
+            return type(model).logits_of(model, hidden)
+
+        model.logits_of = logits_of
+        writer = Decoder(model, None, num_rows=2, slide=True)
+        writer.add([3, 4], Sampling(num_tokens=30))
+        sampling = Sampling(num_tokens=num_tokens, alternatives=alternatives, tell_prompt=True, temperature=0)
+        pieces: dict[int, list[Piece]] = {writer.add(prompt, sampling): [] for prompt in TOLD}
+        for piece in writer.run():
+            pieces.get(piece.number, []).append(piece)
+    finally:
+        decoder._TOKENS_AT_ONCE, decoder._SCORED_AT_ONCE, decoder._FIRST_CAPACITY = 512, 64, 64
+    return list(pieces.values()), most
+
+
+def of_whole_passes(family: str) -> list[torch.Tensor]:
+    """Log probabilities [tokens, V] after each token of each prompt, by the model's own forward pass."""
+    model = make(Layout(), family).eval()
+    with torch.no_grad():
+        return [model.logits_of(model(torch.tensor([prompt]))[0]).float().log_softmax(1) for prompt in TOLD]
+
+
+@pytest.fixture(scope="module")
+def whole_passes(ranks, family) -> list[torch.Tensor]:
+    return ranks.run(1, of_whole_passes, family)[0]
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_prompts_probabilities_are_those_of_a_forward_pass(ranks, layout, family, num_tokens, whole_passes):
+    for texts, most_at_once in ranks.run(layout.world_size, tell, layout, family, 3, num_tokens):
+        assert most_at_once == 2
+        for prompt, pieces, expected in zip(TOLD, texts, whole_passes, strict=True):
+            told = pieces[: len(prompt)]
+            assert [piece.token for piece in told] == prompt
+            assert [piece.is_prompt for piece in pieces] == [True] * len(prompt) + [False] * num_tokens
+            assert [piece.finish for piece in pieces] == [""] * (len(pieces) - 1) + ["length"]
+            assert (told[0].logprob, told[0].alternatives) == (None, ())
+            for piece, row in zip(pieces[1:], expected, strict=num_tokens == 1):
+                assert piece.logprob == pytest.approx(float(row[piece.token]), abs=1e-5)
+                top = row.topk(3)
+                assert [token for token, _ in piece.alternatives] == top.indices.tolist()
+                assert [logprob for _, logprob in piece.alternatives] == pytest.approx(top.values.tolist(), abs=1e-5)
+
+
+def test_a_prompt_may_be_told_without_probabilities(ranks):
+    texts, _ = ranks.run(1, tell, Layout(), "gpt2", None, 0)[0]
+    assert [[piece.token for piece in pieces] for pieces in texts] == TOLD
+    assert all(piece.logprob is None for pieces in texts for piece in pieces)
+
+
+def of_no_tokens() -> list[Piece]:
+    writer = running(make(), *[(prompt, Sampling(num_tokens=0)) for prompt in (*TOLD, LONGER)])
+    return list(writer.run())
+
+
+def test_a_text_of_no_tokens_ends_with_its_prompt(ranks):
+    pieces = ranks.run(1, of_no_tokens)[0]
+    found = {piece.number: (piece.token, piece.is_prompt, piece.finish) for piece in pieces}
+    assert len(pieces) == len(TOLD) + 1
+    assert found == {number: (prompt[-1], True, "length") for number, prompt in enumerate((*TOLD, LONGER))}
+
+
+def told_of_too_long() -> None:
+    running(make(), ([5] * 13, Sampling(tell_prompt=True)))
+
+
+def test_of_a_prompt_that_slides_nothing_can_be_told(ranks):
+    with pytest.raises(ConfigError, match=r"told must fit in the model's window \(12 tokens\), but has 13"):
+        ranks.run(1, told_of_too_long)
+
+
 def refused(prompt: list[int], sampling: Sampling) -> None:
     Decoder(make(), None, num_rows=1).add(prompt, sampling)
 
@@ -218,6 +318,11 @@ def refused(prompt: list[int], sampling: Sampling) -> None:
         ([5, 100], Sampling(), "ids must be from 0 to 99, the last of the model's vocabulary, but are from 5 to 100"),
         ([5] * 13, Sampling(), r"at most as long as the model's window \(12 tokens\), but is 13"),
         ([5], Sampling(stop=("a",)), "`stop` must be left out where tokens are not decoded"),
+        (
+            [5],
+            Sampling(bias=((7, 1.0), (100, 1.0))),
+            "`bias` must be of token ids from 0 to 99, the last of the model's",
+        ),
     ],
 )
 def test_impossible_prompts_are_refused(ranks, prompt, sampling, message):

@@ -74,8 +74,13 @@ def test_a_chat_is_streamed(client):
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
 
 
-def test_the_layout_makes_no_difference(whole, cut):
+PENALTIES = {"presence_penalty": 1.5, "frequency_penalty": 0.7, "logit_bias": {"70": 4, "71": -100}}
+
+
+@pytest.mark.parametrize("penalties", [{}, PENALTIES], ids=["plain", "penalties"])
+def test_the_layout_makes_no_difference(whole, cut, penalties):
     wish = {"model": NAME, "prompt": [PROMPT, "We"], "n": 2, "max_tokens": 30, "temperature": 1.0, "seed": 11}
+    wish |= penalties
     texts = []
     for server in (whole, cut):
         with client_of(server) as client:
@@ -104,6 +109,32 @@ def test_ids_are_a_prompt(whole):
         assert client.completions.create(**wish, prompt=[40, 41, 42]).usage.prompt_tokens == 3
         two = client.completions.create(**wish, prompt=[[40, 41], [42, 43, 44]])
         assert (two.usage.prompt_tokens, len(two.choices)) == (5, 2)
+
+
+@pytest.mark.parametrize("prompt", ["", None, [""], [0], [[0]]], ids=str)
+def test_a_text_without_a_prompt_begins_after_an_end_of_text(whole, prompt):
+    wish = {"model": NAME, "max_tokens": 9, "temperature": 0}
+    _, expected = whole.ask("/v1/completions", wish | {"prompt": "<|endoftext|>"})
+    status, found = whole.ask("/v1/completions", wish | ({} if prompt is None else {"prompt": prompt}))
+    assert (status, found["usage"]["prompt_tokens"]) == (200, 1)
+    assert [choice["text"] for choice in found["choices"]] == [choice["text"] for choice in expected["choices"]]
+
+
+def test_tokens_are_favoured_and_disfavoured(client):
+    wish = {"model": NAME, "prompt": PROMPT, "max_tokens": 20, "temperature": 0, "logprobs": 0}
+
+    def tokens(**fields: object) -> list[str]:
+        return client.completions.create(**wish, **fields).choices[0].logprobs.tokens
+
+    assert set(tokens(logit_bias={"65": 100})) == {"a"}
+    assert "a" not in tokens(logit_bias={"65": -100, "0": -100, "401": -100})
+    favoured = tokens(presence_penalty=-2, frequency_penalty=-2, logit_bias={"0": -100, "401": -100})
+    disfavoured = tokens(presence_penalty=2, frequency_penalty=2, logit_bias={"0": -100, "401": -100})
+    assert len(set(favoured)) < len(set(disfavoured))
+    answer = client.chat.completions.create(
+        model=NAME, messages=QUESTION, max_tokens=5, temperature=0, logit_bias={"65": 100}
+    )
+    assert answer.choices[0].message.content == "a" * 5
 
 
 def test_an_echo_begins_with_the_prompt(whole):
@@ -180,8 +211,8 @@ def test_mistakes_are_the_clients_own_errors(whole):
     with client_of(whole) as client:
         with pytest.raises(openai.NotFoundError, match="`model` must be a model that is served"):
             client.completions.create(model="gpt-5", prompt=PROMPT)
-        with pytest.raises(openai.BadRequestError, match="`presence_penalty` must be left out or 0") as caught:
-            client.completions.create(model=NAME, prompt=PROMPT, presence_penalty=1)
+        with pytest.raises(openai.BadRequestError, match="`presence_penalty` must be a number from -2 to 2") as caught:
+            client.completions.create(model=NAME, prompt=PROMPT, presence_penalty=3)
         assert (caught.value.param, caught.value.type) == ("presence_penalty", "invalid_request_error")
 
 

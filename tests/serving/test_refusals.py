@@ -2,8 +2,12 @@
 
 import json
 import re
+from pathlib import Path
+from typing import get_type_hints
 
 import pytest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_completion_create_params
 
 from crosscut.serving.guard import LARGEST_BODY
 from tests.serving.conftest import NAME, WINDOW
@@ -25,7 +29,8 @@ def says(content: object, role: str = "user") -> dict[str, object]:
 
 
 PROMPTS = "`prompt` must be a text, a list of token ids, or a list of either, but is "
-COUNT = "`max_tokens` must be a whole number from 1 to 2147483648, but is "
+COUNT = "`max_tokens` must be a whole number from 0 to 2147483648, but is "
+BIASES = "`logit_bias` must be a JSON object of up to 1024 token ids with numbers from -100 to 100, but is "
 STOPS = "`stop` must be a text or up to 16 texts, none of them empty, but is "
 TEXTS: list[tuple[object, str]] = [
     (b"{", "The request's body must be JSON, but cannot be read: Expecting property name"),
@@ -37,10 +42,9 @@ TEXTS: list[tuple[object, str]] = [
     ([1], "The request's body must be a JSON object, but is [1]."),
     ({"prompt": "Hello"}, f"`model` must be a model that is served (`{NAME}`), but is missing."),
     (text(model=3), "`model` must be a text, but is 3."),
-    ({"model": NAME}, "`prompt` must be a text, a list of token ids, or a list of either, but is missing."),
-    (text(prompt=""), '`prompt` must hold at least one token, but is "".'),
-    (text(prompt=[]), "`prompt` must hold at least one token, but is []."),
-    (text(prompt=["one", ""]), "`prompt` must hold at least one token, but is "),
+    (text(prompt=[]), '`prompt` must hold at least one token where it is ids, but is []. Send "" to begin a text.'),
+    (text(prompt=[[1], []]), "`prompt` must hold at least one token where it is ids, but is [[1], []]."),
+    (text(prompt=["one", None]), f'{PROMPTS}["one", null].'),
     (text(prompt=7), f"{PROMPTS}7."),
     (text(prompt=[1, "one"]), f'{PROMPTS}[1, "one"].'),
     (text(prompt=[1, True]), f"{PROMPTS}[1, true]."),
@@ -54,7 +58,11 @@ TEXTS: list[tuple[object, str]] = [
         f"The prompt and 16 tokens of continuation must fit in the model's window of {WINDOW}",
     ),
     (text(max_tokens=WINDOW), f"The prompt and {WINDOW} tokens of continuation must fit in the model's window"),
-    (text(max_tokens=0), f"{COUNT}0."),
+    (text(max_tokens=-1), f"{COUNT}-1."),
+    (
+        text(prompt=[40] * (WINDOW + 1), max_tokens=0),
+        f"The prompt must fit in the model's window of {WINDOW} tokens, but the prompt has {WINDOW + 1}. Shorten it.",
+    ),
     (text(max_tokens=1.5), f"{COUNT}1.5."),
     (text(max_tokens="9"), f'{COUNT}"9".'),
     (text(max_tokens=True), f"{COUNT}true."),
@@ -72,12 +80,21 @@ TEXTS: list[tuple[object, str]] = [
     (text(stop=5), f"{STOPS}5."),
     (text(logprobs=21), "`logprobs` must be a whole number from 0 to 20, but is 21."),
     (text(logprobs=True), "`logprobs` must be a whole number from 0 to 20, but is true."),
-    (text(echo=True, logprobs=1), "`echo` must be false with `logprobs`, but is true."),
     (text(best_of=3), "`best_of` must be `n` (1) or left out, but is 3."),
     (text(suffix="end"), '`suffix` must be left out or "", but is "end". Text is only written after a prompt.'),
-    (text(frequency_penalty=0.5), "`frequency_penalty` must be left out or 0, but is 0.5. Penalties by count are not"),
-    (text(presence_penalty=False), "`presence_penalty` must be left out or 0, but is false."),
-    (text(logit_bias={"5": 1}), '`logit_bias` must be left out or {}, but is {"5": 1}.'),
+    (text(frequency_penalty=2.5), "`frequency_penalty` must be a number from -2 to 2, but is 2.5."),
+    (text(presence_penalty=False), "`presence_penalty` must be a number from -2 to 2, but is false."),
+    (text(logit_bias=[5]), f"{BIASES}[5]."),
+    (text(logit_bias={"5": 101}), f'{BIASES}{{"5": 101}}.'),
+    (text(logit_bias={"5": True}), f'{BIASES}{{"5": true}}.'),
+    (text(logit_bias={str(i): 1 for i in range(1025)}), f'{BIASES}{{"0": 1, '),
+    (
+        text(logit_bias={"402": 1}),
+        '`logit_bias` must be of token ids from 0 to 401, but is {"402": 1}. Ask with ids, not',
+    ),
+    (text(logit_bias={" the": 1}), '`logit_bias` must be of token ids from 0 to 401, but is {" the": 1}.'),
+    (text(logit_bias={"1" * 5000: 1}), "`logit_bias` must be of token ids from 0 to 401, but is "),
+    (text(logit_bias={"-1": 1}), '`logit_bias` must be of token ids from 0 to 401, but is {"-1": 1}.'),
     (text(stream="yes"), '`stream` must be true or false, but is "yes".'),
     (text(stream_options={}), "`stream_options` must be left out unless `stream` is true, but is {}."),
     (text(stream=True, stream_options=1), "`stream_options` must be a JSON object, but is 1."),
@@ -110,6 +127,8 @@ CHATS: list[tuple[object, str]] = [
     (chat(max_tokens=3, max_completion_tokens=4), "`max_tokens` must be `max_completion_tokens` (4) or left out, but"),
     (chat(tools=[{"type": "function"}]), '`tools` must be left out or [], but is [{"type": "function"}]. Tools are'),
     (chat(response_format={"type": "json_object"}), '`response_format` must be left out or {"type": "text"}, but is'),
+    (chat(max_tokens=0), "`max_tokens` must be a whole number from 1 to 2147483648, but is 0."),
+    (chat(moderation={"model": "any"}), '`moderation` must be left out, but is {"model": "any"}. What is asked and'),
     (chat(modalities=["audio"]), '`modalities` must be left out or ["text"], but is ["audio"]. Only text is'),
     (chat(prompt="Hello"), "`prompt` must be a field that this server knows, but is not. Leave it out."),
 ]
@@ -134,6 +153,9 @@ def test_a_malformed_request_is_told_what_is_wrong(whole, path, body, message):
 HARMLESS = [
     (TEXT, text(suffix=None, logit_bias={}, presence_penalty=0.0, best_of=1, user="me", metadata={"a": "b"})),
     (TEXT, text(temperature=None, stop=None, stream=None, n=None, max_tokens=4.0)),
+    (TEXT, text(logprobs=None, echo=None, max_tokens=None, logit_bias=None, presence_penalty=None)),
+    (CHAT, chat(max_tokens=2, service_tier="auto", tool_choice="auto", parallel_tool_calls=True, functions=[])),
+    (CHAT, chat(max_tokens=2, prompt_cache_options={"mode": "explicit"}, safety_identifier="me", verbosity="medium")),
     (CHAT, chat(tools=[], tool_choice="none", response_format={"type": "text"}, store=False, max_tokens=2)),
     (CHAT, chat(messages=[HELLO[0], {"role": "assistant", "content": "Hi", "refusal": None}, HELLO[0]], max_tokens=2)),
     (CHAT, chat(messages=[{"role": "developer", "content": "Be brief."}, *HELLO], max_tokens=2)),
@@ -144,6 +166,22 @@ HARMLESS = [
 @pytest.mark.parametrize(("path", "body"), HARMLESS, ids=[" ".join(body) for _, body in HARMLESS])
 def test_a_field_that_asks_for_nothing_is_let_through(whole, path, body):
     status, content = whole.ask(path, body)
+    assert status == 200, content
+
+
+PROTOCOLS = [
+    (TEXT, text(max_tokens=1), completion_create_params.CompletionCreateParamsBase),
+    (CHAT, chat(max_tokens=1), chat_completion_create_params.CompletionCreateParamsBase),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "protocol"), PROTOCOLS, ids=["text", "chat"])
+def test_every_field_of_the_protocol_is_known_and_documented(whole, path, body, protocol):
+    names = {*get_type_hints(protocol), "stream"}
+    assert len(names) > 15
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    assert [name for name in sorted(names) if f"`{name}`" not in page] == []
+    status, content = whole.ask(path, dict.fromkeys(names) | body)
     assert status == 200, content
 
 

@@ -108,6 +108,26 @@ def test_a_run_is_served_at_its_newest_checkpoint(tmp_path):
     assert server.stop() == (0, "")
 
 
+@pytest.mark.slow
+def test_texts_outgrow_the_window_where_they_may(model_folder):
+    """Beside others, and after a prompt that is longer than the window itself."""
+    server = start(model_folder, "--slide", "--rows", "2")
+    tokens = WINDOW + 50
+    wish = {"model": NAME, "max_tokens": tokens, "logit_bias": {"0": -100, "401": -100}, "seed": 2}
+    status, together = server.ask("/v1/completions", wish | {"prompt": [[40], [41] * tokens], "n": 2})
+    assert status == 200
+    assert together["usage"] == {
+        "prompt_tokens": 1 + tokens,
+        "completion_tokens": 4 * tokens,
+        "total_tokens": 5 * tokens + 1,
+    }
+    alone = [
+        server.ask("/v1/completions", wish | {"prompt": prompt})[1]["choices"][0] for prompt in ([40], [41] * tokens)
+    ]
+    assert [choice["text"] for choice in alone] == [choice["text"] for choice in together["choices"][::2]]
+    assert server.stop() == (0, "")
+
+
 @pytest.mark.parametrize(("rows", "is_packed"), [(2, False), (16, True)])
 def test_weights_are_packed_where_some_texts_are_written_at_once(model_folder, monkeypatch, rows, is_packed):
     from crosscut.parallel.onednn import IS_THERE

@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers
 
-from crosscut.serving.tokens import TokenBytes
+from crosscut.serving.tokens import TokenBytes, parts_of
 
 TEXT = "Grüße, 世界! \N{HAPPY PERSON RAISING ONE HAND}\n\tfellow  citizens"
 
@@ -47,3 +47,20 @@ def test_special_tokens_are_spelled_as_they_are(sentencepiece: Path):
 
 def test_an_id_of_nothing_has_no_bytes(sentencepiece: Path):
     assert TokenBytes(sentencepiece)(10_000) == b""
+
+
+@pytest.mark.parametrize(
+    ("text", "spelled", "parts"),
+    [
+        ("We go", [b"We", b" go"], ["We", " go"]),
+        ("We go", [b"<s>", b" We", b" go"], ["", "We", " go"]),  # what comes before a text spells nothing of it
+        ("<s>We go", [b"<s>", b"We", b" go"], ["<s>", "We", " go"]),
+        ("", [b"<s>"], [""]),
+        ("ü€!", [b"\xc3", b"\xbc\xe2", b"\x82", b"\xac!"], ["", "ü", "", "€!"]),
+        ("a\N{REPLACEMENT CHARACTER}", [b"a", b"\xe2\x82"], ["a", "\N{REPLACEMENT CHARACTER}"]),
+        ("a  b", [b"a", b"b"], ["a  ", "b"]),  # a tokenizer that drops spaces: all of the text is told at least
+    ],
+)
+def test_a_text_is_cut_into_what_its_tokens_add(text: str, spelled: list[bytes], parts: list[str]):
+    assert parts_of(text, spelled) == parts
+    assert "".join(parts) == text

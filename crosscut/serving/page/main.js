@@ -1,9 +1,8 @@
 // The page: what the controls do.
 
-import { get, key, Refused, stream, tokensOf } from "./stream.js";
+import { ALTERNATIVES, get, key, Refused, stream, tokensOf } from "./stream.js";
 import { hide, watch, Writer } from "./tokens.js";
 
-const ALTERNATIVES = 8;
 const HINTS = {
   text: "Write the beginning of a text below, and the model goes on.",
   chat: "Ask something below, and the model answers.",

@@ -2,6 +2,9 @@
 
 const KEY = "crosscut-key";
 
+/** How many of the likeliest tokens are asked for; completions tell the written one beside them. */
+export const ALTERNATIVES = 8;
+
 export const key = {
   get: () => sessionStorage.getItem(KEY) ?? "",
   set: (value) => sessionStorage.setItem(KEY, value),
@@ -67,7 +70,8 @@ export function tokensOf(choice) {
     logprob: told.token_logprobs[i],
     alternatives: Object.entries(told.top_logprobs[i])
       .map(([spelled, logprob]) => ({ bytes: bytesOf(spelled), logprob }))
-      .sort((a, b) => b.logprob - a.logprob),
+      .sort((a, b) => b.logprob - a.logprob)
+      .slice(0, ALTERNATIVES),
   }));
 }
 

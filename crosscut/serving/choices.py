@@ -1,0 +1,74 @@
+"""How a request wants tokens to be chosen, in the words of either protocol."""
+
+import re
+import secrets
+from collections.abc import Mapping
+
+from crosscut.generation import Sampling
+from crosscut.generation.sampling import LARGEST_PENALTY
+from crosscut.serving.fields import Fields, is_text
+
+MOST_STOPS = 16
+MOST_BIASES = 1024
+"""Tokens that one request may favour or disfavour, since all texts wait while they are."""
+
+_SEEDS = 1 << 63
+
+
+def read_sampling(
+    fields: Fields, *, num_tokens: int, alternatives: int | None, tell_prompt: bool, vocab_size: int
+) -> Sampling:
+    """How texts go on, with what the protocols spell in ways of their own. Raises `Refusal`."""
+    temperature = fields.number("temperature", 0, 2)
+    seed = fields.integer("seed", -_SEEDS, _SEEDS - 1)
+    return Sampling(
+        num_tokens=num_tokens,
+        temperature=1.0 if temperature is None else temperature,
+        top_k=fields.integer("top_k", 0, 1 << 31) or 0,
+        top_p=_share(fields, "top_p"),
+        repetition_penalty=_repetition(fields),
+        presence_penalty=fields.number("presence_penalty", -LARGEST_PENALTY, LARGEST_PENALTY) or 0.0,
+        frequency_penalty=fields.number("frequency_penalty", -LARGEST_PENALTY, LARGEST_PENALTY) or 0.0,
+        bias=_biases(fields, vocab_size),
+        seed=secrets.randbits(32) if seed is None else seed,
+        stop=_stops(fields),
+        alternatives=alternatives,
+        tell_prompt=tell_prompt,
+    )
+
+
+def _share(fields: Fields, name: str) -> float:
+    share = fields.number(name, 0, 1)
+    if share == 0:
+        fields.refuse(name, "be above 0 and at most 1", "Set `temperature` to 0 for the likeliest token.")
+    return 1.0 if share is None else share
+
+
+def _repetition(fields: Fields) -> float:
+    penalty = fields.number("repetition_penalty", 0, 100)
+    if penalty == 0:
+        fields.refuse("repetition_penalty", "be above 0")
+    return 1.0 if penalty is None else penalty
+
+
+def _stops(fields: Fields) -> tuple[str, ...]:
+    value = fields.get("stop")
+    stops = [] if value is None else value if isinstance(value, list) else [value]
+    if len(stops) > MOST_STOPS or not all(is_text(stop) and stop for stop in stops):
+        fields.refuse("stop", f"be a text or up to {MOST_STOPS} texts, none of them empty")
+    return tuple(stops)
+
+
+def _biases(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    value = fields.get("logit_bias")
+    if value is None:
+        return ()
+    if not isinstance(value, Mapping) or len(value) > MOST_BIASES or not all(map(_is_bias, value.values())):
+        fields.refuse("logit_bias", f"be a JSON object of up to {MOST_BIASES} token ids with numbers from -100 to 100")
+    if not all(map(re.compile("[0-9]{1,9}").fullmatch, value)) or not all(int(token) < vocab_size for token in value):
+        fields.refuse("logit_bias", f"be of token ids from 0 to {vocab_size - 1}", "Ask with ids, not with texts.")
+    return tuple((int(token), float(bias)) for token, bias in value.items())
+
+
+def _is_bias(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -100 <= value <= 100

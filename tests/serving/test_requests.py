@@ -1,0 +1,71 @@
+"""How long a text may be, with and without a window that slides."""
+
+from pathlib import Path
+
+import pytest
+
+from crosscut.data import Tokenizer
+from crosscut.serving.chat import ChatTemplate
+from crosscut.serving.refusals import Refusal
+from crosscut.serving.requests import Served, read_chat, read_completion
+from tests.serving.conftest import NAME, WINDOW
+
+
+def served(folder: Path, *, slide: bool, begin: int | None = None) -> Served:
+    file = folder / "tokenizer.json"
+    return Served(
+        name=NAME,
+        window=WINDOW,
+        slide=slide,
+        tokenizer=Tokenizer.load(file),
+        begin=begin,
+        end_of_text=0,
+        stops=frozenset({0, 401}),
+        template=ChatTemplate.find(file),
+        created=0,
+    )
+
+
+def says(text: str) -> dict[str, object]:
+    return {"model": NAME, "messages": [{"role": "user", "content": text}]}
+
+
+def test_a_chat_has_what_the_window_has_room_for(model_folder):
+    request = read_chat(says("Hello"), served(model_folder, slide=False))
+    assert request.sampling.num_tokens == WINDOW - len(request.prompts[0]) + 1
+    with pytest.raises(Refusal, match="The prompt and an answer must fit in the model's window"):
+        read_chat(says("Hello " * 200), served(model_folder, slide=False))
+
+
+def test_a_chat_that_may_slide_has_at_least_half_a_window(model_folder):
+    long, short = (read_chat(says(text), served(model_folder, slide=True)) for text in ("Hello " * 200, "Hello"))
+    assert len(long.prompts[0]) > WINDOW
+    assert long.sampling.num_tokens == WINDOW // 2
+    assert short.sampling.num_tokens == WINDOW - len(short.prompts[0]) + 1
+
+
+@pytest.mark.parametrize(("length", "num_tokens"), [(5, 9 * WINDOW), (2 * WINDOW, 7), (2 * WINDOW, 0)])
+def test_a_text_that_may_slide_is_as_long_as_asked(model_folder, length, num_tokens):
+    body = {"model": NAME, "prompt": [40] * length, "max_tokens": num_tokens}
+    assert read_completion(body, served(model_folder, slide=True)).sampling.num_tokens == num_tokens
+    with pytest.raises(
+        Refusal, match=f"must fit in the model's window of {WINDOW} tokens, but the prompt has {length}"
+    ):
+        read_completion(body, served(model_folder, slide=False))
+
+
+def test_a_scored_prompt_does_not_slide(model_folder):
+    body = {"model": NAME, "echo": True, "logprobs": 1, "max_tokens": 9}
+    request = read_completion(body | {"prompt": [40] * WINDOW}, served(model_folder, slide=True))
+    assert (request.sampling.num_tokens, request.sampling.tell_prompt) == (9, True)
+    with pytest.raises(
+        Refusal, match=r"The prompt, whose probabilities are asked for, must fit in .* leave out `echo`"
+    ):
+        read_completion(body | {"prompt": [40] * (WINDOW + 1)}, served(model_folder, slide=True))
+
+
+@pytest.mark.parametrize(("begin", "first"), [(None, 0), (7, 7)])
+def test_a_text_without_a_prompt_begins_as_the_model_expects(model_folder, begin, first):
+    for body in ({}, {"prompt": ""}, {"prompt": None}, {"prompt": [""]}):
+        request = read_completion({"model": NAME} | body, served(model_folder, slide=False, begin=begin))
+        assert request.prompts == ((first,),)
