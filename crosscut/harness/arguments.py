@@ -17,6 +17,9 @@ MODEL = "crosscut"
 _NAMES = ("pretrained", "tensor", "data", "precision")
 """Of what `--model_args` may hold."""
 
+_UNTOLD = "cuda:0"
+"""The device that lm-eval's command hands on where none is given, also on a machine without one."""
+
 
 @dataclass(frozen=True)
 class ModelArguments:
@@ -39,7 +42,8 @@ class ModelArguments:
             told = batch_size if most is None else f"{batch_size}, at most {most}"
             raise ConfigError(f"`--batch_size` must be one number above 0, but is {told}. Try 8.")
         device = given.pop("device", "auto")
-        require_one_of("--device", str(device), ("auto", "cpu", "cuda"))  # which of the GPUs is each rank's own affair
+        device = "auto" if device == _UNTOLD else device  # which of several is each rank's own affair
+        require_one_of("--device", device, ("auto", "cpu", "cuda"))
         if unknown := sorted(given.keys() - set(_NAMES)):
             raise ConfigError(
                 f"`--model_args` must be of {listed(f'`{name}`' for name in _NAMES)}, but has `{unknown[0]}`."

@@ -13,8 +13,9 @@ def test_what_lm_eval_hands_to_a_model_is_a_place_and_a_layout():
     assert ModelArguments.of(ALL, options) == ModelArguments("runs/demo", on, 4)
 
 
-def test_what_is_not_said_is_as_lm_eval_has_it():
-    nothing = {"batch_size": None, "max_batch_size": None, "device": None}
+@pytest.mark.parametrize("device", [None, "cuda:0"], ids=["simple_evaluate", "command"])
+def test_what_is_not_said_is_as_lm_eval_has_it(device):
+    nothing = {"batch_size": None, "max_batch_size": None, "device": device}
     assert ModelArguments.of({"pretrained": "runs/demo"}, nothing) == ModelArguments("runs/demo", Machinery(), 1)
 
 
