@@ -11,6 +11,7 @@ from crosscut import __version__
 from crosscut.cli.checkpoint import checkpoint
 from crosscut.cli.evaluate import evaluate
 from crosscut.cli.generate import generate
+from crosscut.cli.lm_eval import lm_eval
 from crosscut.cli.plan import plan
 from crosscut.cli.prepare import prepare
 from crosscut.cli.serve import serve
@@ -31,7 +32,7 @@ def commands() -> None:
     """Train transformers too big for one GPU by cutting every layer's matrices."""
 
 
-for command in (plan, prepare, train, verify, evaluate, generate, serve, checkpoint, study):
+for command in (plan, prepare, train, verify, evaluate, lm_eval, generate, serve, checkpoint, study):
     commands.add_command(command)
 
 

@@ -14,8 +14,10 @@ from crosscut.parallel.processes import (
     choose_device,
     is_first_started,
     joined_rank,
+    keep_process_group,
     ranks_on_this_machine,
     require_devices,
+    share_cores,
     started_world_size,
     was_started,
 )
@@ -51,8 +53,7 @@ def with_model(
     require_devices(on.device, ranks_on_this_machine(on.layout.world_size))
 
     def prepared() -> tuple[ModelSource, Any]:
-        source = find_model(place)
-        require_tensor_axis(source.model, on.layout.tensor)
+        source = _found(place, on)
         return source, prepare(source)
 
     if not was_started():
@@ -62,6 +63,25 @@ def with_model(
         # What is newest in a run in progress is for one rank to say.
         source, told = share_from_first(prepared() if is_first_started() else None)
         return source, _do(source, told, on, work)
+
+
+def joined_model(place: str, on: Machinery) -> tuple[GPT, ModelSource]:
+    """The model and its source on the ranks that were started, for a program that is not ours and ends when it likes.
+
+    Every rank calls it. Raises as `with_model`.
+    """
+    require_devices(on.device, ranks_on_this_machine(on.layout.world_size))
+    if was_started():
+        share_cores()
+    keep_process_group(choose_device(on.device))
+    source = share_from_first(_found(place, on) if is_first_started() else None)
+    return source.load(make_mesh(on.layout, choose_device(on.device)), precision=on.precision), source
+
+
+def _found(place: str, on: Machinery) -> ModelSource:
+    source = find_model(place)
+    require_tensor_axis(source.model, on.layout.tensor)
+    return source
 
 
 def _rank(source: ModelSource, told: Any, on: Machinery, work: Work[_T]) -> _T:

@@ -3,6 +3,7 @@
 Needs the optional extra `harness`. Importing this room imports lm-eval only where it is used.
 """
 
+from crosscut.harness.command import run_command
 from crosscut.harness.run import Harness, run_harness
 
-__all__ = ["Harness", "run_harness"]
+__all__ = ["Harness", "run_command", "run_harness"]

@@ -5,20 +5,27 @@ and nowhere else.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.utils import simple_parse_args_string
 
 from crosscut.config import ConfigError
 from crosscut.evaluation import Window, sliding_windows
 from crosscut.evaluation.evaluate import score_with_progress
+from crosscut.evaluation.ranks import joined_model
 from crosscut.evaluation.task import as_ids
 from crosscut.generation import Decoder, Sampling
+from crosscut.harness.arguments import MODEL, ModelArguments, refuse_cache, refuse_chat_template
+from crosscut.harness.special_tokens import named_ids
 from crosscut.model import GPT
+from crosscut.parallel.mesh import layout_of
+from crosscut.planner import count_parameters
 from crosscut.pretrained import ModelSource
 
 _Pair = tuple[tuple[str, str], list[int], list[int]]
@@ -28,11 +35,13 @@ _LOG = logging.getLogger("lm_eval.crosscut")
 """Beneath lm-eval's own, which ranks but the first keep silent."""
 
 
+@register_model(MODEL)
 class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     """A model for lm-eval, which reads texts as lm-eval's own `hf` models do.
 
     Names of special tokens in a text stand for those tokens. The id that a model expects before every text comes before
-    each that does not begin with it; of other models an empty context alone gets an id, the end of text.
+    each that does not begin with it; of other models an empty context alone gets an id, the one that the files beside
+    the tokenizer name as the begin of a text, or else its end.
     """
 
     def __init__(self, model: GPT, source: ModelSource, *, batch_size: int) -> None:
@@ -41,17 +50,60 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         self.tokenizer = source.load_tokenizer()
         self.max_length = source.model.max_sequence_length
         self.shown = model.mesh.is_first_rank
+        named = named_ids(source.tokenizer, self.tokenizer)
+        end, begin = named.get("eos_token"), named.get("bos_token", source.begin_of_text)
+        self._end = source.end_of_text if end is None else end
+        self._prefix = self._end if begin is None else begin
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
+    ) -> "CrosscutLM":
+        """The model that `--model_args` names, on the ranks that were started; every rank calls it.
+
+        Raises `ConfigError` or `LayoutError` for what the arguments say, and as `joined_model`.
+        """
+        asked = ModelArguments.of(arg_dict, additional_config or {})
+        asked.require_ranks()
+        model, source = joined_model(asked.place, asked.on)
+        return cls(model, source, batch_size=asked.batch_size)
+
+    @classmethod
+    def create_from_arg_string(
+        cls, arg_string: str, additional_config: Mapping[str, Any] | None = None
+    ) -> "CrosscutLM":
+        """As `create_from_arg_obj`, from `name=value,name=value`."""
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval's results say of the model."""
+        return {
+            "model_name": self.source.name,
+            "model_num_parameters": count_parameters(self.source.model),
+            "model_layout": str(layout_of(self.model.mesh)),
+        }
+
+    def set_cache_hook(self, cache_hook: Any) -> None:
+        """lm-eval's cache of answers. Raises `ConfigError` where several ranks hold the model."""
+        if layout_of(self.model.mesh).world_size > 1:
+            refuse_cache()
+        super().set_cache_hook(cache_hook)
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        """Raises `ConfigError` where one is asked for."""
+        if chat_template:
+            refuse_chat_template()
+        return ""
 
     @property
     def eot_token_id(self) -> int:
-        """The id that ends a document."""
-        return self.source.end_of_text
+        """The id that ends a text."""
+        return self._end
 
     @property
     def prefix_token_id(self) -> int:
         """What comes before a text that has nothing before it."""
-        begin = self.source.begin_of_text
-        return self.eot_token_id if begin is None else begin
+        return self._prefix
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_options: Any) -> list[int]:
         """Ids of a text, after the one that the model expects before it unless `add_special_tokens` is false."""

@@ -45,7 +45,7 @@ def run_harness(place: str, harness: Harness, on: Machinery, *, output: Path | N
     Raises `ConfigError` where lm-eval is not installed or does not know a task, and as `evaluate_place`.
     """
     require_writable(output)
-    _require_installed()
+    require_installed("`--harness`")
 
     def prepare(_source: ModelSource) -> Harness:
         _require_tasks(harness)
@@ -87,11 +87,10 @@ def _task_manager(harness: Harness) -> Any:
     return TaskManager(include_path=harness.folder or None)
 
 
-def _require_installed() -> None:
+def require_installed(asked: str) -> None:
+    """Raise `ConfigError`, which says what was `asked`, where lm-eval is not there."""
     if find_spec("lm_eval") is None:
-        raise ConfigError(
-            "`--harness` must find lm-eval, but it is not installed. Try `pip install 'crosscut[harness]'`."
-        )
+        raise ConfigError(f"{asked} must find lm-eval, but it is not installed. Try `pip install 'crosscut[harness]'`.")
 
 
 def _require_tasks(harness: Harness) -> None:

@@ -5,6 +5,7 @@ Under torchrun, or anything that speaks like it, a command joins what was starte
 of one machine in the same words. When a rank fails, the others are stopped and the user sees that one rank's traceback.
 """
 
+import atexit
 import ctypes
 import logging
 import multiprocessing
@@ -113,6 +114,18 @@ def process_group(device: torch.device) -> Iterator[None]:
             dist.destroy_process_group()
         raise
     dist.destroy_process_group()
+
+
+def keep_process_group(device: torch.device) -> None:
+    """The process group that there is, or else one as `process_group` makes it, until this process ends.
+
+    For a program that is not ours; where an error ends it the group is left as it is.
+    """
+    if dist.is_initialized():
+        return
+    group = process_group(device)
+    group.__enter__()
+    atexit.register(lambda: hasattr(sys, "last_value") or group.__exit__(None, None, None))
 
 
 def share_cores() -> None:

@@ -33,13 +33,17 @@ class Evaluations:
         every = self.run.evaluation.every
         return bool(self.tasks) and (step == self.run.training.steps or (every > 0 and step % every == 0))
 
-    def figures(self, model: GPT, request: StopRequest | None = None) -> dict[str, float]:
-        """All figures, by task and name, unless `request` raises `Stopped` before the end. Every rank calls it."""
+    def figures(self, model: GPT, request: StopRequest | None = None, *, shown: bool = False) -> dict[str, float]:
+        """All figures, by task and name, unless `request` raises `Stopped` before the end. Every rank calls it.
+
+        With `shown` the first rank shows how far it is.
+        """
         with uncompiled(model):  # windows have other shapes than the batches that layers are compiled for
             results = evaluate(
                 model,
                 self.tasks,
                 batch_size=self.run.evaluation.batch_size,
+                shown=shown,
                 around=request.checked if request else iter,
             )
         return {f"{result.task}_{name}": value for result in results for name, value in result.found.figures.items()}

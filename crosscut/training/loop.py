@@ -98,7 +98,9 @@ class Loop:
                             after = self.validate(done, metrics, request)
                         if self.evaluations and self.evaluations.is_due(done):
                             self._catch_up(follower)
-                            metrics.scores(done, self.evaluations.figures(self.trainer.model, request))
+                            with metrics.aside():
+                                figures = self.evaluations.figures(self.trainer.model, request, shown=True)
+                            metrics.scores(done, figures)
                     except Stopped:
                         stopped = True
                     saving = stopped or last or _is_due(done, self.run.checkpoint.every)

@@ -79,6 +79,15 @@ class Metrics:
             self._write(step, figures)
             self._display.line(f"step {step:>6}  {in_a_line(figures)}")
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """The progress bar gives way to another one for as long as this lasts."""
+        if not self.active:
+            yield
+            return
+        with self._display.aside():
+            yield
+
     def _write(self, step: int, values: Mapping[str, Value]) -> None:
         with self._disk_errors_told():
             self._file.write(json.dumps({"step": step, **{name: _as_json(v) for name, v in values.items()}}) + "\n")
@@ -159,6 +168,17 @@ class _Display:
 
     def line(self, text: str) -> None:
         self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Two bars on one terminal would write over each other, so this one goes without a trace and comes back."""
+        self._bar.live.transient = True
+        self._bar.stop()
+        self._bar.live.transient = False
+        try:
+            yield
+        finally:
+            self._bar.start()
 
     def close(self) -> None:
         self._bar.stop()

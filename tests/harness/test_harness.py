@@ -2,7 +2,10 @@
 
 import json
 import shutil
+import sys
+import tomllib
 from collections.abc import Callable, Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -13,7 +16,7 @@ import torch.nn.functional as F
 from click.testing import CliRunner
 
 from crosscut.cli.main import commands
-from crosscut.config import ConfigError, Layout
+from crosscut.config import ConfigError, CrosscutError, Layout
 from crosscut.data import Tokenizer
 from crosscut.parallel import make_mesh
 from crosscut.pretrained import find_model
@@ -21,6 +24,8 @@ from tests.pretrained.models import edit, make, their_model
 from tests.ranks import RankPool
 
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
+
+pytestmark = pytest.mark.slow  # what they need is installed for slow tests only
 
 QUESTIONS = [
     {"question": "the quick brown", "choices": [" fox", " dog over the lazy"], "answer": 0},
@@ -137,15 +142,7 @@ def answers(layout: Layout, folder: str) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what lm-eval imports
-@pytest.mark.parametrize(
-    "layout",
-    [
-        Layout(tensor=2),
-        pytest.param(Layout(), marks=pytest.mark.slow),  # each rank takes seconds to import lm-eval
-        pytest.param(Layout(tensor=2, data=2), marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("layout", [Layout(), Layout(tensor=2), Layout(tensor=2, data=2)], ids=str)
 def test_answers_are_those_of_transformers(ranks: RankPool, model: Path, layout: Layout) -> None:
     tokenizer = Tokenizer.load(model / "tokenizer.json")
     one, *others = ranks.run(layout.world_size, answers, layout, str(model))
@@ -161,8 +158,17 @@ def test_answers_are_those_of_transformers(ranks: RankPool, model: Path, layout:
     assert one["written"][1] == tokens_after(model, tokenizer.decode(long[-60:]), 4)
 
 
-def with_special_tokens(model: Path, folder: Path, *, begins: bool) -> Path:
-    """The model with a tokenizer that knows two more special tokens, and may put one of them before every text."""
+TOKENIZERS: dict[str, tuple[bool, dict[str, Any]]] = {
+    "begun": (True, {"bos_token": "<s>", "eos_token": "<|endoftext|>"}),
+    "plain": (False, {"bos_token": None, "eos_token": "<|endoftext|>"}),
+    "with a begin": (False, {"bos_token": {"content": "<s>", "__type": "AddedToken"}, "eos_token": "<|turn|>"}),
+    "with an end of its own": (False, {"eos_token": "<|turn|>"}),
+}
+"""Whether one puts `<s>` before every text, and what its folder names as the begin and the end of a text."""
+
+
+def with_special_tokens(model: Path, folder: Path, *, begins: bool, names: dict[str, Any]) -> Path:
+    """The model with a tokenizer that knows two more special tokens."""
     import tokenizers
 
     shutil.copytree(model, folder)
@@ -175,19 +181,14 @@ def with_special_tokens(model: Path, folder: Path, *, begins: bool) -> Path:
         made.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=tokens)
         edit(folder, bos_token_id=begin)
     made.save(str(path))
-    names = {"bos_token": "<s>" if begins else None, "eos_token": "<|endoftext|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps({**names, "tokenizer_class": "PreTrainedTokenizerFast"}))
     return folder
 
 
 @pytest.fixture(scope="module")
 def begun(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return with_special_tokens(model, tmp_path_factory.mktemp("begun") / "tiny", begins=True)
-
-
-@pytest.fixture(scope="module")
-def plain(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return with_special_tokens(model, tmp_path_factory.mktemp("plain") / "tiny", begins=False)
+    begins, names = TOKENIZERS["begun"]
+    return with_special_tokens(model, tmp_path_factory.mktemp("begun") / "tiny", begins=begins, names=names)
 
 
 ASKED = [
@@ -208,6 +209,7 @@ def asked_of(lm: Any) -> dict[str, Any]:
 
     wishes = {"until": ["\n"], "max_gen_toks": 6}
     return {
+        "prefix": lm.prefix_token_id,
         "ids": [lm.tok_encode(context) for context in BEGUN],
         "pairs": lm.loglikelihood([Instance("any", {}, pair, i) for i, pair in enumerate(ASKED)]),
         "rolling": lm.loglikelihood_rolling([Instance("any", {}, (text,), i) for i, text in enumerate(ROLLED)]),
@@ -225,17 +227,17 @@ def asked_of_ours(folder: str) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore")  # of what lm-eval and what it uses import
-@pytest.mark.parametrize("name", ["begun", "plain"])
+@pytest.mark.parametrize(("begins", "names"), TOKENIZERS.values(), ids=TOKENIZERS)
 def test_answers_are_those_of_their_hf_models(
-    ranks: RankPool, name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    ranks: RankPool, model: Path, tmp_path: Path, begins: bool, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("accelerate", reason="lm-eval's `hf` models need accelerate, which is not installed")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     from lm_eval.models.huggingface import HFLM
 
-    folder = str(request.getfixturevalue(name))
+    folder = str(with_special_tokens(model, tmp_path / "tiny", begins=begins, names=names))
     theirs = asked_of(HFLM(pretrained=folder, device="cpu", dtype="float32", batch_size=2))
     (ours,) = ranks.run(1, asked_of_ours, folder)
+    assert ours["prefix"] == theirs["prefix"]
     assert ours["ids"] == theirs["ids"]
     assert [logprob for logprob, _ in ours["pairs"]] == pytest.approx([one for one, _ in theirs["pairs"]], rel=1e-4)
     assert [hit for _, hit in ours["pairs"]] == [hit for _, hit in theirs["pairs"]]
@@ -302,7 +304,6 @@ def test_a_window_without_room_for_a_context_is_an_error(
     )
 
 
-@pytest.mark.slow
 def test_tasks_give_what_transformers_gives(
     model: Path,
     tasks: Path,
@@ -339,10 +340,9 @@ def test_tasks_give_what_transformers_gives(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        pytest.param(
+        (
             ("--harness", "tiny_choise"),
             "`--harness` must name tasks of lm-eval, but `tiny_choise` is none. The nearest is `tiny_choice`.",
-            marks=pytest.mark.slow,  # lm-eval looks through thousands of files
         ),
         (("--harness", "tiny_choice", "--harness-folder", "nowhere"), "`--harness-folder` must be a folder with task"),
         (("--harness", "tiny_choice", "--text", "a.txt"), "There must be something to score, either files"),
@@ -354,4 +354,104 @@ def test_a_mistake_is_one_message(model: Path, tasks: Path, options: tuple[str, 
     folder = () if "--harness-folder" in options else ("--harness-folder", str(tasks))
     result = CliRunner().invoke(commands, ["evaluate", str(model), *folder, *options])
     assert isinstance(result.exception, ConfigError), result.exception
+    assert str(result.exception).startswith(message)
+
+
+def test_their_own_command_runs_ours_on_several_ranks(
+    model: Path,
+    tasks: Path,
+    crosscut: Callable[..., CompletedProcess[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    done = crosscut(
+        "lm-eval", "--model", "crosscut", "--model_args", f"pretrained={model},tensor=2", "--include_path", str(tasks),
+        "--tasks", "tiny_writing", "--device", "cpu", "--batch_size", "2", "--output_path", str(tmp_path / "out"),
+        timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("|tiny_writing|") == 1, "told once"
+    (written,) = (tmp_path / "out").rglob("results_*.json")
+    found = json.loads(written.read_text())
+    assert found["results"]["tiny_writing"]["exact_match,none"] == pytest.approx(2 / 3)
+    assert found["config"]["model_layout"] == "tensor 2 x data 1"
+
+
+def made_by_name(folder: str, *options: tuple[str, Any]) -> dict[str, Any]:
+    """On a rank: what releases of lm-eval with plugins do with ours, and what the model says of itself."""
+    from lm_eval.api.registry import get_model
+
+    with (Path(__file__).parents[2] / "pyproject.toml").open("rb") as file:
+        named = tomllib.load(file)["project"]["entry-points"]["lm_eval.models"]
+    ((name, value),) = named.items()
+    found = EntryPoint(name, value, "lm_eval.models").load()
+    assert get_model(name) is found, "what is imported is registered under the entry point's name"
+    lm = found.create_from_arg_string(f"pretrained={folder},precision=float64", dict(options))
+    return {**lm.get_model_info(), "batch_size": lm.batch_size, "type": str(next(lm.model.parameters()).dtype)}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what lm-eval imports
+def test_they_find_ours_by_its_entry_point(ranks: RankPool, model: Path) -> None:
+    options = [("batch_size", "4"), ("max_batch_size", None), ("device", "cpu")]
+    (told,) = ranks.run(1, made_by_name, str(model), *options)
+    assert told.pop("model_num_parameters") > 0
+    assert told == {
+        "model_name": "tiny",
+        "model_layout": "tensor 1 x data 1",
+        "batch_size": 4,
+        "type": "torch.float64",
+    }
+
+
+def refusals_of(layout: Layout, folder: str) -> list[str]:
+    """On a rank: what the model says to lm-eval's cache and chat templates."""
+    from lm_eval.api.model import CacheHook
+
+    from crosscut.harness.adapter import CrosscutLM
+
+    source = find_model(folder)
+    lm = CrosscutLM(source.load(make_mesh(layout, torch.device("cpu"))), source, batch_size=2)
+    assert lm.chat_template(False) == ""
+    told = []
+    for ask in (lambda: lm.set_cache_hook(CacheHook(None)), lambda: lm.chat_template(True)):
+        try:
+            ask()
+        except ConfigError as error:
+            told.append(str(error))
+    return told
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what lm-eval imports
+def test_a_cache_is_refused_on_several_ranks_and_a_chat_template_always(ranks: RankPool, model: Path) -> None:
+    (one,) = ranks.run(1, refusals_of, Layout(), str(model))
+    assert one == [
+        "`--apply_chat_template` must be left out with `--model crosscut`, which is asked each text as it is."
+    ]
+    cache = (
+        "`--use_cache` must be left out where `--model crosscut` is on several ranks: lm-eval gives each rank a cache "
+        "of its own, and ranks that found different answers there would wait for each other forever."
+    )
+    for told in ranks.run(2, refusals_of, Layout(tensor=2), str(model)):
+        assert told == [cache, *one]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--model_args", "tensor=2"), "`--model_args` must name a model, but does not."),
+        (("--model_args", "pretrained=a,tensor=2", "--use_cache", "c"), "`--use_cache` must be left out where"),
+        (("--model_args", "pretrained=a", "--apply_chat_template"), "`--apply_chat_template` must be left out"),
+        (("--model_args", "pretrained=nowhere"), "`nowhere` must be"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what lm-eval imports
+def test_a_mistake_in_their_command_is_one_message(
+    options: tuple[str, ...], message: str, tasks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [])
+    typed = ["lm-eval", "--model", "crosscut", "--tasks", "tiny_choice", "--include_path", str(tasks), *options]
+    result = CliRunner().invoke(commands, [*typed, "--device", "cpu"])
+    assert isinstance(result.exception, CrosscutError), result.exception
     assert str(result.exception).startswith(message)

@@ -254,6 +254,31 @@ def is_alive(pid: int) -> bool:
     return state != "Z"  # ended, and nobody has asked for its status yet
 
 
+KEEPING = """\
+import atexit
+import torch
+import torch.distributed as dist
+from crosscut.parallel.processes import keep_process_group
+
+atexit.register(lambda: print("left" if dist.is_initialized() else "taken apart"))  # the last thing to happen
+for _ in range(2):
+    keep_process_group(torch.device("cpu"))
+assert dist.get_world_size() == 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "group"),
+    [("", "taken apart"), ("raise ValueError", "left")],
+    ids=["well", "an error"],
+)
+def test_a_kept_group_is_taken_apart_at_the_end_unless_an_error_is(end: str, group: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    program = [sys.executable, "-c", KEEPING + end]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == group, done.stderr
+
+
 def test_one_rank_runs_in_this_process() -> None:
     seen: list[tuple[int, int]] = []
 

@@ -1,7 +1,9 @@
 """Scores while the model trains."""
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -68,6 +70,34 @@ def test_without_an_interval_only_the_last_model_is_scored(ranks, run_with, text
     run = run_with(*texts, "training.steps=3")
     ranks.run(1, trained, run)
     assert [row["step"] for row in rows_of(run)] == [3]
+
+
+def shown_while_training(run) -> list:
+    """Which tasks show on this rank how far they are, and when the bar of the training gives way."""
+    told = []
+
+    @contextmanager
+    def noted(name, _num_tokens, *, shown):
+        told.append((name, shown))
+        yield lambda _: None
+
+    @contextmanager
+    def aside(_self):
+        told.append("aside")
+        yield
+        told.append("back")
+
+    where = ("crosscut.evaluation.evaluate.progress", "crosscut.training.metrics._Display.aside")
+    with mock.patch(where[0], noted), mock.patch(where[1], aside):
+        trained(run)
+    return told[:-2]  # without what scored the model once more
+
+
+def test_the_first_rank_shows_how_far_an_evaluation_is(ranks, run_with, texts):
+    run = run_with(*texts, "training.steps=3", "layout.tensor=2")
+    first, second = ranks.run(2, shown_while_training, run)
+    assert first == ["aside", ("wikitext103", True), ("lambada", True), "back"]
+    assert second == [("wikitext103", False), ("lambada", False)]
 
 
 def test_tensorboard_holds_the_scores(ranks, run_with, texts):

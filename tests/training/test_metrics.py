@@ -1,5 +1,9 @@
+import io
 import json
+import re
+import sys
 
+from crosscut.evaluation.progress import progress
 from crosscut.training.metrics import Metrics, read_metrics
 
 VALUES = {
@@ -87,3 +91,44 @@ def test_scores_are_a_row_and_a_line(tmp_path, capsys):
     assert read_metrics(tmp_path) == [{"step": 4, **figures, "text_perplexity": None}]
     line = "step      4  wikitext103 perplexity 19.31, lambada accuracy 45.18%, text perplexity inf"
     assert line in capsys.readouterr().out
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    def lines(self) -> list[str]:
+        """What stands on it, blank lines left out."""
+        lines, row = [""], 0
+        for code in re.findall(r"\x1b\[[0-9;?]*[a-zA-Z]|\r|\n|[^\x1b\r\n]+", self.getvalue()):
+            if code == "\n":
+                row += 1
+                lines += [""] * (row == len(lines))
+            elif code == "\x1b[1A":
+                row -= 1
+            elif code == "\x1b[2K":
+                lines[row] = ""
+            elif code[0] not in "\x1b\r":
+                lines[row] += code
+        return [line for line in lines if line.strip()]
+
+
+def test_the_bar_gives_way_to_another_and_comes_back(tmp_path, monkeypatch):
+    terminal = Terminal()
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, terminal)
+    for name, value in {"TERM": "xterm", "COLUMNS": "120"}.items():
+        monkeypatch.setenv(name, value)
+    with Metrics(tmp_path, num_steps=10, start=0, active=True) as metrics:
+        metrics.step(4, VALUES)
+        with metrics.aside():
+            assert terminal.lines() == []
+            with progress("lambada", 100, shown=True) as advance:
+                advance(40)
+                assert [line.split()[0] for line in terminal.lines()] == ["lambada"]
+            assert terminal.lines() == []
+        metrics.scores(4, {"lambada_accuracy": 0.5})
+        metrics.step(5, VALUES)
+    scores, bar = terminal.lines()
+    assert scores == "step      4  lambada accuracy 50.00%"
+    assert bar.startswith("step 5/10")

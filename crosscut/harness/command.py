@@ -1,0 +1,82 @@
+"""lm-eval's own command line, on which `--model crosscut` is one of its models, and which starts that model's ranks."""
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from crosscut.harness.arguments import MODEL, ModelArguments, refuse_cache, refuse_chat_template
+from crosscut.harness.run import require_installed
+from crosscut.parallel import launch, process_group
+from crosscut.parallel.processes import (
+    choose_device,
+    is_first_started,
+    joined_rank,
+    was_started,
+)
+
+
+def run_command(arguments: Sequence[str]) -> None:
+    """Do what `lm-eval ARGUMENTS` does; ours are cut over the ranks that `--model_args` asks for, or torchrun started.
+
+    Raises `ConfigError` or `LayoutError` before a rank starts where lm-eval is not installed or is asked for what our
+    models do not do, and otherwise what lm-eval raises.
+    """
+    require_installed("`crosscut lm-eval`")
+    model = _model_of(arguments)
+    if model is None:
+        _do(arguments)
+    elif was_started():
+        model.require_ranks()
+        with joined_rank():
+            _on_rank(arguments, model.on.device)
+    else:
+        launch(_on_rank, (arguments, model.on.device), num_ranks=model.on.layout.world_size)
+
+
+def _model_of(arguments: Sequence[str]) -> ModelArguments | None:
+    """Which of our models is asked for; None where none is."""
+    asked = _asked(arguments)
+    if asked is None or asked.model != MODEL:
+        return None
+    options = {name: getattr(asked, name) for name in ("batch_size", "max_batch_size", "device")}
+    model = ModelArguments.of(asked.model_args, options)
+    if asked.apply_chat_template:
+        refuse_chat_template()
+    if asked.use_cache and model.on.layout.world_size > 1:
+        refuse_cache()
+    return model
+
+
+def _asked(arguments: Sequence[str]) -> Any:
+    """The arguments as lm-eval reads them, with the file of `--config`; None where nothing is to be run."""
+    from lm_eval._cli import HarnessCLI
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+
+    sys.argv = ["lm-eval", *arguments]
+    parsed = HarnessCLI().parse_args()
+    if parsed.command != "run":
+        return None
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        return EvaluatorConfig.from_cli(parsed)  # says what it will say once more
+
+
+def _on_rank(arguments: Sequence[str], device: str) -> None:
+    """The work of a rank; all but the first do it in silence."""
+    with process_group(choose_device(device)):
+        if is_first_started():
+            _do(arguments)
+        else:
+            with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+                _do(arguments)
+
+
+def _do(arguments: Sequence[str]) -> None:
+    from lm_eval.__main__ import cli_evaluate
+
+    import crosscut.harness.adapter  # noqa: F401 - lm-eval of before it had plugins knows only what was imported
+
+    sys.argv = ["lm-eval", *arguments]
+    cli_evaluate()

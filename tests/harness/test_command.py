@@ -1,0 +1,22 @@
+import pytest
+from click.testing import CliRunner
+
+from crosscut.cli.main import commands
+from crosscut.config import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("typed", "asked"),
+    [
+        (["lm-eval", "--model", "crosscut", "--tasks", "arc_easy"], "`crosscut lm-eval`"),
+        (["evaluate", "runs/demo", "--harness", "arc_easy"], "`--harness`"),
+    ],
+    ids=["lm-eval", "evaluate"],
+)
+def test_without_lm_eval_it_is_said_how_to_get_it(typed, asked, monkeypatch):
+    monkeypatch.setattr("crosscut.harness.run.find_spec", lambda name: None)
+    result = CliRunner().invoke(commands, typed)
+    assert isinstance(result.exception, ConfigError), result.exception
+    assert str(result.exception) == (
+        f"{asked} must find lm-eval, but it is not installed. Try `pip install 'crosscut[harness]'`."
+    )
