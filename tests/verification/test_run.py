@@ -151,7 +151,10 @@ def _verify_overflowing() -> Report:
 
 
 def test_a_step_that_overflows_proves_nothing(ranks: RankPool) -> None:
-    with pytest.raises(TrainingError, match=r"step must be finite to be compared with, but its loss is 5\.\d+ and its gradient norm nan"):
+    with pytest.raises(
+        TrainingError,
+        match=r"step must be finite to be compared with, but its loss is 5\.\d+ and its gradient norm nan",
+    ):
         ranks.run(2, _verify_overflowing)
 
 
