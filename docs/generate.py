@@ -85,6 +85,8 @@ tokenizer = "tokenizer.json"
 
 MODEL_NOTE = """\
 `model.preset` names one of the [presets](#presets) and gives the required fields; fields beside it change it.
+Given on the command line, it takes the place of a file's preset, or of the whole section where that spells a model out,
+as the demo's does.
 """
 
 PRESETS_NOTE = """\

@@ -1,5 +1,6 @@
 """What commands have in common: a run's file and the overrides after it; what asks a model."""
 
+import tomllib
 from collections.abc import Callable, Mapping
 from functools import wraps
 from importlib.resources import files
@@ -28,7 +29,10 @@ def run_from(arguments: tuple[str, ...]) -> RunConfig:
     """The run that the arguments describe; without a file, the demo that comes with Crosscut."""
     if arguments and "=" not in arguments[0]:
         return load_run(Path(arguments[0]), arguments[1:])
-    return load_run(Path(str(files("crosscut.config") / DEMO_RUN)), arguments)
+    demo = tomllib.loads((files("crosscut.config") / DEMO_RUN).read_text(encoding="utf-8"))
+    if any(argument.startswith("training.initialize_from=") for argument in arguments):
+        del demo["model"]  # nobody could leave out what does not agree with the folder's
+    return load_run(demo, arguments)
 
 
 def require_file(option: str, path: Path) -> None:

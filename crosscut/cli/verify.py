@@ -7,9 +7,7 @@ import click
 
 from crosscut.cli.arguments import run_arguments, run_from
 from crosscut.config import load_layout
-from crosscut.config.precision import OF_MODELS
-
-"""With float8 products the rounding of one element is as large as many a fault, so that nothing would be proven."""
+from crosscut.config.precision import PRECISIONS
 
 
 @click.command()
@@ -17,7 +15,13 @@ from crosscut.config.precision import OF_MODELS
 @click.option("--layout", "layouts", multiple=True, metavar="tensor=4,data=2", help="Instead of the run's; repeatable.")
 @click.option("--layers", type=click.IntRange(min=1), help="Scale the model down to this many layers.")
 @click.option("--hidden", type=click.IntRange(min=1), help="Scale the model down to this hidden size.")
-@click.option("--precision", type=click.Choice(OF_MODELS), default="float64", show_default=True)
+@click.option(
+    "--precision",
+    type=click.Choice(list(PRECISIONS)),
+    default="float64",
+    show_default=True,
+    help="Of the step, whatever the run's is: float64 proves, a narrower one finds what is larger than its rounding.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the reports as JSON.")
 def verify(
     arguments: tuple[str, ...],
@@ -31,15 +35,17 @@ def verify(
 
     Takes the run's model through one training step in one process and over the layout, and compares every module's
     output and gradient, every parameter's gradient and update, the copies on all ranks, the random numbers and what is
-    sent. Names the first module that differs, and exits with 1 if one does. It needs no data.
+    sent. Names the first module that differs, and exits with 1 if one does. It needs no data. Says at the end what of
+    the run was in the step (recomputation, offload, compiled layers) and what was not (its precision, accumulation).
     """
     run = run_from(arguments)
     from crosscut.parallel.processes import is_first_started
-    from crosscut.verification import for_verification, print_report, scale_down, verify_runs
+    from crosscut.verification import for_verification, print_report, scale_down, verify_runs, with_scope
 
-    run = scale_down(run, num_layers=layers, hidden_size=hidden)
+    small = scale_down(run, num_layers=layers, hidden_size=hidden)
     chosen = [load_layout(text) for text in layouts] or [run.layout]
-    reports = verify_runs([for_verification(run, layout, precision) for layout in chosen])
+    runs = [for_verification(small, layout, precision) for layout in chosen]
+    reports = [with_scope(report, asked=run, verified=on) for report, on in zip(verify_runs(runs), runs, strict=True)]
     same = all(report.same for report in reports)
     if is_first_started():
         if as_json:

@@ -11,7 +11,8 @@ SHARDINGS = ("none", "zero2", "zero3")
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The number of ranks along each axis. No value of it changes the model that is trained.
+    """The number of ranks along each axis. No value of it changes the model that is trained. One file serves a cluster
+    and a laptop: what needs several ranks of an axis does nothing where there is one, and is not told then.
 
     Tensor groups are adjacent ranks and data groups stride across them, as in the paper's Figure 5: rank =
     data_rank * tensor + tensor_rank.
@@ -79,7 +80,8 @@ class Layout:
         return self.tensor * self.data
 
     def __str__(self) -> str:
-        split = ", sequence parallel" if self.sequence_parallel else ""
-        shared = "" if self.sharding == "none" else f", {self.sharding}"
-        group = f" in groups of {self.shard_size}" if self.num_replicas > 1 and self.shard_size > 1 else ""
+        """What is active: not a sequence that one rank would split, nor a copy that one rank would share."""
+        split = ", sequence parallel" if self.sequence_parallel and self.tensor > 1 else ""
+        shared = f", {self.sharding}" if self.shard_size > 1 else ""
+        group = f" in groups of {self.shard_size}" if self.num_replicas > 1 and shared else ""
         return f"tensor {self.tensor} x data {self.data}{split}{shared}{group}"

@@ -25,10 +25,15 @@ def load_run(source: Path | Mapping[str, Any], overrides: Iterable[str] = ()) ->
     """Read a run.
 
     `source` is a TOML file or an already parsed table; `overrides` are `section.key=value`, the value written as in
-    TOML (a bare word is a string). Raises `ConfigError` for a file that is not there or does not parse, an unknown
-    key (naming the nearest one), a value of the wrong type or out of range.
+    TOML (a bare word is a string). A `model.preset` among them stands in for the file's preset, or for all that a file
+    without one says of its model. Raises `ConfigError` for a file that is not there or does not parse, an unknown key
+    (naming the nearest one), a value of the wrong type or out of range.
     """
-    table = _read(source, overrides)
+    table = _read(source)
+    overrides = tuple(overrides)
+    if any(override.startswith("model.preset=") for override in overrides):
+        _leave_model_out(table)
+    _override(table, overrides)
     _expand_preset(table)
     _expand_published(table)
     return typing.cast(RunConfig, _build(RunConfig, table, ""))
@@ -36,7 +41,9 @@ def load_run(source: Path | Mapping[str, Any], overrides: Iterable[str] = ()) ->
 
 def load_corpus(source: Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> CorpusConfig:
     """Read a corpus, as `load_run` reads a run; its sources cannot be overridden. Raises `ConfigError`."""
-    return typing.cast(CorpusConfig, _build(CorpusConfig, _read(source, overrides), ""))
+    table = _read(source)
+    _override(table, overrides)
+    return typing.cast(CorpusConfig, _build(CorpusConfig, table, ""))
 
 
 def is_corpus(path: Path) -> bool:
@@ -64,11 +71,19 @@ def write_toml(config: RunConfig | CorpusConfig, path: Path) -> None:
     write_whole(path, dump_toml(config))
 
 
-def _read(source: Path | Mapping[str, Any], overrides: Iterable[str]) -> Table:
-    table = _read_toml(source) if isinstance(source, Path) else {k: _copy(v) for k, v in source.items()}
+def _read(source: Path | Mapping[str, Any]) -> Table:
+    return _read_toml(source) if isinstance(source, Path) else {k: _copy(v) for k, v in source.items()}
+
+
+def _leave_model_out(table: Table) -> None:
+    """Drop a model that is spelled out, of which keys beside a preset would be left; beside one they change it."""
+    if isinstance(model := table.get("model"), dict) and "preset" not in model:
+        del table["model"]
+
+
+def _override(table: Table, overrides: Iterable[str]) -> None:
     for override in overrides:
         _apply(table, override)
-    return table
 
 
 def _copy(value: Any) -> Any:

@@ -47,7 +47,7 @@ class TrainingConfig:
     `full`, whole layers, of which only the input is kept (the paper's)."""
 
     recompute_every: int = 1
-    """Which layers do so: every k-th one, from the first."""
+    """Which layers do so: every k-th one, from the first; the first alone where there are no more than k."""
 
     offload: tuple[str, ...] = ()
     """What waits in host memory while it is not used: `activations`, the layer inputs that `recompute = "full"` keeps;
@@ -80,6 +80,10 @@ class TrainingConfig:
         require_at_least("training.recompute_every", self.recompute_every, 1)
         for value in self.offload:
             require_one_of("training.offload", value, OFFLOADS)
+        if len(set(self.offload)) < len(self.offload):
+            raise ConfigError(
+                f"`training.offload` must name each once, but is {list(self.offload)}. Leave the repetition out."
+            )
         require_one_of("training.compile", self.compile, ("auto", "on", "off"))
         if self.recompute_every > 1 and self.recompute == "none":
             raise ConfigError(

@@ -3,6 +3,7 @@
 from crosscut.verification.module import verify_module
 from crosscut.verification.report import Check, First, Report, Row, print_report
 from crosscut.verification.run import for_verification, scale_down, verify_on_mesh, verify_runs
+from crosscut.verification.scope import with_scope
 
 __all__ = [
     "Check",
@@ -15,4 +16,5 @@ __all__ = [
     "verify_module",
     "verify_on_mesh",
     "verify_runs",
+    "with_scope",
 ]

@@ -41,7 +41,8 @@ def _close(a: Tensor, b: Tensor, difference: Difference) -> bool:
         return False
     finite = difference.uncut.double().abs().masked_fill(~difference.uncut.isfinite(), 0.0)
     scale = finite.max().clamp_min(1e-300)
-    return bool(distance(a, b).max() <= 10 * difference.tolerance * scale)
+    tolerance = difference.tolerance
+    return bool(distance(a, b).max() <= min(10 * tolerance, max(tolerance, 0.1)) * scale)  # else anything were close
 
 
 def _shapes_do_not_fit(difference: Difference) -> bool:

@@ -1,17 +1,20 @@
 """The cut model's step held against the uncut one's, number by number, on the first rank."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from crosscut.config import TrainingError
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.collectives import gather_to_first, share_from_first
 from crosscut.verification.assembly import Assembled, Grid, assemble_activation, assemble_parameter, distance, grid_of
 from crosscut.verification.causes import Difference, is_arrangement, usual_cause
 from crosscut.verification.recording import INSIDE, LOSS, Kept, Recording, call_of
 from crosscut.verification.report import Check, First, Row
+from crosscut.verification.tolerance import ROUNDINGS
 
 _FLOOR = 1e-3
 """The size of a gradient counts as at least this share of the largest of its kind: what cancels to nothing is compared
@@ -23,21 +26,31 @@ class Comparison:
     the first rank.
     """
 
-    def __init__(self, cut: Recording, uncut: Recording | None, mesh: ParallelMesh, *, tolerance: float) -> None:
-        """`uncut` is the first rank's; the others give None."""
-        self.cut, self.uncut, self.tolerance = cut, uncut, tolerance
+    def __init__(
+        self,
+        cut: Recording,
+        uncut: Recording | None,
+        mesh: ParallelMesh,
+        *,
+        tolerance: float,
+        exact: Recording | None = None,
+    ) -> None:
+        """`uncut` is the first rank's, and `exact`, the same step almost without rounding; the others give None."""
+        self.cut, self.uncut, self.tolerance, self.exact = cut, uncut, tolerance, exact
         self.mesh = mesh
         self.copies: list[str] = []
         """What is not the same on ranks that should hold copies."""
         self._differences: dict[tuple[str, str], float] = {}
+        self._allowed: dict[tuple[str, str], float] = {}
+        """How far they may lie apart, where that is more than the tolerance."""
         self._found: dict[tuple[str, str], Difference] = {}
         self._numbers: list[tuple[float, float]] = [(cut.loss, cut.norm)]
 
     def run(self) -> None:
         """Bring all parts together and compare them. What fails on the first rank is raised when all are through."""
-        failure: Exception | None = None
+        failure: Exception | None = None if self.uncut is None else _failure_to_be_finite(self.uncut)
         self._numbers = gather_to_first((self.cut.loss, self.cut.norm)) or self._numbers
-        for kind, cut_ones, uncut_ones in self._recorded():
+        for kind, cut_ones, uncut_ones, exact_ones in self._recorded():
             names = share_from_first(list(uncut_ones or {}))
             largest = max((_largest(value) for value in (uncut_ones or {}).values()), default=0.0)
             floor = 0.0 if kind == "output" else _FLOOR * largest
@@ -46,6 +59,9 @@ class Comparison:
                 if parts is None or uncut_ones is None:
                     continue
                 try:
+                    like = uncut_ones[name]
+                    tensor = like.tensor if isinstance(like, Kept) else like
+                    self._note_rounding((kind, name), tensor, exact_ones.get(name), floor)
                     self._compare(kind, name, parts, uncut_ones[name], floor)
                 except Exception as error:
                     failure = failure or error
@@ -60,17 +76,25 @@ class Comparison:
         rows = []
         for call in self._calls():
             forward = self._loss_difference() if call == LOSS else self._output_difference(call)
-            gradients = [self._differences[("returned", name)] for name in self.uncut.returned if call_of(name) == call]
-            gradients += [self._differences[("gradient", name)] for name in self._parameters_of(call)]
-            gradient = max(gradients, default=None)
-            rows.append(Row(call, forward, gradient, self._is_same(forward) and self._is_same(gradient)))
+            of_call = [("returned", name) for name in self.uncut.returned if call_of(name) == call]
+            of_call += [("gradient", name) for name in self._parameters_of(call)]
+            gradient = max((self._differences[key] for key in of_call), default=None)
+            same = self._is_same(forward) if call == LOSS else all(map(self._agrees, self._outputs_of(call)))
+            rows.append(Row(call, forward, gradient, same and all(map(self._agrees, of_call))))
         return rows
 
+    @property
+    def largest_allowed(self) -> float:
+        """How far the most badly rounded may lie apart."""
+        return max([self.tolerance, *self._allowed.values()])
+
     def _output_difference(self, call: str) -> float | None:
-        """The largest of what a call gave, also of several tensors."""
+        return max((self._differences[key] for key in self._outputs_of(call)), default=None)
+
+    def _outputs_of(self, call: str) -> list[tuple[str, str]]:
+        """What a call gave, perhaps several tensors."""
         assert self.uncut is not None
-        own = [name for name in self.uncut.outputs if INSIDE not in name and call_of(name) == call]
-        return max((self._differences[("output", name)] for name in own), default=None)
+        return [("output", name) for name in self.uncut.outputs if INSIDE not in name and call_of(name) == call]
 
     def first(self) -> First | None:
         """The first module whose result differs: in the forward pass, else in the backward pass."""
@@ -97,11 +121,28 @@ class Comparison:
             Check("copies on all ranks", None, not self.copies, _listed(self.copies) or "the same to the last bit"),
         ]
 
-    def _recorded(self) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any] | None]]:
+    def _agrees(self, key: tuple[str, str]) -> bool:
+        return self._differences[key] <= self._allowed_of(key)
+
+    def _allowed_of(self, key: tuple[str, str]) -> float:
+        return self._allowed.get(key, self.tolerance)
+
+    def _note_rounding(self, key: tuple[str, str], uncut: Tensor, exact: Any, floor: float) -> None:
+        """Allow what the uncut number itself is off by, several times."""
+        if exact is None:
+            return
+        allowed = ROUNDINGS * relative_difference(
+            uncut, exact.tensor if isinstance(exact, Kept) else exact, floor=floor
+        )
+        if self.tolerance < allowed < float("inf"):
+            self._allowed[key] = allowed
+
+    def _recorded(self) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any] | None, Mapping[str, Any]]]:
         fields = ("outputs", "returned", "gradients", "clipped", "parameters")
         for name in fields:
             kind = name if name == "clipped" or name == "returned" else name[:-1]
-            yield kind, getattr(self.cut, name), None if self.uncut is None else getattr(self.uncut, name)
+            uncut = None if self.uncut is None else getattr(self.uncut, name)
+            yield kind, getattr(self.cut, name), uncut, {} if self.exact is None else getattr(self.exact, name)
 
     def _compare(self, kind: str, name: str, parts: list[Any], uncut: Any, floor: float) -> None:
         like = uncut.tensor if isinstance(uncut, Kept) else uncut
@@ -124,8 +165,8 @@ class Comparison:
         if copies:
             what = {"output": "output of", "returned": "gradient returned by"}.get(kind, f"{kind} of")
             self.copies.append(f"{what} {name} on ranks {copies[0][0]} and {copies[0][1]}")
-        if copies or not self._is_same(difference):
-            self._found[(kind, name)] = Difference(kind, like, assembled, grid, self.tolerance)
+        if copies or not self._agrees((kind, name)):
+            self._found[(kind, name)] = Difference(kind, like, assembled, grid, self._allowed_of((kind, name)))
 
     def _first_backward(self) -> First | None:
         assert self.uncut is not None
@@ -184,9 +225,10 @@ class Comparison:
         return max(_apart(loss, self.uncut.loss) for loss, _ in self._numbers)
 
     def _worst(self, title: str, kind: str) -> Check:
-        differences = {name: value for (of_kind, name), value in self._differences.items() if of_kind == kind}
-        name = max(differences, key=lambda key: differences[key])
-        return self._check(title, differences[name], f"largest at {name}")
+        """The largest difference of a kind, or the first that is too large."""
+        keys = [key for key in self._differences if key[0] == kind]
+        worst = max(keys, key=lambda key: (not self._agrees(key), self._differences[key]))
+        return Check(title, self._differences[worst], self._agrees(worst), f"largest at {worst[1]}")
 
     def _check(self, name: str, difference: float, told: str = "") -> Check:
         return Check(name, difference, self._is_same(difference), told)
@@ -199,6 +241,16 @@ _LOSS_CAUSE = (
     "All activations agree and the loss does not: look at the vocabulary's part on each rank (offsets, mask, padding), "
     "at the target's logit, and at the number of targets that the loss is divided by."
 )
+
+
+def _failure_to_be_finite(uncut: Recording) -> Exception | None:
+    """What overflows alike in both models proves nothing."""
+    if math.isfinite(uncut.loss) and math.isfinite(uncut.norm):
+        return None
+    return TrainingError(
+        "The uncut model's step must be finite to be compared with, but its loss is "
+        f"{uncut.loss:g} and its gradient norm {uncut.norm:g}. Verify in a precision with a larger range."
+    )
 
 
 def relative_difference(actual: Tensor, expected: Tensor, *, floor: float = 0.0) -> float:

@@ -25,15 +25,18 @@ def prove(
     *,
     layout: str,
     model: str,
+    precision: str = "",
     compute_dtype: torch.dtype | None = None,
+    make_exact: MakeStep | None = None,
     extra_checks: Callable[[Step], list[Check]] = lambda _: [],
 ) -> Report:
     """Compare the step on `mesh` with the step on one rank alone. Every rank calls it and gets the same report.
 
     Both models first go through the step with dropout, to see who draws what. Dropout is off while numbers are
-    compared, since each rank's own numbers differ by design. `layout` and `model` are words for the report; the
-    activations' type is that of the parameters unless given; `extra_checks` come last, on every rank, with the step
-    that was taken. What the first rank fails on is raised on all.
+    compared, since each rank's own numbers differ by design. `layout`, `model` and `precision` are words for the
+    report; the activations' type is that of the parameters unless given, and where it is narrower `make_exact` builds
+    the same step in the parameters', to see how much rounding there is. `extra_checks` come last, on every rank, with
+    the step that was taken. What the first rank fails on is raised on all; `TrainingError` if its step is not finite.
     """
     start = time.perf_counter()
     uncut = _uncut(make_step, mesh)
@@ -41,7 +44,8 @@ def prove(
     draws, cut = _take(step)
     dtype = compute_dtype or next(step.model.parameters()).dtype
     tolerance = share_from_first(None if uncut is None else _tolerance(step, uncut[1], dtype))
-    comparison = Comparison(cut, None if uncut is None else uncut[1], mesh, tolerance=tolerance)
+    exact = None if make_exact is None else _exact(make_exact, mesh)
+    comparison = Comparison(cut, None if uncut is None else uncut[1], mesh, tolerance=tolerance, exact=exact)
     outcome: Report | Exception | None = None
     try:
         comparison.run()
@@ -56,8 +60,9 @@ def prove(
             outcome = Report(
                 layout=layout,
                 model=model,
-                precision=str(dtype).removeprefix("torch."),
+                precision=precision or str(dtype).removeprefix("torch."),
                 tolerance=tolerance,
+                largest_tolerance=comparison.largest_allowed,
                 rows=tuple(comparison.rows()),
                 checks=checks,
                 first=comparison.first() or told or _first_failed(checks),
@@ -76,6 +81,16 @@ def _uncut(make_step: MakeStep, mesh: ParallelMesh) -> tuple[list[Draw], Recordi
     """What all others are held against, on the first rank."""
     alone = make_lone_mesh(mesh.device)
     return _take(make_step(alone)) if mesh.is_first_rank else None
+
+
+def _exact(make_exact: MakeStep, mesh: ParallelMesh) -> Recording | None:
+    """The uncut model's step without its rounding, on the first rank."""
+    alone = make_lone_mesh(mesh.device)
+    if not mesh.is_first_rank:
+        return None
+    step = make_exact(alone)
+    step.model.eval()
+    return record(step)
 
 
 def _take(step: Step) -> tuple[list[Draw], Recording]:

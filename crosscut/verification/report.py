@@ -50,10 +50,16 @@ class Report:
     model: str
     precision: str
     tolerance: float
+    largest_tolerance: float
+    """Of what narrow numbers round most: more than `tolerance` where `ROUNDINGS` times their rounding is."""
     rows: tuple[Row, ...]
     checks: tuple[Check, ...]
     first: First | None
     seconds: float
+    included: tuple[str, ...] = ()
+    """What of the run's options, beside its layout, the step had."""
+    left_out: tuple[str, ...] = ()
+    """What of the run was not in the step, so that nothing is proven of it."""
 
     @property
     def same(self) -> bool:
@@ -83,11 +89,21 @@ def print_report(report: Report) -> None:
     checks.add_column("", overflow="fold")
     for check in report.checks:
         checks.add_row(check.name, _number(check.difference), _verdict(check.same), Text(check.told, style="dim"))
-    console.print(Group(Text(title, style="bold"), Text(), modules, Text(), checks, Text(), _conclusion(report)))
+    scope = [
+        Text(f"{title}: {', '.join(items)}.", style="dim")
+        for title, items in (("In the step", report.included), ("Not in it", report.left_out))
+        if items
+    ]
+    console.print(
+        Group(Text(title, style="bold"), Text(), modules, Text(), checks, Text(), _conclusion(report), *scope)
+    )
 
 
 def _conclusion(report: Report) -> Text:
-    told = f"differences relative to the largest element, tolerance {report.tolerance:.1e}; {report.seconds:.0f} s"
+    more = "" if report.largest_tolerance == report.tolerance else f", by rounding up to {report.largest_tolerance:.1e}"
+    told = (
+        f"differences relative to the largest element, tolerance {report.tolerance:.1e}{more}; {report.seconds:.0f} s"
+    )
     if report.same:
         return Text.assemble((f"{report.layout} is the uncut model", "bold green"), f" ({told}).")
     assert report.first is not None

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -11,6 +11,7 @@ from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColum
 from torch import Tensor
 
 from crosscut.config import IGNORED, Layout, LayoutError, RunConfig, padded_vocab_size
+from crosscut.config.precision import PRECISIONS
 from crosscut.parallel import CollectiveRecorder, ParallelMesh, disturb_, launch, make_mesh, process_group, seed_of
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.parallel.mesh import world_size_message
@@ -26,13 +27,15 @@ from crosscut.parallel.processes import (
 from crosscut.planner import count_parameters, step_traffic
 from crosscut.training.batches import Batch
 from crosscut.training.compilation import compiled_modules
-from crosscut.training.precision import compute_dtype
+from crosscut.training.loss_scale import LossScale
+from crosscut.training.precision import compute_dtype, needs_loss_scale
 from crosscut.training.requirements import require_capabilities
 from crosscut.training.step import Trainer
 from crosscut.verification.module import CLIP_NORM, LEARNING_RATE
 from crosscut.verification.proof import prove
 from crosscut.verification.recording import Step
 from crosscut.verification.report import Check, Report
+from crosscut.verification.scope import COMPILED
 
 SEQUENCES_PER_DATA_RANK = 2
 LONGEST_SEQUENCE = 128
@@ -48,9 +51,9 @@ def scale_down(run: RunConfig, *, num_layers: int | None, hidden_size: int | Non
 
 
 def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfig:
-    """The run as it is verified: its model, on `layout`, in one small batch and one clipped step.
+    """The run as it is verified: its model, on `layout`, in one small batch and one clipped step in `precision`.
 
-    Raises `LayoutError` or `ConfigError` for a layout that the model does not allow.
+    Raises `LayoutError` or `ConfigError` for a layout that the model, or the run's own precision, does not allow.
     """
     model = dataclasses.replace(run.model, vocab_size=run.model.vocab_size or run.data.vocab_size)
     length = min(run.training.sequence_length, LONGEST_SEQUENCE)
@@ -61,7 +64,6 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
         batch_size=SEQUENCES_PER_DATA_RANK * layout.data,
         micro_batch_size=0,
         sequence_length=length,
-        precision=precision,
         steps=10,
     )
     epsilon = CLIP_NORM / count_parameters(model) ** 0.5
@@ -73,7 +75,8 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
         epsilon=epsilon,
         clip_norm=CLIP_NORM,
     )
-    return dataclasses.replace(run, model=model, layout=layout, training=training, optimizer=optimizer)
+    own = dataclasses.replace(run, model=model, layout=layout, training=training, optimizer=optimizer)
+    return dataclasses.replace(own, training=dataclasses.replace(training, precision=precision))
 
 
 def verify_runs(runs: Sequence[RunConfig]) -> list[Report]:
@@ -124,9 +127,27 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
         mesh,
         layout=str(run.layout),
         model=f"{model.family}, {count_parameters(model):,} parameters ({shape})",
+        precision=run.training.precision,
         compute_dtype=compute_dtype(run.training.precision),
+        make_exact=_make_exact(run),
         extra_checks=lambda step: [*_compare_collectives(step), *_tell_compiled(step)],
     )
+
+
+def _make_exact(run: RunConfig) -> Callable[[ParallelMesh], Step] | None:
+    """Makes the step in the type of the parameters, with the same weights; None where that is the run's precision."""
+    precision = PRECISIONS[run.training.precision].accumulation
+    if precision == run.training.precision:
+        return None
+    exact = dataclasses.replace(run.training, precision=precision, compile="off")
+
+    def make(mesh: ParallelMesh) -> Step:
+        step = _RunStep(dataclasses.replace(run, training=exact), mesh)
+        if needs_loss_scale(run.training.precision):  # what the backward pass hands back is so many times as large
+            step.trainer.loss_scale = LossScale(mesh.device)
+        return step
+
+    return make
 
 
 class _RunStep:
@@ -201,7 +222,7 @@ def _compare_collectives(step: Step) -> list[Check]:
 def _tell_compiled(step: Step) -> list[Check]:
     """How far compiled layers were looked into."""
     num_compiled = len(compiled_modules(step.model))
-    return [Check("compiled layers", None, True, f"{num_compiled}, each compared as a whole")] if num_compiled else []
+    return [Check(COMPILED, None, True, f"{num_compiled}, each compared as a whole")] if num_compiled else []
 
 
 def _told(collectives: Counter[tuple[str, str, int]], word: str) -> str:

@@ -7,6 +7,10 @@ them in the activations' type adds u. Over the N layers that a number passes, th
     tolerance = 8 sqrt(N) (u + sqrt(K) u_a)
 
 relative to the largest element of the tensor. 8 leaves room for the largest of many elements.
+
+Where numbers are narrower than the parameters, some sums nearly cancel, and what is left of them is mostly rounding.
+How much is seen in the uncut model: a tensor may also differ by `ROUNDINGS` times what it is off from the same step in
+the parameters' own type.
 """
 
 import math
@@ -15,6 +19,8 @@ import torch
 from torch import nn
 
 SAFETY = 8.0
+ROUNDINGS = 4.0
+"""Results that are each off by as much differ by up to twice that, and the largest of many elements by some more."""
 _ACCUMULATION = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
 

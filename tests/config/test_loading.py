@@ -152,6 +152,23 @@ def test_an_override_beats_the_file_and_the_later_one_the_earlier(tmp_path: Path
     assert load_run(path, ["model.preset=gpt2-xl"]).model.num_layers == 48
 
 
+def test_a_preset_of_an_override_is_the_model_whatever_a_file_spells_out() -> None:
+    spelled_out = {"model": {**MODEL, "vocab_size": 300, "dropout": 0.0}}
+    assert load_run(spelled_out, ["model.preset=gpt2-xl"]).model == ModelConfig(**PRESETS["gpt2-xl"])
+    both = load_run(spelled_out, ["model.num_layers=3", "model.preset=gpt2-xl"]).model
+    assert both == ModelConfig(**{**PRESETS["gpt2-xl"], "num_layers": 3})
+    assert spelled_out["model"]["num_layers"] == MODEL["num_layers"], "the table is left alone"
+
+
+def test_fields_of_a_file_beside_its_preset_change_that_of_an_override() -> None:
+    model = load_run({"model": {"preset": "gpt2-small", "dropout": 0.0}}, ["model.preset=gpt2-xl"]).model
+    assert model == ModelConfig(**{**PRESETS["gpt2-xl"], "dropout": 0.0})
+
+
+def test_a_model_that_is_no_section_is_refused_beside_a_preset_too() -> None:
+    assert message_of({"model": 5}, "model.preset=gpt2-xl").startswith("`model.preset` must name a key of a section")
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     path = tmp_path / "none.toml"
     assert (

@@ -146,6 +146,11 @@ def test_a_divisor_is_above_zero(name: str, value: float) -> None:
         ),
         (
             "training.offload",
+            ("optimizer", "optimizer"),
+            ("`training.offload` must name each once, but is ['optimizer', 'optimizer']. Leave the repetition out."),
+        ),
+        (
+            "training.offload",
             ("activations",),
             (
                 '`training.offload` may hold "activations" only with training.recompute="full", whose layer inputs '

@@ -36,6 +36,10 @@ def test_world_size_is_the_product_of_the_axes() -> None:
         (Layout(tensor=2, data=3, sequence_parallel=True), "tensor 2 x data 3, sequence parallel"),
         (Layout(data=4, sharding="zero2"), "tensor 1 x data 4, zero2"),
         (Layout(data=4, sharding="zero3", shard_group=2), "tensor 1 x data 4, zero3 in groups of 2"),
+        # One file serves a cluster and a laptop: what has nobody to share with is not told.
+        (Layout(sequence_parallel=True), "tensor 1 x data 1"),
+        (Layout(tensor=2, sharding="zero3"), "tensor 2 x data 1"),
+        (Layout(data=4, sharding="zero2", shard_group=1), "tensor 1 x data 4"),
     ],
 )
 def test_a_layout_reads_as_a_sentence_does(layout: Layout, text: str) -> None:

@@ -50,6 +50,18 @@ def test_recomputed_gradients_with_dropout_are_the_same_to_the_last_bit(ranks, r
             assert torch.equal(drawn, plain[2]), f"{mode}: the random streams were not left as they were"
 
 
+def recomputed_layers(run) -> list[bool]:
+    return [block.mlp.contract.ends_recomputation for block in parts(run)[0].model.blocks]
+
+
+def test_every_kth_layer_recomputes_from_the_first(ranks, run_with):
+    options = ("model.num_layers=3", 'training.recompute="full"')
+    chosen = {every: ranks.run(1, recomputed_layers, run_with(*options, f"training.recompute_every={every}"))[0]
+              for every in (1, 2, 3, 99)}  # fmt: skip
+    first_alone = [True, False, False]
+    assert chosen == {1: [True] * 3, 2: [True, False, True], 3: first_alone, 99: first_alone}
+
+
 def test_recomputed_bfloat16_gradients_are_the_same_to_the_last_bit(ranks, run_with):
     options = ("layout.tensor=2", 'training.precision="bfloat16"', "model.dropout=0.0")
     runs = [run_with(*options), *(run_with(*options, *mode) for mode in MODES)]

@@ -79,16 +79,18 @@ def fault(description: str, module: str, layout: Layout = TENSOR, *, own_module:
     return register
 
 
-def verify_with(index: int | None, layout: Layout, own_module: bool = False) -> Report:
+def verify_with(
+    index: int | None, layout: Layout, own_module: bool = False, *, precision: str = "float64", **model: Any
+) -> Report:
     """On a rank: verify with a fault planted, or with none."""
-    model = {} if index is None else dict(MUTATIONS[index].model)
+    model |= {} if index is None else dict(MUTATIONS[index].model)
     with pytest.MonkeyPatch.context() as patch:
         if index is not None:
             MUTATIONS[index].plant(patch)
         mesh = make_mesh(layout, CPU)
         if own_module:
             return verify_module(OwnModule, own_loss, mesh)
-        return verify_on_mesh(for_verification(tiny_run(**model), layout, "float64"), mesh)
+        return verify_on_mesh(for_verification(tiny_run(**model), layout, precision), mesh)
 
 
 class OwnModule(nn.Module):

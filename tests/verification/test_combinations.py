@@ -1,17 +1,28 @@
-"""What saves memory, combined: what the config allows is the uncut model, any two settings of it together."""
+"""What saves memory or time, combined: what is allowed is the uncut model, any two settings of it together, and what is
+not allowed is refused before a rank starts, with the reason.
 
-from collections.abc import Iterator
+The reasons are written here once more, as a table; the config and the device have to agree with it.
+"""
+
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import combinations, product
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 
 from crosscut.config import ConfigError, RunConfig
 from crosscut.parallel import make_mesh
+from crosscut.training import compilation
+from crosscut.training.requirements import require_capabilities
 from crosscut.verification import Report, for_verification, verify_on_mesh
 from tests.ranks import RankPool
 from tests.verification.runs import CPU, tiny_run
+
+Values = dict[str, Any]
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "tensor": (1, 2),
@@ -19,79 +30,194 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "sequence_parallel": (False, True),
     "sharding": ("none", "zero2", "zero3"),
     "shard_group": (0, 2),
+    "symmetric_memory": (False, True),
     "recompute": ("none", "selective", "operators", "full"),
     "recompute_every": (1, 2),
     "offload": ((), ("activations",), ("optimizer",), ("activations", "optimizer")),
+    "precision": ("float64", "float32", "bfloat16", "float16", "float8"),
+    "compile": ("off", "on"),
+    "dropout": (0.0, 0.1),
 }
-LAYOUT = ("tensor", "data", "sequence_parallel", "sharding", "shard_group")
+LAYOUT = ("tensor", "data", "sequence_parallel", "sharding", "shard_group", "symmetric_memory")
+MOST_RANKS = 4
 
 
-def run_of(values: dict[str, Any]) -> RunConfig:
+class Refusal(NamedTuple):
+    """What cannot be together, and what the message says of it."""
+
+    holds: Callable[[Values], bool]
+    reason: str
+
+
+REFUSED = (
+    Refusal(lambda v: v["shard_group"] and v["sharding"] == "none", "must be 0 where nothing is sharded, but is 2"),
+    Refusal(
+        lambda v: v["shard_group"] and v["data"] % v["shard_group"],
+        "`layout.shard_group` must divide `layout.data` (1), but is 2",
+    ),
+    Refusal(
+        lambda v: v["symmetric_memory"] and not (v["sequence_parallel"] and v["tensor"] > 1),
+        "`layout.symmetric_memory` must go with sequence parallelism over several tensor ranks",
+    ),
+    Refusal(
+        lambda v: v["recompute_every"] > 1 and v["recompute"] == "none",
+        "`training.recompute_every` must be 1 where nothing is recomputed, but is 2",
+    ),
+    Refusal(
+        lambda v: "activations" in v["offload"] and v["recompute"] != "full",
+        '"activations" only with training.recompute="full", whose layer inputs they are',
+    ),
+    Refusal(
+        lambda v: v["precision"] == "float8" and v["symmetric_memory"],
+        '`training.precision` must not be "float8" with layout.symmetric_memory',
+    ),
+    Refusal(
+        lambda v: v["compile"] == "on" and v["dropout"] and v["tensor"] > 1,
+        "switches between two random streams, which a compiler cannot follow",
+    ),
+    # and on this machine:
+    Refusal(lambda v: v["precision"] == "float8", 'must be one that the device multiplies in, but is "float8"'),
+    Refusal(
+        lambda v: v["compile"] == "on" and v["dropout"] and v["recompute"] == "selective",
+        'attention with dropout keeps its scores on the CPU, which training.recompute="selective" forbids',
+    ),
+    Refusal(
+        lambda v: v["symmetric_memory"], "must be false here, but is true: it is of GPUs, and the run is on the CPU"
+    ),
+)
+"""In the order in which they are found."""
+
+
+def reasons_against(values: Values) -> list[str]:
+    return [refusal.reason for refusal in REFUSED if refusal.holds(values)]
+
+
+def run_of(values: Values) -> RunConfig:
     """The run as it is verified; raises `ConfigError` where the values cannot be together."""
-    run = tiny_run()
+    run = tiny_run(dropout=values["dropout"])
     layout = replace(run.layout, **{name: values[name] for name in LAYOUT})
-    rest = {name: value for name, value in values.items() if name not in LAYOUT}
-    return for_verification(replace(run, training=replace(run.training, **rest)), layout, "float64")
+    rest = {name: value for name, value in values.items() if name not in (*LAYOUT, "dropout")}
+    run = replace(run, training=replace(run.training, **rest, device="cpu"))
+    return for_verification(run, layout, values["precision"])
 
 
-def allowed() -> Iterator[dict[str, Any]]:
-    """Every combination that the config allows on up to four ranks."""
+def every() -> Iterator[Values]:
+    """All products of the options on few ranks, but for what does nothing: a sequence that one rank would split."""
     for chosen in product(*OPTIONS.values()):
         values = dict(zip(OPTIONS, chosen, strict=True))
-        if values["tensor"] * values["data"] > 4 or (values["sequence_parallel"] and values["tensor"] == 1):
-            continue
-        try:
-            run_of(values)
-        except ConfigError:
-            continue
-        yield values
+        if values["tensor"] * values["data"] <= MOST_RANKS and (
+            values["tensor"] > 1 or not values["sequence_parallel"]
+        ):
+            yield values
 
 
-def covering(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def covering(rows: Iterable[Values]) -> list[Values]:
     """Some of the rows in which every two values that go together at all occur together: each time the row that has
     most pairs not seen yet.
     """
-
-    def pairs(row: dict[str, Any]) -> set[Any]:
-        return set(combinations(sorted((name, repr(value)) for name, value in row.items()), 2))
-
-    missing = set().union(*map(pairs, rows))
+    bits: dict[Any, int] = {}
+    pairs: list[tuple[int, Values]] = []
+    for row in rows:
+        settings = list(row.items())
+        found = 0
+        for pair in combinations(settings, 2):
+            found |= 1 << bits.setdefault(pair, len(bits))
+        pairs.append((found, row))
+    missing = (1 << len(bits)) - 1
     chosen = []
     while missing:
-        best = max(rows, key=lambda row: len(pairs(row) & missing))
+        found, best = max(pairs, key=lambda one: (one[0] & missing).bit_count())
         chosen.append(best)
-        missing -= pairs(best)
+        missing &= ~found
     return chosen
 
 
-ALLOWED = list(allowed())
-COVERING = covering(ALLOWED)
+EVERY = list(every())
+ALLOWED = [values for values in EVERY if not reasons_against(values)]
+PLAIN = covering(values for values in ALLOWED if values["compile"] == "off")
+COMPILED = covering(values for values in ALLOWED if values["compile"] == "on")
+SECONDS_TO_COMPILE: list[Any] = [pytest.param(values, marks=pytest.mark.slow) for values in COMPILED]
+SECONDS_TO_COMPILE[3:5] = COMPILED[3:5]  # on two ranks: sequence parallelism and ZeRO-2, both in float16
 
 
-def name_of(values: dict[str, Any]) -> str:
-    run = run_of(values)
-    told = [str(run.layout), values["recompute"], *values["offload"]]
-    return " ".join([*told, "every 2"] if values["recompute_every"] > 1 else told)
+def name_of(values: Values) -> str:
+    layout = replace(tiny_run().layout, **{name: values[name] for name in LAYOUT})
+    told = [str(layout), values["precision"], values["recompute"], *values["offload"]]
+    told += ["every 2"] * (values["recompute_every"] > 1) + ["compiled"] * (values["compile"] == "on")
+    return " ".join([*told, "dropout"] if values["dropout"] else told)
 
 
-def verify(values: dict[str, Any]) -> Report:
+def verify(values: Values) -> Report:
     """On a rank."""
     run = run_of(values)
-    return verify_on_mesh(run, make_mesh(run.layout, CPU))
+    with mock.patch.object(compilation, "BACKEND", "aot_eager"):
+        return verify_on_mesh(run, make_mesh(run.layout, CPU))
 
 
-@pytest.mark.parametrize("values", COVERING, ids=name_of)
-def test_any_two_of_them_together_are_the_uncut_model(ranks: RankPool, values: dict[str, Any]) -> None:
-    report = ranks.run(values["tensor"] * values["data"], verify, values)[0]
+def require_the_uncut_model(ranks: RankPool, values: Values) -> None:
+    report = ranks.run(values["tensor"] * values["data"], verify, values, time_limit=240.0)[0]
     assert report.same, (report.first, [check for check in report.checks if not check.same])
+    assert report.precision == values["precision"]
+    assert ("compiled layers" in {check.name for check in report.checks}) == (values["compile"] == "on")
+
+
+@pytest.mark.parametrize("values", PLAIN, ids=name_of)
+def test_any_two_of_them_together_are_the_uncut_model(ranks: RankPool, values: Values) -> None:
+    require_the_uncut_model(ranks, values)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.parametrize("values", SECONDS_TO_COMPILE, ids=name_of)
+def test_any_two_of_them_together_are_the_uncut_model_in_compiled_layers(ranks: RankPool, values: Values) -> None:
+    require_the_uncut_model(ranks, values)
+
+
+LAYOUTS_AND_MEMORY = [  # all of these together, in one precision
+    values
+    for values in ALLOWED
+    if (values["precision"], values["compile"], values["dropout"]) == ("float64", "off", 0.1) and values not in PLAIN
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("values", [row for row in ALLOWED if row not in COVERING], ids=name_of)
-def test_all_of_them_together_are_the_uncut_model(ranks: RankPool, values: dict[str, Any]) -> None:
-    report = ranks.run(values["tensor"] * values["data"], verify, values)[0]
-    assert report.same, (report.first, [check for check in report.checks if not check.same])
+@pytest.mark.parametrize("values", LAYOUTS_AND_MEMORY, ids=name_of)
+def test_all_of_them_together_are_the_uncut_model(ranks: RankPool, values: Values) -> None:
+    require_the_uncut_model(ranks, values)
 
 
 def test_every_pair_is_covered_by_few_runs() -> None:
-    assert len(COVERING) < 30 < len(ALLOWED)
+    assert len(PLAIN) < 40
+    assert len(COMPILED) < 40
+    assert len(ALLOWED) > 1000
+
+
+def refusal_of(values: Values) -> str:
+    """What a user is told before a rank starts; empty where nothing is wrong."""
+    try:
+        require_capabilities(run_of(values))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def require_what_the_table_says(rows: Iterable[Values]) -> None:
+    for values in rows:
+        reasons, told = reasons_against(values), refusal_of(values)
+        assert bool(reasons) == bool(told), (values, reasons, told)
+        assert not reasons or any(reason in told for reason in reasons), (values, reasons, told)
+
+
+@pytest.mark.parametrize("refusal", REFUSED, ids=lambda refusal: re.sub(r"[^a-z0-9 ]", "", refusal.reason))
+def test_what_cannot_be_together_is_refused_with_the_reason(refusal: Refusal) -> None:
+    values = next(values for values in EVERY if reasons_against(values)[:1] == [refusal.reason])
+    assert refusal.reason in refusal_of(values)
+
+
+def test_everything_else_is_allowed() -> None:
+    require_what_the_table_says([*PLAIN, *COMPILED, *random.Random(0).sample(EVERY, 300)])
+
+
+@pytest.mark.slow
+def test_each_of_all_combinations_is_allowed_or_refused_as_the_table_says() -> None:
+    require_what_the_table_says(EVERY)

@@ -1,10 +1,15 @@
 """Every planted fault is found, and its module named."""
 
+from pathlib import Path
+
 import pytest
 
 from crosscut.config import Layout
+from crosscut.verification import Report
 from tests.ranks import RankPool
 from tests.verification.mutations import MUTATIONS, verify_with
+
+PAGE = Path(__file__).parents[2] / "docs" / "verification.md"
 
 
 @pytest.mark.parametrize("index", range(len(MUTATIONS)), ids=[m.fault for m in MUTATIONS])
@@ -33,3 +38,31 @@ def test_without_a_fault_the_same_verification_passes(ranks: RankPool, layout: L
 def test_without_a_fault_a_model_of_one_s_own_passes(ranks: RankPool, layout: Layout) -> None:
     report = ranks.run(layout.world_size, verify_with, None, layout, True)[0]
     assert report.same, report.first
+
+
+NORM = "gradient norm counts replicated parameters T times"
+
+
+def _verify_narrow(index: int, precision: str) -> Report:
+    wide_enough = {"hidden_size": 64} if precision == "float8" else {}
+    return verify_with(index, MUTATIONS[index].layout, precision=precision, **wide_enough)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("precision", "missed", "num_named"),
+    [("float32", set(), 34), ("float16", set(), 31), ("bfloat16", {NORM}, 27), ("float8", {NORM}, 28)],
+)
+def test_narrow_numbers_find_what_the_page_says(
+    ranks: RankPool, precision: str, missed: set[str], num_named: int
+) -> None:
+    of_runs = [i for i, mutation in enumerate(MUTATIONS) if not mutation.own_module]
+    reports = {i: ranks.run(MUTATIONS[i].layout.world_size, _verify_narrow, i, precision)[0] for i in of_runs}
+    assert {MUTATIONS[i].fault for i, report in reports.items() if report.same} == missed
+    named = [i for i, report in reports.items() if report.first and report.first.module == MUTATIONS[i].module]
+    assert len(named) == num_named
+    row = f"| {len(of_runs) - len(missed)} | {num_named} |"
+    told = next(
+        line for line in PAGE.read_text(encoding="utf-8").splitlines() if f"`{precision}`" in line and "| 3" in line
+    )
+    assert told.endswith(row)

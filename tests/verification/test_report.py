@@ -8,6 +8,7 @@ GOOD = Report(
     model="GPT-2, 35,584 parameters",
     precision="float64",
     tolerance=1.5e-13,
+    largest_tolerance=1.5e-13,
     rows=(Row("tokens", 0.0, 3e-16, True), Row("loss", None, 1e-15, True)),
     checks=(Check("copies on all ranks", None, True, "the same to the last bit"),),
     first=None,
@@ -43,6 +44,17 @@ def test_any_failed_row_or_check_is_a_difference():
     assert not BAD.same
     failed = Check("collectives", None, False, "one more")
     assert not dataclasses.replace(GOOD, checks=(failed,)).same
+
+
+def test_what_was_in_the_step_and_what_was_not_is_said(capsys):
+    print_report(GOOD)
+    assert "step" not in capsys.readouterr().out, "nothing is said of nothing"
+    narrow = dataclasses.replace(GOOD, largest_tolerance=0.5, included=("a loss scale",), left_out=("this", "that"))
+    print_report(narrow)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "tolerance 1.5e-13, by rounding up to 5.0e-01" in told
+    assert "In the step: a loss scale. Not in it: this, that." in told
+    assert narrow.to_json()["left_out"] == ("this", "that")
 
 
 def test_json_holds_the_whole_report():

@@ -2,13 +2,15 @@
 
 import gc
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from crosscut.config import IGNORED, ConfigError, Layout, LayoutError
-from crosscut.parallel import make_mesh
+from crosscut.config import IGNORED, ConfigError, Layout, LayoutError, TrainingError, load_run
+from crosscut.parallel import linear, make_mesh
+from crosscut.training.loss_scale import LossScale
 from crosscut.verification import Report, for_verification, scale_down, verify_on_mesh
 from crosscut.verification.run import made_up_batch
 from tests.ranks import RankPool
@@ -103,13 +105,75 @@ def test_verification_keeps_how_a_run_recomputes() -> None:
     assert {name: getattr(kept, name) for name in training} == training
 
 
-@pytest.mark.parametrize(("precision", "largest"), [("float32", 1e-3), ("bfloat16", 0.3)])
+def test_the_runs_own_precision_has_to_allow_the_layout_that_is_verified() -> None:
+    run = replace(tiny_run(), training=replace(tiny_run().training, precision="float8"))
+    assert for_verification(run, Layout(tensor=2), "float64").training.precision == "float64"
+    with pytest.raises(ConfigError, match="must be a multiple of 16 for float8 products, but is 8"):
+        for_verification(run, Layout(tensor=4), "float64")
+
+
+LOWER = [("float32", 1e-3), ("float16", 0.05), ("bfloat16", 0.3), ("float8", 0.3)]
+
+
+@pytest.mark.parametrize(("precision", "largest"), LOWER)
 def test_lower_precisions_pass_within_their_tolerance(ranks: RankPool, precision: str, largest: float) -> None:
     layout = Layout(tensor=2, data=2)
     report = ranks.run(4, _verify, layout, precision, 0.0)[0]
     assert report.same, report.first
+    assert report.precision == precision
     assert 1e-6 < report.tolerance < largest
+    assert report.tolerance <= report.largest_tolerance
     assert report.checks[5].told == "the model has no dropout"
+
+
+def _verify_wide(precision: str) -> Report:
+    """Layers of 256, whose sums over 256 tokens nearly cancel in the gradients of the norms' biases."""
+    layout = Layout(tensor=2, sequence_parallel=True)
+    run = load_run({
+        "model": {"num_layers": 2, "hidden_size": 256, "num_heads": 4, "vocab_size": 512, "dropout": 0.0},
+        "training": {"sequence_length": 128},
+    })  # fmt: skip
+    return verify_on_mesh(for_verification(run, layout, precision), make_mesh(layout, CPU))
+
+
+@pytest.mark.parametrize("precision", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_what_rounds_the_uncut_model_badly_may_differ_by_more(ranks: RankPool, precision: str) -> None:
+    report = ranks.run(2, _verify_wide, precision, time_limit=120.0)[0]
+    assert report.same, report.first
+    assert 1.5 * report.tolerance < report.largest_tolerance < 20 * report.tolerance, (
+        "as a loss scale would not leave it"
+    )
+
+
+def _verify_overflowing() -> Report:
+    with mock.patch.object(LossScale.__init__, "__defaults__", (2.0**40,)):
+        return _verify(Layout(tensor=2), "float16", 0.0)
+
+
+def test_a_step_that_overflows_proves_nothing(ranks: RankPool) -> None:
+    with pytest.raises(
+        TrainingError,
+        match=r"step must be finite to be compared with, but its loss is 5\.\d+ and its gradient norm nan",
+    ):
+        ranks.run(2, _verify_overflowing)
+
+
+UNSUMMED = [("bfloat16", 32), ("float8", 64)]
+
+
+def _verify_unsummed(precision: str, hidden_size: int) -> Report:
+    layout = Layout(tensor=2)
+    run = for_verification(tiny_run(dropout=0.0, hidden_size=hidden_size), layout, precision)
+    with mock.patch.object(linear, "start_leave_forward", lambda product, mesh: product):  # g is missing
+        return verify_on_mesh(run, make_mesh(layout, CPU))
+
+
+@pytest.mark.parametrize(("precision", "hidden_size"), UNSUMMED)
+def test_a_missing_sum_is_found_in_narrow_numbers_too(ranks: RankPool, precision: str, hidden_size: int) -> None:
+    report = ranks.run(2, _verify_unsummed, precision, hidden_size)[0]
+    assert report.first is not None
+    assert report.first.module == "blocks.0.attention.output"
+    assert "a sum over the ranks is missing" in report.first.cause
 
 
 @pytest.mark.parametrize("tensor", [1, 2, 4])

@@ -1,0 +1,53 @@
+"""What of a run its verification is of: the options that the step had, and what of the run is not in it."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from crosscut.config import RunConfig
+from crosscut.planner.activations import num_recomputed_layers
+from crosscut.verification.report import Report
+
+COMPILED = "compiled layers"
+"""The check that a report has where layers were compiled."""
+
+
+def with_scope(report: Report, *, asked: RunConfig, verified: RunConfig) -> Report:
+    """The report, which then says what of the run `asked` was in the step of the run `verified` and what was not."""
+    compiled = any(check.name == COMPILED for check in report.checks)
+    return dataclasses.replace(
+        report, included=tuple(_included(verified, compiled)), left_out=tuple(_left_out(asked, verified, compiled))
+    )
+
+
+def _included(verified: RunConfig, compiled: bool) -> Iterator[str]:
+    training = verified.training
+    if num_recomputed := num_recomputed_layers(verified):
+        yield f"recompute {training.recompute} in {num_recomputed} of {verified.model.num_layers} layers"
+    yield from (f"offload of {what}" for what in training.offload)
+    if compiled:
+        yield COMPILED
+    if verified.layout.symmetric_memory:
+        yield "symmetric memory"
+    if training.precision == "float16":
+        yield "a loss scale"
+
+
+def _left_out(asked: RunConfig, verified: RunConfig, compiled: bool) -> Iterator[str]:
+    ours, theirs = verified.training, asked.training
+    if theirs.precision != ours.precision:
+        name = theirs.precision
+        yield f"the run's {name} (--precision {name} has it, and finds what is larger than its rounding)"
+    if not compiled and verified.is_compiled_on_gpus:
+        yield f"{COMPILED}, which the run has on GPUs"
+    if asked.layout.symmetric_memory and not verified.layout.symmetric_memory:
+        yield "symmetric memory"
+    if asked.num_micro_batches > 1:
+        yield f"accumulation over {asked.num_micro_batches} micro-batches"
+    if theirs.sequence_length != ours.sequence_length:
+        yield f"sequences of {theirs.sequence_length:,} tokens, which have {ours.sequence_length:,} here"
+    if asked.model.num_layers != verified.model.num_layers:
+        yield f"{asked.model.num_layers} layers, of which there are {verified.model.num_layers} here"
+    if asked.model.hidden_size != verified.model.hidden_size:
+        yield f"hidden size {asked.model.hidden_size:,}, which is {verified.model.hidden_size:,} here"
+    if theirs.initialize_from:
+        yield f"the weights of {theirs.initialize_from}, in whose place others are drawn"

@@ -1,0 +1,66 @@
+"""What a report says of the run that was asked about: what the step had of it, and what it had not."""
+
+from dataclasses import replace
+from typing import Any
+
+from crosscut.config import Layout, RunConfig, load_run
+from crosscut.verification import Check, Report, for_verification, scale_down, with_scope
+
+REPORT = Report(
+    layout="",
+    model="",
+    precision="float64",
+    tolerance=1e-13,
+    largest_tolerance=1e-13,
+    rows=(),
+    checks=(),
+    first=None,
+    seconds=1.0,
+)
+COMPILED = replace(REPORT, checks=(Check("compiled layers", None, True, "2"),))
+
+
+def run_of(*, layout: dict[str, Any] | None = None, **training: Any) -> RunConfig:
+    shape = {"num_layers": 4, "hidden_size": 64, "num_heads": 4, "vocab_size": 300, "dropout": 0.0}
+    training = {"compile": "off", "precision": "float64", "batch_size": 4, "sequence_length": 128, **training}
+    return load_run({"model": shape, "layout": layout or {}, "training": training})
+
+
+def scope(run: RunConfig, precision: str = "float64", report: Report = REPORT) -> tuple[tuple[str, ...], ...]:
+    told = with_scope(report, asked=run, verified=for_verification(run, run.layout, precision))
+    return told.included, told.left_out
+
+
+def test_a_run_that_is_verified_whole_leaves_nothing_out() -> None:
+    assert scope(run_of()) == ((), ())
+
+
+def test_what_the_step_had_of_the_runs_options_is_told() -> None:
+    recomputing = run_of(recompute="full", recompute_every=3, offload=("activations", "optimizer"))
+    told = ("recompute full in 2 of 4 layers", "offload of activations", "offload of optimizer")
+    assert scope(recomputing) == (told, ())
+    assert scope(run_of(compile="on"), report=COMPILED) == (("compiled layers",), ())
+    assert scope(run_of(precision="float16"), "float16") == (("a loss scale",), ())
+    split = run_of(layout={"tensor": 2, "sequence_parallel": True, "symmetric_memory": True})
+    assert scope(split) == (("symmetric memory",), ())
+
+
+def test_a_precision_that_is_not_the_runs_is_told_with_the_option_that_has_it() -> None:
+    for precision in ("float8", "bfloat16", "float16", "float32"):
+        told = f"the run's {precision} (--precision {precision} has it, and finds what is larger than its rounding)"
+        assert scope(run_of(precision=precision)) == ((), (told,))
+        assert scope(run_of(precision=precision), precision)[1] == ()
+
+
+def test_what_is_smaller_or_other_than_in_the_run_is_told() -> None:
+    assert scope(run_of(compile="auto")) == ((), ("compiled layers, which the run has on GPUs",))
+    assert scope(run_of(micro_batch_size=1))[1] == ("accumulation over 4 micro-batches",)
+    assert scope(run_of(sequence_length=1024))[1] == ("sequences of 1,024 tokens, which have 128 here",)
+    assert scope(run_of(initialize_from="here"))[1] == ("the weights of here, in whose place others are drawn",)
+    run = run_of(layout={"tensor": 2, "sequence_parallel": True, "symmetric_memory": True})
+    small = for_verification(scale_down(run, num_layers=1, hidden_size=32), Layout(tensor=2), "float64")
+    assert with_scope(REPORT, asked=run, verified=small).left_out == (
+        "symmetric memory",
+        "4 layers, of which there are 1 here",
+        "hidden size 64, which is 32 here",
+    )
