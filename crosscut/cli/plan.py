@@ -13,7 +13,6 @@ from crosscut.config import PRESETS, ConfigError, RunConfig, load_run, write_tom
 from crosscut.config.checks import listed
 
 if TYPE_CHECKING:
-    from crosscut.planner.hardware import Hardware
     from crosscut.planner.search import Plans
 
 _SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -124,9 +123,10 @@ def _dry_run(
     from crosscut.planner.search import require_device
 
     device = None if gpu is None else named_hardware(gpu)
-    run = _run(arguments, model, device)
+    run = _run(arguments, model)
     if device is not None:
         require_device(run, device)
+        run = run.settled(device.fast_precision)
     on_cpu = run.training.device == "cpu" if device is None else device.device == "cpu"
     show_dry_run(run, layout=layout, rank=rank, on_cpu=on_cpu, as_json=as_json)
 
@@ -139,7 +139,7 @@ def _search(arguments: tuple[str, ...], model: str | None, gpu: str | None, gpus
         known = listed(f"`{key}`" for key in KNOWN_HARDWARE)
         raise ConfigError(f"`--gpu` must name the device to plan for, but is missing. Known are {known}.")
     hardware = named_hardware(gpu)
-    run = _run(arguments, model, hardware)
+    run = _run(arguments, model)
     return search_layouts(run, hardware, run.layout.world_size if gpus is None else gpus)
 
 
@@ -160,8 +160,8 @@ def _write_page(plans: "Plans", path: Path) -> None:
     write_whole(path, page(plans))
 
 
-def _run(arguments: tuple[str, ...], model: str | None, hardware: "Hardware | None") -> RunConfig:
-    """The run to plan: a file's, or a preset's in the widest half precision of the device that training has."""
+def _run(arguments: tuple[str, ...], model: str | None) -> RunConfig:
+    """The run to plan: a file's, or a preset's."""
     has_file = bool(arguments) and "=" not in arguments[0]
     if has_file == (model is not None):
         both = "both are" if has_file else "neither is"
@@ -170,13 +170,7 @@ def _run(arguments: tuple[str, ...], model: str | None, hardware: "Hardware | No
         return load_run(Path(arguments[0]), arguments[1:])
     preset = PRESETS[_preset(str(model))]
     length = min(1024, preset.get("max_sequence_length", 1024))
-    half = "bfloat16"
-    if hardware is not None:
-        half = "float32" if hardware.device == "cpu" else "bfloat16" if "bfloat16" in hardware.flops else "float16"
-    table: dict[str, Any] = {
-        "model": dict(preset),
-        "training": {"precision": half, "sequence_length": length, "steps": 300_000},
-    }
+    table: dict[str, Any] = {"model": dict(preset), "training": {"sequence_length": length, "steps": 300_000}}
     return load_run(table, arguments)
 
 

@@ -45,3 +45,12 @@ PRECISIONS = MappingProxyType(
 
 OF_MODELS = tuple(name for name, precision in PRECISIONS.items() if precision.products == precision.compute)
 """Those in which a model can be held to be asked; float8 is only for products in training."""
+
+
+def precision_on(device: str, *, has_bfloat16: bool = True) -> str:
+    """What `training.precision = "auto"` stands for on a kind of device: the fastest one of which training is known to
+    come out as in float32.
+    """
+    if device != "cuda":
+        return "float32"
+    return "bfloat16" if has_bfloat16 else "float16"

@@ -4,7 +4,7 @@ What a single section can know it checks itself; what takes two sections, such a
 by `RunConfig`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from crosscut.config.checks import (
     divisors,
@@ -129,6 +129,12 @@ class RunConfig:
         self._check_compile()
         if self.evaluation.has_tasks:
             self.evaluation.window_for(self.training.sequence_length)
+
+    def settled(self, precision: str) -> "RunConfig":
+        """With `precision` where `training.precision` is `auto`."""
+        if self.training.precision != "auto":
+            return self
+        return replace(self, training=replace(self.training, precision=precision))
 
     @property
     def micro_batch_size(self) -> int:

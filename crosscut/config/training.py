@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from crosscut.config.checks import require_at_least, require_fraction, require_one_of
 from crosscut.config.errors import ConfigError
-from crosscut.config.precision import PRECISIONS
+from crosscut.config.precision import PRECISIONS, Precision, precision_on
 
 RECOMPUTATIONS = ("none", "selective", "operators", "full")
 """The values of `training.recompute`."""
@@ -36,10 +36,11 @@ class TrainingConfig:
     seed: int = 1234
     """Initial weights, order of the data and dropout follow from it, whatever the layout."""
 
-    precision: str = "float32"
+    precision: str = "auto"
     """Of activations and matrix products: `float32`, `bfloat16`, `float16` (with a loss scale that follows overflows),
-    `float8` (matrix products of the layers, on GPUs that have it; the rest in bfloat16) or `float64`. Weights, their
-    gradients' sums and the optimizer stay float32 (float64 with `float64`)."""
+    `float8` (matrix products of the layers, on GPUs that have it; the rest in bfloat16), `float64`, or `auto`: bfloat16
+    on GPUs, float16 on those that lack it (before Ampere), float32 on processors. Weights, their gradients' sums and
+    the optimizer stay float32 (float64 with `float64`)."""
 
     recompute: str = "none"
     """Activations that the backward pass computes again instead of keeping: `none`; `selective`, the attention core
@@ -75,7 +76,7 @@ class TrainingConfig:
             require_at_least(f"training.{name}", getattr(self, name), 1)
         for name in ("micro_batch_size", "seed", "validate_every", "validation_sequences", "compare_replicas_every"):
             require_at_least(f"training.{name}", getattr(self, name), 0)
-        require_one_of("training.precision", self.precision, tuple(PRECISIONS))
+        require_one_of("training.precision", self.precision, ("auto", *PRECISIONS))
         require_one_of("training.recompute", self.recompute, RECOMPUTATIONS)
         require_at_least("training.recompute_every", self.recompute_every, 1)
         for value in self.offload:
@@ -96,6 +97,11 @@ class TrainingConfig:
                 f"they are, but that is {self.recompute!r}. Set it or leave activations out."
             )
         require_one_of("training.device", self.device, ("auto", "cpu", "cuda"))
+
+    @property
+    def numbers(self) -> Precision:
+        """The element types; those of `auto` by `device`, which as long as it is `auto` itself counts as a CPU."""
+        return PRECISIONS[precision_on(self.device) if self.precision == "auto" else self.precision]
 
     def sequences_at_once(self, data: int) -> int:
         """Sequences per forward pass of one of `data` data ranks."""

@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import Literal
 
 from crosscut.config import Layout, ModelConfig
-from crosscut.config.precision import PRECISIONS
+from crosscut.config.precision import precision_on
 from crosscut.planner.candidate import Planned
 from crosscut.planner.parameters import layer_tensors
 
@@ -68,8 +68,9 @@ def layer_activations(run: Planned, *, device: Device = "cuda", mode: str | None
     On CUDA one byte per element of a dropout mask and a fused attention kernel; on the CPU PyTorch keeps masks in the
     activations' type and, where attention drops, the scores.
     """
+    run = run.settled(precision_on(device))
     mode = mode or run.training.recompute
-    size = PRECISIONS[run.training.precision].compute_bytes
+    size = run.training.numbers.compute_bytes
     tensor, h = run.layout.tensor, run.model.hidden_size
     tokens = run.micro_batch_size * run.training.sequence_length
     own_tokens = tokens // tensor if run.layout.sequence_parallel else tokens  # between the parallel regions
@@ -169,7 +170,7 @@ def _core(run: Planned, size: int, device: Device) -> int:
 
 def _cast_weights(run: Planned, size: int) -> int:
     """Sharded weights are gathered in the products' type, and let go or not by the sharding, not by the layer."""
-    precision = PRECISIONS[run.training.precision]
+    precision = run.training.numbers
     is_same = precision.compute == precision.accumulation
     return 0 if is_same or run.layout.shard_size > 1 else _layer_weights(run.model, run.layout.tensor) * size
 

@@ -5,6 +5,7 @@ forecasts look at, and checks nothing: whoever makes one has asked what the mode
 chosen at last.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
@@ -17,6 +18,12 @@ class Candidate(NamedTuple):
     model: ModelConfig
     layout: Layout
     training: TrainingConfig
+
+    def settled(self, precision: str) -> "Candidate":
+        """As `RunConfig.settled`."""
+        if self.training.precision != "auto":
+            return self
+        return self._replace(training=replace(self.training, precision=precision))
 
     @property
     def micro_batch_size(self) -> int:

@@ -24,7 +24,6 @@ from math import ceil, lcm
 from typing import NamedTuple
 
 from crosscut.config.conventions import num_pieces
-from crosscut.config.precision import PRECISIONS
 from crosscut.planner.candidate import Planned
 from crosscut.planner.collective import Collective
 from crosscut.planner.hardware import Hardware, Where
@@ -124,7 +123,7 @@ def _gradients(
     """Buckets go while the last micro-batch's backward pass runs; the embeddings' is there when that is over."""
     gathered = 0.0
     if program.shards_optimizer:
-        precision = PRECISIONS[run.training.precision]
+        precision = run.training.numbers
         seconds /= 2
         gathered = seconds * precision.compute_bytes / precision.accumulation_bytes
     waited = max(seconds - beside.backward, beside.root_share * seconds) + max(0.0, gathered - beside.forward)

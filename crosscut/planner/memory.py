@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from crosscut.config import Layout, ModelConfig, default_loss_chunk, padded_vocab_size
-from crosscut.config.precision import PRECISIONS
+from crosscut.config.precision import precision_on
 from crosscut.planner.activations import Device, layer_activations, num_recomputed_layers
 from crosscut.planner.candidate import Planned
 from crosscut.planner.parameters import LocalTensor, known_vocab_size, layer_tensors, root_tensors
@@ -125,8 +125,9 @@ class _Step:
     """A run's step, and what is there at each of its instants."""
 
     def __init__(self, run: Planned, device: Device) -> None:
+        run = run.settled(precision_on(device))
         self.run, self.device = run, device
-        precision = PRECISIONS[run.training.precision]
+        precision = run.training.numbers
         self.size, self.wide = precision.compute_bytes, precision.accumulation_bytes
         self.is_mixed = self.size != self.wide
         self.is_sharded = run.layout.shard_size > 1

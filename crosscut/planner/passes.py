@@ -17,7 +17,6 @@ of gradients are counted by the parameter. Legend: as in `activations`.
 
 from typing import NamedTuple
 
-from crosscut.config.precision import PRECISIONS
 from crosscut.planner.candidate import Planned
 from crosscut.planner.parameters import layer_tensors, parameters_per_rank
 from crosscut.planner.products import logits_product
@@ -45,7 +44,7 @@ class Passes(NamedTuple):
 
 def layer_passes(run: Planned, program: Program) -> Passes:
     """One layer in one micro-batch, without its weights."""
-    model, size = run.model, PRECISIONS[run.training.precision].compute_bytes
+    model, size = run.model, run.training.numbers.compute_bytes
     tokens = run.micro_batch_size * run.training.sequence_length
     own_tokens = tokens // run.layout.tensor if run.layout.sequence_parallel else tokens
     stream = own_tokens * model.hidden_size * size
@@ -92,7 +91,7 @@ def weight_passes(run: Planned, program: Program) -> tuple[float, float]:
 
     The first micro-batch has nothing to add to. Shares of sharded weights are cast before they are gathered.
     """
-    precision = PRECISIONS[run.training.precision]
+    precision = run.training.numbers
     narrow, wide = precision.compute_bytes, precision.accumulation_bytes
     added = 3 * wide * (1 - 1 / run.num_micro_batches)
     if narrow == wide or not program.casts_weights:
@@ -107,7 +106,7 @@ def ends_passes(run: Planned, program: Program) -> tuple[float, float]:
     Compiled, the loss takes the largest logit, the sum of exponentials, and turns logits into their gradient, in the
     type of the products. Eager it does so in the type of sums, in as many passes as it has operators.
     """
-    precision = PRECISIONS[run.training.precision]
+    precision = run.training.numbers
     logits = logits_product(run)
     num_logits = logits.m * logits.n
     stream = logits.m * logits.k * precision.compute_bytes
@@ -120,7 +119,7 @@ def optimizer_bytes(run: Planned, program: Program) -> float:
     """What a step reads and writes of a rank's share of parameters, gradients and moments: norm, clipping, AdamW; and
     the buckets in which gradients that are whole go to the other data ranks.
     """
-    wide = PRECISIONS[run.training.precision].accumulation_bytes / 4
+    wide = run.training.numbers.accumulation_bytes / 4
     own = parameters_per_rank(run.model, run.layout) / run.layout.shard_size
     buckets = 16 if run.layout.data > 1 and run.layout.shard_size == 1 else 0
     sharing = run.layout.data if program.shards_optimizer else 1

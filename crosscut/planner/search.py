@@ -118,6 +118,7 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
             f"`--gpus` must be at most the {hardware.ranks_per_node} of one node of {hardware.name}, for which no "
             f"network is known, but is {num_ranks}. Take fewer, or add a section [network] to a file of it."
         )
+    run = run.settled(hardware.fast_precision)
     require_precision(run, hardware)
     require_device(run, hardware)
     tensors = [tensor for tensor in divisors(num_ranks) if not _reason_against_tensor(run.model, tensor)]

@@ -13,7 +13,6 @@ from functools import partial
 from math import prod
 
 from crosscut.config import Layout
-from crosscut.config.precision import PRECISIONS
 from crosscut.planner.candidate import Planned
 from crosscut.planner.collective import Axis, Collective
 from crosscut.planner.parameters import LocalTensor, layer_tensors, root_tensors
@@ -21,7 +20,7 @@ from crosscut.planner.parameters import LocalTensor, layer_tensors, root_tensors
 
 def sharded_parameters(run: Planned) -> list[Collective]:
     """The collectives of one step for the weights and gradients of a run that shards them."""
-    precision = PRECISIONS[run.training.precision]
+    precision = run.training.numbers
     layers = _of_unit(run, "layer", layer_tensors(run.model, run.layout), precision.compute_bytes)
     root = _of_unit(run, "root", root_tensors(run.model, run.layout), precision.accumulation_bytes)
     return [*layers, *root]
@@ -39,7 +38,7 @@ def _of_unit(run: Planned, unit: str, tensors: list[LocalTensor], weight_bytes: 
     layout, micro_batches = run.layout, run.num_micro_batches
     times = run.model.num_layers if unit == "layer" else 1
     gatherings = 1 if layout.sharding == "zero2" else micro_batches
-    gradient_bytes = PRECISIONS[run.training.precision].accumulation_bytes
+    gradient_bytes = run.training.numbers.accumulation_bytes
     elements = sum(_padded(tensor, layout.shard_size) for tensor in tensors)
     over_shares = partial(Collective, axis=shard_axis(layout), elements=elements, ranks=layout.shard_size)
     gather = partial(over_shares, operation="all_gather", purpose=f"{unit} weights", element_bytes=weight_bytes)

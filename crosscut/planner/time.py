@@ -89,6 +89,7 @@ def step_time(
     By default of Crosscut's own program; `speed` may be kept from one run to the next of the same precision and number
     of ranks. Raises `ConfigError` where `model.vocab_size` is still 0.
     """
+    run = run.settled(hardware.fast_precision)
     program = program or crosscut_program(run, hardware)
     speed = speed or Speed(hardware, run.training.precision, ranks=run.layout.world_size)
     M, L = run.num_micro_batches, run.model.num_layers

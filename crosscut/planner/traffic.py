@@ -14,7 +14,6 @@ from functools import partial
 from crosscut.config import default_loss_chunk, padded_vocab_size
 from crosscut.config.checks import require_at_least
 from crosscut.config.conventions import num_pieces
-from crosscut.config.precision import PRECISIONS
 from crosscut.planner.activations import num_recomputed_layers
 from crosscut.planner.candidate import Planned
 from crosscut.planner.collective import Axis, Collective, Operation, Phase
@@ -94,7 +93,7 @@ def _tensor_parallel(run: Planned, compiled: bool) -> list[Collective]:
         operation="all_reduce",
         axis="tensor",
         elements=_activation_elements(run),
-        element_bytes=PRECISIONS[run.training.precision].compute_bytes,
+        element_bytes=run.training.numbers.compute_bytes,
         ranks=run.layout.tensor,
     )
     return [
@@ -122,7 +121,7 @@ def _sequence_parallel(run: Planned, compiled: bool) -> list[Collective]:
         Collective,
         axis="tensor",
         elements=elements,
-        element_bytes=PRECISIONS[run.training.precision].compute_bytes,
+        element_bytes=run.training.numbers.compute_bytes,
         ranks=run.layout.tensor,
     )
     pieces = 1 if run.training.precision == "float8" else num_pieces(run.micro_batch_size, elements)
@@ -169,7 +168,7 @@ def _loss(run: Planned, chunk_tokens: int) -> list[Collective]:
         operation="all_reduce",
         axis="tensor",
         phase="forward",
-        element_bytes=PRECISIONS[run.training.precision].accumulation_bytes,
+        element_bytes=run.training.numbers.accumulation_bytes,
         ranks=run.layout.tensor,
     )
     collectives = []
@@ -195,7 +194,7 @@ def _gradients(run: Planned) -> list[Collective]:
         operation="all_reduce",
         phase="step",
         count=1,
-        element_bytes=PRECISIONS[run.training.precision].accumulation_bytes,
+        element_bytes=run.training.numbers.accumulation_bytes,
     )
     partial_ones = partial_gradients(run.model, run.layout)
     replicated = all_reduce(
@@ -220,7 +219,7 @@ def _totals(run: Planned) -> list[Collective]:
         operation="all_reduce",
         phase="step",
         count=1,
-        element_bytes=PRECISIONS[run.training.precision].accumulation_bytes,
+        element_bytes=run.training.numbers.accumulation_bytes,
     )
     return [
         all_reduce(axis="tensor", purpose="gradient norm", elements=1, ranks=run.layout.tensor, element_bytes=8),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from crosscut.config import RunConfig, default_loss_chunk, padded_vocab_size
-from crosscut.config.precision import PRECISIONS
+from crosscut.config.precision import precision_on
 from crosscut.parallel import CollectiveRecorder, ParallelMesh, Sent, make_mesh
 from crosscut.parallel.pretended import pretended_ranks
 from crosscut.planner.parameters import known_vocab_size, layer_tensors, root_tensors
@@ -45,6 +45,7 @@ def rehearse(run: RunConfig, *, rank: int = 0, device: Device = "cuda") -> Rehea
     """
     known_vocab_size(run.model)
     start = time.perf_counter()
+    run = run.settled(precision_on(device))
     run = replace(run, training=replace(run.training, compile="off"))
     with pretended_ranks(run.layout.world_size, rank), torch.random.fork_rng(devices=()):
         mesh = make_mesh(replace(run.layout, symmetric_memory=False), torch.device("cpu"))
@@ -86,7 +87,7 @@ def _count(run: RunConfig, mesh: ParallelMesh, device: Device) -> tuple[Ledger, 
 
 def _enter_state(ledger: Ledger, trainer: Trainer, device: Device) -> None:
     """Weights, and moments where they are on the device."""
-    precision = PRECISIONS[trainer.run.training.precision]
+    precision = trainer.run.training.numbers
     is_mixed = precision.compute != precision.accumulation
     parameters = dict(trainer.model.named_parameters())
     ledger.enter("master_weights" if is_mixed else "weights", parameters)

@@ -105,7 +105,7 @@ def forecast_seconds(case: Case, devices: Devices, hardware: Hardware) -> float:
     """The planner's. A rank has its threads' share of a processor, or less where more ranks than cores share it."""
     ranks = case.run.layout.world_size
     sharing = max(devices.count // case.threads, ranks)
-    speed = Speed(hardware, case.run.training.precision, ranks=sharing)
+    speed = Speed(hardware, case.run.settled(hardware.fast_precision).training.precision, ranks=sharing)
     turns = devices.sharing(ranks)  # what the host does for a rank waits for the others on its core, too
     forward, backward = hardware.layer_host
     device = replace(

@@ -15,6 +15,7 @@ from crosscut.planner.search import require_precision
 from crosscut.scaling.cases import DEFAULT_RUNS, Devices, choose_devices, study_cases
 from crosscut.scaling.measure import measure
 from crosscut.scaling.results import Results, row_of
+from crosscut.training.precision import fast_precision
 
 
 def measured_study(arguments: Sequence[str], *, gpu: str | None, ranks: int | None, turns: int) -> Results:
@@ -23,6 +24,7 @@ def measured_study(arguments: Sequence[str], *, gpu: str | None, ranks: int | No
     Raises `ConfigError` or `LayoutError` before a rank starts.
     """
     run, devices = _run_and_devices(arguments, ranks)
+    run = run.settled(fast_precision(torch.device(devices.kind)))
     hardware = None if gpu is None else _hardware(gpu, run, devices)
     studies = study_cases(run, devices)
     cases = [case for found in studies.values() for case in found]

@@ -61,6 +61,7 @@ class Loop:
     ) -> None:
         """`identity` is what the run's checkpoints say of themselves (`checkpoint.Progress`)."""
         self.profiler, self.evaluations = profiler, evaluations
+        run = run.settled(trainer.run.training.precision)
         self.run, self.trainer, self.batches, self.mesh = run, trainer, batches, trainer.mesh
         self.identity = dict(identity or {})
         self.folder = Path(run.output.folder)

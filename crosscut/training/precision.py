@@ -3,8 +3,11 @@
 import torch
 
 from crosscut.config import ConfigError
-from crosscut.config.precision import PRECISIONS
+from crosscut.config.precision import PRECISIONS, precision_on
 from crosscut.parallel import FLOAT8, ORDINARY, Products
+
+BFLOAT16_CAPABILITY = (8, 0)
+"""NVIDIA's first with bfloat16 products: Ampere. PyTorch imitates them on those before."""
 
 FLOAT8_CAPABILITY = (8, 9)
 """NVIDIA's first with float8 products: Ada; then Hopper and Blackwell."""
@@ -23,6 +26,12 @@ def parameter_dtype(precision: str) -> torch.dtype:
 def products(precision: str) -> Products:
     """What the layers multiply with."""
     return FLOAT8 if PRECISIONS[precision].products.startswith("float8") else ORDINARY
+
+
+def fast_precision(device: torch.device) -> str:
+    """What `training.precision = "auto"` stands for on a device."""
+    has_bfloat16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= BFLOAT16_CAPABILITY
+    return precision_on(device.type, has_bfloat16=has_bfloat16)
 
 
 def require_precision(precision: str, device: torch.device) -> None:

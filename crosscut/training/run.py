@@ -39,6 +39,7 @@ from crosscut.pretrained import keep_companions, load_weights, require_weights
 from crosscut.training.batches import Batches
 from crosscut.training.evaluations import Evaluations
 from crosscut.training.loop import Loop
+from crosscut.training.precision import fast_precision
 from crosscut.training.profiling import Profiler, require_steps
 from crosscut.training.report import SUMMARY_FILE, typed_command, write_report
 from crosscut.training.requirements import require_capabilities
@@ -76,6 +77,7 @@ def run_training(run: RunConfig, *, resume: Resume = False, profile: bool = Fals
     if was_started() and started_world_size() != run.layout.world_size:
         raise LayoutError(world_size_message(run.layout, started_world_size()))
     require_devices(run.training.device, ranks_on_this_machine(run.layout.world_size))
+    run = run.settled(fast_precision(choose_device(run.training.device)))
     require_capabilities(run)
     if was_started():
         with joined_rank():

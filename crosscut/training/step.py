@@ -24,7 +24,7 @@ from crosscut.training.compilation import apply_compilation
 from crosscut.training.host_moments import InHostMemory
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.optimizer import make_optimizer, set_learning_rate
-from crosscut.training.precision import compute_dtype, needs_loss_scale, parameter_dtype, products
+from crosscut.training.precision import compute_dtype, fast_precision, needs_loss_scale, parameter_dtype, products
 from crosscut.training.recomputation import apply_recomputation
 from crosscut.training.result import StepResult
 from crosscut.training.schedule import learning_rate
@@ -38,6 +38,7 @@ class Trainer:
     """
 
     def __init__(self, run: RunConfig, mesh: ParallelMesh) -> None:
+        run = run.settled(fast_precision(mesh.device))
         self.run, self.mesh = run, mesh
         self.streams = RandomStreams(mesh, run.training.seed)
         self.model = make_model(run.model, precision=run.training.precision, mesh=mesh, streams=self.streams)

@@ -13,7 +13,7 @@ from crosscut.config import RunConfig
 from crosscut.parallel import ORDINARY, ParallelMesh
 from crosscut.parallel.collectives import all_gather_objects
 from crosscut.planner import find_hardware, model_flops_per_token
-from crosscut.training.precision import compute_dtype
+from crosscut.training.precision import compute_dtype, fast_precision
 
 _WARM_UP = 2
 """Products before those that count against the time."""
@@ -45,7 +45,7 @@ class Throughput:
         return cls(
             tokens_per_step=run.training.batch_size * length,
             flops_per_token=model_flops_per_token(run.model, length),
-            peak=find_peak(run.training.precision, mesh),
+            peak=find_peak(run.settled(fast_precision(mesh.device)).training.precision, mesh),
         )
 
     def rates(self, seconds: float) -> dict[str, float]:

@@ -7,9 +7,11 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig, padded_vocab_size
 from crosscut.parallel import gradients
-from crosscut.planner import Candidate, forecast_memory, memory, parameters_per_rank
+from crosscut.planner import Candidate, forecast_memory, layer_activations, memory, parameters_per_rank
 from crosscut.planner.memory import forecast_instants
 from crosscut.training import host_moments
 
@@ -20,6 +22,13 @@ def make_run(layout: dict[str, Any] | None = None, **training: Any) -> RunConfig
     chosen = Layout(**(layout or {}))
     options = {"batch_size": 8 * chosen.data, "precision": "bfloat16", **training}
     return RunConfig(model=MODEL, layout=chosen, training=TrainingConfig(**options))
+
+
+@pytest.mark.parametrize(("device", "precision"), [("cuda", "bfloat16"), ("cpu", "float32")])
+def test_a_run_without_a_precision_counts_as_in_the_devices_own(device: Any, precision: str) -> None:
+    auto, same = (make_run(precision=p) for p in ("auto", precision))
+    assert forecast_memory(auto, device=device) == forecast_memory(same, device=device)
+    assert layer_activations(auto, device=device) == layer_activations(same, device=device)
 
 
 def test_sizes_that_the_program_takes_are_the_planners() -> None:

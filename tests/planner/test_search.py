@@ -5,7 +5,7 @@ import pytest
 from crosscut.config import ConfigError, LayoutError, RunConfig, load_run
 from crosscut.config.checks import divisors
 from crosscut.planner import flops_per_step
-from crosscut.planner.hardware import KNOWN_HARDWARE
+from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
 from crosscut.planner.search import Plans, search_layouts
 
 DGX, H100, LAPTOP = (KNOWN_HARDWARE[key] for key in ("v100-32gb-dgx2h", "h100-sxm", "laptop"))
@@ -30,6 +30,15 @@ def test_the_fastest_comes_first_and_all_fit(paper: Plans) -> None:
     assert len(times) > 100
     assert all(plan.memory.total <= 32e9 for plan in paper.fitting)
     assert all(plan.candidate.layout.world_size == 512 for plan in paper.fitting)
+
+
+@pytest.mark.parametrize(("hardware", "precision"), [(H100, "bfloat16"), (DGX, "float16"), (LAPTOP, "float32")])
+def test_without_a_precision_the_devices_own_is_planned(hardware: Hardware, precision: str) -> None:
+    own, same = (search_layouts(run_of("gpt2-small", precision=p), hardware, 2) for p in ("auto", precision))
+    assert own.asked.training.precision == precision
+    assert own.fitting == same.fitting
+    run = own.asked.settled("float64")
+    assert run == own.asked, "what is settled stays"
 
 
 def test_every_setting_is_looked_at(paper: Plans) -> None:

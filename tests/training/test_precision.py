@@ -1,11 +1,18 @@
-"""Precisions that the device must have."""
+"""Precisions that the device must have, and the one that it is given."""
+
+from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
-from crosscut.config import ConfigError
-from crosscut.training.precision import require_precision
+from crosscut.config import ConfigError, load_run
+from crosscut.config.conventions import CONFIG_FILE
+from crosscut.training.precision import fast_precision, require_precision
 from crosscut.training.run import run_training
+from crosscut.training.step import Trainer
+from tests.ranks import RankPool
+from tests.training.jobs import loop, parts
 
 
 def test_float8_is_refused_where_the_device_does_not_have_it(run_with) -> None:
@@ -20,3 +27,26 @@ def test_float8_is_refused_where_the_device_does_not_have_it(run_with) -> None:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
 def test_other_precisions_run_anywhere(precision: str) -> None:
     require_precision(precision, torch.device("cpu"))
+
+
+def test_a_processor_trains_in_float32_unless_another_type_is_set() -> None:
+    assert fast_precision(torch.device("cpu")) == "float32"
+
+
+@pytest.mark.parametrize(("capability", "precision"), [((9, 0), "bfloat16"), ((8, 0), "bfloat16"), ((7, 5), "float16")])
+def test_a_gpu_trains_in_the_half_precision_that_it_has(capability: tuple[int, int], precision: str) -> None:
+    with mock.patch.object(torch.cuda, "get_device_capability", return_value=capability):
+        assert fast_precision(torch.device("cuda", 0)) == precision
+
+
+def _trained(run) -> tuple[str, str]:
+    trainer: Trainer = parts(run)[0]
+    loop(run)
+    saved = load_run(Path(run.output.folder) / CONFIG_FILE)
+    return trainer.run.training.precision, saved.training.precision
+
+
+def test_a_run_saves_which_precision_it_was(ranks: RankPool, run_with) -> None:
+    run = run_with("training.steps=1")
+    assert run.training.precision == "auto"
+    assert ranks.run(1, _trained, run)[0] == ("float32", "float32")

@@ -11,6 +11,7 @@ from itertools import pairwise
 from math import exp, log
 from typing import Literal, NamedTuple
 
+from crosscut.config.precision import precision_on
 from crosscut.planner.activations import Device
 
 Where = Literal["node", "network"]
@@ -138,6 +139,11 @@ class Hardware:
 
     sources: Mapping[str, str]
     """Where the figures of each section of the file are stated."""
+
+    @property
+    def fast_precision(self) -> str:
+        """What `training.precision = "auto"` stands for here."""
+        return precision_on(self.device, has_bfloat16="bfloat16" in self.flops)
 
     @property
     def source(self) -> str:
