@@ -47,6 +47,6 @@ def _trained(run) -> tuple[str, str]:
 
 
 def test_a_run_saves_which_precision_it_was(ranks: RankPool, run_with) -> None:
-    run = run_with("training.steps=1")
+    run = run_with("training.steps=3")
     assert run.training.precision == "auto"
     assert ranks.run(1, _trained, run)[0] == ("float32", "float32")
