@@ -17,6 +17,7 @@ does not grow with the batch, found from two batch sizes, is the weights' second
 import argparse
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +56,9 @@ Published: elements of two bytes, dropout masks of one, attention that keeps its
 - `full, offloaded`: on a GPU only the last two layers' inputs are left; the CPU's memory is the host's, so it is
   counted here.
 """
+
+LET_GO = 0.05
+"""Seconds in which gloo's threads let go of what they have sent: some forward passes in a hundred end before that."""
 
 
 class Alive(TorchDispatchMode):
@@ -102,6 +106,7 @@ def held_after_forward(run: RunConfig, mesh: ParallelMesh) -> dict[str, int]:
     if mesh.device.type != "cuda":
         with Alive() as alive:
             y = trainer.model(tokens[:, :-1])
+            time.sleep(LET_GO)
             held = alive.bytes()
         gathered = gathered_bytes(trainer)
         y.sum().backward()

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from crosscut.config import RunConfig
+from crosscut.config.precision import precision_on
 from crosscut.planner.activations import num_recomputed_layers
 from crosscut.verification.report import Report
 
@@ -34,7 +35,10 @@ def _included(verified: RunConfig, compiled: bool) -> Iterator[str]:
 
 def _left_out(asked: RunConfig, verified: RunConfig, compiled: bool) -> Iterator[str]:
     ours, theirs = verified.training, asked.training
-    if theirs.precision != ours.precision:
+    if theirs.precision == "auto":
+        named = " or ".join(dict.fromkeys(precision_on(device) for device in ("cuda", "cpu")))
+        yield f"the precision of the run's device ({named}: --precision has both, and finds what is larger than rounding)"
+    elif theirs.precision != ours.precision:
         name = theirs.precision
         yield f"the run's {name} (--precision {name} has it, and finds what is larger than its rounding)"
     if not compiled and verified.is_compiled_on_gpus:

@@ -50,6 +50,8 @@ def test_a_precision_that_is_not_the_runs_is_told_with_the_option_that_has_it() 
         told = f"the run's {precision} (--precision {precision} has it, and finds what is larger than its rounding)"
         assert scope(run_of(precision=precision)) == ((), (told,))
         assert scope(run_of(precision=precision), precision)[1] == ()
+    (told,) = scope(run_of(precision="auto"))[1]
+    assert told.startswith("the precision of the run's device (bfloat16 or float32: --precision has both")
 
 
 def test_what_is_smaller_or_other_than_in_the_run_is_told() -> None:
