@@ -36,8 +36,8 @@ def _included(verified: RunConfig, compiled: bool) -> Iterator[str]:
 def _left_out(asked: RunConfig, verified: RunConfig, compiled: bool) -> Iterator[str]:
     ours, theirs = verified.training, asked.training
     if theirs.precision == "auto":
-        named = " or ".join(dict.fromkeys(precision_on(device) for device in ("cuda", "cpu")))
-        yield f"the precision of the run's device ({named}: --precision has both, and finds what is larger than rounding)"
+        both = " or ".join(precision_on(device) for device in ("cuda", "cpu"))
+        yield f"the precision of the run's device ({both}: --precision has both, finding what is larger than rounding)"
     elif theirs.precision != ours.precision:
         name = theirs.precision
         yield f"the run's {name} (--precision {name} has it, and finds what is larger than its rounding)"
