@@ -19,6 +19,7 @@ import torch
 from machine import describe_machine
 
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
+from crosscut.config.precision import precision_on
 from crosscut.parallel import launch, make_mesh, process_group
 from crosscut.planner import count_parameters, forecast_memory
 from crosscut.training.memory_account import account_of
@@ -127,7 +128,7 @@ def table(runs: Sequence[RunConfig], measured: Sequence[int]) -> str:
 
 def options_of(run: RunConfig) -> str:
     training = run.training
-    found = [training.precision, run.model.family]
+    found = [run.settled(precision_on("cpu")).training.precision, run.model.family]
     found += [f"recompute {training.recompute}"] * (training.recompute != "none")
     found += [f"every {training.recompute_every}nd layer"] * (training.recompute_every > 1)
     found += [f"{run.num_micro_batches} micro-batches"] * (run.num_micro_batches > 1)

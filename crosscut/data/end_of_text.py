@@ -10,6 +10,7 @@ The first that says something is believed:
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ def end_said_beside(path: Path, inner: tokenizers.Tokenizer) -> int | None:
     Raises `DataError` where they name a token that the tokenizer lacks, and `ConfigError` where they cannot be read.
     """
     folder = path.parent
-    if _table(folder / MANIFEST_NAME).get("format") == FORMAT:
+    if _holds_tokens(folder):
         return Manifest.read(folder).end_of_text
     if named := _named(folder):
         file, name = named
@@ -41,6 +42,15 @@ def end_said_beside(path: Path, inner: tokenizers.Tokenizer) -> int | None:
             raise _unknown(f"`{_KEY}_id` in `{file}`", "an id", path, ids[0])
         return ids[0]
     return None
+
+
+def _holds_tokens(folder: Path) -> bool:
+    """Whether the manifest there is ours; others call files of their own so."""
+    try:
+        table = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(table, dict) and table.get("format") == FORMAT
 
 
 def _named(folder: Path) -> tuple[Path, str] | None:

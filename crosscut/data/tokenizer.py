@@ -158,9 +158,9 @@ class Tokenizer:
         for encoding in self._inner.encode_batch_fast(list(texts), add_special_tokens=False):
             yield np.array(encoding.ids, dtype=np.uint32)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids; special tokens are left out."""
-        return self._inner.decode(list(ids), skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], *, with_special: bool = False) -> str:
+        """Text of ids; special tokens are left out unless asked for."""
+        return self._inner.decode(list(ids), skip_special_tokens=not with_special)
 
     def has_ids_of(self, other: Tokenizer) -> bool:
         """Whether every token has the id that it has in another tokenizer."""

@@ -1,13 +1,10 @@
 """What a model's folder calls the tokens that begin and end a text, read as `transformers` reads it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from crosscut.config import ConfigError
+from crosscut.config.published import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, read_json
 from crosscut.data import Tokenizer
-
-_SETTINGS, _LEGACY = "tokenizer_config.json", "special_tokens_map.json"
 
 
 def named_ids(path: Path, tokenizer: Tokenizer) -> dict[str, int | None]:
@@ -16,9 +13,9 @@ def named_ids(path: Path, tokenizer: Tokenizer) -> dict[str, int | None]:
     None for one of which they say that there is none, or which is not in the vocabulary; what they do not speak of is
     left out. Raises `ConfigError` for a file that is not JSON.
     """
-    settings = _read(path.with_name(_SETTINGS))
+    settings = _read(path.with_name(TOKENIZER_CONFIG_FILE))
     if "added_tokens_decoder" not in settings:
-        settings |= _read(path.with_name(_LEGACY))
+        settings |= _read(path.with_name(SPECIAL_TOKENS_FILE))
     return {name: _id(settings[name], tokenizer) for name in ("bos_token", "eos_token") if name in settings}
 
 
@@ -29,8 +26,4 @@ def _id(token: Any, tokenizer: Tokenizer) -> int | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise ConfigError(f"`{path}` must be JSON, but is not: {error}. Mend it or take it away.") from None
-    return settings if isinstance(settings, dict) else {}
+    return read_json(path) if path.is_file() else {}

@@ -119,7 +119,7 @@ def process_group(device: torch.device) -> Iterator[None]:
 def keep_process_group(device: torch.device) -> None:
     """The process group that there is, or else one as `process_group` makes it, until this process ends.
 
-    For a program that is not ours; where an error ends it the group is left as it is.
+    For a program that is not ours; where an uncaught error ends it the group is left as it is.
     """
     if dist.is_initialized():
         return

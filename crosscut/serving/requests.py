@@ -216,7 +216,7 @@ def _prompt(fields: Fields, prompt: object, served: Served) -> tuple[tuple[int, 
         fields.refuse("prompt", "be a text, a list of token ids, or a list of either")
     if not all(0 <= one < vocab_size for one in prompt):
         fields.refuse("prompt", f"hold ids from 0 to {vocab_size - 1}")
-    return tuple(prompt), served.tokenizer.decode(prompt)
+    return tuple(prompt), served.tokenizer.decode(prompt, with_special=True)
 
 
 def _include_usage(fields: Fields, *, stream: bool) -> bool:

@@ -35,12 +35,13 @@ def _included(verified: RunConfig, compiled: bool) -> Iterator[str]:
 
 def _left_out(asked: RunConfig, verified: RunConfig, compiled: bool) -> Iterator[str]:
     ours, theirs = verified.training, asked.training
-    if theirs.precision == "auto":
-        both = " or ".join(precision_on(device) for device in ("cuda", "cpu"))
+    devices = ("cuda", "cpu") if theirs.device == "auto" else (theirs.device,)
+    wanted = [precision_on(device) for device in devices] if theirs.precision == "auto" else [theirs.precision]
+    if len(wanted) == 1 and ours.precision not in wanted:
+        yield f"the run's {wanted[0]} (--precision {wanted[0]} has it, and finds what is larger than its rounding)"
+    elif ours.precision not in wanted:
+        both = " or ".join(wanted)
         yield f"the precision of the run's device ({both}: --precision has both, finding what is larger than rounding)"
-    elif theirs.precision != ours.precision:
-        name = theirs.precision
-        yield f"the run's {name} (--precision {name} has it, and finds what is larger than its rounding)"
     if not compiled and verified.is_compiled_on_gpus:
         yield f"{COMPILED}, which the run has on GPUs"
     if asked.layout.symmetric_memory and not verified.layout.symmetric_memory:

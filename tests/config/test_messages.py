@@ -123,8 +123,8 @@ def test_a_divisor_is_above_zero(name: str, value: float) -> None:
     [
         (
             "training.precision",
-            "half",
-            "`training.precision` must be 'auto', 'float32', 'bfloat16', 'float16', 'float8' or 'float64', but is 'half'.",
+            "",
+            "`training.precision` must be 'auto', 'float32', 'bfloat16', 'float16', 'float8' or 'float64', but is ''.",
         ),
         (
             "training.recompute",

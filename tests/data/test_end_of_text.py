@@ -57,6 +57,7 @@ def id_of(folder: Path, token: str) -> int:
         ({"config": {"eos_token_id": ["END", "TURN"]}, "generation_config": {"eos_token_id": "TURN"}}, END),
         ({"config": {}, "generation_config": {"eos_token_id": ["END"]}}, END),
         ({"config": {"eos_token_id": []}, "manifest": {"name": "of something else"}}, KNOWN),
+        ({"tokenizer_config": {"eos_token": END}, "manifest": ["a list of files"]}, END),
     ],
 )
 def test_the_first_file_that_says_something_is_believed(folder, files, expected):

@@ -48,5 +48,5 @@ def test_the_older_file_holds_unless_the_newer_one_lists_all_tokens(named):
 
 
 def test_a_file_that_is_no_json_is_named(named):
-    with pytest.raises(ConfigError, match=r"tokenizer_config.json` must be JSON, but is not: .* Mend it or take it"):
+    with pytest.raises(ConfigError, match=r"tokenizer_config.json` must be valid JSON, but is not: "):
         named(tokenizer_config="{")

@@ -154,3 +154,14 @@ def test_lm_eval_asks_and_understands(server, prompts, expected):
             rows = expected[number][num_context - 1 : -1]
             assert logprob == pytest.approx(float(rows.gather(1, targets.unsqueeze(1)).sum()), rel=1e-4)
             assert is_greedy == bool((rows.argmax(1) == targets).all())
+
+
+def test_a_special_token_inside_a_prompt_of_ids_is_told_in_its_place(server, tokenizer):
+    end = "<|im_end|>"
+    first, special, second = (tokenizer.encode_prompt(text) for text in ("Fellow", end, " citizens"))
+    prompt = [*first, *special, *second]
+    assert len(special) == 1
+    choice = score(server, prompt=prompt)["choices"][0]
+    assert choice["text"].startswith(f"Fellow{end} citizens")
+    offsets = [*choice["logprobs"]["text_offset"], len(choice["text"])]
+    assert choice["text"][offsets[len(first)] : offsets[len(first) + 1]] == end

@@ -52,6 +52,9 @@ def test_a_precision_that_is_not_the_runs_is_told_with_the_option_that_has_it() 
         assert scope(run_of(precision=precision), precision)[1] == ()
     (told,) = scope(run_of(precision="auto"))[1]
     assert told.startswith("the precision of the run's device (bfloat16 or float32: --precision has both")
+    assert scope(run_of(precision="auto"), "bfloat16")[1] == ()
+    (told,) = scope(run_of(precision="auto", device="cpu"), "bfloat16")[1]
+    assert told.startswith("the run's float32 (--precision float32 has it")
 
 
 def test_what_is_smaller_or_other_than_in_the_run_is_told() -> None:
