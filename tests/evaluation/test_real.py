@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from crosscut.config import EvaluationConfig, Layout
 from crosscut.evaluation import evaluate, make_tasks
@@ -48,7 +49,7 @@ def files(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> EvaluationC
 @pytest.fixture(scope="module")
 def theirs(smollm2: Path, files: EvaluationConfig) -> dict[str, float]:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    model = Theirs(smollm2)
+    model = Theirs(smollm2, end_of_text=transformers.AutoTokenizer.from_pretrained(smollm2).eos_token_id)
     words = Path(files.wikitext103).read_text(encoding="utf-8")
     loss, _ = model.sliding(by_the_paper(words), WINDOW, OVERLAP)
     passages = [json.loads(line)["text"] for line in Path(files.lambada).read_text(encoding="utf-8").splitlines()]

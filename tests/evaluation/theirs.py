@@ -11,16 +11,17 @@ from tests.pretrained.models import their_model
 
 
 class Theirs:
-    """A model of a Hugging Face folder, asked for one window or passage at a time."""
+    """A model of a Hugging Face folder, asked for one window or passage at a time; its texts end with `end_of_text`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, end_of_text: int = 0) -> None:
+        self.end_of_text = end_of_text
         self.model = their_model(folder, torch.float32).eval()
         self.tokenizer = Tokenizer.load(folder / "tokenizer.json")
 
     @torch.no_grad()
     def sliding(self, text: str, window: int, overlap: int) -> tuple[float, int]:
         """Sum of losses and number of tokens."""
-        ids = torch.tensor([0, *self.tokenizer.encode(text)])
+        ids = torch.tensor([self.end_of_text, *self.tokenizer.encode(text)])
         total = 0.0
         for first, last in self._pieces(len(ids), window, overlap):
             start = max(0, last - window)
