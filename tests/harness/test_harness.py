@@ -95,6 +95,13 @@ def loss_of(folder: Path, before: list[int], text: str) -> float:
     return F.cross_entropy(logits, torch.tensor(ids[len(before) :]), reduction="sum").item()
 
 
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Their libraries look for nothing outside of this machine."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "tiny"
@@ -229,9 +236,8 @@ def asked_of_ours(folder: str) -> dict[str, Any]:
 @pytest.mark.filterwarnings("ignore")  # of what lm-eval and what it uses import
 @pytest.mark.parametrize(("begins", "names"), TOKENIZERS.values(), ids=TOKENIZERS)
 def test_answers_are_those_of_their_hf_models(
-    ranks: RankPool, model: Path, tmp_path: Path, begins: bool, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ranks: RankPool, model: Path, tmp_path: Path, begins: bool, names: dict[str, Any]
 ) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     from lm_eval.models.huggingface import HFLM
 
     folder = str(with_special_tokens(model, tmp_path / "tiny", begins=begins, names=names))
@@ -308,11 +314,8 @@ def test_tasks_give_what_transformers_gives(
     model: Path,
     tasks: Path,
     crosscut: Callable[..., CompletedProcess[str]],
-    monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     written = tmp_path / "scores.json"
     done = crosscut(
         "evaluate", str(model), "--harness", ",".join(TASKS), "--harness-folder", str(tasks), "--tensor", "2",
@@ -361,11 +364,8 @@ def test_their_own_command_runs_ours_on_several_ranks(
     model: Path,
     tasks: Path,
     crosscut: Callable[..., CompletedProcess[str]],
-    monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     done = crosscut(
         "lm-eval", "--model", "crosscut", "--model_args", f"pretrained={model},tensor=2", "--include_path", str(tasks),
         "--tasks", "tiny_writing", "--device", "cpu", "--batch_size", "2", "--output_path", str(tmp_path / "out"),
