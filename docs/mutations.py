@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.ranks import RankPool  # noqa: E402 - the tests are no package
-from tests.verification.mutations import MUTATIONS, verify_with  # noqa: E402
+from tests.verification.mutations import MUTATIONS, row_of, verify_with  # noqa: E402
 
 PAGE = ROOT / "docs" / "mutations.md"
 
@@ -35,8 +35,7 @@ def main() -> None:
         report = answers[0]
         named = report.first.module if report.first else "nothing"
         killed += not report.same and named == mutation.module
-        cause = report.first.cause if report.first else ""
-        rows.append(f"| {mutation.fault} | {mutation.layout} | `{named}` | {cause} |")
+        rows.append(row_of(mutation, report))
     pool.close()
     told = f"**{killed} of {len(MUTATIONS)} found, with the right module named.**\n\n"
     table = ["| fault | layout | named | says |", "|---|---|---|---|", *rows]

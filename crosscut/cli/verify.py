@@ -36,7 +36,7 @@ def verify(
     Takes the run's model through one training step in one process and over the layout, and compares every module's
     output and gradient, every parameter's gradient and update, the copies on all ranks, the random numbers and what is
     sent. Names the first module that differs, and exits with 1 if one does. It needs no data. Says at the end what of
-    the run was in the step (recomputation, offload, compiled layers) and what was not (its precision, accumulation).
+    the run was in the step (recomputation, offload, accumulation) and what was not (its precision, compiled layers).
     """
     run = run_from(arguments)
     from crosscut.parallel.processes import is_first_started

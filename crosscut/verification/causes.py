@@ -165,7 +165,7 @@ _GENERIC = {
         "and at what it saved for the backward pass."
     ),
     "gradient": (
-        "The gradients of activations agree and a parameter's does not: look at which uses of the parameter, and which "
-        "ranks, are added up."
+        "The gradients of activations agree and a parameter's does not: look at which uses of the parameter, which "
+        "ranks and which micro-batches are added up."
     ),
 }

@@ -39,6 +39,8 @@ def verify_module(
 class _OwnStep:
     """One AdamW step with clipping, on a fixed loss."""
 
+    watches_again = True  # a loss may take the model twice
+
     def __init__(self, model: nn.Module, loss: Callable[[nn.Module, ParallelMesh], Tensor], mesh: ParallelMesh) -> None:
         self.model, self.loss, self.mesh = model, loss, mesh
         self.parameters = list(model.parameters())

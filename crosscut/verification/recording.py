@@ -73,6 +73,10 @@ class Step(Protocol):
     def mesh(self) -> ParallelMesh:
         """What the model is cut over."""
 
+    @property
+    def watches_again(self) -> bool:
+        """Whether what leaves modules is looked at when the whole model is called once more, too."""
+
     def accumulate(self) -> Tensor:
         """Forward, backward and the reduction of gradients; gives the loss over all data ranks."""
 
@@ -83,7 +87,7 @@ class Step(Protocol):
 def record(step: Step) -> Recording:
     """Take the step and write down what it did. Every rank of the step's mesh calls it."""
     recording = Recording(root=display_name(step.model))
-    with _watched(step.model, recording):
+    with _watched(step.model, recording, again=step.watches_again):
         loss = step.accumulate()
     recording.loss = float(loss.detach())
     recording.gradients = _gradients(step.model)
@@ -108,9 +112,11 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def _watched(model: nn.Module, recording: Recording) -> Iterator[None]:
-    """While inside, outputs and returned gradients are written down. A compiled module is watched as a whole."""
-    watch = _Watch(recording)
+def _watched(model: nn.Module, recording: Recording, *, again: bool) -> Iterator[None]:
+    """While inside, outputs and returned gradients are written down, of the model's first call or `again` of every one.
+    A compiled module is watched as a whole.
+    """
+    watch = _Watch(recording, again=again)
     handles = []
     insides = tuple(f"{name}." for name in compiled_modules(model))
     for name, module in model.named_modules():
@@ -136,8 +142,9 @@ def display_name(model: nn.Module) -> str:
 class _Watch:
     """Names the calls of modules and follows the tensors between them. What a backward pass recomputes is no call."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, *, again: bool) -> None:
         self.recording = recording
+        self._again, self._seen = again, False
         self._num_calls: dict[str, int] = {}
         self._running: list[str] = []
         self._followed: dict[int, _Followed] = {}
@@ -146,7 +153,7 @@ class _Watch:
         self._entering: _Followed | None = None
 
     def enter(self, name: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if is_recomputing():
+        if self._looks_away():
             return
         self._num_calls[name] = count = self._num_calls.get(name, 0) + 1
         call = name if count == 1 else f"{name}, call {count}"
@@ -160,7 +167,7 @@ class _Watch:
 
     def entered(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
         """After all that wraps a module's input, as sharding does: what the module sees counts as that input."""
-        if is_recomputing():
+        if self._looks_away():
             return
         if not inputs or not isinstance(inputs[0], Tensor) or not inputs[0].is_floating_point():
             return
@@ -169,9 +176,10 @@ class _Watch:
             self._held.append(inputs[0])
 
     def leave(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
-        if is_recomputing():
+        if self._looks_away():
             return
         call = self._running.pop()
+        self._seen = self._seen or call == self.recording.root
         parent = self._running[-1] if self._running else LOSS
         several = isinstance(output, tuple | list)
         for i, tensor in enumerate(output if several else [output]):
@@ -181,6 +189,9 @@ class _Watch:
             self.recording.outputs[name] = tensor.detach().cpu().clone()
             passed_on = self._follow(tensor, "")
             passed_on.unless_consumed = f"{parent}{INSIDE}output of {name}" if self._running else LOSS
+
+    def _looks_away(self) -> bool:
+        return is_recomputing() or (self._seen and not self._again)
 
     def _follow(self, tensor: Tensor, unless_consumed: str) -> "_Followed":
         """Have the tensor's gradient noted when the backward pass comes to it."""

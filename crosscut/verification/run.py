@@ -38,6 +38,9 @@ from crosscut.verification.report import Check, Report
 from crosscut.verification.scope import COMPILED
 
 SEQUENCES_PER_DATA_RANK = 2
+"""In a micro-batch."""
+MICRO_BATCHES = 2
+"""Where the run accumulates over more than one: the first leaves gradients, and every other adds to them."""
 LONGEST_SEQUENCE = 128
 """Tokens of a sequence, where the run's are longer: a fault of a layout shows at any length."""
 
@@ -51,18 +54,20 @@ def scale_down(run: RunConfig, *, num_layers: int | None, hidden_size: int | Non
 
 
 def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfig:
-    """The run as it is verified: its model, on `layout`, in one small batch and one clipped step in `precision`.
+    """The run as it is verified: its model, on `layout`, in one clipped step in `precision` over a few sequences.
 
-    Raises `LayoutError` or `ConfigError` for a layout that the model, or the run's own precision, does not allow.
+    Where the run accumulates over micro-batches, so does the step, over two. Raises `LayoutError` or `ConfigError` for
+    a layout that the model, or the run's own precision, does not allow.
     """
     model = dataclasses.replace(run.model, vocab_size=run.model.vocab_size or run.data.vocab_size)
     length = min(run.training.sequence_length, LONGEST_SEQUENCE)
     if layout.sequence_parallel:
         length = max(length // layout.tensor, 1) * layout.tensor
+    accumulates = 0 < run.training.micro_batch_size * layout.data < run.training.batch_size
     training = dataclasses.replace(
         run.training,
-        batch_size=SEQUENCES_PER_DATA_RANK * layout.data,
-        micro_batch_size=0,
+        batch_size=SEQUENCES_PER_DATA_RANK * layout.data * (MICRO_BATCHES if accumulates else 1),
+        micro_batch_size=SEQUENCES_PER_DATA_RANK if accumulates else 0,
         sequence_length=length,
         steps=10,
     )
@@ -153,6 +158,8 @@ def _make_exact(run: RunConfig) -> Callable[[ParallelMesh], Step] | None:
 class _RunStep:
     """The trainer's own step 0, on one made-up batch."""
 
+    watches_again = False  # a further micro-batch is shown by what it adds to the gradients
+
     def __init__(self, run: RunConfig, mesh: ParallelMesh) -> None:
         self.run, self.mesh = run, mesh
         self.trainer = Trainer(run, mesh)
@@ -166,16 +173,20 @@ class _RunStep:
         self.trainer.optimizer.zero_grad()
         self.sent.clear()
         with self._recorded():
-            return self.trainer.accumulate(0, [self._batch()])
+            return self.trainer.accumulate(0, self._micro_batches())
 
     def update(self, loss: Tensor) -> float:
         with self._recorded():
             return self.trainer.update(0, loss).gradient_norm
 
-    def _batch(self) -> Batch:
-        data = self.mesh.data
-        tokens, targets = (x.chunk(data.size)[data.rank].to(self.mesh.device) for x in made_up_batch(self.run))
-        return tokens, targets
+    def _micro_batches(self) -> list[Batch]:
+        """This data rank's part of each: of the same sequences on every layout, so that they can be compared."""
+        data, count = self.mesh.data, self.run.num_micro_batches
+        tokens, targets = (
+            [part.chunk(data.size)[data.rank].to(self.mesh.device) for part in x.chunk(count)]
+            for x in made_up_batch(self.run)
+        )
+        return list(zip(tokens, targets, strict=True))
 
     @contextmanager
     def _recorded(self) -> Iterator[None]:

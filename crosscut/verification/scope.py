@@ -25,6 +25,8 @@ def _included(verified: RunConfig, compiled: bool) -> Iterator[str]:
     if num_recomputed := num_recomputed_layers(verified):
         yield f"recompute {training.recompute} in {num_recomputed} of {verified.model.num_layers} layers"
     yield from (f"offload of {what}" for what in training.offload)
+    if verified.num_micro_batches > 1:
+        yield f"accumulation over {verified.num_micro_batches} micro-batches"
     if compiled:
         yield COMPILED
     if verified.layout.symmetric_memory:
@@ -46,8 +48,6 @@ def _left_out(asked: RunConfig, verified: RunConfig, compiled: bool) -> Iterator
         yield f"{COMPILED}, which the run has on GPUs"
     if asked.layout.symmetric_memory and not verified.layout.symmetric_memory:
         yield "symmetric memory"
-    if asked.num_micro_batches > 1:
-        yield f"accumulation over {asked.num_micro_batches} micro-batches"
     if theirs.sequence_length != ours.sequence_length:
         yield f"sequences of {theirs.sequence_length:,} tokens, which have {ours.sequence_length:,} here"
     if asked.model.num_layers != verified.model.num_layers:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from crosscut.config import Layout
+from crosscut.config import IGNORED, Layout
 from crosscut.model import attention, gpt
 from crosscut.parallel import (
     GradientReducer,
@@ -28,6 +28,7 @@ from crosscut.parallel import (
     cross_entropy,
     disturb_,
     embedding,
+    gradients,
     linear,
     make_mesh,
     norm,
@@ -42,6 +43,7 @@ from crosscut.parallel.gradients import _local
 from crosscut.parallel.parameters import local
 from crosscut.training import step as training_step
 from crosscut.verification import Report, for_verification, verify_module, verify_on_mesh
+from crosscut.verification.run import MICRO_BATCHES
 from tests.verification.runs import CPU, tiny_run
 
 Patch = pytest.MonkeyPatch
@@ -64,33 +66,39 @@ class Mutation:
     layout: Layout
     own_module: bool = False
     """Planted in a model of the user's own, where GPT-2 has no such place."""
-    model: tuple[tuple[str, Any], ...] = ()
-    """Options of the model, where it is not GPT-2."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """Of the run: a model that is not GPT-2, or a size of micro-batches."""
 
 
 MUTATIONS: list[Mutation] = []
 
 
-def fault(description: str, module: str, layout: Layout = TENSOR, *, own_module: bool = False, **model: Any) -> Any:
+def row_of(mutation: Mutation, report: Report) -> str:
+    """The fault's line in the page about them."""
+    named, cause = (report.first.module, report.first.cause) if report.first else ("nothing", "")
+    return f"| {mutation.fault} | {mutation.layout} | `{named}` | {cause} |"
+
+
+def fault(description: str, module: str, layout: Layout = TENSOR, *, own_module: bool = False, **options: Any) -> Any:
     def register(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
-        MUTATIONS.append(Mutation(description, plant, module, layout, own_module, tuple(model.items())))
+        MUTATIONS.append(Mutation(description, plant, module, layout, own_module, tuple(options.items())))
         return plant
 
     return register
 
 
 def verify_with(
-    index: int | None, layout: Layout, own_module: bool = False, *, precision: str = "float64", **model: Any
+    index: int | None, layout: Layout, own_module: bool = False, *, precision: str = "float64", **options: Any
 ) -> Report:
     """On a rank: verify with a fault planted, or with none."""
-    model |= {} if index is None else dict(MUTATIONS[index].model)
+    options |= {} if index is None else dict(MUTATIONS[index].options)
     with pytest.MonkeyPatch.context() as patch:
         if index is not None:
             MUTATIONS[index].plant(patch)
         mesh = make_mesh(layout, CPU)
         if own_module:
             return verify_module(OwnModule, own_loss, mesh)
-        return verify_on_mesh(for_verification(tiny_run(**model), layout, precision), mesh)
+        return verify_on_mesh(for_verification(tiny_run(**options), layout, precision), mesh)
 
 
 class OwnModule(nn.Module):
@@ -392,10 +400,47 @@ def averaged_twice(patch: Patch) -> None:
 
 @fault("data-parallel gradient not summed", "gradient reduction", BOTH)
 def not_summed_over_data(patch: Patch) -> None:
-    def keep(self: GradientReducer, bucket: Any) -> None:
-        bucket.sent = None
+    patch.setattr(gradients, "start_all_reduce_owned", lambda flat, axis: flat)
 
-    patch.setattr(GradientReducer, "_receive", keep)
+
+@fault("a micro-batch's gradients take the place of those before", "gradient reduction", micro_batch_size=1)
+def not_added_to_earlier(patch: Patch) -> None:
+    loss = gpt.GPT.loss
+
+    def forgetting(self: gpt.GPT, *batch: Tensor, scale: Tensor) -> Tensor:
+        if self.mesh.tensor.size > 1:
+            self.zero_grad()
+        return loss(self, *batch, scale=scale)
+
+    patch.setattr(gpt.GPT, "loss", forgetting)
+
+
+@fault(
+    "gradients of earlier micro-batches summed over data ranks again", "gradient reduction", DATA, micro_batch_size=1
+)
+def summed_after_every_micro_batch(patch: Patch) -> None:
+    loss = gpt.GPT.loss
+
+    def after_a_sum(self: gpt.GPT, *batch: Tensor, scale: Tensor) -> Tensor:
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                _local(parameter.grad).copy_(all_reduce(_local(parameter.grad), self.mesh.data))
+        return loss(self, *batch, scale=scale)
+
+    patch.setattr(gpt.GPT, "loss", after_a_sum)
+
+
+@fault("loss normalised by each micro-batch's own tokens", "loss", DATA, micro_batch_size=1)
+def normalised_by_a_micro_batch(patch: Patch) -> None:
+    loss = gpt.GPT.loss
+
+    def mean_of_means(self: gpt.GPT, tokens: Tensor, targets: Tensor, *, scale: Tensor) -> Tensor:
+        if self.mesh.data.size > 1:
+            count = all_reduce((targets != IGNORED).sum(), self.mesh.data)
+            scale = 1.0 / (MICRO_BATCHES * count.double())
+        return loss(self, tokens, targets, scale=scale)
+
+    patch.setattr(gpt.GPT, "loss", mean_of_means)
 
 
 @fault("gradient averaged over the ranks that share a copy", "gradient reduction", SHARED)

@@ -43,6 +43,8 @@ def test_what_the_step_had_of_the_runs_options_is_told() -> None:
     assert scope(run_of(precision="float16"), "float16") == (("a loss scale",), ())
     split = run_of(layout={"tensor": 2, "sequence_parallel": True, "symmetric_memory": True})
     assert scope(split) == (("symmetric memory",), ())
+    assert scope(run_of(micro_batch_size=1)) == (("accumulation over 2 micro-batches",), ())
+    assert scope(run_of(micro_batch_size=4)) == ((), ())
 
 
 def test_a_precision_that_is_not_the_runs_is_told_with_the_option_that_has_it() -> None:
@@ -59,7 +61,6 @@ def test_a_precision_that_is_not_the_runs_is_told_with_the_option_that_has_it() 
 
 def test_what_is_smaller_or_other_than_in_the_run_is_told() -> None:
     assert scope(run_of(compile="auto")) == ((), ("compiled layers, which the run has on GPUs",))
-    assert scope(run_of(micro_batch_size=1))[1] == ("accumulation over 4 micro-batches",)
     assert scope(run_of(sequence_length=1024))[1] == ("sequences of 1,024 tokens, which have 128 here",)
     assert scope(run_of(initialize_from="here"))[1] == ("the weights of here, in whose place others are drawn",)
     run = run_of(layout={"tensor": 2, "sequence_parallel": True, "symmetric_memory": True})
