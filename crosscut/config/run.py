@@ -233,10 +233,11 @@ class RunConfig:
 
 def reason_against_compiling(model: ModelConfig, layout: Layout) -> str:
     """Why layers cannot be compiled on any machine, in words that follow a colon; empty where they can be."""
-    if layout.tensor > 1 and model.dropout:
+    if layout.tensor > 1 and model.dropout and not layout.sequence_parallel:
         return (
             f"dropout (`model.dropout` {model.dropout}) under tensor parallelism (`layout.tensor` {layout.tensor}) "
-            "switches between two random streams, which a compiler cannot follow"
+            "switches between two random streams, which a compiler cannot follow, unless the sequence is split "
+            "(`layout.sequence_parallel`)"
         )
     return ""
 

@@ -6,7 +6,8 @@ that share a tensor rank's part each draw all of it, where it is cut along colum
 
 *Dropout*: between the parallel regions every tensor rank must drop the same elements, inside them each its own. So
 there are two streams, one shared by the tensor ranks and one per rank, both restarted at every forward pass from (seed,
-step, micro-batch, rank along the data axis). A run that resumes needs no saved state to continue them.
+step, micro-batch, rank along the data axis). A run that resumes needs no saved state to continue them. Where the
+sequence is split, ranks drop from parts of their own between the regions, too, and the rank's stream is the only one.
 """
 
 import hashlib
@@ -76,27 +77,30 @@ def _fill(target: Tensor, parameter: DTensor, *, std: float, words: tuple[object
 class RandomStreams:
     """The two streams of dropout: the default generator is the shared one, and `per_rank` lends it the other.
 
-    On a tensor axis of one rank they are one stream, so that nothing is switched there and a compiler can trace it.
+    Where nothing is shared there is one stream, each rank's own: on a tensor axis of one rank, and where the sequence
+    is split, so that all dropout is of a rank's own part. Nothing is switched there, and a compiler can trace it.
     """
 
     def __init__(self, mesh: ParallelMesh, seed: int) -> None:
         self.mesh, self.seed = mesh, seed
+        self._are_two = mesh.tensor.size > 1 and not mesh.sequence_parallel
         self._started = False
         self._per_rank_state: Tensor | None = None
 
     def restart(self, *, step: int, micro_batch: int = 0) -> None:
         """Begin both streams anew for a forward pass; every rank of the mesh calls it alike."""
         place = (self.seed, step, micro_batch, self.mesh.data.rank)
-        if self.mesh.tensor.size > 1:
-            torch.manual_seed(seed_of("per rank", *place, self.mesh.tensor.rank))
+        own, shared = seed_of("per rank", *place, self.mesh.tensor.rank), seed_of("shared", *place)
+        if self._are_two:
+            torch.manual_seed(own)
             self._per_rank_state = self._get_state()
-        torch.manual_seed(seed_of("shared", *place))
+        torch.manual_seed(own if self.mesh.sequence_parallel else shared)
         self._started = True
 
     def per_rank(self) -> AbstractContextManager[None]:
         """Inside, the default generator is this rank's own stream: for dropout within a parallel region."""
         self._require_start()
-        return nullcontext() if self.mesh.tensor.size == 1 else self._lent()
+        return self._lent() if self._are_two else nullcontext()
 
     def between_regions(self) -> AbstractContextManager[None]:
         """Inside, the stream for dropout between parallel regions: shared, or per rank where the sequence is split."""

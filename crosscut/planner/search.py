@@ -128,7 +128,9 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
     fitting: list[Plan] = []
     forbidden = {entry.candidate.layout.tensor for entry in rejected}
     for tensor in (tensor for tensor in tensors if tensor not in forbidden):
-        for candidate in _candidates(run, hardware, tensor, num_ranks // tensor):
+        layouts = list(_layouts(run, hardware, tensor, num_ranks // tensor))
+        rejected += _not_compilable(run, layouts)
+        for candidate in _candidates(run, hardware, layouts):
             memory = forecast_memory(candidate, device=hardware.device)
             if reason := _reason_against_memory(candidate, memory, hardware):
                 rejected.append(Rejected(candidate=candidate, reason=reason, needed=memory.total))
@@ -141,8 +143,21 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
     return Plans(asked=run, hardware=hardware, num_ranks=num_ranks, fitting=tuple(fitting), rejected=tuple(rejected))
 
 
-def _candidates(run: RunConfig, hardware: Hardware, tensor: int, data: int) -> Iterator[Candidate]:
-    micro_batches = divisors(run.training.batch_size // data)
+def _not_compilable(run: RunConfig, layouts: list[Layout]) -> Iterator[Rejected]:
+    """The layouts that cannot be compiled as asked, which it tells of one for all that only shard otherwise."""
+    for layout in layouts:
+        reason = _reason_against_compiling(run, layout)
+        if reason and layout.sharding == "none":
+            candidate = Candidate(run.model, layout, run.training)
+            yield Rejected(candidate=candidate, reason=f'`training.compile` is "on", but {reason}')
+
+
+def _reason_against_compiling(run: RunConfig, layout: Layout) -> str:
+    return reason_against_compiling(run.model, layout) if run.training.compile == "on" else ""
+
+
+def _candidates(run: RunConfig, hardware: Hardware, layouts: list[Layout]) -> Iterator[Candidate]:
+    micro_batches = divisors(run.training.batch_size // layouts[0].data)
     trainings = [
         replace(
             run.training,
@@ -155,9 +170,10 @@ def _candidates(run: RunConfig, hardware: Hardware, tensor: int, data: int) -> I
         for recompute, every in _recomputations(hardware)
         for micro in micro_batches
     ]
-    for layout in _layouts(run, hardware, tensor, data):
-        for training in trainings:
-            yield Candidate(run.model, layout, training)
+    for layout in layouts:
+        if not _reason_against_compiling(run, layout):
+            for training in trainings:
+                yield Candidate(run.model, layout, training)
 
 
 def _recomputations(hardware: Hardware) -> list[tuple[str, int]]:
@@ -227,18 +243,15 @@ def _nothing_cuts(model: ModelConfig, hardware: Hardware, num_ranks: int) -> str
 
 
 def _impossible(run: RunConfig, num_ranks: int) -> list[Rejected]:
-    """What the model, the batch or the wish to compile forbids, whatever the memory."""
+    """What the model or the batch forbids, whatever the memory."""
     rejected = []
     for tensor in divisors(num_ranks):
         data = num_ranks // tensor
         reason = _reason_against_tensor(run.model, tensor)
         if not reason and run.training.batch_size % data:
             reason = f"{data} data ranks do not divide the batch of {run.training.batch_size} sequences"
-        layout = Layout(tensor=tensor, data=data)
-        if not reason and run.training.compile == "on" and (against := reason_against_compiling(run.model, layout)):
-            reason = f'`training.compile` is "on", but {against}'
         if reason:
-            candidate = Candidate(run.model, layout, run.training)
+            candidate = Candidate(run.model, Layout(tensor=tensor, data=data), run.training)
             rejected.append(Rejected(candidate=candidate, reason=reason))
     return rejected
 

@@ -54,7 +54,8 @@ def fails(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
             (
                 '`training.compile` must be "auto" or "off" here, but is "on": dropout (`model.dropout` 0.1) under '
                 "tensor parallelism (`layout.tensor` 2) switches between two random streams, which a compiler cannot "
-                'follow. Change that, or set training.compile="auto".'
+                "follow, unless the sequence is split (`layout.sequence_parallel`). Change that, or set "
+                'training.compile="auto".'
             ),
         ),
     ],

@@ -20,10 +20,12 @@ def test_dropout_under_tensor_parallelism_is_not_compiled() -> None:
         make_run(dropout=0.1, layout={"tensor": 2}, compile="on")
     assert str(error.value) == (
         '`training.compile` must be "auto" or "off" here, but is "on": dropout (`model.dropout` 0.1) under tensor '
-        "parallelism (`layout.tensor` 2) switches between two random streams, which a compiler cannot follow. Change "
-        'that, or set training.compile="auto".'
+        "parallelism (`layout.tensor` 2) switches between two random streams, which a compiler cannot follow, unless "
+        'the sequence is split (`layout.sequence_parallel`). Change that, or set training.compile="auto".'
     )
     assert make_run(dropout=0.1, layout={"tensor": 2}).reason_against_compiling
+    split = {"tensor": 2, "sequence_parallel": True}
+    assert not make_run(dropout=0.1, layout=split, compile="on").reason_against_compiling
     assert not make_run(dropout=0.1, layout={"data": 2}, compile="on").reason_against_compiling
     assert not make_run(layout={"tensor": 2}, compile="on").reason_against_compiling
 

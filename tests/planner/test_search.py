@@ -110,12 +110,15 @@ def test_what_cannot_be_compiled_as_asked_is_rejected() -> None:
         )
 
     plans = plans_of(0.1)
-    assert {plan.candidate.layout.tensor for plan in plans.fitting} == {1}
+    layouts = {plan.candidate.layout for plan in plans.fitting}
+    assert {layout.tensor for layout in layouts} == {1, 2, 4, 8}
+    assert all(layout.sequence_parallel for layout in layouts if layout.tensor > 1)
     assert all(plan.run(plans.asked).training.compile == "on" for plan in plans.fitting)
     reasons = {rejected.label: rejected.reason for rejected in plans.rejected}
     assert reasons["tensor 4 x data 2"] == (
         '`training.compile` is "on", but dropout (`model.dropout` 0.1) under tensor parallelism (`layout.tensor` 4) '
-        "switches between two random streams, which a compiler cannot follow"
+        "switches between two random streams, which a compiler cannot follow, unless the sequence is split "
+        "(`layout.sequence_parallel`)"
     )
     assert {plan.candidate.layout.tensor for plan in plans_of(0.0).fitting} == {1, 2, 4, 8}
 

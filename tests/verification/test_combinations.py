@@ -73,7 +73,7 @@ REFUSED = (
         '`training.precision` must not be "float8" with layout.symmetric_memory',
     ),
     Refusal(
-        lambda v: v["compile"] == "on" and v["dropout"] and v["tensor"] > 1,
+        lambda v: v["compile"] == "on" and v["dropout"] and v["tensor"] > 1 and not v["sequence_parallel"],
         "switches between two random streams, which a compiler cannot follow",
     ),
     # and on this machine:
