@@ -24,6 +24,9 @@ from crosscut.parallel import (
     RowParallelLinear,
 )
 
+_FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+_AMPERE = (8, 0)
+
 
 class SelfAttention(nn.Module):
     """Causal self-attention: [B, S, H] to [B, S, H] (the sequence split where the layout splits it)."""
@@ -31,6 +34,7 @@ class SelfAttention(nn.Module):
     def __init__(self, config: ModelConfig, *, mesh: ParallelMesh, streams: RandomStreams, dtype: torch.dtype) -> None:
         super().__init__()
         self.head_size, self.dropout, self.streams = config.head_size, config.dropout, streams
+        self._shares = types_that_share_heads(mesh.device)
         hidden, bias = config.hidden_size, config.biases != "none"
         self.qkv = ColumnParallelLinears(
             query=ColumnParallelLinear(hidden, config.query_size, mesh=mesh, dtype=dtype, bias=bias),
@@ -58,10 +62,26 @@ class SelfAttention(nn.Module):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         grouped = q.shape[1] != k.shape[1]
+        if grouped and q.dtype not in self._shares:
+            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+            grouped = False
         if not self.training or self.dropout == 0.0:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
         with self.streams.per_rank():  # each rank drops in its own heads (paper, section 3.1)
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout, enable_gqa=grouped)
+
+
+def types_that_share_heads(device: torch.device) -> frozenset[torch.dtype]:
+    """The types in which a fused kernel lets several queries' heads share keys and values.
+
+    On GPUs those are FlashAttention's and cuDNN's, of 16 bits and from Ampere on. What is left there for other types
+    and for older GPUs, the memory-efficient one, wants as many heads of each; without them PyTorch's plain code would
+    run, which keeps all scores.
+    """
+    if device.type != "cuda":
+        return _FLOATS
+    has_flash = torch.cuda.get_device_capability(device) >= _AMPERE
+    return frozenset({torch.bfloat16, torch.float16}) if has_flash else frozenset()
 
 
 def _placed(heads: Tensor, norm: nn.Module | None, rotation: Rotation | None) -> Tensor:

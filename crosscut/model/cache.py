@@ -9,11 +9,13 @@ elements of a head, T tensor ranks.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from crosscut.config import ConfigError
 from crosscut.parallel.processes import return_freed_memory
@@ -81,6 +83,17 @@ class KeyValueCache:
     def layer(self, index: int) -> Tensor:
         """Keys and values of one layer: [2, B, K/T, C + 1, D]."""
         return self._layers[index]
+
+
+def reading_kernels(device: torch.device) -> AbstractContextManager[object]:
+    """Inside, attention is of kernels that take any number of keys.
+
+    PyTorch prefers cuDNN's on Hopper, which makes a plan for each new shape, tens of milliseconds on the host, and
+    there is one more key with every token.
+    """
+    if device.type != "cuda":
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 class Reading:

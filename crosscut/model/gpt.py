@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from crosscut.config import IGNORED, ModelConfig
 from crosscut.model.block import Block, make_norm
-from crosscut.model.cache import KeyValueCache, Reading
+from crosscut.model.cache import KeyValueCache, Reading, reading_kernels
 from crosscut.model.rotary import Rotation, rotations
 from crosscut.parallel import (
     Dropout,
@@ -171,7 +171,8 @@ class GPT(nn.Module):
         """
         num_filled = self._num_filled(tokens.shape[1])
         reading = cache.begin(counts, length=tokens.shape[1] + num_filled, first_row=first_row)
-        hidden = enter_tensor_parallel(self(F.pad(tokens, (0, num_filled)), reading=reading), self.mesh)
+        with reading_kernels(tokens.device):
+            hidden = enter_tensor_parallel(self(F.pad(tokens, (0, num_filled)), reading=reading), self.mesh)
         cache.advance(counts, first_row=first_row)
         return hidden
 

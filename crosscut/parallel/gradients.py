@@ -184,8 +184,12 @@ def _sum_of_squares(tensors: list[Tensor]) -> Tensor:
     """A float64 scalar. Norms are taken of short pieces where the kernel adds one element after the other."""
     if tensors[0].device.type == "cpu":
         tensors = [piece for tensor in tensors for piece in tensor.reshape(-1).split(NORM_PIECE)]
-    norms = torch._foreach_norm([t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in tensors])
-    return torch.stack([norm.double() for norm in norms]).square().sum()
+    tensors = [t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in tensors]
+    total = torch.zeros((), dtype=torch.float64, device=tensors[0].device)
+    for dtype in dict.fromkeys(t.dtype for t in tensors):
+        norms = torch.stack(torch._foreach_norm([t for t in tensors if t.dtype == dtype]))
+        total = total + norms.double().square().sum()
+    return total
 
 
 def clip_gradients_(parameters: Sequence[nn.Parameter], norm: Tensor | float, max_norm: float) -> None:

@@ -99,6 +99,7 @@ def process_group(device: torch.device) -> Iterator[None]:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")  # messages begin before products that run beside them
     if was_started():
         dist.init_process_group(backend)
     else:

@@ -79,6 +79,8 @@ def _reason_against(run: RunConfig, device: torch.device) -> str:
         return "compilation is turned off by TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE in the environment"
     if device.type == "cpu" and run.training.recompute == "selective" and run.model.dropout:
         return 'attention with dropout keeps its scores on the CPU, which training.recompute="selective" forbids'
+    if device.type == "cuda" and run.training.recompute == "selective" and run.training.precision == "float64":
+        return 'attention in float64 keeps its scores on GPUs, which training.recompute="selective" forbids'
     if device.type == "cuda":
         return "" if importlib.util.find_spec("triton") else "Triton, which writes the GPU's kernels, is not installed"
     return "" if _has_cpp_compiler() else "there is no C++ compiler for the CPU's kernels (g++ or what CXX names)"

@@ -6,6 +6,7 @@ import torch
 from crosscut.config import ConfigError, Layout
 from crosscut.generation import Decoder, Piece, Sampling, decoder
 from crosscut.generation.sampling import History, Numbers, choose
+from crosscut.model.cache import reading_kernels
 from crosscut.parallel import pack_weights
 from tests.generation.models import make
 
@@ -355,3 +356,13 @@ def test_packed_weights_write_the_same(ranks, family, layout):
     for plain, packed in ranks.run(layout.world_size, write_packed, layout, family):
         assert packed == plain
         assert [len(text) for text in plain] == [20, 7, 9, 1, 12]
+
+
+def test_reading_on_a_gpu_leaves_out_the_kernel_that_plans_for_each_number_of_keys() -> None:
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    with reading_kernels(torch.device("cuda")):
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        assert torch.backends.cuda.flash_sdp_enabled()
+        assert torch.backends.cuda.mem_efficient_sdp_enabled()
+    with reading_kernels(torch.device("cpu")):
+        assert torch.backends.cuda.cudnn_sdp_enabled() == before

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.planner import activations_held, layer_activations, published_layer_activations
+from crosscut.planner.activations import Device
 
 
 def make_run(
@@ -55,6 +56,17 @@ def test_float32_takes_twice_the_bytes_of_bfloat16_and_keeps_no_second_weights()
     assert wide.mlp == 2 * narrow.mlp
     assert narrow.weights == 2 * (12 * h * h + 4 * h)
     assert wide.weights == 0
+
+
+def test_shared_heads_are_kept_as_often_as_the_kernel_for_float32_is_given_them() -> None:
+    def kept(precision: str, num_kv_heads: int, device: Device) -> int:
+        run = make_run(precision=precision, dropout=0.0)
+        run = replace(run, model=replace(run.model, num_kv_heads=num_kv_heads))
+        return layer_activations(run, device=device).attention
+
+    assert kept("float32", 4, "cuda") == kept("float32", 16, "cuda")
+    assert kept("float32", 4, "cpu") == kept("float32", 16, "cpu") * (16 + 2 * 4 + 16) // (4 * 16)
+    assert kept("bfloat16", 4, "cuda") == kept("bfloat16", 16, "cuda") * (16 + 2 * 4 + 16) // (4 * 16)
 
 
 def test_a_recomputed_layer_keeps_its_input_or_nothing() -> None:
