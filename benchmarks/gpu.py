@@ -234,13 +234,19 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a model of seconds, one measurement of each kind")
-    parser.add_argument("--only", nargs="+", choices=GROUPS, default=GROUPS, help="kinds of measurements")
+    parser.add_argument("--tiny", action="store_true", help="a model of seconds, every kind that takes no compiler")
+    parser.add_argument("--only", nargs="+", choices=GROUPS, default=(), help="kinds of measurements; without it all")
     parser.add_argument("--seconds", type=float, default=525.0, help="for everything; what does not fit is skipped")
     parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="the file for the figures")
     options = parser.parse_args(arguments)
     if options.device == "cpu" and not options.tiny:
         parser.error("`--device` must be cuda for the models of billions, but is cpu. Add --tiny.")
+    of_tiny = {measurement.group for measurement in tiny_plan()}
+    if options.tiny and (missing := [group for group in options.only if group not in of_tiny]):
+        parser.error(
+            f"`--only` must name kinds that --tiny has ({', '.join(g for g in GROUPS if g in of_tiny)}), but "
+            f"{missing[0]} is not one. Leave it out, or leave out --tiny."
+        )
     budget = Budget(options.seconds)
     device = start_server(options.device, budget)
     if isinstance(device, Failed):
@@ -258,7 +264,7 @@ def main(arguments: list[str] | None = None) -> None:
         told[row.measurement.name] = row
         write(options.json, result_of(told, about, peak, budget))
 
-    run_plan([m for m in plan if m.group in options.only], budget, options.device, tell)
+    run_plan([m for m in plan if m.group in (options.only or GROUPS)], budget, options.device, tell)
     print("\nAll together:", HEADER, *(line(row, peak) for row in told.values()), "", sep="\n")
     for goal in judged(GOALS, told, peak):
         found = "not measured" if goal["measured"] is None else f"{goal['measured']:.3f}"

@@ -1,17 +1,15 @@
-"""What a layer keeps for its backward pass, and what a parameter takes, as measured, beside formulas.
+"""What a layer keeps for its backward pass, as measured, beside formulas.
 
     python benchmarks/memory.py                                # two ranks of this machine's CPU
     python benchmarks/memory.py --device cuda                  # one GPU
     python benchmarks/memory.py --device cuda --tensor 8       # eight
 
-*Activations.* A model of some layers and one of more go through a forward pass; the difference of what is then held,
-over the difference of the layers, is what a layer keeps. On CUDA that is `torch.cuda.memory_allocated`, and beside it
-the same of the peak of forward and backward pass, of what was allocated and of what the allocator had reserved; on the
-CPU, which counts no memory, every storage that an operator made and that is still alive. Beside it stand the planner's
-account (`crosscut.planner.layer_activations`) and the published formulas (Korthikanti et al. 2022, Table 2).
-
-*Bytes per parameter.* Weights, gradients and optimizer state are counted after a step. What a forward pass holds that
-does not grow with the batch, found from two batch sizes, is the weights' second copy in the type of the products.
+A model of some layers and one of more go through a forward pass; the difference of what is then held, over the
+difference of the layers, is what a layer keeps. On CUDA that is `torch.cuda.memory_allocated`, and beside it the same
+of the peak of forward and backward pass, of what was allocated and of what the allocator had reserved; on the CPU,
+which counts no memory, every storage that an operator made and that is still alive. Beside it stand the planner's
+account (`crosscut.planner.layer_activations`) and the published formulas (Korthikanti et al. 2022, Table 2). What a
+parameter takes is measured by `docs/sharding.py`.
 """
 
 import argparse
@@ -29,12 +27,10 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from crosscut.config import ConfigError, Layout, ModelConfig, RunConfig, TrainingConfig
-from crosscut.config.precision import PRECISIONS
+from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.parallel import ParallelMesh, launch, make_mesh, process_group
-from crosscut.parallel.parameters import local_part
 from crosscut.parallel.recorder import comes_again
-from crosscut.planner import layer_activations, parameters_per_rank, published_layer_activations
+from crosscut.planner import layer_activations, published_layer_activations
 from crosscut.training.step import Trainer
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -108,31 +104,22 @@ def held_after_forward(run: RunConfig, mesh: ParallelMesh) -> dict[str, int]:
             y = trainer.model(tokens[:, :-1])
             time.sleep(LET_GO)
             held = alive.bytes()
-        gathered = gathered_bytes(trainer)
         y.sum().backward()
-        return {"held": held, "gathered": gathered}
+        return {"held": held}
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     y = trainer.model(tokens[:, :-1])
     torch.cuda.synchronize()
-    held, gathered = torch.cuda.memory_allocated() - before, gathered_bytes(trainer)
+    held = torch.cuda.memory_allocated() - before
     y.sum().backward()
     torch.cuda.synchronize()
     return {
-        "held": held - gathered,  # what sharding gathered was allocated meanwhile and is told apart
-        "gathered": gathered,
+        "held": held,
         "peak": torch.cuda.max_memory_allocated() - before,
         "reserved": torch.cuda.max_memory_reserved() - reserved,  # also blocks that wait for a stream to be done
     }
-
-
-def gathered_bytes(trainer: Trainer) -> int:
-    """Bytes of weights that are there whole, beside the shares that the optimizer has."""
-    own = {id_of(local_part(p)) for p in trainer.parameters}
-    now = {id_of(local_part(p)): local_part(p).untyped_storage().nbytes() for p in trainer.model.parameters()}
-    return sum(size for storage, size in now.items() if storage not in own)
 
 
 def measure_layers(runs: list[RunConfig], device: str) -> list[dict[str, float]]:
@@ -144,41 +131,6 @@ def measure_layers(runs: list[RunConfig], device: str) -> list[dict[str, float]]
             few, many = (held_after_forward(replace(run, model=replace(run.model, num_layers=n)), mesh) for n in LAYERS)
             found.append({name: (many[name] - few[name]) / (LAYERS[1] - LAYERS[0]) for name in few})
         return found
-
-
-def measure_parameters(runs: list[RunConfig], device: str) -> list[dict[str, float]]:
-    """Bytes per parameter of a tensor rank, by what they are, on the first rank."""
-    with process_group(torch.device(device)):
-        mesh = make_mesh(runs[0].layout, torch.device(device))
-        return [bytes_per_parameter(run, mesh) for run in runs]
-
-
-def bytes_per_parameter(run: RunConfig, mesh: ParallelMesh) -> dict[str, float]:
-    size = run.micro_batch_size
-    one, two = (
-        held_after_forward(replace(run, training=replace(run.training, batch_size=n * run.layout.data)), mesh)
-        for n in (size, 2 * size)
-    )
-    trainer = Trainer(run, mesh)
-    tokens = batch_of(run, mesh)
-    loss = trainer.accumulate(0, [(tokens[:, :-1], tokens[:, 1:])])
-    gradients = sum(own_bytes(p.grad) for p in trainer.parameters if p.grad is not None)
-    trainer.update(0, loss)
-    states = [value for state in trainer.optimizer.state.values() for value in state.values()]
-    held = {
-        "weights": sum(own_bytes(p) for p in trainer.parameters),
-        "for products": 2 * one["held"] - two["held"] + one["gathered"],  # of no sequence at all
-        "gradients": gradients,
-        "optimizer": sum(own_bytes(value) for value in states if isinstance(value, Tensor) and value.numel() > 1),
-    }
-    held["all"] = sum(held.values())
-    parameters = parameters_per_rank(run.model, run.layout)
-    return {name: count / parameters for name, count in held.items()}
-
-
-def own_bytes(tensor: Tensor) -> int:
-    own = local_part(tensor)
-    return own.numel() * own.element_size()
 
 
 def make_run(shape: Mapping[str, int], layout: Layout, *, dropout: float = 0.0, **training: Any) -> RunConfig:
@@ -193,7 +145,7 @@ def make_run(shape: Mapping[str, int], layout: Layout, *, dropout: float = 0.0, 
 
 
 def activations(shape: Mapping[str, int], layouts: Sequence[Layout], device: str) -> list[dict[str, Any]]:
-    """The rows of the first table."""
+    """The rows of the table."""
     rows = []
     for layout in layouts:
         cases = [(dropout, name) for dropout in (0.0, 0.1) for name in SETTINGS]
@@ -212,27 +164,8 @@ def activations(shape: Mapping[str, int], layouts: Sequence[Layout], device: str
     return rows
 
 
-def parameters(
-    shape: Mapping[str, int], layouts: Sequence[Layout], precisions: Sequence[str], device: str
-) -> list[dict[str, Any]]:
-    """The rows of the second table."""
-    rows = []
-    for layout in layouts:
-        runs = []
-        for precision in precisions:
-            try:
-                runs.append(make_run(shape, layout, precision=precision))
-            except ConfigError:  # such as float8 where the layout or the machine does not allow it
-                continue
-        runs = [run for run in runs if run.training.precision != "float8" or device == "cuda"]
-        measured = launch(measure_parameters, (runs, device), num_ranks=layout.world_size)
-        for run, figures in zip(runs, measured, strict=True):
-            rows.append({"layout": str(layout), "precision": run.training.precision, **figures})
-    return rows
-
-
 def report_activations(rows: list[dict[str, Any]]) -> None:
-    """The first table."""
+    """The table."""
     print("\nActivations of a layer, KiB; `rest` is without the weights' copies in the type of the products")
     print(f"{'layout':<44}{'dropout':>8}  {'recompute':<16}{'held':>9}{'planned':>9}{'ratio':>7}", end="")
     print(f"{'rest':>9}{'published':>10}{'ratio':>7}" + (f"{'peak':>9}{'reserved':>9}" if "peak" in rows[0] else ""))
@@ -244,15 +177,6 @@ def report_activations(rows: list[dict[str, Any]]) -> None:
         print(f"{published / 1024:>10,.1f}{rest / published:>7.2f}", end="")
         print(f"{row['peak'] / 1024:>9,.1f}{row['reserved'] / 1024:>9,.1f}" if "peak" in row else "")
     print(NOTES, flush=True)
-
-
-def report_parameters(rows: list[dict[str, Any]]) -> None:
-    """The second."""
-    print("Bytes per parameter of a tensor rank; mixed precision by the usual account: 2 + 2 + 4 + 8 = 16")
-    names = ("weights", "for products", "gradients", "optimizer", "all")
-    print(f"{'layout':<44}{'precision':<11}" + "".join(f"{name:>14}" for name in names))
-    for row in rows:
-        print(f"{row['layout']:<44}{row['precision']:<11}" + "".join(f"{row[name]:>14.2f}" for name in names))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -276,21 +200,10 @@ def main(arguments: list[str] | None = None) -> None:
     print_machine("torch", device=device)
     print(", ".join(f"{name} {value}" for name, value in shape.items()))
     cut = [Layout(tensor=tensor), Layout(tensor=tensor, sequence_parallel=True)] if tensor > 1 else []
-    shared = [Layout(data=tensor, sharding=sharding) for sharding in ("none", "zero2", "zero3")] if tensor > 1 else []
-    precisions = tuple(PRECISIONS)
-    if options.tiny:
-        cut, shared, precisions = cut[-1:], shared[-1:], ("float32", "bfloat16")
-    activation_rows = activations(shape, [Layout(), *cut], options.device)
-    report_activations(activation_rows)
-    parameter_rows = parameters(shape, [Layout(), *shared], precisions, options.device)
-    report_parameters(parameter_rows)
+    rows = activations(shape, [Layout(), *(cut[-1:] if options.tiny else cut)], options.device)
+    report_activations(rows)
     if options.json:
-        tables = {
-            "machine": describe_machine("torch", device=device),
-            "shape": shape,
-            "activations": activation_rows,
-            "parameters": parameter_rows,
-        }
+        tables = {"machine": describe_machine("torch", device=device), "shape": shape, "activations": rows}
         options.json.write_text(json.dumps(tables, indent=2) + "\n", encoding="utf-8")
 
 

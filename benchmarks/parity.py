@@ -29,8 +29,8 @@ from crosscut.parallel import launch, make_mesh, process_group
 from crosscut.training.step import Batch, Trainer
 
 LIMIT = 1e-5
-LOWER_LIMITS = {"bfloat16": 0.02, "float16": 0.003}
-"""Largest difference of a loss from float32's, in nats: about 2 and 2.5 units of the last place of a loss of 5."""
+LOWER_LIMITS = {"bfloat16": 2e-3, "float16": 2e-4}
+"""Largest difference of a loss from float32's, in nats: four times what was measured (`benchmarks/README.md`)."""
 LOWER_LAYOUTS: tuple[tuple[str, ...], ...] = (
     (),
     ("layout.tensor=2", "layout.sequence_parallel=true"),

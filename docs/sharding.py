@@ -2,7 +2,7 @@
 
     python docs/sharding.py
 
-takes about twenty seconds on two cores.
+takes some forty seconds on two cores.
 """
 
 import re

@@ -12,7 +12,8 @@ SHARDINGS = ("none", "zero2", "zero3")
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """The number of ranks along each axis. No value of it changes the model that is trained. One file serves a cluster
-    and a laptop: what needs several ranks of an axis does nothing where there is one, and is not told then.
+    and a laptop: `sequence_parallel` over one tensor rank and `sharding` over one data rank do nothing, and are not
+    told then. `shard_group` and `symmetric_memory` are about ranks that must be there, and are refused without them.
 
     Tensor groups are adjacent ranks and data groups stride across them, as in the paper's Figure 5: rank =
     data_rank * tensor + tensor_rank.

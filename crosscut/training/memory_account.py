@@ -33,20 +33,27 @@ class Account:
     """Key of a piece to its bytes and its holder."""
     events: list[tuple[int, int, str]] = field(default_factory=list)
     """Key, bytes (0: given back), holder."""
+    names: dict[int, str] = field(default_factory=dict)
+    """Key to the holder of the last piece that had it, whoever asked for it."""
+
+    def call(self, tensors: Iterable[Tensor], holder: str) -> None:
+        """Put what these tensors hold down to `holder`, from when it was taken. They must be the last to have it."""
+        self.names.update({_key(tensor): holder for tensor in _plain(tensors)})
 
     def peak(self) -> tuple[int, dict[str, int]]:
         """The most bytes held at once, and by whom, the largest first."""
-        live = dict(self.before)
+        before, events = self._by_name()
+        live = dict(before)
         total = most = sum(size for size, _ in live.values())
         until = 0
-        for index, (key, size, holder) in enumerate(self.events):
+        for index, (key, size, holder) in enumerate(events):
             total += size - live.pop(key, (0, ""))[0]
             if size:
                 live[key] = (size, holder)
             if total > most:
                 most, until = total, index + 1
-        live = dict(self.before)
-        for key, size, holder in self.events[:until]:
+        live = dict(before)
+        for key, size, holder in events[:until]:
             live.pop(key, None)
             if size:
                 live[key] = (size, holder)
@@ -54,6 +61,13 @@ class Account:
         for size, holder in live.values():
             held[holder] += size
         return most, dict(sorted(held.items(), key=lambda item: -item[1]))
+
+    def _by_name(self) -> tuple[dict[int, tuple[int, str]], list[tuple[int, int, str]]]:
+        """What was held before and what happened, with holders by `names`."""
+        names = dict(self.names)
+        events = [(key, size, names.pop(key, holder) if size else holder) for key, size, holder in self.events[::-1]]
+        before = {key: (size, names.get(key, holder)) for key, (size, holder) in self.before.items()}
+        return before, events[::-1]
 
 
 def holder_of(frames: Iterable[tuple[str, int]]) -> str:
@@ -81,9 +95,7 @@ def account_of(named: Mapping[str, Iterable[Tensor]], device: torch.device) -> I
             yield account
         return
     for name, tensors in named.items():
-        account.before.update(
-            {t.untyped_storage()._cdata: (t.untyped_storage().nbytes(), name) for t in _plain(tensors)}
-        )
+        account.before.update({_key(t): (t.untyped_storage().nbytes(), name) for t in _plain(tensors)})
     mode = _StorageMode(account)
     with mode, resizing_told_to(mode.resized):
         yield account
@@ -118,7 +130,9 @@ def _plain(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def _key(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    """Of a local tensor: what the account of its device tells pieces of memory apart by."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() if storage.device.type == "cuda" else storage._cdata
 
 
 class _StorageMode(TorchDispatchMode):

@@ -107,15 +107,23 @@ class Profiler:
             return
         optimizer = self.trainer.optimizer
         state = [v for values in optimizer.state.values() for v in values.values() if isinstance(v, torch.Tensor)]
-        gradients = [p.grad for p in self.trainer.parameters if p.grad is not None]
-        named: dict[str, Sequence[torch.Tensor]] = {
-            "AdamW's moments": state,
-            "gradients": gradients,
-            "parameters": self.trainer.parameters,
-        }
-        with account_of(named, self.mesh.device) as account:
+        named: dict[str, Sequence[torch.Tensor]] = {"AdamW's moments": state, "parameters": self.trainer.parameters}
+        with account_of(named, self.mesh.device) as account, self._before_the_update(account):
             yield
         self._profile = _profile_of(self._recorder, account, self._write_trace())
+
+    @contextmanager
+    def _before_the_update(self, account: Account) -> Iterator[None]:
+        """Inside, gradients are called so when the optimizer is given them: a step begins and ends without any."""
+
+        def call_gradients(*_: Any) -> None:
+            account.call((p.grad for p in self.trainer.parameters if p.grad is not None), "gradients")
+
+        handle = self.trainer.optimizer.register_step_pre_hook(call_gradients)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def _finish(self) -> None:
         """Gather the ranks' seconds; write and print on the first. All ranks get here in the same step."""

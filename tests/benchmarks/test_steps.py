@@ -158,6 +158,20 @@ def test_gpu_benchmark_skips_what_no_longer_fits_and_says_so(monkeypatch):
         assert row.remarks == ["skipped: 1 s were left of 1"]
 
 
+def test_gpu_benchmark_refuses_to_measure_nothing(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import gpu
+
+    monkeypatch.setattr(gpu, "start_server", None)
+    with pytest.raises(SystemExit) as ended:
+        gpu.main(["--device", "cpu", "--tiny", "--only", "models", "compile"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(
+        "`--only` must name kinds that --tiny has (models, precision, layouts, recomputation), but compile is not one. "
+        "Leave it out, or leave out --tiny.\n"
+    )
+
+
 @pytest.mark.slow
 def test_gpu_benchmark_without_a_gpu_says_what_to_do():
     done = subprocess.run(

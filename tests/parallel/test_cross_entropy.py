@@ -184,6 +184,25 @@ class _Allocations(TorchDispatchMode):
         return result
 
 
+def _largest_by_default(num_tokens: int, vocab_sizes: list[int]) -> list[int]:
+    axis = make_mesh(Layout(), CPU).tensor
+    largest = []
+    for vocab_size in vocab_sizes:
+        hidden = torch.randn(num_tokens, H, requires_grad=True, device="meta")
+        weight = torch.randn(vocab_size, H, requires_grad=True, device="meta")
+        targets = torch.zeros(num_tokens, dtype=torch.long, device="meta")
+        with _Allocations() as watched:
+            vocab_parallel_cross_entropy(hidden, weight, targets, vocab_size=vocab_size, axis=axis)
+        largest.append(watched.largest)
+    return largest
+
+
+def test_logits_at_once_grow_with_the_vocabulary_to_a_bound_only(ranks: RankPool) -> None:
+    small, *large = ranks.run(1, _largest_by_default, 2048, [4096, 16_384, 65_536, 262_144])[0]
+    assert small == 2048 * 4096, "all tokens at once"
+    assert large == [2**24] * 3
+
+
 def _watch(chunk_tokens: int, grad: bool) -> tuple[int, int]:
     axis = make_mesh(Layout(tensor=2), CPU).tensor
     hidden = torch.randn(64, H, requires_grad=True)

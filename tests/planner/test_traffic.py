@@ -132,6 +132,22 @@ def test_default_loss_chunk_holds_the_logits_that_training_keeps() -> None:
     assert the_only("loss maximum", step_traffic(run)).elements == default_loss_chunk(local_vocab_size, 64) == 4
 
 
+@pytest.mark.parametrize(("device", "bound"), [("cpu", 2**24), ("cuda", 2**29)])
+def test_logits_of_a_default_chunk_stay_below_a_bound_whatever_the_vocabulary(device: str, bound: int) -> None:
+    for num_tokens in (1000, 8192, 100_000):
+        for local_vocab_size in range(128, 300_000, 1664):
+            chunk = default_loss_chunk(local_vocab_size, num_tokens, device=device)
+            assert chunk * local_vocab_size <= bound
+            if num_tokens * local_vocab_size <= bound // 2:
+                assert chunk >= num_tokens, "what fits is done at once"
+
+
+def test_logits_at_once_are_what_the_page_on_memory_says() -> None:
+    vocab_sizes = (12_800, 25_600, 51_200, 102_400, 204_800)
+    held = [default_loss_chunk(v, 8192, device="cuda") * v for v in vocab_sizes]
+    assert [round(4 * logits / 2**30, 2) for logits in held] == [0.39, 0.78, 1.56, 1.56, 1.56]
+
+
 @pytest.mark.parametrize(
     ("local_vocab_size", "num_tokens", "chunk"),
     [

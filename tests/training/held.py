@@ -1,12 +1,17 @@
-"""What a rank holds per parameter under each kind of sharding: the table of `docs/sharding.md`."""
+"""What a rank holds per parameter, by sharding, precision and offloading: the table of `docs/sharding.md`."""
 
+from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from crosscut.config import RunConfig, load_run
 from crosscut.parallel import make_mesh
+from crosscut.parallel.parameters import local_part
+from crosscut.training.optimizer import MOMENTS
 from crosscut.training.step import Trainer
 from tests.ranks import RankPool
 
@@ -16,10 +21,11 @@ LAYOUTS = (
     "data=4, sharding=zero3",
     "data=4, sharding=zero3, shard_group=2",
 )
-PRECISIONS = ("float32", "bfloat16")
+PRECISIONS = ("float32", "bfloat16", "float16", "float8")
+OFFLOAD = 'training.offload=["optimizer"]'
 
 
-def run_on(layout: str, precision: str) -> RunConfig:
+def run_on(layout: str, precision: str, *options: str) -> RunConfig:
     """Ten layers, so that the embeddings weigh little."""
     sizes = {"num_layers": 10, "hidden_size": 128, "num_heads": 4, "vocab_size": 512, "max_sequence_length": 32}
     table = {
@@ -27,15 +33,23 @@ def run_on(layout: str, precision: str) -> RunConfig:
         "training": {"batch_size": 4, "sequence_length": 24, "steps": 2, "precision": precision},
         "optimizer": {"warmup_steps": 0},
     }
-    return load_run(table, [f"layout.{setting}" for setting in layout.split(", ")])
+    return load_run(table, [*(f"layout.{setting}" for setting in layout.split(", ")), *options])
 
 
-def bytes_held(layout: str, precision: str) -> dict[str, float]:
-    """On a rank: bytes per parameter of the model, by category."""
-    run = run_on(layout, precision)
-    trainer = Trainer(run, make_mesh(run.layout, torch.device("cpu")))
+def bytes_left_beside_the_host(layout: str, precision: str) -> dict[str, float]:
+    """As `bytes_held`, with the moments offloaded. The meta device stands for a GPU, since nothing leaves a CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # of other devices only can it be asked
+        return bytes_held(layout, precision, OFFLOAD, device="meta")
+
+
+def bytes_held(layout: str, precision: str, *options: str, device: str = "cpu") -> dict[str, float]:
+    """On a rank's device: bytes per parameter of the model, by category."""
+    run = run_on(layout, precision, *options)
+    mesh = replace(make_mesh(run.layout, torch.device("cpu")), device=torch.device(device))
+    trainer = Trainer(run, mesh)
     count = sum(p.numel() for p in trainer.parameters)
-    tokens = torch.arange(25).unsqueeze(0)
+    tokens = torch.arange(25, device=mesh.device).unsqueeze(0)
     at_rest = [p.to_local().untyped_storage() for p in trainer.parameters]
     for_products = _WeightsInUse(trainer.model, at_rest)
     with for_products:
@@ -46,9 +60,13 @@ def bytes_held(layout: str, precision: str) -> dict[str, float]:
     trainer.reducer.finish()
     gradients = sum(p.grad.to_local().nbytes for p in trainer.parameters)
     trainer.update(0, loss.detach())
-    states = trainer.optimizer.state.values()
-    moments = sum(state[name].to_local().nbytes for state in states for name in ("exp_avg", "exp_avg_sq"))
-    held = {"weights": sum(s.nbytes() for s in at_rest), "in use": between, "gradients": gradients, "moments": moments}
+    moments = [local_part(state[name]) for state in trainer.optimizer.state.values() for name in MOMENTS]
+    held = {
+        "weights": sum(s.nbytes() for s in at_rest),
+        "in use": between,
+        "gradients": gradients,
+        "moments": sum(moment.nbytes for moment in moments if moment.device == mesh.device),
+    }
     return {name: number / count for name, number in held.items()}
 
 
@@ -89,14 +107,19 @@ class _WeightsInUse:
 
 
 def table(pool: RankPool) -> str:
-    """What rank 0 of four holds."""
+    """What rank 0 of four holds; precisions that hold the same have one line."""
     lines = [
         "| `layout` | `precision` | weights | of them for products | gradients | moments | together |",
         "|---|---|---|---|---|---|---|",
     ]
     for layout in LAYOUTS:
-        for precision in PRECISIONS:
-            held = pool.run(4, bytes_held, layout, precision)[0]
-            numbers = " | ".join(f"{number:.1f}" for number in (*held.values(), sum(held.values())))
-            lines.append(f"| `{layout}` | {precision} | {numbers} |")
+        told = [(precision, _numbers(pool.run(4, bytes_held, layout, precision)[0])) for precision in PRECISIONS]
+        for numbers, alike in groupby(told, key=lambda row: row[1]):
+            lines.append(f"| `{layout}` | {', '.join(precision for precision, _ in alike)} | {numbers} |")
+    left = _numbers(pool.run(4, bytes_left_beside_the_host, LAYOUTS[0], PRECISIONS[1])[0])
+    lines.append(f"| `{LAYOUTS[0]}`, moments offloaded | {PRECISIONS[1]} | {left} |")
     return "\n".join(lines) + "\n"
+
+
+def _numbers(held: dict[str, float]) -> str:
+    return " | ".join(f"{number:.1f}" for number in (*held.values(), sum(held.values())))

@@ -18,6 +18,23 @@ def test_nothing_happening_holds_what_was_held_before():
     assert Account(before={1: (10, "parameters"), 2: (3, "gradients")}).peak()[0] == 13
 
 
+def test_a_name_is_of_the_last_piece_that_had_the_key():
+    account = Account(before={1: (10, "before"), 2: (3, "before")}, names={1: "gradients", 2: "gradients"})
+    account.events += [(1, 0, ""), (1, 5, "a"), (1, 0, ""), (1, 6, "b"), (3, 7, "c"), (3, 0, "")]
+    assert account.peak() == (16, {"c": 7, "gradients": 9})
+    account.events += [(1, 0, ""), (1, 20, "d")]
+    assert account.peak() == (23, {"gradients": 23})
+
+
+def test_tensors_get_their_name_when_it_is_known():
+    with account_of({}, CPU) as account:
+        temporary = torch.zeros(500)
+        gradient = torch.zeros(1000) + temporary.sum()
+        account.call([gradient], "gradients")
+        del gradient
+    assert account.peak()[1]["gradients"] == 4000
+
+
 def test_tensors_on_the_cpu_are_seen_to_come_and_go():
     weight = torch.zeros(1000)
     with account_of({"parameters": [weight]}, CPU) as account:

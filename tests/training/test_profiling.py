@@ -49,6 +49,8 @@ def test_profile_of_two_ranks_tells_of_the_run_and_does_not_change_it(ranks, run
     held = 4 * parameters_per_rank(run.model, run.layout)
     assert holders["parameters"] == held
     assert 2 * held <= holders["AdamW's moments"] < 2.1 * held
+    # It is in the loss: only the vocabulary's is there, of 512 / 2 ranks entries.
+    assert holders["gradients"] == 4 * 256 * 64
     # GeLU's output in both layers, [4 sequences, 32 tokens, 4 x 64 / 2 ranks] in float32.
     assert [size for name, size in holders.items() if name.startswith("model/mlp.py")] == [2 * 4 * 32 * 128 * 4]
 

@@ -51,9 +51,18 @@ def test_loss_is_normalised_by_the_targets_of_all_ranks(ranks, run_with, options
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
 
 
+def losses_without_an_update(run, steps: list[int]) -> list[float]:
+    trainer, batches = parts(run)
+    micro_batches = batches.micro_batches(0)
+    return [trainer.accumulate(step, micro_batches).item() for step in steps]
+
+
 def test_dropout_repeats_at_the_same_step_and_differs_at_another(ranks, run_with):
-    run = run_with()
-    assert ranks.run(1, losses_of, run, 2)[0] == ranks.run(1, losses_of, run, 2)[0]
+    first, other, again = ranks.run(1, losses_without_an_update, run_with(), [0, 1, 0])[0]
+    assert again == first
+    assert other != first
+    first, other = ranks.run(1, losses_without_an_update, run_with("model.dropout=0.0"), [0, 1])[0]
+    assert other == first, "nothing but dropout is drawn"
 
 
 def test_bfloat16_arithmetic_stays_near_float32(ranks, run_with):

@@ -8,6 +8,7 @@ operators that read a value, also those that others call inside.
 import dataclasses
 from collections import Counter
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from crosscut.parallel import make_mesh
+from crosscut.training import compilation
 from crosscut.training.step import Trainer
 from tests.training.jobs import CPU, parts
 
@@ -38,11 +40,18 @@ SHARDED = {
     "zero2": ("layout.data=2", 'layout.sharding="zero2"', "training.micro_batch_size=1"),
     "zero3": ("layout.data=2", 'layout.sharding="zero3"'),
 }
+RECOMPUTED = {mode: (f"training.recompute={mode}",) for mode in ("full", "selective", "operators")}
 ALSO = {
     "bfloat16": ("training.precision=bfloat16",),
     "float16": ("training.precision=float16",),
     "offload": ('training.offload=["optimizer"]',),
+    **RECOMPUTED,
+    "full, every second": ("training.recompute=full", "training.recompute_every=2", "model.dropout=0.0"),
 }
+FLOAT8 = {"float8": ("training.precision=float8",)}
+"""On the meta device only: there are processors without such products."""
+OFFLOADED = {"activations": ("training.recompute=full", 'training.offload=["activations"]')}
+"""By the profiler only: to keep a tensor without values on the host is a crossing that raises."""
 
 
 class Crossings(TorchDispatchMode):
@@ -92,7 +101,9 @@ def _crossings_on_meta(run: Any, planted: str) -> dict[str, int]:
     return dict(crossings.seen)
 
 
-@pytest.mark.parametrize("options", [*LAYOUTS.values(), *ALSO.values()], ids=[*LAYOUTS, *ALSO])
+@pytest.mark.parametrize(
+    "options", [*LAYOUTS.values(), *ALSO.values(), *FLOAT8.values()], ids=[*LAYOUTS, *ALSO, *FLOAT8]
+)
 def test_step_needs_no_value_of_the_device(ranks, run_with, options):
     run = run_with(*options)
     assert ranks.run(run.layout.world_size, crossings_on_meta, run) == [{}] * run.layout.world_size
@@ -124,11 +135,27 @@ def callers(event: Any) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "options", [*LAYOUTS.values(), *SHARDED.values(), *ALSO.values()], ids=[*LAYOUTS, *SHARDED, *ALSO]
+    "options",
+    [*LAYOUTS.values(), *SHARDED.values(), *ALSO.values(), *OFFLOADED.values()],
+    ids=[*LAYOUTS, *SHARDED, *ALSO, *OFFLOADED],
 )
 def test_step_reads_nothing(ranks, run_with, options):
     run = run_with(*options)
     assert ranks.run(run.layout.world_size, readings, run) == [{}] * run.layout.world_size
+
+
+def compiled_readings(run: Any) -> dict[str, int]:
+    with mock.patch.object(compilation, "BACKEND", "aot_eager"):
+        return readings(run)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.parametrize("options", [LAYOUTS["split"], RECOMPUTED["operators"]], ids=["split", "operators"])
+def test_compiled_step_reads_nothing(ranks, run_with, options):
+    run = run_with("training.compile=on", "model.dropout=0.0", *options)
+    assert ranks.run(run.layout.world_size, compiled_readings, run) == [{}] * run.layout.world_size
 
 
 def test_reading_is_counted(ranks, run_with):
