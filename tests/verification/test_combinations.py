@@ -92,7 +92,7 @@ NOT_ON_THE_CPU = (
         lambda v: v["symmetric_memory"], "must be false here, but is true: it is of GPUs, and the run is on the CPU"
     ),
 )
-"""Of a run's training here, in the order in which they are found. All but `KEEPS_SCORES` have a stand-in for a proof."""
+"""To train with, in the order in which they are found. All but `KEEPS_SCORES` can be proven without a GPU."""
 
 REFUSED = (*NOT_TOGETHER, *NOT_ON_THE_CPU)
 
