@@ -43,7 +43,7 @@ def require_precision(precision: str, device: torch.device) -> None:
 def require_imitable_precision(precision: str, device: torch.device) -> None:
     """Raise `ConfigError` where PyTorch does not even imitate what the precision's hardware does.
 
-    An imitation gains nothing in training and rounds alike, which is enough for `crosscut verify --precision float8`.
+    An imitation gains training no time, but its factors are the same 8 bits: enough for `crosscut verify`.
     """
     if products(precision) is FLOAT8 and not (_has_float8(device) or _imitates_float8(device)):
         elsewhere = ', or verify on the CPU with training.device="cpu"' if device.type == "cuda" else ""

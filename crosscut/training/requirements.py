@@ -10,7 +10,7 @@ from crosscut.training.precision import require_imitable_precision, require_prec
 def require_capabilities(run: RunConfig, *, only_to_verify: bool = False) -> None:
     """Raise `ConfigError` or `LayoutError` where a fusion, an overlap or a precision of the run cannot be had here.
 
-    With `only_to_verify`, a precision may be one that is imitated: as slow as any other, and rounded as it should be.
+    With `only_to_verify`, products in 8 bits may be imitated ones.
     """
     device = choose_device(run.training.device)
     (require_imitable_precision if only_to_verify else require_precision)(run.training.precision, device)

@@ -84,7 +84,7 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
     try:
         return dataclasses.replace(own, training=dataclasses.replace(training, precision=precision))
     except ConfigError as error:
-        raise ConfigError(f"{error} Here it is `--precision` that says so, whatever the run's is.") from error
+        raise ConfigError(f"{error} The precision that counts here is that of `--precision`.") from error
 
 
 def verify_runs(runs: Sequence[RunConfig]) -> list[Report]:
