@@ -3,7 +3,7 @@
 import torch
 
 from crosscut.config import ConfigError
-from crosscut.config.precision import PRECISIONS, precision_on
+from crosscut.config.precision import FLOAT8_MULTIPLE, PRECISIONS, precision_on
 from crosscut.parallel import FLOAT8, ORDINARY, Products
 
 BFLOAT16_CAPABILITY = (8, 0)
@@ -36,15 +36,42 @@ def fast_precision(device: torch.device) -> str:
 
 def require_precision(precision: str, device: torch.device) -> None:
     """Raise `ConfigError` where the device does not have the run's precision in its hardware."""
-    if products(precision) is not FLOAT8:
-        return
-    is_cuda = device.type == "cuda"
-    if is_cuda and torch.cuda.get_device_capability(device) >= FLOAT8_CAPABILITY:
-        return
-    found = f"{torch.cuda.get_device_name(device)} does not" if is_cuda else "the CPU does not"
-    raise ConfigError(
-        '`training.precision` must be one that the device multiplies in, but is "float8": GPUs from Ada and Hopper on '
-        f'(compute capability 8.9) do, {found}. Set training.precision="bfloat16".'
+    if products(precision) is FLOAT8 and not _has_float8(device):
+        raise ConfigError(f'{_no_float8("`training.precision`", device)}. Set training.precision="bfloat16".')
+
+
+def require_imitable_precision(precision: str, device: torch.device) -> None:
+    """Raise `ConfigError` where PyTorch does not even imitate what the precision's hardware does.
+
+    An imitation gains training no time, but its factors are the same 8 bits: enough for `crosscut verify`.
+    """
+    if products(precision) is FLOAT8 and not (_has_float8(device) or _imitates_float8(device)):
+        elsewhere = ', or verify on the CPU with training.device="cpu"' if device.type == "cuda" else ""
+        raise ConfigError(f"{_no_float8('`--precision`', device)}. Take --precision bfloat16{elsewhere}.")
+
+
+def _has_float8(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FLOAT8_CAPABILITY
+
+
+def _imitates_float8(device: torch.device) -> bool:
+    """Whether PyTorch multiplies 8 bits without hardware for it: on CPUs, in builds that have the operator there."""
+    if device.type != "cpu":
+        return False
+    zeros = torch.zeros(FLOAT8_MULTIPLE, FLOAT8_MULTIPLE, dtype=torch.bfloat16)
+    try:
+        FLOAT8.output(zeros, zeros)
+        FLOAT8.weight_gradient(zeros, zeros)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _no_float8(option: str, device: torch.device) -> str:
+    found = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+    return (
+        f'{option} must be one that the device multiplies in, but is "float8": GPUs from Ada and Hopper on (compute '
+        f"capability 8.9) do, {found} does not"
     )
 
 

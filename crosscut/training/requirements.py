@@ -4,12 +4,15 @@ from crosscut.config import RunConfig
 from crosscut.parallel import require_symmetric_memory
 from crosscut.parallel.processes import choose_device
 from crosscut.training.compilation import require_compilation
-from crosscut.training.precision import require_precision
+from crosscut.training.precision import require_imitable_precision, require_precision
 
 
-def require_capabilities(run: RunConfig) -> None:
-    """Raise `ConfigError` or `LayoutError` where a fusion, an overlap or a precision of the run cannot be had here."""
+def require_capabilities(run: RunConfig, *, only_to_verify: bool = False) -> None:
+    """Raise `ConfigError` or `LayoutError` where a fusion, an overlap or a precision of the run cannot be had here.
+
+    With `only_to_verify`, products in 8 bits may be imitated ones.
+    """
     device = choose_device(run.training.device)
-    require_precision(run.training.precision, device)
+    (require_imitable_precision if only_to_verify else require_precision)(run.training.precision, device)
     require_compilation(run, device)
     require_symmetric_memory(run.layout, device)

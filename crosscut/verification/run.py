@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
-from crosscut.config import IGNORED, Layout, LayoutError, RunConfig, padded_vocab_size
+from crosscut.config import IGNORED, ConfigError, Layout, LayoutError, RunConfig, padded_vocab_size
 from crosscut.config.precision import PRECISIONS
 from crosscut.parallel import CollectiveRecorder, ParallelMesh, disturb_, launch, make_mesh, process_group, seed_of
 from crosscut.parallel.collectives import gather_to_first
@@ -57,7 +57,7 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
     """The run as it is verified: its model, on `layout`, in one clipped step in `precision` over a few sequences.
 
     Where the run accumulates over micro-batches, so does the step, over two. Raises `LayoutError` or `ConfigError` for
-    a layout that the model, or the run's own precision, does not allow.
+    a layout that the model, the run's own precision or `precision` does not allow.
     """
     model = dataclasses.replace(run.model, vocab_size=run.model.vocab_size or run.data.vocab_size)
     length = min(run.training.sequence_length, LONGEST_SEQUENCE)
@@ -81,7 +81,10 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
         clip_norm=CLIP_NORM,
     )
     own = dataclasses.replace(run, model=model, layout=layout, training=training, optimizer=optimizer)
-    return dataclasses.replace(own, training=dataclasses.replace(training, precision=precision))
+    try:
+        return dataclasses.replace(own, training=dataclasses.replace(training, precision=precision))
+    except ConfigError as error:
+        raise ConfigError(f"{error} The precision that counts here is that of `--precision`.") from error
 
 
 def verify_runs(runs: Sequence[RunConfig]) -> list[Report]:
@@ -95,7 +98,7 @@ def verify_runs(runs: Sequence[RunConfig]) -> list[Report]:
         if was_started() and started_world_size() != run.layout.world_size:
             raise LayoutError(world_size_message(run.layout, started_world_size()))
         require_devices(run.training.device, ranks_on_this_machine(run.layout.world_size))
-        require_capabilities(run)
+        require_capabilities(run, only_to_verify=True)
     if not was_started():
         return [launch(_verify_rank, (run,), num_ranks=run.layout.world_size) for run in _shown(runs)]
     with joined_rank():

@@ -33,6 +33,18 @@ def test_verify_takes_several_layouts_and_answers_in_json(crosscut_here):
     ]
 
 
+@pytest.mark.slow
+def test_the_option_that_a_report_names_for_the_runs_precision_has_it(crosscut_here):
+    arguments = ("verify", *RUN, "model.hidden_size=64", "training.precision=float8", "--layout", "tensor=2", "--json")
+    left_out, *_ = json.loads(crosscut_here(*arguments).stdout)["reports"][0]["left_out"]
+    option = left_out.partition("(")[2].partition(" has it")[0].split()
+    done = crosscut_here(*arguments, *option)
+    assert done.returncode == 0, done.stderr
+    (report,) = json.loads(done.stdout)["reports"]
+    assert report["precision"] == "float8"
+    assert not any("float8" in told for told in report["left_out"])
+
+
 FAULTY = """
 from crosscut.cli import main
 from crosscut.model.attention import SelfAttention

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed import _symmetric_memory
 
 from crosscut.config import Layout, LayoutError
 from crosscut.parallel import (
@@ -15,6 +14,7 @@ from crosscut.parallel import (
     normal_,
     require_symmetric_memory,
 )
+from tests.parallel.stand_ins import products_in_pieces
 from tests.ranks import RankPool
 
 CPU = torch.device("cpu")
@@ -23,9 +23,6 @@ B, S, H, INNER = 2, 8, 12, 20
 
 def _mlp(layout: Layout, compiled: bool) -> tuple[list[Tensor], list[Sent]]:
     """Output and gradients of a column- and a row-parallel layer, and what they sent."""
-    library = torch.library.Library("symm_mem", "IMPL", "CPU")  # on GPUs the operators are PyTorch's kernels
-    library.impl("fused_all_gather_matmul", _symmetric_memory._fused_all_gather_matmul_fallback)
-    library.impl("fused_matmul_reduce_scatter", _symmetric_memory._fused_matmul_reduce_scatter_fallback)
     mesh = make_mesh(layout, CPU)
     first = ColumnParallelLinear(H, INNER, mesh=mesh, dtype=torch.float64)
     second = RowParallelLinear(INNER, H, mesh=mesh, dtype=torch.float64)
@@ -35,11 +32,10 @@ def _mlp(layout: Layout, compiled: bool) -> tuple[list[Tensor], list[Sent]]:
     whole = torch.randn(B, S, H, generator=torch.Generator().manual_seed(0)).double()
     x = whole.chunk(mesh.tensor.size, 1)[mesh.tensor.rank].clone().requires_grad_()
     run = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
-    with CollectiveRecorder(mesh) as recorder:
+    with products_in_pieces(), CollectiveRecorder(mesh) as recorder:
         y = run(x)
         y.square().sum().backward()
     gradients = [p.grad.to_local() for p in model.parameters()]
-    library._destroy()
     return [y.detach(), x.grad, *gradients], recorder.sent
 
 

@@ -8,7 +8,7 @@ import torch
 
 from crosscut.config import ConfigError, load_run
 from crosscut.config.conventions import CONFIG_FILE
-from crosscut.training.precision import fast_precision, require_precision
+from crosscut.training.precision import fast_precision, require_imitable_precision, require_precision
 from crosscut.training.run import run_training
 from crosscut.training.step import Trainer
 from tests.ranks import RankPool
@@ -24,9 +24,40 @@ def test_float8_is_refused_where_the_device_does_not_have_it(run_with) -> None:
     )
 
 
+NO_FLOAT8 = (
+    '`--precision` must be one that the device multiplies in, but is "float8": GPUs from Ada and Hopper on (compute '
+    "capability 8.9) do, {} does not. Take --precision bfloat16{}."
+)
+
+
+def test_float8_that_is_imitated_is_enough_to_verify_with() -> None:
+    require_imitable_precision("float8", torch.device("cpu"))
+    with (
+        mock.patch.object(torch, "_scaled_mm", side_effect=NotImplementedError("not for the CPU")),
+        pytest.raises(ConfigError) as error,
+    ):
+        require_imitable_precision("float8", torch.device("cpu"))
+    assert str(error.value) == NO_FLOAT8.format("the CPU", "")
+
+
+def test_a_gpu_without_float8_does_not_imitate_it() -> None:
+    gpu = torch.device("cuda", 0)
+    with (
+        mock.patch.object(torch.cuda, "get_device_capability", return_value=(8, 0)),
+        mock.patch.object(torch.cuda, "get_device_name", return_value="A100"),
+        pytest.raises(ConfigError) as error,
+    ):
+        require_imitable_precision("float8", gpu)
+    elsewhere = ', or verify on the CPU with training.device="cpu"'
+    assert str(error.value) == NO_FLOAT8.format("A100", elsewhere)
+    with mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)):
+        require_imitable_precision("float8", gpu)
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
 def test_other_precisions_run_anywhere(precision: str) -> None:
     require_precision(precision, torch.device("cpu"))
+    require_imitable_precision(precision, torch.device("cpu"))
 
 
 def test_a_processor_trains_in_float32_unless_another_type_is_set() -> None:

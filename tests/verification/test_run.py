@@ -11,7 +11,8 @@ from torch.distributed.tensor import DTensor
 from crosscut.config import IGNORED, ConfigError, Layout, LayoutError, TrainingError, load_run
 from crosscut.parallel import linear, make_mesh
 from crosscut.training.loss_scale import LossScale
-from crosscut.verification import Report, for_verification, scale_down, verify_on_mesh
+from crosscut.training.requirements import require_capabilities
+from crosscut.verification import Report, for_verification, scale_down, verify_on_mesh, verify_runs
 from crosscut.verification.run import made_up_batch
 from tests.ranks import RankPool
 from tests.verification.runs import CPU, tiny_run
@@ -110,6 +111,20 @@ def test_the_runs_own_precision_has_to_allow_the_layout_that_is_verified() -> No
     assert for_verification(run, Layout(tensor=2), "float64").training.precision == "float64"
     with pytest.raises(ConfigError, match="must be a multiple of 16 for float8 products, but is 8"):
         for_verification(run, Layout(tensor=4), "float64")
+
+
+def test_a_precision_that_the_widths_do_not_allow_is_refused_by_the_name_of_its_option() -> None:
+    with pytest.raises(ConfigError, match="must be a multiple of 16 for float8 products, but is 8") as error:
+        for_verification(tiny_run(), Layout(tensor=4), "float8")
+    assert str(error.value).endswith("The precision that counts here is that of `--precision`.")
+
+
+def test_float8_is_verified_where_training_in_it_is_refused() -> None:
+    run = for_verification(tiny_run(hidden_size=64), Layout(), "float8")
+    with pytest.raises(ConfigError, match="must be one that the device multiplies in"):
+        require_capabilities(run)
+    with mock.patch("crosscut.verification.run.launch", return_value="a report"):
+        assert verify_runs([run]) == ["a report"]
 
 
 LOWER = [("float32", 1e-3), ("float16", 0.05), ("bfloat16", 0.3), ("float8", 0.3)]
