@@ -8,17 +8,19 @@ these are the largest pieces that a compiler can fuse.
 Shapes: C tokens of a chunk, V vocabulary, T tensor ranks.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+Pass = Callable[..., Tensor]
+
 
 class LossPasses:
-    """Three compiled functions of local tensors; nothing is sent here. `backend` is as `torch.compile` names it."""
+    """Three functions of local tensors, as `compiled` makes them; nothing is sent here."""
 
-    def __init__(self, backend: str) -> None:
-        self.highest = torch.compile(_highest, fullgraph=True, backend=backend)
-        self.sums = torch.compile(_sums, fullgraph=True, backend=backend)
-        self.error = torch.compile(_error, fullgraph=True, backend=backend)
+    def __init__(self, compiled: Callable[[Pass], Pass]) -> None:
+        self.highest, self.sums, self.error = compiled(_highest), compiled(_sums), compiled(_error)
 
 
 def _highest(logits: Tensor, num_real: int, wide: torch.dtype) -> Tensor:

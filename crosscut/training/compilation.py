@@ -57,7 +57,7 @@ def apply_compilation(model: GPT, run: RunConfig, mesh: ParallelMesh) -> "Compil
     compiler = Compiler(BACKEND, in_order=run.layout.tensor > 1)
     for block in model.blocks:
         compiler.take(block)
-    model.loss_passes = LossPasses(BACKEND)
+    model.loss_passes = LossPasses(Compiler(BACKEND, in_order=False).compiled)
     return compiler
 
 
@@ -98,7 +98,7 @@ def _has_cpp_compiler() -> bool:
 
 
 class Compiler:
-    """Compiles the layers of one model, and counts its graphs and how often they ran.
+    """Compiles the layers of one model, or its loss, and counts the graphs and how often they ran.
 
     With `in_order`, code begins to send and waits where the layer does, so that what runs beside each other still does.
     """
@@ -107,7 +107,7 @@ class Compiler:
         self.num_graphs = 0
         """Graphs that were made: one for all layers in training, one more for validation."""
         self.num_runs = 0
-        """Forward passes of a layer that were compiled code."""
+        """How often one of them was what ran."""
         self.is_paused = False
         compile_graph: Callable[..., Any] = torch._dynamo.lookup_backend(backend)
         keeps_order = {"config_patches": _IN_ORDER} if in_order and backend == "inductor" else {}
@@ -119,6 +119,32 @@ class Compiler:
         forward: Any = CompiledForward(self, types.MethodType(self._own_copy(type(block).forward), block))
         block.forward = forward
         block.compiled_forward = forward  # what wraps `forward` later hides it
+
+    def compiled(self, function: Any) -> Callable[..., Tensor]:
+        """The function as compiled code; raises `TrainingError` as `run` does."""
+        return partial(self.run, "The loss", self.trace(self._own_copy(function), self.make_graph))
+
+    def trace(self, function: Callable[..., Tensor], make_graph: Callable[..., Any]) -> Callable[..., Tensor]:
+        """The function as code that `make_graph` will make when it is first called, and again for other shapes."""
+        return torch.compile(function, fullgraph=True, dynamic=False, backend=make_graph)
+
+    def run(self, what: str, compiled: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        """What `compiled` gives; raises `TrainingError`, which says `what`, where other code would run in its place."""
+        before = self.num_runs
+        try:
+            result = compiled(*arguments)
+        except FailOnRecompileLimitHit as error:
+            raise _not_compiled(what, "it met too many different shapes or settings") from error
+        except Unsupported as error:
+            first_line = str(error).strip().partition("\n")[0]
+            raise _not_compiled(what, f"PyTorch cannot trace it ({first_line})") from error
+        except RuntimeError as error:
+            if "no compiled frames" in str(error):
+                raise _not_compiled(what, _RUN_UNCOMPILED) from error
+            raise
+        if self.num_runs == before:  # PyTorch before 2.13 says nothing then
+            raise _not_compiled(what, _RUN_UNCOMPILED)
+        return result
 
     def _own_copy(self, function: Any) -> types.FunctionType:
         """The function with a code object of its own for this model: PyTorch limits the graphs of a code object, and
@@ -172,32 +198,21 @@ class CompiledForward:
         self.compiled = self._compiled(self.compiler.make_recomputing_graph)
 
     def _compiled(self, make_graph: Callable[..., Any]) -> Callable[..., Tensor]:
-        return torch.compile(self.plain, fullgraph=True, dynamic=False, backend=make_graph)
+        return self.compiler.trace(self.plain, make_graph)
 
     def __call__(self, *arguments: Any) -> Tensor:
         """What the layer gives."""
         if self.compiler.is_paused:
             return self.plain(*arguments)
-        before = self.compiler.num_runs
-        try:
-            result = self.compiled(*arguments)
-        except FailOnRecompileLimitHit as error:
-            raise _not_compiled("it met too many different shapes or settings") from error
-        except Unsupported as error:
-            first_line = str(error).strip().partition("\n")[0]
-            raise _not_compiled(f"PyTorch cannot trace it ({first_line})") from error
-        except RuntimeError as error:
-            if "no compiled frames" in str(error):
-                raise _not_compiled("PyTorch has run it uncompiled") from error
-            raise
-        if self.compiler.num_runs == before:  # PyTorch before 2.13 says nothing then
-            raise _not_compiled("PyTorch has run it uncompiled")
-        return result
+        return self.compiler.run("A layer", self.compiled, *arguments)
 
 
-def _not_compiled(reason: str) -> TrainingError:
+_RUN_UNCOMPILED = "PyTorch has run it uncompiled"
+
+
+def _not_compiled(what: str, reason: str) -> TrainingError:
     return TrainingError(
-        f"A layer must run as compiled code (`training.compile`), but does not: {reason}. Set "
+        f"{what} must run as compiled code (`training.compile`), but does not: {reason}. Set "
         'training.compile="off", or look at what TORCH_LOGS=graph_breaks,recompiles prints.'
     )
 

@@ -1,5 +1,6 @@
 """The fused output projection and loss against `F.cross_entropy` of the full logits."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -61,7 +62,8 @@ def _loss(
 
 def _compiled_loss(tensor: int, hidden: Tensor, weight: Tensor, targets: Tensor, padding: float) -> dict[str, Any]:
     torch._dynamo.reset()
-    options = {"scale": torch.tensor(0.3, dtype=torch.float64), "chunk_tokens": 4, "passes": LossPasses("aot_eager")}
+    passes = LossPasses(partial(torch.compile, fullgraph=True, backend="aot_eager"))
+    options = {"scale": torch.tensor(0.3, dtype=torch.float64), "chunk_tokens": 4, "passes": passes}
     return _loss(tensor, hidden, weight, targets, options, padding)
 
 

@@ -249,21 +249,23 @@ def test_compiled_dropout_draws_the_same_in_a_restarted_run_and_in_recomputation
     assert torch.equal(told["kept"], told["recomputed"])
 
 
-def watched_by_a_mode(run: RunConfig) -> str:
+def watched_by_a_mode(run: RunConfig, layers: bool) -> str:
     class Mode(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return func(*args, **(kwargs or {}))
 
     with mock.patch.object(compilation, "BACKEND", "aot_eager"):
         trainer, batches = parts(run)
+    trainer.compiler.is_paused = not layers
     with Mode(), pytest.raises(TrainingError) as error:
         trainer.step(0, batches.micro_batches(0))
     return str(error.value)
 
 
-def test_a_layer_that_would_run_uncompiled_is_an_error(ranks: RankPool, run_with: Any) -> None:
-    assert ranks.run(1, watched_by_a_mode, run_with(ON, "model.dropout=0.0"))[0] == (
-        "A layer must run as compiled code (`training.compile`), but does not: PyTorch has run it uncompiled. Set "
+@pytest.mark.parametrize("what", ["A layer", "The loss"])
+def test_what_would_run_uncompiled_is_an_error(ranks: RankPool, run_with: Any, what: str) -> None:
+    assert ranks.run(1, watched_by_a_mode, run_with(ON, "model.dropout=0.0"), what == "A layer")[0] == (
+        f"{what} must run as compiled code (`training.compile`), but does not: PyTorch has run it uncompiled. Set "
         'training.compile="off", or look at what TORCH_LOGS=graph_breaks,recompiles prints.'
     )
 
