@@ -80,11 +80,11 @@ MASKED = "its attention is given a mask when compiled, which keeps it from the f
 def full_plan(memory: int) -> list[Measurement]:
     """All measurements for a GPU of `memory` bytes, the most valuable ones first.
 
-    Crosscut's own come first, since they take half a minute each; then the peers eager, which takes less, so that there
-    is something to compare with whatever else happens; then the peers compiled, as a whole, which takes minutes for
-    tens of layers: the plain program, the fastest as a rule, before the others, and fewer layers before more. At last
-    the models once more in a second turn. A compiled layer leaves its scores to the attention kernel, so `selective` is
-    measured uncompiled.
+    Crosscut's own come first, since they take half a minute each; then the plain program, the fastest peer as a rule:
+    eager, so that there is something to compare with whatever else happens, and compiled, without which no goal beside
+    the peers is judged. Then the others eager, and compiled as a whole, which takes minutes for tens of layers, fewer
+    layers before more. At last the models once more in a second turn. A compiled layer leaves its scores to the attention
+    kernel, so `selective` is measured uncompiled.
     """
     peers = sorted((peer for peer in PEERS if is_installed(peer)), key=lambda peer: peer != "plain")
     ours = {model: _measurement("crosscut", model, shape) for model, shape in LARGE.items()}
@@ -110,8 +110,8 @@ def full_plan(memory: int) -> list[Measurement]:
         _variant(
             ours[wide], "recomputation", f"recompute operators, {wide}", overrides=("training.recompute=operators",)
         ),
-        *eager,
-        *compiled,
+        *(m for m in (*eager, *compiled) if m.program == "plain"),
+        *(m for m in (*eager, *compiled) if m.program != "plain"),
         _variant(
             ours[wide],
             "recomputation",

@@ -28,6 +28,7 @@ import torch
 from contenders import Step, Way, make_step, require_compiled
 from gpu_plan import Measurement
 from machine import describe_machine
+from torch.nn.attention import SDPBackend
 
 WARMUP = 3
 WINDOWS = 3
@@ -76,7 +77,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def describe(device_type: str) -> dict[str, Any]:
-    """The device's name, bytes of memory, driver and published peak.
+    """The device's name, bytes of memory, driver and published peak, and which kernel PyTorch's attention is there.
 
     Raises `ImportError` where what every measurement needs cannot be imported.
     """
@@ -91,8 +92,16 @@ def describe(device_type: str) -> dict[str, Any]:
         "device": properties.name,
         "memory": properties.total_memory,
         "driver": _driver(),
+        "cudnn": torch.backends.cudnn.version(),
+        "attention": ", ".join(f"{attention_kernel(size, 'cuda')} for heads of {size}" for size in (96, 128)),
         "dense_peak": hardware.flops.get("bfloat16") if hardware else None,
     }
+
+
+def attention_kernel(head_size: int, device: str) -> str:
+    """The kernel that PyTorch takes for causal attention of heads of a size, in its own words."""
+    q = torch.empty(1, 16, 1024, head_size, device=device, dtype=torch.bfloat16)
+    return SDPBackend(torch._fused_sdp_choice(q, q, q, None, 0.0, is_causal=True)).name.lower().replace("_", " ")
 
 
 def measure(measurement: Measurement, device_type: str) -> dict[str, Any]:

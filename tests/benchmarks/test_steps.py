@@ -196,6 +196,13 @@ def test_gpu_benchmark_says_what_cannot_be_imported(tmp_path):
     assert "Python must have what Crosscut trains with, but ImportError: no rich here" in done.stderr
 
 
+def test_gpu_benchmark_names_the_kernel_of_attention(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from gpu_worker import attention_kernel
+
+    assert attention_kernel(96, "cpu") == "flash attention"
+
+
 def test_gpu_goals_are_held_against_the_figures(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     from gpu import Row, judged
@@ -218,6 +225,9 @@ def test_gpu_goals_are_held_against_the_figures(monkeypatch):
     assert found["crosscut, 1.7B at 4096: utilisation of the dense peak"]["met"] is True
     assert found["crosscut, 1.7B at 4096: tokens/s over the fastest peer's"]["measured"] == pytest.approx(0.32 / 0.30)
     assert found["crosscut, 1.7B at 4096: tokens/s over the fastest peer's"]["met"] is False
+    del rows["plain, 1.7B at 4096"]
+    (alone,) = (g for g in judged(GOALS, rows, 989e12) if g["goal"].startswith("crosscut, 1.7B at 4096: tokens/s"))
+    assert (alone["measured"], alone["met"]) == (pytest.approx(2.0), None), "a compiled peer might be faster"
     assert found["float8, 1.7B at 4096: tokens/s over bfloat16's"]["met"] is True
     assert found["crosscut, 1.2B at 1024: utilisation of the dense peak"]["met"] is None
 
