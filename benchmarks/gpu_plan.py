@@ -83,8 +83,8 @@ def full_plan(memory: int) -> list[Measurement]:
     Crosscut's own come first, since they take half a minute each; then the plain program, the fastest peer as a rule:
     eager, so that there is something to compare with whatever else happens, and compiled, without which no goal beside
     the peers is judged. Then the others eager, and compiled as a whole, which takes minutes for tens of layers, fewer
-    layers before more. At last the models once more in a second turn. A compiled layer leaves its scores to the attention
-    kernel, so `selective` is measured uncompiled.
+    layers before more. At last the models once more in a second turn. A compiled layer leaves its scores to the
+    attention kernel, so `selective` is measured uncompiled.
     """
     peers = sorted((peer for peer in PEERS if is_installed(peer)), key=lambda peer: peer != "plain")
     ours = {model: _measurement("crosscut", model, shape) for model, shape in LARGE.items()}
