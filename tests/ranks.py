@@ -127,7 +127,9 @@ class RankPool:
             self._ranks.append(_Rank(process, Connection(ours.detach()), printed))
         for i, rank in enumerate(self._ranks):
             if not rank.connection.poll(STARTING) or rank.connection.recv_bytes() != READY:
-                raise RankError(f"rank {i} did not start\n{_read(rank.printed)}")
+                printed = _read(rank.printed)
+                self.close()  # else later jobs would get the answers of earlier ones
+                raise RankError(f"rank {i} did not start\n{printed}")
 
     def _collect(self, ranks: list[_Rank], time_limit: float) -> list[Any]:
         outcomes: list[Any] = [None] * len(ranks)
