@@ -26,6 +26,7 @@ from crosscut.parallel import (
 
 _FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 _AMPERE = (8, 0)
+_LARGEST_HEAD = 256
 
 
 class SelfAttention(nn.Module):
@@ -34,7 +35,7 @@ class SelfAttention(nn.Module):
     def __init__(self, config: ModelConfig, *, mesh: ParallelMesh, streams: RandomStreams, dtype: torch.dtype) -> None:
         super().__init__()
         self.head_size, self.dropout, self.streams = config.head_size, config.dropout, streams
-        self._shares = types_that_share_heads(mesh.device)
+        self._shares = types_that_share_heads(mesh.device, config.head_size)
         hidden, bias = config.hidden_size, config.biases != "none"
         self.qkv = ColumnParallelLinears(
             query=ColumnParallelLinear(hidden, config.query_size, mesh=mesh, dtype=dtype, bias=bias),
@@ -71,16 +72,16 @@ class SelfAttention(nn.Module):
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout, enable_gqa=grouped)
 
 
-def types_that_share_heads(device: torch.device) -> frozenset[torch.dtype]:
+def types_that_share_heads(device: torch.device, head_size: int) -> frozenset[torch.dtype]:
     """The types in which a fused kernel lets several queries' heads share keys and values.
 
-    On GPUs those are FlashAttention's and cuDNN's, of 16 bits and from Ampere on. What is left there for other types
-    and for older GPUs, the memory-efficient one, wants as many heads of each; without them PyTorch's plain code would
-    run, which keeps all scores.
+    On GPUs those are FlashAttention's, of 16 bits, from Ampere on and for heads of at most 256. What is left there for
+    all others, the memory-efficient one, wants as many heads of each; without them PyTorch's plain code would run, which
+    keeps all scores.
     """
     if device.type != "cuda":
         return _FLOATS
-    has_flash = torch.cuda.get_device_capability(device) >= _AMPERE
+    has_flash = torch.cuda.get_device_capability(device) >= _AMPERE and head_size <= _LARGEST_HEAD
     return frozenset({torch.bfloat16, torch.float16}) if has_flash else frozenset()
 
 

@@ -84,7 +84,7 @@ def layer_activations(run: Planned, *, device: Device = "cuda", mode: str | None
         inputs=2 * own_tokens * h * size,
         norms=2 * own_tokens * (h * size * keeps_cheap + _statistics_bytes(run.model, size, device))
         + tokens * _head_statistics_bytes(run, size),
-        attention=tokens * _attention_width(run, device) * size,
+        attention=tokens * _attention_width(run, repeats=device == "cuda" and mode != "selective") * size,
         core=0 if mode == "selective" else _core(run, size, device),
         mlp=(num_expansions + keeps_cheap) * tokens * run.model.mlp_size // tensor * size,
         masks=2 * own_tokens * h * mask_bytes if run.model.dropout else 0,
@@ -138,17 +138,16 @@ def _head_statistics_bytes(run: Planned, size: int) -> int:
     return heads * max(size, 4) if run.model.qk_norm else 0
 
 
-def _attention_width(run: Planned, device: Device) -> int:
+def _attention_width(run: Planned, *, repeats: bool) -> int:
     """Elements of a token on a rank: queries, keys and values, and what attention gave.
 
     Norms and rotations make new queries and keys; values still lie among the old keys, which stay with them, and a
-    norm keeps what it was given.
+    norm keeps what it was given. Where a kernel is given shared heads as often as there are queries it `repeats` them.
     """
     model, tensor = run.model, run.layout.tensor
     queries, keys = model.query_size // tensor, _own_kv_heads(run) * model.head_size
     as_multiplied, as_used = queries + 2 * keys, queries + keys
-    if device == "cuda" and keys < queries and run.training.numbers.compute == "float32":
-        # The kernel for float32 is given as many heads of keys and values as of queries.
+    if repeats and keys < queries and run.training.numbers.compute == "float32":
         return 4 * queries + (as_multiplied if model.qk_norm else 0)
     if model.qk_norm:
         return as_multiplied + as_used + queries

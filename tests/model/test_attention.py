@@ -15,21 +15,26 @@ NARROW = {torch.bfloat16, torch.float16}
 
 
 @pytest.mark.parametrize(
-    ("device", "capability", "shared"),
+    ("device", "capability", "head_size", "shared"),
     [
-        ("cpu", None, WIDE | NARROW),
-        ("cuda", (7, 0), set()),
-        ("cuda", (7, 5), set()),
-        ("cuda", (8, 0), NARROW),
-        ("cuda", (9, 0), NARROW),
-        ("cuda", (12, 0), NARROW),
+        ("cpu", None, 512, WIDE | NARROW),
+        ("cuda", (7, 0), 64, set()),
+        ("cuda", (7, 5), 64, set()),
+        ("cuda", (8, 0), 64, NARROW),
+        ("cuda", (9, 0), 256, NARROW),
+        ("cuda", (9, 0), 264, set()),
+        ("cuda", (12, 0), 128, NARROW),
     ],
 )
 def test_heads_are_shared_where_a_fused_kernel_shares_them(
-    device: str, capability: tuple[int, int] | None, shared: set[torch.dtype], monkeypatch: pytest.MonkeyPatch
+    device: str,
+    capability: tuple[int, int] | None,
+    head_size: int,
+    shared: set[torch.dtype],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    assert types_that_share_heads(torch.device(device)) == shared
+    assert types_that_share_heads(torch.device(device), head_size) == shared
 
 
 def _gradients(layout: Layout, family: str, shares: bool) -> tuple[bool, float, dict[str, Tensor]]:
@@ -44,7 +49,7 @@ def _gradients(layout: Layout, family: str, shares: bool) -> tuple[bool, float, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention.F, "scaled_dot_product_attention", watched)
         if not shares:
-            patch.setattr(attention, "types_that_share_heads", lambda _: frozenset())
+            patch.setattr(attention, "types_that_share_heads", lambda *_: frozenset())
         model = build(layout, config=FAMILIES[family])
         loss = model.loss(*batch(0), scale=1 / (B * S))
         loss.backward()

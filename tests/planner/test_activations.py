@@ -65,6 +65,9 @@ def test_shared_heads_are_kept_as_often_as_the_kernel_for_float32_is_given_them(
         return layer_activations(run, device=device).attention
 
     assert kept("float32", 4, "cuda") == kept("float32", 16, "cuda")
+    grouped = make_run(precision="float32", dropout=0.0, recompute="selective")
+    grouped = replace(grouped, model=replace(grouped.model, num_kv_heads=4))
+    assert layer_activations(grouped).attention == kept("float32", 4, "cpu"), "repeated where nothing is kept"
     assert kept("float32", 4, "cpu") == kept("float32", 16, "cpu") * (16 + 2 * 4 + 16) // (4 * 16)
     assert kept("bfloat16", 4, "cuda") == kept("bfloat16", 16, "cuda") * (16 + 2 * 4 + 16) // (4 * 16)
 
