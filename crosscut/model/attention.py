@@ -76,8 +76,8 @@ def types_that_share_heads(device: torch.device, head_size: int) -> frozenset[to
     """The types in which a fused kernel lets several queries' heads share keys and values.
 
     On GPUs those are FlashAttention's, of 16 bits, from Ampere on and for heads of at most 256. What is left there for
-    all others, the memory-efficient one, wants as many heads of each; without them PyTorch's plain code would run, which
-    keeps all scores.
+    all others, the memory-efficient one, wants as many heads of each; without them PyTorch's plain code would run,
+    which keeps all scores.
     """
     if device.type != "cuda":
         return _FLOATS
