@@ -47,6 +47,30 @@ def default_loss_chunk(local_vocab_size: int, num_tokens: int, *, device: str = 
     return min(most, -(-even // 128) * 128)
 
 
+AMPERE = (8, 0)
+"""NVIDIA's first compute capability with bfloat16 products, and the first that FlashAttention runs on."""
+
+
+def takes_shared_heads(compute: str, *, head_size: int, dropout: float, capability: tuple[int, int]) -> bool:
+    """Whether attention on a GPU runs in a kernel that takes fewer heads of keys and values than of queries.
+
+    FlashAttention's does, which is for types of two bytes (`compute`, by torch's name) from Ampere on, and heads of at
+    most 256 elements; on GPUs with less shared memory (8.6 to 8.9 and 12.x) not for all above 192. PyTorch's
+    memory-efficient kernel, which takes the rest but float64, asks for as many heads of each (up to PyTorch 2.13:
+    `can_use_mem_efficient_attention`). Elsewhere keys and values are repeated, since a kernel that keeps the scores
+    would be left.
+    """
+    if compute not in ("bfloat16", "float16") or capability < AMPERE or head_size > 256:
+        return False
+    is_small = (8, 6) <= capability <= (8, 9) or capability >= (12, 0)
+    return not is_small or head_size <= 192 or (head_size > 224 and not dropout)
+
+
+def keeps_scores(compute: str, *, capability: tuple[int, int]) -> bool:
+    """Whether a GPU has no attention kernel for a type but PyTorch's plain one, which keeps s s scores per head."""
+    return compute == "float64" or (compute == "bfloat16" and capability < AMPERE)
+
+
 OVERLAPPED_ELEMENTS = 1 << 22
 """Elements of a piece that is worth a collective of its own, 8 MiB in bfloat16: smaller ones are over before a product
 beside them is."""

@@ -3,7 +3,7 @@
 The products for queries, keys and values are column-parallel, head by head: a rank's contiguous part holds whole heads,
 of keys and values with the rows of its weight ordered (head, key or value, element). The output product is
 row-parallel. Where there are fewer heads of keys and values than queries, each serves as many adjacent query heads; and
-where they are fewer than the ranks, several ranks have the same one.
+where they are fewer than the ranks, several ranks have the same one. The attention kernel does that, where it can.
 
 Shapes: B batch, S sequence, H hidden, A query heads, K heads of keys and values, D elements of a head, T tensor ranks.
 """
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crosscut.config import ModelConfig
+from crosscut.config.conventions import takes_shared_heads
 from crosscut.model.cache import LayerCache
 from crosscut.model.rotary import Rotation, rotate
 from crosscut.parallel import (
@@ -24,9 +25,7 @@ from crosscut.parallel import (
     RowParallelLinear,
 )
 
-_FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
-_AMPERE = (8, 0)
-_LARGEST_HEAD = 256
+_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64"}
 
 
 class SelfAttention(nn.Module):
@@ -35,7 +34,7 @@ class SelfAttention(nn.Module):
     def __init__(self, config: ModelConfig, *, mesh: ParallelMesh, streams: RandomStreams, dtype: torch.dtype) -> None:
         super().__init__()
         self.head_size, self.dropout, self.streams = config.head_size, config.dropout, streams
-        self._shares = types_that_share_heads(mesh.device, config.head_size)
+        self._capability = capability_of(mesh.device)
         hidden, bias = config.hidden_size, config.biases != "none"
         self.qkv = ColumnParallelLinears(
             query=ColumnParallelLinear(hidden, config.query_size, mesh=mesh, dtype=dtype, bias=bias),
@@ -62,27 +61,27 @@ class SelfAttention(nn.Module):
         return y
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        if self._repeats_keys(q, k, dropout):
+            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))  # each [B, A/T, S, D]
         grouped = q.shape[1] != k.shape[1]
-        if grouped and q.dtype not in self._shares:
-            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-            grouped = False
-        if not self.training or self.dropout == 0.0:
+        if dropout == 0.0:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
         with self.streams.per_rank():  # each rank drops in its own heads (paper, section 3.1)
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout, enable_gqa=grouped)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, enable_gqa=grouped)
+
+    def _repeats_keys(self, q: Tensor, k: Tensor, dropout: float) -> bool:
+        """Whether keys and values are repeated for each head of queries, since no fused kernel takes them shared."""
+        if q.shape[1] == k.shape[1] or self._capability is None:
+            return False
+        return not takes_shared_heads(
+            _NAMES[q.dtype], head_size=self.head_size, dropout=dropout, capability=self._capability
+        )
 
 
-def types_that_share_heads(device: torch.device, head_size: int) -> frozenset[torch.dtype]:
-    """The types in which a fused kernel lets several queries' heads share keys and values.
-
-    On GPUs those are FlashAttention's, of 16 bits, from Ampere on and for heads of at most 256. What is left there for
-    all others, the memory-efficient one, wants as many heads of each; without them PyTorch's plain code would run,
-    which keeps all scores.
-    """
-    if device.type != "cuda":
-        return _FLOATS
-    has_flash = torch.cuda.get_device_capability(device) >= _AMPERE and head_size <= _LARGEST_HEAD
-    return frozenset({torch.bfloat16, torch.float16}) if has_flash else frozenset()
+def capability_of(device: torch.device) -> tuple[int, int] | None:
+    """A GPU's compute capability, which decides what its attention kernels take; None elsewhere."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
 def _placed(heads: Tensor, norm: nn.Module | None, rotation: Rotation | None) -> Tensor:

@@ -10,7 +10,8 @@ one, on `t` tensor ranks:
     whole layers recomputed                2 s b h, split by t where the sequence is
 
 What Crosscut keeps differs in three ways. Attention runs in a fused kernel that keeps one number per query and head in
-place of the scores (5 a s / h), so that recomputing it saves little. Dropout of probability zero keeps no mask. And
+place of the scores (5 a s / h), so that recomputing it saves little (but for float64 on GPUs, which no such kernel
+takes: its scores are not counted). Dropout of probability zero keeps no mask. And
 weights that are multiplied in a narrower type than they are held in are kept in it for the backward pass (counted
 apart: it does not grow with the batch).
 
@@ -22,6 +23,7 @@ from functools import lru_cache
 from typing import Literal
 
 from crosscut.config import Layout, ModelConfig
+from crosscut.config.conventions import AMPERE, takes_shared_heads
 from crosscut.config.precision import precision_on
 from crosscut.planner.candidate import Planned
 from crosscut.planner.parameters import layer_tensors
@@ -60,12 +62,15 @@ class LayerActivations:
         return self.inputs + self.norms + self.attention + self.core + self.mlp + self.masks
 
 
-def layer_activations(run: Planned, *, device: Device = "cuda", mode: str | None = None) -> LayerActivations:
+def layer_activations(
+    run: Planned, *, device: Device = "cuda", capability: tuple[int, int] = AMPERE, mode: str | None = None
+) -> LayerActivations:
     """What a layer that recomputes as `training.recompute` says keeps on `device`; offloaded inputs are not on a GPU.
 
     Another `mode` of `training.recompute` may be given: `none` is what a recomputed layer has while it goes backward.
 
-    On CUDA one byte per element of a dropout mask and a fused attention kernel; on the CPU PyTorch keeps masks in the
+    On CUDA one byte per element of a dropout mask and a fused attention kernel, which on a GPU of this compute
+    `capability` may ask for keys and values once for each head of queries; on the CPU PyTorch keeps masks in the
     activations' type and, where attention drops, the scores.
     """
     run = run.settled(precision_on(device))
@@ -78,14 +83,16 @@ def layer_activations(run: Planned, *, device: Device = "cuda", mode: str | None
         offloaded = "activations" in run.training.offload and device == "cuda"
         return LayerActivations(inputs=0 if offloaded else own_tokens * h * size)
     keeps_cheap = mode != "operators"
+    forgets_core = mode == "selective" and not _is_compiled(run, device)  # a compiled layer keeps what its kernel does
+    repeats_keys = device == "cuda" and not forgets_core and _repeats_keys(run, capability)
     mask_bytes = 1 if device == "cuda" else size
     num_expansions = 2 if run.model.mlp == "swiglu" else 1
     return LayerActivations(
         inputs=2 * own_tokens * h * size,
         norms=2 * own_tokens * (h * size * keeps_cheap + _statistics_bytes(run.model, size, device))
         + tokens * _head_statistics_bytes(run, size),
-        attention=tokens * _attention_width(run, repeats=device == "cuda" and mode != "selective") * size,
-        core=0 if mode == "selective" else _core(run, size, device),
+        attention=tokens * _attention_width(run, repeats_keys=repeats_keys) * size,
+        core=0 if forgets_core else _core(run, size, device),
         mlp=(num_expansions + keeps_cheap) * tokens * run.model.mlp_size // tensor * size,
         masks=2 * own_tokens * h * mask_bytes if run.model.dropout else 0,
         weights=_cast_weights(run, size),
@@ -138,20 +145,32 @@ def _head_statistics_bytes(run: Planned, size: int) -> int:
     return heads * max(size, 4) if run.model.qk_norm else 0
 
 
-def _attention_width(run: Planned, *, repeats: bool) -> int:
+def _attention_width(run: Planned, *, repeats_keys: bool) -> int:
     """Elements of a token on a rank: queries, keys and values, and what attention gave.
 
     Norms and rotations make new queries and keys; values still lie among the old keys, which stay with them, and a
-    norm keeps what it was given. Where a kernel is given shared heads as often as there are queries it `repeats` them.
+    norm keeps what it was given. Keys and values that are repeated for each head of queries are new ones, too.
     """
     model, tensor = run.model, run.layout.tensor
     queries, keys = model.query_size // tensor, _own_kv_heads(run) * model.head_size
-    as_multiplied, as_used = queries + 2 * keys, queries + keys
-    if repeats and keys < queries and run.training.numbers.compute == "float32":
-        return 4 * queries + (as_multiplied if model.qk_norm else 0)
+    as_multiplied, as_used = queries + 2 * keys, 3 * queries if repeats_keys else queries + keys
     if model.qk_norm:
         return as_multiplied + as_used + queries
+    if repeats_keys:
+        return as_used + queries
     return as_used + 2 * keys + queries if model.positions == "rotary" else as_multiplied + queries
+
+
+def _is_compiled(run: Planned, device: Device) -> bool:
+    return run.is_compiled_on_gpus if device == "cuda" else run.training.compile == "on"
+
+
+def _repeats_keys(run: Planned, capability: tuple[int, int]) -> bool:
+    model = run.model
+    if model.num_heads // run.layout.tensor == _own_kv_heads(run):
+        return False
+    compute = run.training.numbers.compute
+    return not takes_shared_heads(compute, head_size=model.head_size, dropout=model.dropout, capability=capability)
 
 
 def _own_kv_heads(run: Planned) -> int:

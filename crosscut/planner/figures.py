@@ -122,7 +122,7 @@ def _candidate(
 
 
 def _cell(candidate: Candidate, hardware: Hardware, speed: Speed) -> dict[str, Any]:
-    memory = forecast_memory(candidate, device=hardware.device)
+    memory = forecast_memory(candidate, device=hardware.device, capability=hardware.capability)
     time = step_time(candidate, hardware, speed=speed)
     rate = model_flops_per_second(candidate, time.total)
     return {

@@ -22,6 +22,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from crosscut.config import Layout, ModelConfig, default_loss_chunk, padded_vocab_size
+from crosscut.config.conventions import AMPERE
 from crosscut.config.precision import precision_on
 from crosscut.planner.activations import Device, layer_activations, num_recomputed_layers
 from crosscut.planner.candidate import Planned
@@ -75,17 +76,18 @@ class MemoryForecast:
         return state + self.activations + self.logits + self.buffers + self.allowance
 
 
-def forecast_memory(run: Planned, *, device: Device = "cuda") -> MemoryForecast:
-    """What one rank of `run` holds at the peak of a step.
+def forecast_memory(run: Planned, *, device: Device = "cuda", capability: tuple[int, int] = AMPERE) -> MemoryForecast:
+    """What one rank of `run` holds at the peak of a step; `capability` as in `layer_activations`.
 
     Raises `ConfigError` where `model.vocab_size` is still 0.
     """
-    return max(forecast_instants(run, device=device), key=lambda forecast: forecast.total)
+    instants = _Step(run, device, capability).instants()
+    return max(instants, key=lambda forecast: forecast.total)
 
 
 def forecast_instants(run: Planned, *, device: Device = "cuda") -> list[MemoryForecast]:
     """What it holds at each instant at which something is at its most, in their order."""
-    return _Step(run, device).instants()
+    return _Step(run, device, AMPERE).instants()
 
 
 class _Parts(NamedTuple):
@@ -124,7 +126,7 @@ def _share(tensor: LocalTensor, shares: int) -> int:
 class _Step:
     """A run's step, and what is there at each of its instants."""
 
-    def __init__(self, run: Planned, device: Device) -> None:
+    def __init__(self, run: Planned, device: Device, capability: tuple[int, int]) -> None:
         run = run.settled(precision_on(device))
         self.run, self.device = run, device
         precision = run.training.numbers
@@ -133,8 +135,8 @@ class _Step:
         self.is_sharded = run.layout.shard_size > 1
         self.parts = _parts(run.model, run.layout.tensor, run.layout.shard_size)
         self.own = run.model.num_layers * self.parts.layer_share + self.parts.root_share
-        self.kept = layer_activations(run, device=device)
-        self.plain = layer_activations(run, device=device, mode="none")
+        self.kept = layer_activations(run, device=device, capability=capability)
+        self.plain = layer_activations(run, device=device, capability=capability, mode="none")
         self.tokens = run.micro_batch_size * run.training.sequence_length
         self.whole = self.tokens * run.model.hidden_size * self.size
         self.between = self.whole // run.layout.tensor if run.layout.sequence_parallel else self.whole
@@ -268,7 +270,8 @@ class _Step:
         if self.device == "cpu" and run.model.dropout:
             heads = run.model.num_heads // run.layout.tensor
             gradients = gradients // 2 + self.tokens * heads * run.training.sequence_length * max(self.size, 4)
-        again = self.plain.core if run.training.recompute == "selective" else 0
+        again = self.plain.core - self.kept.core + self.plain.attention - self.kept.attention
+        again *= run.training.recompute == "selective"
         return self._residual() + again + gradients - second_half
 
     def _summed(self, done: int) -> int:

@@ -131,7 +131,7 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
         layouts = list(_layouts(run, hardware, tensor, num_ranks // tensor))
         rejected += _not_compilable(run, layouts)
         for candidate in _candidates(run, hardware, layouts):
-            memory = forecast_memory(candidate, device=hardware.device)
+            memory = forecast_memory(candidate, device=hardware.device, capability=hardware.capability)
             if reason := _reason_against_memory(candidate, memory, hardware):
                 rejected.append(Rejected(candidate=candidate, reason=reason, needed=memory.total))
                 continue

@@ -1,9 +1,10 @@
 """What a dry run pretends beside the other ranks: tensors without memory, and what PyTorch does on a GPU.
 
 Tensors are PyTorch's fake ones, which have all but values. They are of the CPU, since PyTorch without CUDA has no
-backward pass for others. Where a run is to be on GPUs, four choices that are made there are made here: attention
-in a kernel that keeps one number per query and head, a dropout mask of one byte per element, chunks of the loss as
-large as a GPU's, and no products by oneDNN. For the CPU they are this machine's choices.
+backward pass for others. Where a run is to be on GPUs, five choices that are made there are made here: attention
+in a kernel that keeps one number per query and head, keys and values repeated where no such kernel takes shared ones,
+a dropout mask of one byte per element, chunks of the loss as large as a GPU's, and no products by oneDNN. The GPU is of
+Ampere or later. For the CPU they are this machine's choices.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+from crosscut.config.conventions import AMPERE
+from crosscut.model import attention
 from crosscut.parallel import onednn
 from crosscut.parallel.pretended import is_wait
 
@@ -45,21 +48,24 @@ class WithoutMemory(FakeTensorMode):
 
 @contextmanager
 def as_on(device: Device) -> Iterator[None]:
-    """Inside, attention, dropout and products are the operators that PyTorch chooses on `device`."""
+    """Inside, attention, dropout and products are the operators that are chosen on `device`, by models made here."""
     if device == "cpu":
         yield
         return
     functions: Any = F
     products: Any = onednn
+    heads: Any = attention
     plain = functions.scaled_dot_product_attention, functions.dropout
     processor = products.IS_THERE, products.is_faster
     functions.scaled_dot_product_attention, functions.dropout = _fused_attention, _dropout
     products.IS_THERE, products.is_faster = False, lambda: False
+    capability_of, heads.capability_of = heads.capability_of, lambda _: AMPERE
     try:
         yield
     finally:
         functions.scaled_dot_product_attention, functions.dropout = plain
         products.IS_THERE, products.is_faster = processor
+        heads.capability_of = capability_of
 
 
 def _fused_attention(

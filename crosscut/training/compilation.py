@@ -26,9 +26,11 @@ from torch._dynamo.exc import FailOnRecompileLimitHit, Unsupported
 from torch.utils.checkpoint import CheckpointPolicy
 
 from crosscut.config import ConfigError, RunConfig, TrainingError
+from crosscut.config.conventions import keeps_scores
 from crosscut.config.run import not_compilable
 from crosscut.model import GPT
 from crosscut.parallel import LossPasses, ParallelMesh
+from crosscut.training.precision import fast_precision
 
 BACKEND = "inductor"
 """What compiles a graph, by the name that `torch.compile` knows it by."""
@@ -79,8 +81,10 @@ def _reason_against(run: RunConfig, device: torch.device) -> str:
         return "compilation is turned off by TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE in the environment"
     if device.type == "cpu" and run.training.recompute == "selective" and run.model.dropout:
         return 'attention with dropout keeps its scores on the CPU, which training.recompute="selective" forbids'
-    if device.type == "cuda" and run.training.recompute == "selective" and run.training.precision == "float64":
-        return 'attention in float64 keeps its scores on GPUs, which training.recompute="selective" forbids'
+    if device.type == "cuda" and run.training.recompute == "selective":
+        compute = run.settled(fast_precision(device)).training.numbers.compute
+        if keeps_scores(compute, capability=torch.cuda.get_device_capability(device)):
+            return f'attention in {compute} keeps its scores on this GPU, which training.recompute="selective" forbids'
     if device.type == "cuda":
         return "" if importlib.util.find_spec("triton") else "Triton, which writes the GPU's kernels, is not installed"
     return "" if _has_cpp_compiler() else "there is no C++ compiler for the CPU's kernels (g++ or what CXX names)"

@@ -3,11 +3,9 @@
 import torch
 
 from crosscut.config import ConfigError
+from crosscut.config.conventions import AMPERE
 from crosscut.config.precision import FLOAT8_MULTIPLE, PRECISIONS, precision_on
 from crosscut.parallel import FLOAT8, ORDINARY, Products
-
-BFLOAT16_CAPABILITY = (8, 0)
-"""NVIDIA's first with bfloat16 products: Ampere. PyTorch imitates them on those before."""
 
 FLOAT8_CAPABILITY = (8, 9)
 """NVIDIA's first with float8 products: Ada; then Hopper and Blackwell."""
@@ -30,7 +28,8 @@ def products(precision: str) -> Products:
 
 def fast_precision(device: torch.device) -> str:
     """What `training.precision = "auto"` stands for on a device."""
-    has_bfloat16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= BFLOAT16_CAPABILITY
+    # PyTorch imitates bfloat16 on GPUs before.
+    has_bfloat16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= AMPERE
     return precision_on(device.type, has_bfloat16=has_bfloat16)
 
 

@@ -68,7 +68,7 @@ def _recompute_attention(block: Block, streams: RandomStreams) -> None:
     attend = block.attention._attend
 
     def recomputed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():  # compiled: a kernel that keeps no scores
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():  # compiled: fused, or refused (`compilation`)
             return attend(q, k, v)
         return _checkpointed(attend, streams, q, k, v)
 

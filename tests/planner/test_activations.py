@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.planner import activations_held, layer_activations, published_layer_activations
-from crosscut.planner.activations import Device
 
 
 def make_run(
@@ -58,20 +57,6 @@ def test_float32_takes_twice_the_bytes_of_bfloat16_and_keeps_no_second_weights()
     assert wide.weights == 0
 
 
-def test_shared_heads_are_kept_as_often_as_the_kernel_for_float32_is_given_them() -> None:
-    def kept(precision: str, num_kv_heads: int, device: Device) -> int:
-        run = make_run(precision=precision, dropout=0.0)
-        run = replace(run, model=replace(run.model, num_kv_heads=num_kv_heads))
-        return layer_activations(run, device=device).attention
-
-    assert kept("float32", 4, "cuda") == kept("float32", 16, "cuda")
-    grouped = make_run(precision="float32", dropout=0.0, recompute="selective")
-    grouped = replace(grouped, model=replace(grouped.model, num_kv_heads=4))
-    assert layer_activations(grouped).attention == kept("float32", 4, "cpu"), "repeated where nothing is kept"
-    assert kept("float32", 4, "cpu") == kept("float32", 16, "cpu") * (16 + 2 * 4 + 16) // (4 * 16)
-    assert kept("bfloat16", 4, "cuda") == kept("bfloat16", 16, "cuda") * (16 + 2 * 4 + 16) // (4 * 16)
-
-
 def test_a_recomputed_layer_keeps_its_input_or_nothing() -> None:
     run = make_run(recompute="full")
     assert layer_activations(run).total == 2 * s * b * h
@@ -83,3 +68,24 @@ def test_layers_in_between_keep_all() -> None:
     plain = layer_activations(make_run())
     held = activations_held(make_run(recompute="full", recompute_every=2))
     assert held == 3 * 2 * s * b * h + 2 * (plain.total + plain.weights)
+
+
+@pytest.mark.parametrize(
+    ("precision", "capability", "heads"),
+    [("float32", (9, 0), 16), ("float16", (7, 0), 16), ("float16", (8, 0), 4), ("bfloat16", (9, 0), 4)],
+)
+def test_keys_and_values_are_counted_for_each_head_of_queries_where_the_kernel_asks_for_them(
+    precision: str, capability: tuple[int, int], heads: int
+) -> None:
+    run = make_run(precision=precision, dropout=0.0)
+    run = replace(run, model=replace(run.model, num_kv_heads=4))
+    tokens = s * b * run.training.numbers.compute_bytes
+    assert layer_activations(run, capability=capability).attention == tokens * (2 * h + 2 * h * heads // a)
+    assert layer_activations(run, device="cpu").attention == tokens * (2 * h + 2 * h * 4 // a)
+
+
+@pytest.mark.parametrize(("compiled", "heads"), [("auto", 16), ("off", 4)])
+def test_repeated_keys_that_attention_makes_again_are_kept_by_compiled_layers_alone(compiled: str, heads: int) -> None:
+    run = make_run(precision="float32", dropout=0.0, recompute="selective", compile=compiled)
+    run = replace(run, model=replace(run.model, num_kv_heads=4))
+    assert layer_activations(run).attention == s * b * 4 * (2 * h + 2 * h * heads // a)

@@ -102,6 +102,17 @@ def test_the_data_ranks_must_divide_the_batch() -> None:
     assert reasons["tensor 1 x data 8"] == "8 data ranks do not divide the batch of 6 sequences"
 
 
+def test_float16_on_gpus_before_ampere_keeps_keys_and_values_for_each_head_of_queries() -> None:
+    def activations(hardware: Hardware, num_kv_heads: int) -> int:
+        run = run_of("gpt2-small", batch=8, num_kv_heads=num_kv_heads)
+        plans = search_layouts(run, hardware, 1).fitting
+        return next(plan.memory.activations for plan in plans if plan.candidate.training.recompute == "none")
+
+    volta, ampere = DGX, KNOWN_HARDWARE["a100-80gb"]
+    assert activations(volta, 12) == activations(ampere, 12)
+    assert activations(volta, 4) == activations(volta, 12) > activations(ampere, 4)
+
+
 def test_what_cannot_be_compiled_as_asked_is_rejected() -> None:
     def plans_of(dropout: float) -> Plans:
         training = {"precision": "float16", "batch_size": 8, "compile": "on"}

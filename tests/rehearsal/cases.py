@@ -52,6 +52,8 @@ SMALL = (
     small("layers again", "cuda", {"tensor": 2}, {"recompute": "full"}),
     small("operators again", "cuda", {"tensor": 2}, {"recompute": "operators", "precision": "bfloat16"}, LLAMA),
     small("keys on many ranks", "cuda", {"tensor": 8}, {"precision": "bfloat16"}, LLAMA),
+    small("keys repeated", "cuda", {}, {"precision": "float32"}, LLAMA),
+    small("keys repeated again", "cuda", {"tensor": 2}, {"precision": "float32", "recompute": "selective"}, LLAMA),
     small("attention again", "cpu", {}, {"recompute": "selective"}),
     small("shared", "cuda", {"data": 4, "sharding": "zero3"}, {"precision": "bfloat16"}),
     small("shared, kept", "cpu", {"data": 4, "sharding": "zero2"}, {"micro_batch_size": 2}),

@@ -326,3 +326,21 @@ def test_a_machine_without_a_compiler_is_refused_before_the_start(run_with: Any)
         with pytest.raises(ConfigError, match=r"there is no C\+\+ compiler for the CPU's kernels"):
             require_compilation(run, torch.device("cpu"))
         require_compilation(replace(run, training=replace(run.training, compile="auto")), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("precision", "capability", "dtype"),
+    [("float64", (9, 0), "float64"), ("bfloat16", (7, 5), "bfloat16"), ("float32", (9, 0), ""), ("auto", (7, 5), "")],
+)
+def test_attention_that_keeps_its_scores_on_a_gpu_is_not_compiled_where_they_are_to_be_recomputed(
+    run_with: Any, precision: str, capability: tuple[int, int], dtype: str
+) -> None:
+    run = run_with(ON, f"training.precision={precision}", "training.recompute=selective")
+    device, triton = torch.device("cuda", 0), mock.patch("importlib.util.find_spec", return_value=object())
+    with mock.patch.object(torch.cuda, "get_device_capability", return_value=capability), triton:
+        if not dtype:
+            require_compilation(run, device)
+            return
+        with pytest.raises(ConfigError, match=f"attention in {dtype} keeps its scores on this GPU, which training"):
+            require_compilation(run, device)
+        require_compilation(replace(run, training=replace(run.training, recompute="full")), device)

@@ -11,6 +11,7 @@ from itertools import pairwise
 from math import exp, log
 from typing import Literal, NamedTuple
 
+from crosscut.config.conventions import AMPERE
 from crosscut.config.precision import precision_on
 from crosscut.planner.activations import Device
 
@@ -144,6 +145,11 @@ class Hardware:
     def fast_precision(self) -> str:
         """What `training.precision = "auto"` stands for here."""
         return precision_on(self.device, has_bfloat16="bfloat16" in self.flops)
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """The lowest compute capability of GPUs that have its types, which decides on the attention kernel."""
+        return AMPERE if "bfloat16" in self.flops else (7, 0)
 
     @property
     def source(self) -> str:
