@@ -11,8 +11,10 @@ from rich.text import Text
 from crosscut.config import RunConfig
 from crosscut.planner.parameters import count_parameters
 from crosscut.planner.report import MEMORY_CATEGORIES, budget, traffic_facts
+from crosscut.planner.traffic import reason_against_halves
 
 if TYPE_CHECKING:
+    from crosscut.planner.hardware import Hardware
     from crosscut.planner.search import Plan, Plans
 
 _WIDTH = 100
@@ -34,7 +36,7 @@ def show_plans(plans: "Plans", *, top: int, tokens: float | None, price: float |
     )
     if plans.fitting:
         console.print(_ranking(plans, top, tokens, price))
-        _show_best(console, plans.fitting[0], plans.asked)
+        _show_best(console, plans.fitting[0], plans.asked, plans.hardware)
     _show_rejected(console, plans)
 
 
@@ -82,7 +84,7 @@ def _costs(plan: "Plan", num_ranks: int, tokens: float | None, price: float | No
     return [f"{cost['days']:.3g}"] + ([_short(cost["money"])] if "money" in cost else [])
 
 
-def _show_best(console: Console, best: "Plan", asked: RunConfig) -> None:
+def _show_best(console: Console, best: "Plan", asked: RunConfig, hardware: "Hardware") -> None:
     held = ", ".join(
         f"{name.replace('_', ' ')} {getattr(best.memory, name) / 1e9:.2f}"
         for name in MEMORY_CATEGORIES
@@ -95,6 +97,9 @@ def _show_best(console: Console, best: "Plan", asked: RunConfig) -> None:
     reason = best.run(asked).reason_against_compiling
     if reason and asked.training.compile != "off":
         console.print(Text(f"Its layers are not compiled: {reason}."))
+    if hardware.device == "cuda" and (reason := reason_against_halves(best.candidate)):
+        advice = "Two at once have; layout.symmetric_memory=true, inside a node, needs none"
+        console.print(Text(f"Its forward messages of the split sequence run beside no product: {reason}. {advice}."))
 
 
 def _sent(fact: Mapping[str, Any]) -> str:

@@ -79,6 +79,8 @@ beside them is."""
 def num_pieces(sequences: int, elements: int) -> int:
     """In how many pieces a product under sequence parallelism runs, so that one is sent while another is multiplied.
 
-    Two halves of the micro-batch's `sequences`, where each has enough of the `elements` that are sent; else one.
+    Two halves of the micro-batch's `sequences`, where each has enough of the `elements` that are sent; else one. Half
+    of each rank's tokens, once gathered, would be a stretch of the sequence per rank: the weight's gradient would take
+    its input with a copy, or add up once per stretch.
     """
     return 2 if sequences % 2 == 0 and elements >= 2 * OVERLAPPED_ELEMENTS else 1

@@ -3,7 +3,8 @@
 The products for queries, keys and values are column-parallel, head by head: a rank's contiguous part holds whole heads,
 of keys and values with the rows of its weight ordered (head, key or value, element). The output product is
 row-parallel. Where there are fewer heads of keys and values than queries, each serves as many adjacent query heads; and
-where they are fewer than the ranks, several ranks have the same one. The attention kernel does that, where it can.
+where they are fewer than the ranks, several ranks have the same one. They are repeated, one for each query head, only
+where a GPU's fused kernel cannot share them.
 
 Shapes: B batch, S sequence, H hidden, A query heads, K heads of keys and values, D elements of a head, T tensor ranks.
 """

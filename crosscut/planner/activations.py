@@ -11,9 +11,9 @@ one, on `t` tensor ranks:
 
 What Crosscut keeps differs in three ways. Attention runs in a fused kernel that keeps one number per query and head in
 place of the scores (5 a s / h), so that recomputing it saves little (but for float64 on GPUs, which no such kernel
-takes: its scores are not counted). Dropout of probability zero keeps no mask. And
-weights that are multiplied in a narrower type than they are held in are kept in it for the backward pass (counted
-apart: it does not grow with the batch).
+takes: its scores are not counted). Dropout of probability zero keeps no mask. And weights that are multiplied in a
+narrower type than they are held in are kept in it for the backward pass (counted apart: it does not grow with the
+batch).
 
 Legend: `s` tokens of a sequence, `b` sequences of a micro-batch, `h` hidden size, `a` heads, `t` tensor ranks.
 """

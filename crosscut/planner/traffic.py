@@ -108,6 +108,19 @@ def _tensor_parallel(run: Planned, compiled: bool) -> list[Collective]:
     ]
 
 
+def reason_against_halves(run: Planned) -> str:
+    """Why products of a split sequence that are large enough for halves run whole, so that their forward messages run
+    beside nothing, in words that follow a colon; empty where they do not.
+    """
+    is_split = run.layout.sequence_parallel and run.layout.tensor > 1 and not run.layout.symmetric_memory
+    sequences, elements = run.micro_batch_size, _activation_elements(run)
+    if not is_split or run.training.precision == "float8":  # those in 8 bits are never cut
+        return ""
+    if num_pieces(sequences, elements) > 1 or num_pieces(2, elements) == 1:
+        return ""
+    return f"a micro-batch of {sequences} sequence{'s' if sequences > 1 else ''} has no halves"
+
+
 def _sequence_parallel(run: Planned, compiled: bool) -> list[Collective]:
     """Each all-reduce becomes a reduce-scatter at the end of one cut region and an all-gather at the start of the
     next (Korthikanti et al. 2022, section 4.2.2); the backward pass mirrors both, and gathers each region's input once

@@ -44,6 +44,17 @@ def test_what_keeps_layers_from_being_compiled_is_told() -> None:
     assert "not compiled" not in run(*PAPER)
 
 
+def test_what_keeps_a_split_sequences_messages_from_being_hidden_is_told() -> None:
+    large = ("plan", "--model", "llama3-8b", "--gpu", "h100-sxm", "--gpus", "8", "training.sequence_length=8192")
+    even = ("plan", "--model", "llama3-70b", "--gpu", "h100-sxm", "--gpus", "64", "training.batch_size=64")
+    told = "run beside no product: a micro-batch of 1 sequence has no halves. Two at once have; layout.symmetric_memory"
+    assert told in " ".join(run(*large, "training.batch_size=1").split())
+    assert "8 x 8   split" in (text := run(*even, "training.sequence_length=2048", "--top", "1"))
+    assert "no product" not in text
+    split = ("layout.tensor=8", "layout.sequence_parallel=true", "layout.symmetric_memory=true")
+    assert "no product" not in run(*large, "training.batch_size=1", *split)
+
+
 def test_a_run_that_must_be_compiled_is_planned_with_what_can_be(tmp_path: Path) -> None:
     path = tmp_path / "best.toml"
     text = run(*PAPER, "training.compile=on", "--write", str(path))

@@ -85,7 +85,8 @@ def bytes_kept(run: RunConfig, backend: str = "aot_eager") -> int:
     with mock.patch.object(compilation, "BACKEND", backend):
         trainer = trainer_of(run, HOPPER)
     model, kept = trainer.model, dict[int, int]()
-    rotation = None if model.positions is not None else rotations(torch.arange(16), run.model, torch.float32)
+    dtype = getattr(torch, run.training.numbers.compute)
+    rotation = None if model.positions is not None else rotations(torch.arange(16), run.model, dtype)
     shared = [*(p.to_local() for p in trainer.parameters), *(rotation or ())]
     own = {tensor.untyped_storage()._cdata for tensor in shared}
 
@@ -93,7 +94,7 @@ def bytes_kept(run: RunConfig, backend: str = "aot_eager") -> int:
         kept[saved.untyped_storage()._cdata] = saved.untyped_storage().nbytes()
         return saved
 
-    x = torch.randn(2, 16, 64, requires_grad=True)
+    x = torch.randn(2, 16, 64, dtype=dtype, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
         model.blocks[0](x, rotation).sum().item()
     return sum(size for storage, size in kept.items() if storage not in own)
@@ -116,6 +117,15 @@ def test_a_compiled_layer_keeps_them_whether_or_not_attention_is_to_be_recompute
     plain = run_of(LLAMA, precision="float32")
     assert ranks.run(1, bytes_kept, run)[0] == layer_activations(run, device="cuda").total
     assert layer_activations(run) == layer_activations(plain)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_layer_shares_them_where_the_kernel_does(ranks: RankPool) -> None:
+    run = run_of(LLAMA, precision="bfloat16", compile="on")
+    account = layer_activations(run, device="cuda")
+    repeated = layer_activations(run, device="cuda", capability=(7, 0))
+    assert ranks.run(1, bytes_kept, run)[0] == pytest.approx(account.total + account.weights, rel=0.02)
+    assert repeated.total > 1.04 * account.total
 
 
 def test_the_capability_is_the_devices() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from crosscut.config import ConfigError, Layout, ModelConfig, RunConfig, TrainingConfig, default_loss_chunk
 from crosscut.planner import Collective, parameters_per_rank, step_traffic, wire_bytes_per_step
+from crosscut.planner.traffic import reason_against_halves
 
 H, L, P, S = 32, 3, 48, 16
 MODEL = ModelConfig(num_layers=L, hidden_size=H, num_heads=4, vocab_size=500, max_sequence_length=P)
@@ -276,3 +277,29 @@ def test_rows_that_a_group_does_not_divide_are_padded() -> None:
     run = RunConfig(model=odd, layout=Layout(data=4, sharding="zero2"), training=training)
     padded = 20 * 6 + 20 + 8 * 6 + 24 * 6 + 24 + 8 * 24 + 6 * 8
     assert the_only("layer weights", step_traffic(run)).elements == padded
+
+
+@pytest.mark.parametrize(
+    ("layout", "training", "reason"),
+    [
+        ({}, {"micro_batch_size": 1}, "a micro-batch of 1 sequence has no halves"),
+        ({}, {"micro_batch_size": 3}, "a micro-batch of 3 sequences has no halves"),
+        ({}, {"micro_batch_size": 2}, ""),
+        ({}, {"micro_batch_size": 1, "sequence_length": 1024}, ""),  # halves of two would be too small as well
+        ({"symmetric_memory": True}, {"micro_batch_size": 1}, ""),
+        ({"sequence_parallel": False}, {"micro_batch_size": 1}, ""),
+        ({}, {"micro_batch_size": 1, "precision": "float8"}, ""),
+    ],
+)
+def test_a_split_micro_batch_without_halves_is_told(
+    layout: dict[str, Any], training: dict[str, Any], reason: str
+) -> None:
+    model = ModelConfig(num_layers=1, hidden_size=1024, num_heads=16, vocab_size=500, max_sequence_length=8192)
+    run = RunConfig(
+        model=model,
+        layout=Layout(**{"tensor": 2, "sequence_parallel": True, **layout}),
+        training=TrainingConfig(**{"batch_size": 6, "sequence_length": 8192, **training}),
+    )
+    assert reason_against_halves(run) == reason
+    if reason:
+        assert all(c.elements == run.micro_batch_size * 8192 * 1024 for c in step_traffic(run) if "input" in c.purpose)
