@@ -117,7 +117,10 @@ class _MultiplyAndLeave(Function):
         leaving = [start_leave_forward(products.output(piece, weight), mesh) for piece in pieces]
         done = [wait(piece, mesh.tensor) for piece in leaving]
         y = done[0] if len(done) == 1 else torch.cat(done)
-        return y if bias is None else y.add_(bias)
+        if bias is None:
+            return y
+        # PyTorch 2.11 compiles a result that was changed in place to one without a gradient, and does not say so.
+        return y + bias if torch.compiler.is_compiling() else y.add_(bias)
 
     @staticmethod
     @once_differentiable

@@ -1,10 +1,15 @@
 """The model compiles without a graph break, the collectives inside."""
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor, fx
 
 from crosscut.config import Layout
-from tests.model.twins import batch, build
+from crosscut.model.rotary import rotations
+from tests.model.twins import FAMILIES, B, S, batch, build
 from tests.ranks import RankPool
 
 
@@ -36,3 +41,53 @@ def test_whole_loss_compiles_to_the_eager_result(ranks: RankPool, layout: Layout
     for loss, gradient in ranks.run(layout.tensor, _compiled_and_eager, layout):
         assert loss < 1e-12
         assert gradient < 1e-12
+
+
+def _changed_in_place(graph: fx.GraphModule) -> list[str]:
+    """What changes a result of an autograd function in place, of all functions that a compiler has traced."""
+    bodies = [body for name, body in graph.named_modules() if name.startswith("fwd_body")]
+    assert bodies, "no function was traced"
+    results = {
+        node for body in bodies for output in body.graph.find_nodes(op="output") for node in output.all_input_nodes
+    }
+    writers = [
+        node
+        for result in results
+        for node in (result, *result.users)
+        if result is node.kwargs.get("out") or (node.op == "call_method" and str(node.target).endswith("_"))
+    ]
+    return [str(node.target) for node in writers]
+
+
+def _layer_and_what_a_compiler_is_given(layout: Layout, family: str) -> tuple[list[str], list[tuple[Tensor, Tensor]]]:
+    """What was changed in place; gradients of a compiled layer, each with the plain one's."""
+    config = dataclasses.replace(FAMILIES[family], num_layers=1)
+    model, changed = build(layout, config=config), []
+    block = model.blocks[0]
+    rotation = None if model.positions is not None else rotations(torch.arange(S), config, torch.float64)
+    shape = (B, S // layout.tensor if layout.sequence_parallel else S, config.hidden_size)
+    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1), requires_grad=True)
+
+    def look(graph: fx.GraphModule, inputs: list[Tensor]) -> Any:
+        changed.extend(_changed_in_place(graph))
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    def gradients(forward: Any) -> list[Tensor]:
+        x.grad = None
+        block.zero_grad()
+        forward(x, rotation).square().sum().backward()
+        return [x.grad, *(p.grad.full_tensor() for p in block.parameters())]
+
+    expected = [gradient.clone() for gradient in gradients(block)]
+    found = gradients(torch.compile(block, fullgraph=True, backend=look))
+    return changed, list(zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(tensor=2, sequence_parallel=True)], ids=str)
+@pytest.mark.parametrize("family", ["GPT-2", "Llama"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_no_function_changes_its_result_in_place_for_a_compiler(ranks: RankPool, layout: Layout, family: str) -> None:
+    changed, gradients = ranks.run(layout.tensor, _layer_and_what_a_compiler_is_given, layout, family)[0]
+    assert changed == [], "PyTorch 2.11 forgets the gradient of such a result"
+    for found, expected in gradients:
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

@@ -134,6 +134,7 @@ def callers(event: Any) -> set[str]:
     return {event.cpu_parent.name, *callers(event.cpu_parent)} if event.cpu_parent else set()
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")  # what PyTorch 2.11 says once
 @pytest.mark.parametrize(
     "options",
     [*LAYOUTS.values(), *SHARDED.values(), *ALSO.values(), *OFFLOADED.values()],
