@@ -85,7 +85,8 @@ class Profiler:
     @contextmanager
     def _recorded(self, step: int, *, last: bool) -> Iterator[None]:
         if self.mesh.is_first_rank and self._recorder is None:
-            self._recorder = torch.profiler.profile(activities=_activities(self.mesh))
+            # It has one cycle; without `acc_events` PyTorch 2.11 warns that it keeps no other's events.
+            self._recorder = torch.profiler.profile(activities=_activities(self.mesh), acc_events=True)
             self._recorder.start()
         synchronize(self.mesh.device)
         start = time.perf_counter()

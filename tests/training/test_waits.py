@@ -123,7 +123,7 @@ def readings(run: Any, planted: str = "") -> dict[str, int]:
     plant(trainer, planted)
     trainer.step(0, batches.micro_batches(0))
     micro_batches = batches.micro_batches(1)
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as seen:
         trainer.step(1, micro_batches)
     events = seen.events()
     assert {event.name for event in events} >= READ_ON_THE_CPU_ONLY, "the profiler must have seen the step"
@@ -134,7 +134,6 @@ def callers(event: Any) -> set[str]:
     return {event.cpu_parent.name, *callers(event.cpu_parent)} if event.cpu_parent else set()
 
 
-@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")  # what PyTorch 2.11 says once
 @pytest.mark.parametrize(
     "options",
     [*LAYOUTS.values(), *SHARDED.values(), *ALSO.values(), *OFFLOADED.values()],
