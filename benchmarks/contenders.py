@@ -44,22 +44,44 @@ class NotActiveError(Exception):
     """What was asked for would not really run."""
 
 
-def make_crosscut(shape: Shape, way: Way) -> Step:
-    """Crosscut's trainer on a process group that is there already, whatever its size; see `crosscut_run`."""
-    import torch
+class CrosscutStep:
+    """A step of Crosscut's trainer on a process group that is there already, whatever its size; see `crosscut_run`."""
 
-    from crosscut.parallel import make_mesh
-    from crosscut.training.step import Trainer
+    def __init__(self, shape: Shape, way: Way) -> None:
+        import torch
 
-    run = crosscut_run(shape, way)
-    device = torch.device(way.device, 0) if way.device == "cuda" else torch.device(way.device)
-    trainer = Trainer(run, make_mesh(run.layout, device))
+        from crosscut.parallel import make_mesh
+        from crosscut.training.step import Trainer
 
-    def step(number: int, micro_batches: Sequence[tuple[Any, Any]]) -> Callable[[], float]:
-        result = trainer.step(number, micro_batches)
+        run = crosscut_run(shape, way)
+        device = torch.device(way.device, 0) if way.device == "cuda" else torch.device(way.device)
+        self.trainer = Trainer(run, make_mesh(run.layout, device))
+
+    def __call__(self, number: int, micro_batches: Sequence[tuple[Any, Any]]) -> Callable[[], float]:
+        """A `Step`."""
+        result = self.trainer.step(number, micro_batches)
         return lambda: result.loss  # the first look at it waits for the device
 
-    return step
+    def compiled_gradients_off(self, micro_batch: tuple[Any, Any]) -> tuple[float, str]:
+        """How far the gradient of a parameter is from that of the layers as they are written, and of which: the
+        largest difference of all, relative to its size by the norm, or to a thousandth of the largest one.
+        """
+        from crosscut.training.compilation import uncompiled
+
+        model = self.trainer.model
+
+        def gradients() -> dict[str, Any]:
+            self.trainer.accumulate(0, [micro_batch])
+            found = {name: parameter.grad.to_local() for name, parameter in model.named_parameters()}
+            self.trainer.optimizer.zero_grad()
+            return found
+
+        compiled = gradients()
+        with uncompiled(model):
+            plain = gradients()
+        sizes = {name: gradient.norm().item() for name, gradient in plain.items()}
+        least = max(sizes.values()) / 1000
+        return max(((compiled[name] - plain[name]).norm().item() / max(sizes[name], least), name) for name in plain)
 
 
 def crosscut_run(shape: Shape, way: Way) -> Any:
@@ -146,7 +168,7 @@ def make_plain(shape: Shape, way: Way) -> Step:
 
 
 PROGRAMS: dict[str, Callable[[Shape, Way], Step]] = {
-    "crosscut": make_crosscut,
+    "crosscut": CrosscutStep,
     "transformers": make_transformers,
     "litgpt": make_litgpt,
     "plain": make_plain,

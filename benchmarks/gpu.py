@@ -7,7 +7,8 @@ Every measurement (`gpu_plan.py`) has a process of its own, one after another, s
 compiled code. They come in the order of their worth, in a second turn where time is left; what no longer fits into the
 time is skipped and named. A measurement that fails, or takes too long, says why and stops no other; one that runs out
 of memory is tried again in micro-batches of half the size, one of Crosscut's that cannot be compiled uncompiled. The
-file is written anew after each, so a run that is stopped leaves what it has.
+file is written anew after each, so a run that is stopped leaves what it has. Compiled layers of Crosscut's whose
+gradients are not those of the layers as they are written are a failure: what a compiler leaves out costs no time.
 
 Model FLOP/s are the planner's: matrix products forward and backward, attention over the whole square, nothing that is
 recomputed. Utilisation is over two peaks: the dense bfloat16 peak that the maker states, and the matrix rate measured

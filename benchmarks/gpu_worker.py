@@ -25,7 +25,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from contenders import Step, Way, make_step, require_compiled
+from contenders import CrosscutStep, Step, Way, make_step, require_compiled
 from gpu_plan import Measurement
 from machine import describe_machine
 from torch.nn.attention import SDPBackend
@@ -33,6 +33,9 @@ from torch.nn.attention import SDPBackend
 WARMUP = 3
 WINDOWS = 3
 WINDOW_SECONDS = 1.0
+
+MOST_OFF = 0.5
+"""Of a gradient's size by the norm, twice what rounding in 8 bits makes it over 24 layers, three times in bfloat16."""
 
 OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 """What an error says, beside PyTorch's own, when a library or a compiled kernel got no memory."""
@@ -127,6 +130,7 @@ def measure(measurement: Measurement, device_type: str) -> dict[str, Any]:
         first_loss, warming, one_step = _warm_up(step, batches, device)
         if measurement.compiled:
             require_compiled()
+        off = _require_right_gradients(step, batches[0][0]) if measurement.compiled else None
         rate = measure_matrix_rate(device, torch.bfloat16)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -144,7 +148,27 @@ def measure(measurement: Measurement, device_type: str) -> dict[str, Any]:
         "peak_reserved_bytes": torch.cuda.max_memory_reserved(device) if cuda else None,
         "first_loss": first_loss,
         "last_loss": last_loss,
+        "compiled_gradients_off": off,
     }
+
+
+def _require_right_gradients(step: Step, micro_batch: tuple[Any, Any]) -> float | None:
+    """How far compiled layers' gradients are from plain ones'; None for peers, and where memory holds no second set.
+
+    Raises `ArithmeticError` where that is more than rounding: code that forgets a gradient is fast.
+    """
+    if not isinstance(step, CrosscutStep):
+        return None
+    try:
+        off, name = step.compiled_gradients_off(micro_batch)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        torch.cuda.empty_cache()
+        return None
+    if not off < MOST_OFF:
+        raise ArithmeticError(f"compiled, the gradient of {name} is {off:.2f} of its size off the plain one")
+    return off
 
 
 def _normal_on_device(parameter: Any, *, std: float, **_seed_and_name: object) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from crosscut.parallel import ParallelMesh, make_lone_mesh
 from crosscut.parallel.collectives import share_from_first
-from crosscut.training.compilation import uncompiled
+from crosscut.training.compilation import compiled_modules, uncompiled
 from crosscut.verification.comparison import Comparison
 from crosscut.verification.draws import Disagreement, Draw, compare_draws, draws_of
 from crosscut.verification.recording import Recording, Step, record
@@ -27,6 +27,7 @@ def prove(
     model: str,
     precision: str = "",
     compute_dtype: torch.dtype | None = None,
+    make_uncut: MakeStep | None = None,
     make_exact: MakeStep | None = None,
     extra_checks: Callable[[Step], list[Check]] = lambda _: [],
 ) -> Report:
@@ -34,14 +35,18 @@ def prove(
 
     Both models first go through the step with dropout, to see who draws what. Dropout is off while numbers are
     compared, since each rank's own numbers differ by design. `layout`, `model` and `precision` are words for the
-    report; the activations' type is that of the parameters unless given, and where it is narrower `make_exact` builds
-    the same step in the parameters', to see how much rounding there is. `extra_checks` come last, on every rank, with
-    the step that was taken. What the first rank fails on is raised on all; `TrainingError` if its step is not finite.
+    report. The step on one rank is `make_uncut`'s where that is given: of plainer code, so that a fault that both
+    would share is seen. The activations' type is that of the parameters unless given, and where it is narrower
+    `make_exact` builds the same step in the parameters', to see how much rounding there is. `extra_checks` come last,
+    on every rank, with the step that was taken. What the first rank fails on is raised on all; `TrainingError` if its
+    step is not finite.
     """
     start = time.perf_counter()
-    uncut = _uncut(make_step, mesh)
+    uncut = _uncut(make_uncut or make_step, mesh)
     step = make_step(mesh)
     draws, cut = _take(step)
+    if uncut is not None:
+        uncut = uncut[0], uncut[1].with_wholes(compiled_modules(step.model))
     dtype = compute_dtype or next(step.model.parameters()).dtype
     tolerance = share_from_first(None if uncut is None else _tolerance(step, uncut[1], dtype))
     exact = None if make_exact is None else _exact(make_exact, mesh)

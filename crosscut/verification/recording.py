@@ -4,9 +4,9 @@ The same recording is made of the uncut model and on every rank of the cut one; 
 copied to host memory as they pass.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -60,6 +60,15 @@ class Recording:
     """The gradients that the optimizer was given."""
     parameters: dict[str, Kept] = field(default_factory=dict)
     """After the optimizer's step."""
+
+    def with_wholes(self, modules: Sequence[str]) -> "Recording":
+        """As if nobody had looked into `modules`, of which only what goes in and comes out is left."""
+        insides = tuple(f"{name}{sign}" for name in modules for sign in (".", INSIDE))
+        outputs, returned = (
+            {name: tensor for name, tensor in seen.items() if not name.startswith(insides)}
+            for seen in (self.outputs, self.returned)
+        )
+        return replace(self, outputs=outputs, returned=returned)
 
 
 class Step(Protocol):

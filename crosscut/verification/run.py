@@ -130,9 +130,10 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
     model = run.model
     layers = "1 layer" if model.num_layers == 1 else f"{model.num_layers} layers"
     shape = f"{layers}, hidden {model.hidden_size}, {model.num_heads} heads"
-    return prove(
+    report = prove(
         lambda on: _RunStep(run, on),
         mesh,
+        make_uncut=lambda on: _RunStep(_plain(run), on),
         layout=str(run.layout),
         model=f"{model.family}, {count_parameters(model):,} parameters ({shape})",
         precision=run.training.precision,
@@ -140,6 +141,24 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
         make_exact=_make_exact(run),
         extra_checks=lambda step: [*_compare_collectives(step), *_tell_compiled(step)],
     )
+    if report.first is None or not (suspects := _other_suspects(run, report)):
+        return report
+    cause = f"{report.first.cause} Or it is not the cut: the uncut layers are plain ones. Verify with {suspects}, too."
+    return dataclasses.replace(report, first=dataclasses.replace(report.first, cause=cause))
+
+
+def _other_suspects(run: RunConfig, report: Report) -> str:
+    """The settings without which a step has its layers as the uncut one has them; empty where it had them so."""
+    found = ['training.compile="off"'] if any(check.name == COMPILED for check in report.checks) else []
+    if run.training.recompute != "none":
+        found.append('training.recompute="none"')
+    return " and ".join(found)
+
+
+def _plain(run: RunConfig) -> RunConfig:
+    """The run with layers as they are written and done once: what compiles and recomputes them is proven, too."""
+    plain = dataclasses.replace(run.training, compile="off", recompute="none", recompute_every=1, offload=())
+    return dataclasses.replace(run, training=plain)
 
 
 def _make_exact(run: RunConfig) -> Callable[[ParallelMesh], Step] | None:
@@ -147,10 +166,11 @@ def _make_exact(run: RunConfig) -> Callable[[ParallelMesh], Step] | None:
     precision = PRECISIONS[run.training.precision].accumulation
     if precision == run.training.precision:
         return None
-    exact = dataclasses.replace(run.training, precision=precision, compile="off")
+    plain = _plain(run)
+    exact = dataclasses.replace(plain, training=dataclasses.replace(plain.training, precision=precision))
 
     def make(mesh: ParallelMesh) -> Step:
-        step = _RunStep(dataclasses.replace(run, training=exact), mesh)
+        step = _RunStep(exact, mesh)
         if needs_loss_scale(run.training.precision):  # what the backward pass hands back is so many times as large
             step.trainer.loss_scale = LossScale(mesh.device)
         return step

@@ -102,6 +102,43 @@ print(json.dumps({name: [len(row.turns), row.remarks] for name, row in rows.item
     assert rows["uncompiled: a"] == [1, []]
 
 
+MISCOMPILED = """
+import torch
+import torch.nn.functional as F
+from dataclasses import replace
+from crosscut.training import compilation
+from gpu_plan import tiny_plan
+from gpu_worker import measure
+
+def compile_otherwise(graph, inputs, activation=None):
+    for node in graph.graph.nodes:
+        if activation and node.target is F.gelu:
+            node.target, node.kwargs = activation, {}
+    graph.recompile()
+    return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+measurement = replace(tiny_plan()[0], compiled=True)
+compilation.BACKEND = compile_otherwise
+print(measure(measurement, "cpu")["compiled_gradients_off"])
+compilation.BACKEND = lambda graph, inputs: compile_otherwise(graph, inputs, F.relu)
+try:
+    measure(measurement, "cpu")
+except ArithmeticError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_gpu_benchmark_takes_no_figure_of_wrong_gradients(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", MISCOMPILED], capture_output=True, text=True, timeout=120, check=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{BENCHMARKS}{os.pathsep}{BENCHMARKS.parent}"},
+    )  # fmt: skip
+    off, error = done.stdout.splitlines()[-2:]
+    assert float(off) < 0.05
+    assert error.startswith("compiled, the gradient of blocks.")
+
+
 @pytest.mark.slow
 def test_gpu_benchmark_ends_what_takes_too_long(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.distributed.fsdp import FSDPModule
 
 from crosscut.config import IGNORED, Layout
-from crosscut.model import attention, gpt
+from crosscut.model import attention, gpt, mlp
 from crosscut.parallel import (
     GradientReducer,
     LayerNorm,
@@ -41,6 +41,7 @@ from crosscut.parallel import (
 from crosscut.parallel.collectives import all_gather, all_reduce, split, start_all_reduce_owned, wait
 from crosscut.parallel.gradients import _local
 from crosscut.parallel.parameters import local
+from crosscut.training import compilation
 from crosscut.training import step as training_step
 from crosscut.verification import Report, for_verification, verify_module, verify_on_mesh
 from crosscut.verification.run import MICRO_BATCHES
@@ -54,6 +55,7 @@ FOUR = Layout(tensor=4)
 DATA = Layout(data=2)
 BOTH = Layout(tensor=2, data=2)
 SHARED = Layout(data=2, sharding="zero3")
+ACCUMULATED = {"micro_batch_size": 1}
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Mutation:
     own_module: bool = False
     """Planted in a model of the user's own, where GPT-2 has no such place."""
     options: tuple[tuple[str, Any], ...] = ()
-    """Of the run: a model that is not GPT-2, or a size of micro-batches."""
+    """Of the run: a model that is not GPT-2, or settings of its training."""
 
 
 MUTATIONS: list[Mutation] = []
@@ -403,7 +405,7 @@ def not_summed_over_data(patch: Patch) -> None:
     patch.setattr(gradients, "start_all_reduce_owned", lambda flat, axis: flat)
 
 
-@fault("a micro-batch's gradients take the place of those before", "gradient reduction", micro_batch_size=1)
+@fault("a micro-batch's gradients take the place of those before", "gradient reduction", training=ACCUMULATED)
 def not_added_to_earlier(patch: Patch) -> None:
     loss = gpt.GPT.loss
 
@@ -416,7 +418,7 @@ def not_added_to_earlier(patch: Patch) -> None:
 
 
 @fault(
-    "gradients of earlier micro-batches summed over data ranks again", "gradient reduction", DATA, micro_batch_size=1
+    "gradients of earlier micro-batches summed over data ranks again", "gradient reduction", DATA, training=ACCUMULATED
 )
 def summed_after_every_micro_batch(patch: Patch) -> None:
     loss = gpt.GPT.loss
@@ -430,7 +432,7 @@ def summed_after_every_micro_batch(patch: Patch) -> None:
     patch.setattr(gpt.GPT, "loss", after_a_sum)
 
 
-@fault("loss normalised by each micro-batch's own tokens", "loss", DATA, micro_batch_size=1)
+@fault("loss normalised by each micro-batch's own tokens", "loss", DATA, training=ACCUMULATED)
 def normalised_by_a_micro_batch(patch: Patch) -> None:
     loss = gpt.GPT.loss
 
@@ -452,6 +454,28 @@ def averaged_over_shares(patch: Patch) -> None:
 @fault("every share starts from the first one's weights", "tokens", SHARED)
 def shares_drawn_alike(patch: Patch) -> None:
     patch.setattr(random, "local_offsets", lambda tensor: [0] * tensor.dim())
+
+
+# --- what layers become ----------------------------------------------------------------------------------------------
+# In the cut model and on one rank alike: the uncut one has layers as they are written.
+
+
+@fault("a recomputed layer has another activation", "blocks.1.mlp.contract", training={"recompute": "full"})
+def recomputed_otherwise(patch: Patch) -> None:
+    activate = mlp.MLP._activate
+    patch.setattr(mlp.MLP, "_activate", lambda self, x: F.relu(x) if linear.is_recomputing() else activate(self, x))
+
+
+@fault("a compiled layer has another activation", "blocks.0", SPLIT, training={"compile": "on"})
+def compiled_otherwise(patch: Patch) -> None:
+    def miscompile(graph: fx.GraphModule, inputs: list[Tensor]) -> Any:
+        for node in graph.graph.nodes:
+            if node.target is F.gelu:
+                node.target, node.kwargs = F.relu, {}
+        graph.recompile()
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    patch.setattr(compilation, "BACKEND", miscompile)
 
 
 # --- random numbers --------------------------------------------------------------------------------------------------

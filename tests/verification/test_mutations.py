@@ -9,6 +9,10 @@ from crosscut.verification import Report
 from tests.ranks import RankPool
 from tests.verification.mutations import MUTATIONS, row_of, verify_with
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # what the compiler does inside is not ours to mend
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+]
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "verification.md"
 FAULTS = (DOCS / "mutations.md").read_text(encoding="utf-8").splitlines()
@@ -54,7 +58,7 @@ def _verify_narrow(index: int, precision: str) -> Report:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "missed", "num_named"),
-    [("float32", set(), 37), ("float16", set(), 33), ("bfloat16", {NORM}, 29), ("float8", {NORM}, 30)],
+    [("float32", set(), 39), ("float16", set(), 35), ("bfloat16", {NORM}, 30), ("float8", {NORM}, 31)],
 )
 def test_narrow_numbers_find_what_the_page_says(
     ranks: RankPool, precision: str, missed: set[str], num_named: int
