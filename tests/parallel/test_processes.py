@@ -374,7 +374,7 @@ with process_group(torch.device("cpu")):
 def test_freed_tensors_that_are_not_large_are_used_again_unless_the_user_says_otherwise(choice, is_kept) -> None:
     run = [sys.executable, "-c", USED_AGAIN]
     done = subprocess.run(run, capture_output=True, text=True, check=True, env={**os.environ, **choice})
-    assert (int(done.stdout) < 5 * 1024) == is_kept
+    assert (int(done.stdout) < 10 * 1024) == is_kept  # the first few tensors' pages, or those of all 50
 
 
 @pytest.mark.slow
