@@ -1,7 +1,6 @@
 """One kind of message between ranks, as the planner counts it."""
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter"]
 Axis = Literal["tensor", "data", "shard", "replica"]
@@ -9,8 +8,7 @@ Axis = Literal["tensor", "data", "shard", "replica"]
 Phase = Literal["forward", "backward", "step", "comparison"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Collective:
+class Collective(NamedTuple):
     """Equal collectives of one step, as one rank takes part in them."""
 
     operation: Operation
