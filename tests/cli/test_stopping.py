@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -43,15 +44,29 @@ def test_another_way_to_resume_is_refused():
         train.make_context("train", ["--resume=latest"])
 
 
-def start(*command: str, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env={name: v for name, v in (os.environ | environment).items() if name not in ("RANK", "WORLD_SIZE")},
-    )  # fmt: skip
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts Python with arguments and more of an environment; what still runs at the test's end is killed."""
+    processes = []
+
+    def start(*command: str, **environment: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={name: v for name, v in (os.environ | environment).items() if name not in ("RANK", "WORLD_SIZE")},
+            start_new_session=True,
+        )  # fmt: skip
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
 
 
 def wait_for_steps(run: Path, count: int) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 300
     metrics = run / "metrics.jsonl"
     while not (metrics.exists() and metrics.read_text().count('"loss"') >= count):
         assert time.monotonic() < deadline, "the run must begin"
@@ -67,7 +82,7 @@ ENDLESS = ("training.steps=1000000", "training.validate_every=0", "checkpoint.ev
 
 
 @pytest.mark.parametrize("layout", [pytest.param("layout.tensor=1", marks=pytest.mark.slow), "layout.tensor=2"])
-def test_stopped_run_exits_75_and_the_same_command_completes_it(crosscut_here, book, tmp_path, layout):
+def test_stopped_run_exits_75_and_the_same_command_completes_it(crosscut_here, start, book, tmp_path, layout):
     run = tmp_path / "run"
     command = ("train", *TINY, f"data.text={book}", layout, f"output.folder={run}", "--resume", "auto")
     process = start("-m", "crosscut", *command, *ENDLESS)
@@ -76,7 +91,7 @@ def test_stopped_run_exits_75_and_the_same_command_completes_it(crosscut_here, b
     os.killpg(process.pid, signal.SIGTERM)  # the ranks get it directly, too
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 75, errors
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 30, "at the end of a step, on a busy machine"
     step = only_checkpoint(run)
     assert errors.splitlines()[-1].startswith(f"crosscut: Stopped as asked, after step {step} of 1000000. The check")
     assert "--resume auto`." in errors
@@ -94,7 +109,7 @@ def test_stopped_run_exits_75_and_the_same_command_completes_it(crosscut_here, b
     "number",
     [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)],  # one handler takes both
 )
-def test_request_during_preparation_ends_at_once(book, tmp_path, number):
+def test_request_during_preparation_ends_at_once(start, book, tmp_path, number):
     """There is nothing to save, so nothing is said of a checkpoint."""
     corpus, run = tmp_path / "long.txt", tmp_path / "run"
     corpus.write_text(book.read_text() * 60)  # seconds of work
@@ -106,13 +121,13 @@ def test_request_during_preparation_ends_at_once(book, tmp_path, number):
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + number, errors
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 30, "at once, on a busy machine"
     assert "checkpoint" not in errors
     assert not (run / "tokens").exists()
 
 
 @pytest.mark.slow
-def test_under_torchrun_the_agents_sigterm_leaves_a_checkpoint(book, tmp_path):
+def test_under_torchrun_the_agents_sigterm_leaves_a_checkpoint(start, book, tmp_path):
     run = tmp_path / "run"
     process = start(
         "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "crosscut", "train", *TINY,

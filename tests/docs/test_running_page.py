@@ -79,7 +79,7 @@ def test_slurm_script_requeues_a_job_that_has_stopped_and_completes_it(tmp_path)
     options = " ".join([*TINY, "layout.tensor=2", "data.text=book.txt", "output.folder=run", "training.device=cpu"])
     script = script.replace("layout.tensor=8 layout.data=2", f"{options} training.steps=$STEPS")
     first = submit(tmp_path, script.replace("$STEPS", "100000"))
-    metrics, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 90
+    metrics, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 300
     while not (metrics.exists() and metrics.read_text().count('"loss"') > 2):
         assert time.monotonic() < deadline
         time.sleep(0.1)
