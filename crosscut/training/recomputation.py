@@ -28,6 +28,7 @@ from crosscut.config import RunConfig
 from crosscut.model import GPT
 from crosscut.model.block import Block
 from crosscut.parallel import RandomStreams
+from crosscut.parallel.processes import LEAN_BYTES, give_freed_tensors_back
 from crosscut.training.host_activations import HostActivations
 
 Cheap = Callable[..., Tensor]
@@ -36,9 +37,12 @@ Cheap = Callable[..., Tensor]
 def apply_recomputation(model: GPT, run: RunConfig) -> None:
     """Have every `training.recompute_every`-th layer, from the first, recompute as `training.recompute` says.
 
-    Comes after compilation, whose code a recomputed layer runs as a whole; hooks of sharding stay outside.
+    Comes after compilation, whose code a recomputed layer runs as a whole; hooks of sharding stay outside. A process
+    that recomputes whole layers on the CPU also keeps less of what it has freed.
     """
     training = run.training
+    if training.recompute == "full" and model.mesh.device.type == "cpu":
+        give_freed_tensors_back(LEAN_BYTES)
     host = HostActivations(model.mesh.device) if "activations" in training.offload else None
     for block in list(model.blocks)[:: training.recompute_every]:
         assert isinstance(block, Block)

@@ -1,6 +1,8 @@
 """What is recomputed is what was computed, to the last bit, and what was to be freed is free."""
 
 import gc
+import platform
+import resource
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from crosscut.parallel.processes import give_freed_tensors_back
 from crosscut.training.host_activations import HostActivations
 from tests.training.jobs import CPU, parts
 
@@ -60,6 +63,26 @@ def test_every_kth_layer_recomputes_from_the_first(ranks, run_with):
               for every in (1, 2, 3, 99)}  # fmt: skip
     first_alone = [True, False, False]
     assert chosen == {1: [True] * 3, 2: [True, False, True], 3: first_alone, 99: first_alone}
+
+
+def new_pages(run) -> int:
+    """Pages that the system gives for a tensor of 3 MiB that is made and freed ten times, once a trainer is built."""
+    give_freed_tensors_back()
+    parts(run)
+    for count in range(11):
+        if count == 1:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(3 << 18)
+    made = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    give_freed_tensors_back()
+    return made
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="is about glibc")
+def test_a_process_that_recomputes_whole_layers_keeps_less_of_what_it_freed(ranks, run_with):
+    of_one = 3 * 256  # pages of 4 KiB
+    assert ranks.run(1, new_pages, run_with("training.recompute=none"))[0] < 3 * of_one
+    assert ranks.run(1, new_pages, run_with("training.recompute=full"))[0] > 9 * of_one
 
 
 def test_recomputed_bfloat16_gradients_are_the_same_to_the_last_bit(ranks, run_with):
