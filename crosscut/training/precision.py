@@ -21,6 +21,11 @@ def parameter_dtype(precision: str) -> torch.dtype:
     return _dtype(PRECISIONS[precision].accumulation)
 
 
+def product_dtype(precision: str) -> torch.dtype:
+    """Of the factors of the layers' matrix products."""
+    return _dtype(PRECISIONS[precision].products)
+
+
 def products(precision: str) -> Products:
     """What the layers multiply with."""
     return FLOAT8 if PRECISIONS[precision].products.startswith("float8") else ORDINARY

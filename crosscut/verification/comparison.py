@@ -13,8 +13,8 @@ from crosscut.parallel.collectives import gather_to_first, share_from_first
 from crosscut.verification.assembly import Assembled, Grid, assemble_activation, assemble_parameter, distance, grid_of
 from crosscut.verification.causes import Difference, is_arrangement, usual_cause
 from crosscut.verification.recording import INSIDE, LOSS, Kept, Recording, call_of
-from crosscut.verification.report import Check, First, Row
-from crosscut.verification.tolerance import ROUNDINGS
+from crosscut.verification.report import ROUNDING, Check, First, Row
+from crosscut.verification.tolerance import MOST, ROUNDINGS
 
 _FLOOR = 1e-3
 """The size of a gradient counts as at least this share of the largest of its kind: what cancels to nothing is compared
@@ -34,15 +34,21 @@ class Comparison:
         *,
         tolerance: float,
         exact: Recording | None = None,
+        rounding: float = MOST,
     ) -> None:
-        """`uncut` is the first rank's, and `exact`, the same step almost without rounding; the others give None."""
+        """`uncut` is the first rank's, and `exact`, the same step almost without rounding; the others give None.
+        `rounding` is how far outputs of the two may lie apart.
+        """
         self.cut, self.uncut, self.tolerance, self.exact = cut, uncut, tolerance, exact
+        self.rounding = rounding
         self.mesh = mesh
         self.copies: list[str] = []
         """What is not the same on ranks that should hold copies."""
         self._differences: dict[tuple[str, str], float] = {}
         self._allowed: dict[tuple[str, str], float] = {}
         """How far they may lie apart, where that is more than the tolerance."""
+        self._rounded: dict[tuple[str, str], float] = {}
+        """How far the uncut numbers are from the exact ones."""
         self._found: dict[tuple[str, str], Difference] = {}
         self._numbers: list[tuple[float, float]] = [(cut.loss, cut.norm)]
 
@@ -119,6 +125,7 @@ class Comparison:
             self._worst("clipped gradients", "clipped"),
             self._worst("parameters after a step", "parameter"),
             Check("copies on all ranks", None, not self.copies, _listed(self.copies) or "the same to the last bit"),
+            *([] if self.exact is None else [self._check_rounding()]),
         ]
 
     def _agrees(self, key: tuple[str, str]) -> bool:
@@ -131,11 +138,10 @@ class Comparison:
         """Allow what the uncut number itself is off by, several times."""
         if exact is None:
             return
-        allowed = ROUNDINGS * relative_difference(
-            uncut, exact.tensor if isinstance(exact, Kept) else exact, floor=floor
-        )
-        if self.tolerance < allowed < float("inf"):
-            self._allowed[key] = allowed
+        off = relative_difference(uncut, exact.tensor if isinstance(exact, Kept) else exact, floor=floor)
+        self._rounded[key] = off
+        if self.tolerance < ROUNDINGS * off < float("inf"):
+            self._allowed[key] = ROUNDINGS * off
 
     def _recorded(self) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any] | None, Mapping[str, Any]]]:
         fields = ("outputs", "returned", "gradients", "clipped", "parameters")
@@ -229,6 +235,20 @@ class Comparison:
         keys = [key for key in self._differences if key[0] == kind]
         worst = max(keys, key=lambda key: (not self._agrees(key), self._differences[key]))
         return Check(title, self._differences[worst], self._agrees(worst), f"largest at {worst[1]}")
+
+    def _check_rounding(self) -> Check:
+        """The output or gradient that comes nearest to its bound. Parameters are left out: AdamW divides by gradients,
+        also by those that are rounding alone.
+        """
+        bounds = {"output": self.rounding, "returned": MOST, "gradient": MOST}
+        assert self.exact is not None
+        kind, name = worst = max(
+            (key for key in self._rounded if key[0] in bounds), key=lambda key: self._rounded[key] / bounds[key[0]]
+        )
+        what = {"output": "output of", "returned": "gradient returned by"}.get(kind, "gradient of") + f" {name}"
+        wider = str(next(iter(self.exact.parameters.values())).tensor.dtype).removeprefix("torch.")
+        told = f"uncut from {wider}: {what}"
+        return Check(ROUNDING, self._rounded[worst], self._rounded[worst] <= bounds[kind], told)
 
     def _check(self, name: str, difference: float, told: str = "") -> Check:
         return Check(name, difference, self._is_same(difference), told)

@@ -12,8 +12,8 @@ from crosscut.training.compilation import compiled_modules, uncompiled
 from crosscut.verification.comparison import Comparison
 from crosscut.verification.draws import Disagreement, Draw, compare_draws, draws_of
 from crosscut.verification.recording import Recording, Step, record
-from crosscut.verification.report import Check, First, Report
-from crosscut.verification.tolerance import num_layers_of, num_summands_of, tolerance_of
+from crosscut.verification.report import ROUNDING, Check, First, Report
+from crosscut.verification.tolerance import num_layers_of, num_summands_of, rounding_of, tolerance_of
 
 MakeStep = Callable[[ParallelMesh], Step]
 """Builds the model on a mesh, with weights that no layout changes, and the step on this data rank's part of a batch."""
@@ -27,6 +27,7 @@ def prove(
     model: str,
     precision: str = "",
     compute_dtype: torch.dtype | None = None,
+    product_dtype: torch.dtype | None = None,
     make_uncut: MakeStep | None = None,
     make_exact: MakeStep | None = None,
     extra_checks: Callable[[Step], list[Check]] = lambda _: [],
@@ -36,10 +37,10 @@ def prove(
     Both models first go through the step with dropout, to see who draws what. Dropout is off while numbers are
     compared, since each rank's own numbers differ by design. `layout`, `model` and `precision` are words for the
     report. The step on one rank is `make_uncut`'s where that is given: of plainer code, so that a fault that both
-    would share is seen. The activations' type is that of the parameters unless given, and where it is narrower
-    `make_exact` builds the same step in the parameters', to see how much rounding there is. `extra_checks` come last,
-    on every rank, with the step that was taken. What the first rank fails on is raised on all; `TrainingError` if its
-    step is not finite.
+    would share is seen. The activations' type is that of the parameters unless given, that of the factors of products
+    the activations'. Where they are narrower `make_exact` builds the same step in the parameters', to see how much
+    rounding there is, and that it is no more than rounding. `extra_checks` come last, on every rank, with the step that
+    was taken. What the first rank fails on is raised on all; `TrainingError` if its step is not finite.
     """
     start = time.perf_counter()
     uncut = _uncut(make_uncut or make_step, mesh)
@@ -48,9 +49,12 @@ def prove(
     if uncut is not None:
         uncut = uncut[0], uncut[1].with_wholes(compiled_modules(step.model))
     dtype = compute_dtype or next(step.model.parameters()).dtype
-    tolerance = share_from_first(None if uncut is None else _tolerance(step, uncut[1], dtype))
+    bounds = None if uncut is None else _bounds(step, uncut[1], dtype, product_dtype or dtype)
+    tolerance, rounding = share_from_first(bounds)
     exact = None if make_exact is None else _exact(make_exact, mesh)
-    comparison = Comparison(cut, None if uncut is None else uncut[1], mesh, tolerance=tolerance, exact=exact)
+    comparison = Comparison(
+        cut, None if uncut is None else uncut[1], mesh, tolerance=tolerance, exact=exact, rounding=rounding
+    )
     outcome: Report | Exception | None = None
     try:
         comparison.run()
@@ -107,12 +111,12 @@ def _take(step: Step) -> tuple[list[Draw], Recording]:
     return draws, record(step)
 
 
-def _tolerance(step: Step, uncut: Recording, dtype: torch.dtype) -> float:
+def _bounds(step: Step, uncut: Recording, dtype: torch.dtype, product_dtype: torch.dtype) -> tuple[float, float]:
+    """How far two computations of the same may lie apart, and how far one from what it is without rounding."""
     outputs = [output for output in uncut.outputs.values() if output.dim()]
     num_tokens = max((output.numel() // max(output.shape[-1], 1) for output in outputs), default=1)
-    return tolerance_of(
-        dtype, num_layers=num_layers_of(step.model), num_summands=num_summands_of(step.model, num_tokens)
-    )
+    size = {"num_layers": num_layers_of(step.model), "num_summands": num_summands_of(step.model, num_tokens)}
+    return tolerance_of(dtype, **size), rounding_of(product_dtype, **size)
 
 
 def _judge_draws(cut: list[Draw], uncut: list[Draw], disagreement: Disagreement | None) -> tuple[Check, First | None]:
@@ -146,6 +150,10 @@ _CHECK_CAUSES = {
     "parameters after a step": "The gradients agree and what the optimizer does with them does not.",
     "copies on all ranks": (
         "Values agree to rounding, but ranks that hold copies differ in their last bits: they will drift apart."
+    ),
+    ROUNDING: (
+        "Both models agree, and the uncut one is further from itself in a wider type than narrow numbers explain: look at "
+        "what is computed in them, kernels included."
     ),
     "collectives": "All numbers agree, but other messages were sent than the planner accounts for.",
 }

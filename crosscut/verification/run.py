@@ -28,7 +28,7 @@ from crosscut.planner import count_parameters, step_traffic
 from crosscut.training.batches import Batch
 from crosscut.training.compilation import compiled_modules
 from crosscut.training.loss_scale import LossScale
-from crosscut.training.precision import compute_dtype, needs_loss_scale
+from crosscut.training.precision import compute_dtype, needs_loss_scale, product_dtype
 from crosscut.training.requirements import require_capabilities
 from crosscut.training.step import Trainer
 from crosscut.verification.module import CLIP_NORM, LEARNING_RATE
@@ -138,6 +138,7 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
         model=f"{model.family}, {count_parameters(model):,} parameters ({shape})",
         precision=run.training.precision,
         compute_dtype=compute_dtype(run.training.precision),
+        product_dtype=product_dtype(run.training.precision),
         make_exact=_make_exact(run),
         extra_checks=lambda step: [*_compare_collectives(step), *_tell_compiled(step)],
     )

@@ -10,7 +10,8 @@ relative to the largest element of the tensor. 8 leaves room for the largest of 
 
 Where numbers are narrower than the parameters, some sums nearly cancel, and what is left of them is mostly rounding.
 How much is seen in the uncut model: a tensor may also differ by `ROUNDINGS` times what it is off from the same step in
-the parameters' own type.
+the parameters' own type. That it is rounding, and no fault of the narrow computation, is bounded in turn: by
+`rounding_of` for outputs, and by `MOST` for gradients.
 """
 
 import math
@@ -21,13 +22,20 @@ from torch import nn
 SAFETY = 8.0
 ROUNDINGS = 4.0
 """Results that are each off by as much differ by up to twice that, and the largest of many elements by some more."""
-_ACCUMULATION = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+MOST = 0.5
+"""What is more than half wrong has not been rounded."""
+_ACCUMULATION = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float8_e4m3fn: torch.float32}
 
 
 def tolerance_of(dtype: torch.dtype, *, num_layers: int, num_summands: int) -> float:
     """The largest relative difference that rounding explains, for activations of `dtype`."""
     own, sums = unit_roundoff(dtype), unit_roundoff(_ACCUMULATION.get(dtype, dtype))
     return SAFETY * math.sqrt(num_layers) * (own + math.sqrt(num_summands) * sums)
+
+
+def rounding_of(dtype: torch.dtype, *, num_layers: int, num_summands: int) -> float:
+    """How far an output may be from what it is without rounding, where products take numbers of `dtype`."""
+    return min(MOST, tolerance_of(dtype, num_layers=num_layers, num_summands=num_summands))
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:

@@ -57,6 +57,12 @@ def test_what_was_in_the_step_and_what_was_not_is_said(capsys):
     assert narrow.to_json()["left_out"] == ("this", "that")
 
 
+def test_where_both_models_may_be_wrong_alike_nothing_is_proven(capsys):
+    check = Check("rounding", 0.7, False, "uncut from float32: output of tokens")
+    print_report(dataclasses.replace(GOOD, checks=(check,), first=First("rounding", "step", "Both models agree.")))
+    assert "is NOT PROVEN to be the uncut model" in " ".join(capsys.readouterr().out.split())
+
+
 def test_json_holds_the_whole_report():
     values = json.loads(json.dumps(BAD.to_json()))
     assert values["same"] is False
