@@ -1,6 +1,7 @@
 """One kind of message between ranks, as the planner counts it."""
 
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter"]
 Axis = Literal["tensor", "data", "shard", "replica"]
@@ -8,7 +9,8 @@ Axis = Literal["tensor", "data", "shard", "replica"]
 Phase = Literal["forward", "backward", "step", "comparison"]
 
 
-class Collective(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Collective:
     """Equal collectives of one step, as one rank takes part in them."""
 
     operation: Operation

@@ -152,8 +152,8 @@ _CHECK_CAUSES = {
         "Values agree to rounding, but ranks that hold copies differ in their last bits: they will drift apart."
     ),
     ROUNDING: (
-        "Both models agree, and the uncut one is further from itself in a wider type than narrow numbers explain: look at "
-        "what is computed in them, kernels included."
+        "Both models agree, and the uncut one is further from itself in a wider type than narrow numbers explain: look "
+        "at what is computed in them, kernels included."
     ),
     "collectives": "All numbers agree, but other messages were sent than the planner accounts for.",
 }

@@ -8,7 +8,6 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-
 ROUNDING = "rounding"
 """The check of the uncut model alone: where it fails, both models may be wrong alike."""
 
