@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import click
 
-from crosscut.config import ConfigError, CrosscutError, RunConfig, load_run
+from crosscut.config import ConfigError, CrosscutError, Layout, RunConfig, load_run
 from crosscut.config.precision import OF_MODELS
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -25,14 +25,16 @@ def run_arguments(command: _Command) -> _Command:
     return click.argument("arguments", nargs=-1, metavar="[RUN.toml] [section.key=value ...]")(command)
 
 
-def run_from(arguments: tuple[str, ...]) -> RunConfig:
-    """The run that the arguments describe; without a file, the demo that comes with Crosscut."""
+def run_from(arguments: tuple[str, ...], *, layout: Layout | None = None) -> RunConfig:
+    """The run that the arguments describe, on `layout` if that is given; without a file, the demo that comes with
+    Crosscut.
+    """
     if arguments and "=" not in arguments[0]:
-        return load_run(Path(arguments[0]), arguments[1:])
+        return load_run(Path(arguments[0]), arguments[1:], layout=layout)
     demo = tomllib.loads((files("crosscut.config") / DEMO_RUN).read_text(encoding="utf-8"))
     if any(argument.startswith("training.initialize_from=") for argument in arguments):
         del demo["model"]  # nobody could leave out what does not agree with the folder's
-    return load_run(demo, arguments)
+    return load_run(demo, arguments, layout=layout)
 
 
 def require_file(option: str, path: Path) -> None:

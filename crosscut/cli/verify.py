@@ -6,7 +6,7 @@ import sys
 import click
 
 from crosscut.cli.arguments import run_arguments, run_from
-from crosscut.config import load_layout
+from crosscut.config import Layout, LayoutError, load_layout
 from crosscut.config.precision import PRECISIONS
 
 
@@ -38,13 +38,18 @@ def verify(
     sent. Names the first module that differs, and exits with 1 if one does. It needs no data. Says at the end what of
     the run was in the step (recomputation, offload, accumulation) and what was not (its precision, compiled layers).
     """
-    run = run_from(arguments)
+    asked = [load_layout(text) for text in layouts]
+    try:
+        run = run_from(arguments)
+    except LayoutError:
+        if not asked:
+            raise
+        run = run_from(arguments, layout=Layout())  # the run's own need not suit the model
     from crosscut.parallel.processes import is_first_started
     from crosscut.verification import for_verification, print_report, scale_down, verify_runs, with_scope
 
     small = scale_down(run, num_layers=layers, hidden_size=hidden)
-    chosen = [load_layout(text) for text in layouts] or [run.layout]
-    runs = [for_verification(small, layout, precision) for layout in chosen]
+    runs = [for_verification(small, layout, precision) for layout in asked or [run.layout]]
     reports = [with_scope(report, asked=run, verified=on) for report, on in zip(verify_runs(runs), runs, strict=True)]
     same = all(report.same for report in reports)
     if is_first_started():

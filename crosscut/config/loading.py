@@ -21,12 +21,14 @@ from crosscut.config.run import RunConfig
 Table = dict[str, Any]
 
 
-def load_run(source: Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> RunConfig:
+def load_run(
+    source: Path | Mapping[str, Any], overrides: Iterable[str] = (), *, layout: Layout | None = None
+) -> RunConfig:
     """Read a run.
 
     `source` is a TOML file or an already parsed table; `overrides` are `section.key=value`, the value written as in
     TOML (a bare word is a string). A `model.preset` among them stands in for the file's preset, or for all that a file
-    without one says of its model. Raises `ConfigError` for a file that is not there or does not parse, an unknown key
+    without one says of its model. A `layout` stands in for all that both say of it. Raises `ConfigError` for a file that is not there or does not parse, an unknown key
     (naming the nearest one), a value of the wrong type or out of range.
     """
     table = _read(source)
@@ -36,6 +38,8 @@ def load_run(source: Path | Mapping[str, Any], overrides: Iterable[str] = ()) ->
     _override(table, overrides)
     _expand_preset(table)
     _expand_published(table)
+    if layout is not None:
+        table["layout"] = dataclasses.asdict(layout)
     return typing.cast(RunConfig, _build(RunConfig, table, ""))
 
 

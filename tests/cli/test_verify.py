@@ -33,6 +33,15 @@ def test_verify_takes_several_layouts_and_answers_in_json(crosscut_here):
     ]
 
 
+def test_a_layout_that_is_given_stands_in_for_one_that_the_model_does_not_allow(crosscut_here):
+    of_three = ("verify", *RUN, "model.hidden_size=30", "model.num_heads=3")
+    refused = crosscut_here(*of_three, "layout.tensor=2")
+    assert "`layout.tensor` must divide `model.num_heads` (3), but is 2." in refused.stderr
+    done = crosscut_here(*of_three, "layout.tensor=2", "--layout", "tensor=1", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["reports"][0]["layout"] == "tensor 1 x data 1"
+
+
 @pytest.mark.slow
 def test_the_option_that_a_report_names_for_the_runs_precision_has_it(crosscut_here):
     arguments = ("verify", *RUN, "model.hidden_size=64", "training.precision=float8", "--layout", "tensor=2", "--json")
