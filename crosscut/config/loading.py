@@ -28,8 +28,9 @@ def load_run(
 
     `source` is a TOML file or an already parsed table; `overrides` are `section.key=value`, the value written as in
     TOML (a bare word is a string). A `model.preset` among them stands in for the file's preset, or for all that a file
-    without one says of its model. A `layout` stands in for all that both say of it. Raises `ConfigError` for a file that is not there or does not parse, an unknown key
-    (naming the nearest one), a value of the wrong type or out of range.
+    without one says of its model. A `layout` stands in for all that both say of it. Raises `ConfigError` for a file
+    that is not there or does not parse, an unknown key (naming the nearest one), a value of the wrong type or out of
+    range.
     """
     table = _read(source)
     overrides = tuple(overrides)
