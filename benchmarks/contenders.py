@@ -7,6 +7,7 @@ what Crosscut's `bfloat16` is.
 """
 
 import importlib.util
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -81,7 +82,8 @@ class CrosscutStep:
             plain = gradients()
         sizes = {name: gradient.norm().item() for name, gradient in plain.items()}
         least = max(sizes.values()) / 1000
-        return max(((compiled[name] - plain[name]).norm().item() / max(sizes[name], least), name) for name in plain)
+        off = {name: (compiled[name] - plain[name]).norm().item() / max(sizes[name], least) for name in plain}
+        return max((share if math.isfinite(share) else math.inf, name) for name, share in off.items())
 
 
 def crosscut_run(shape: Shape, way: Way) -> Any:

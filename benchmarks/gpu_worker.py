@@ -130,25 +130,36 @@ def measure(measurement: Measurement, device_type: str) -> dict[str, Any]:
         first_loss, warming, one_step = _warm_up(step, batches, device)
         if measurement.compiled:
             require_compiled()
-        off = _require_right_gradients(step, batches[0][0]) if measurement.compiled else None
         rate = measure_matrix_rate(device, torch.bfloat16)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         windows, last_loss = _time_windows(step, batches, device, _steps_of_window(one_step, device))
+        peaks = _peak_bytes(device)
+        off = (
+            _require_right_gradients(step, batches[0][0]) if measurement.compiled else None
+        )  # may leave the step broken
     if not (math.isfinite(first_loss) and math.isfinite(last_loss)):
         raise ArithmeticError(f"the loss is {first_loss} after the first step and {last_loss} after the last")
-    cuda = device.type == "cuda"
     return {
         "seconds_per_step": statistics.median(windows),
         "seconds_of_windows": windows,
         "seconds_to_build": building,
         "seconds_to_warm_up": warming,
         "measured_matrix_rate": rate,
-        "peak_bytes": torch.cuda.max_memory_allocated(device) if cuda else None,
-        "peak_reserved_bytes": torch.cuda.max_memory_reserved(device) if cuda else None,
+        **peaks,
         "first_loss": first_loss,
         "last_loss": last_loss,
         "compiled_gradients_off": off,
+    }
+
+
+def _peak_bytes(device: torch.device) -> dict[str, int | None]:
+    """The most memory that was used since it was last asked anew, and the most that was held."""
+    if device.type != "cuda":
+        return {"peak_bytes": None, "peak_reserved_bytes": None}
+    return {
+        "peak_bytes": torch.cuda.max_memory_allocated(device),
+        "peak_reserved_bytes": torch.cuda.max_memory_reserved(device),
     }
 
 
@@ -165,8 +176,6 @@ def _require_right_gradients(step: Step, micro_batch: tuple[Any, Any]) -> float 
         if not is_out_of_memory(error):
             raise
         return None
-    finally:
-        torch.cuda.empty_cache()  # blocks in the sizes of plain layers, which no timed step asks for
     if not off < MOST_OFF:
         raise ArithmeticError(f"compiled, the gradient of {name} is {off:.2f} of its size off the plain one")
     return off

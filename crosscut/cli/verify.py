@@ -1,12 +1,13 @@
 """`crosscut verify`."""
 
+import dataclasses
 import json
 import sys
 
 import click
 
 from crosscut.cli.arguments import run_arguments, run_from
-from crosscut.config import Layout, LayoutError, load_layout
+from crosscut.config import ConfigError, Layout, RunConfig, load_layout
 from crosscut.config.precision import PRECISIONS
 
 
@@ -35,20 +36,17 @@ def verify(
 
     Takes the run's model through one training step in one process and over the layout, and compares every module's
     output and gradient, every parameter's gradient and update, the copies on all ranks, the random numbers and what is
-    sent. Names the first module that differs, and exits with 1 if one does. It needs no data. Says at the end what of
-    the run was in the step (recomputation, offload, accumulation) and what was not (its precision, compiled layers).
+    sent. Names the first module that differs, and exits with 1 unless all is proven. It needs no data. Says at the end
+    what of the run was in the step (recomputation, offload, accumulation) and what was not (its precision, compiled
+    layers).
     """
     asked = [load_layout(text) for text in layouts]
-    try:
-        run = run_from(arguments)
-    except LayoutError:
-        if not asked:
-            raise
-        run = run_from(arguments, layout=Layout())  # the run's own need not suit the model
+    run = _load(arguments, needs_layout=not asked)
     from crosscut.parallel.processes import is_first_started
     from crosscut.verification import for_verification, print_report, scale_down, verify_runs, with_scope
 
-    small = scale_down(run, num_layers=layers, hidden_size=hidden)
+    any_layout = dataclasses.replace(run, layout=Layout()) if asked else run
+    small = scale_down(any_layout, num_layers=layers, hidden_size=hidden)
     runs = [for_verification(small, layout, precision) for layout in asked or [run.layout]]
     reports = [with_scope(report, asked=run, verified=on) for report, on in zip(verify_runs(runs), runs, strict=True)]
     same = all(report.same for report in reports)
@@ -60,3 +58,13 @@ def verify(
                 print_report(report)
     if not same:
         sys.exit(1)
+
+
+def _load(arguments: tuple[str, ...], *, needs_layout: bool) -> RunConfig:
+    """The run; on one rank where its own layout does not suit it and is not needed."""
+    try:
+        return run_from(arguments)
+    except ConfigError:
+        if needs_layout:
+            raise
+        return run_from(arguments, layout=Layout())

@@ -14,7 +14,7 @@ from crosscut.verification.assembly import Assembled, Grid, assemble_activation,
 from crosscut.verification.causes import Difference, is_arrangement, usual_cause
 from crosscut.verification.recording import INSIDE, LOSS, Kept, Recording, call_of
 from crosscut.verification.report import ROUNDING, Check, First, Row
-from crosscut.verification.tolerance import MOST, ROUNDINGS
+from crosscut.verification.tolerance import ROUNDINGS, Rounding
 
 _FLOOR = 1e-3
 """The size of a gradient counts as at least this share of the largest of its kind: what cancels to nothing is compared
@@ -33,14 +33,14 @@ class Comparison:
         mesh: ParallelMesh,
         *,
         tolerance: float,
+        rounding: Rounding,
         exact: Recording | None = None,
-        rounding: float = MOST,
     ) -> None:
         """`uncut` is the first rank's, and `exact`, the same step almost without rounding; the others give None.
-        `rounding` is how far outputs of the two may lie apart.
+        `tolerance` is how far the first two may lie apart, and `rounding` the last two.
         """
         self.cut, self.uncut, self.tolerance, self.exact = cut, uncut, tolerance, exact
-        self.rounding = rounding
+        self.allowed_rounding = rounding
         self.mesh = mesh
         self.copies: list[str] = []
         """What is not the same on ranks that should hold copies."""
@@ -125,8 +125,27 @@ class Comparison:
             self._worst("clipped gradients", "clipped"),
             self._worst("parameters after a step", "parameter"),
             Check("copies on all ranks", None, not self.copies, _listed(self.copies) or "the same to the last bit"),
-            *([] if self.exact is None else [self._check_rounding()]),
         ]
+
+    def rounding(self) -> list[Check]:
+        """Whether the uncut model is no further from the exact one than by rounding, if there is one; told is what is
+        furthest. Parameters are left out: AdamW divides by gradients, also by those that are rounding alone.
+        """
+        if self.exact is None or self.uncut is None:
+            return []
+        words = {"output": "output of", "returned": "gradient returned by", "gradient": "gradient of"}
+        forward = [(_apart(self.uncut.loss, self.exact.loss), LOSS)]
+        backward = [(_apart(self.uncut.norm, self.exact.norm), "gradient norm")]
+        for (kind, name), off in self._rounded.items():
+            if kind in words:
+                (forward if kind == "output" else backward).append((off, f"{words[kind]} {name}"))
+        bounds = (self.allowed_rounding.outputs, self.allowed_rounding.gradients)
+        wider = str(next(iter(self.exact.parameters.values())).tensor.dtype).removeprefix("torch.")
+        checks = []
+        for title, found, allowed in zip(ROUNDING, (forward, backward), bounds, strict=True):
+            off, what = max(found)
+            checks.append(Check(title, off, off <= allowed, f"uncut from {wider}, at most {allowed:.1e}: {what}"))
+        return checks
 
     def _agrees(self, key: tuple[str, str]) -> bool:
         return self._differences[key] <= self._allowed_of(key)
@@ -235,20 +254,6 @@ class Comparison:
         keys = [key for key in self._differences if key[0] == kind]
         worst = max(keys, key=lambda key: (not self._agrees(key), self._differences[key]))
         return Check(title, self._differences[worst], self._agrees(worst), f"largest at {worst[1]}")
-
-    def _check_rounding(self) -> Check:
-        """The output or gradient that comes nearest to its bound. Parameters are left out: AdamW divides by gradients,
-        also by those that are rounding alone.
-        """
-        bounds = {"output": self.rounding, "returned": MOST, "gradient": MOST}
-        assert self.exact is not None
-        kind, name = worst = max(
-            (key for key in self._rounded if key[0] in bounds), key=lambda key: self._rounded[key] / bounds[key[0]]
-        )
-        what = {"output": "output of", "returned": "gradient returned by"}.get(kind, "gradient of") + f" {name}"
-        wider = str(next(iter(self.exact.parameters.values())).tensor.dtype).removeprefix("torch.")
-        told = f"uncut from {wider}: {what}"
-        return Check(ROUNDING, self._rounded[worst], self._rounded[worst] <= bounds[kind], told)
 
     def _check(self, name: str, difference: float, told: str = "") -> Check:
         return Check(name, difference, self._is_same(difference), told)

@@ -12,8 +12,8 @@ from crosscut.training.compilation import compiled_modules, uncompiled
 from crosscut.verification.comparison import Comparison
 from crosscut.verification.draws import Disagreement, Draw, compare_draws, draws_of
 from crosscut.verification.recording import Recording, Step, record
-from crosscut.verification.report import ROUNDING, Check, First, Report
-from crosscut.verification.tolerance import num_layers_of, num_summands_of, rounding_of, tolerance_of
+from crosscut.verification.report import DRAWS, ROUNDING, Check, First, Report
+from crosscut.verification.tolerance import Rounding, num_layers_of, num_summands_of, rounding_of, tolerance_of
 
 MakeStep = Callable[[ParallelMesh], Step]
 """Builds the model on a mesh, with weights that no layout changes, and the step on this data rank's part of a batch."""
@@ -65,7 +65,7 @@ def prove(
     if uncut is not None and outcome is None:
         try:
             judged, told = _judge_draws(draws, uncut[0], disagreement)
-            checks = (*comparison.checks(), judged, *further)
+            checks = (*comparison.checks(), judged, *further, *comparison.rounding())
             outcome = Report(
                 layout=layout,
                 model=model,
@@ -111,7 +111,7 @@ def _take(step: Step) -> tuple[list[Draw], Recording]:
     return draws, record(step)
 
 
-def _bounds(step: Step, uncut: Recording, dtype: torch.dtype, product_dtype: torch.dtype) -> tuple[float, float]:
+def _bounds(step: Step, uncut: Recording, dtype: torch.dtype, product_dtype: torch.dtype) -> tuple[float, Rounding]:
     """How far two computations of the same may lie apart, and how far one from what it is without rounding."""
     outputs = [output for output in uncut.outputs.values() if output.dim()]
     num_tokens = max((output.numel() // max(output.shape[-1], 1) for output in outputs), default=1)
@@ -121,22 +121,21 @@ def _bounds(step: Step, uncut: Recording, dtype: torch.dtype, product_dtype: tor
 
 def _judge_draws(cut: list[Draw], uncut: list[Draw], disagreement: Disagreement | None) -> tuple[Check, First | None]:
     """Whether random numbers are drawn as in the uncut model, alike or differently on ranks as they must be."""
-    title = "random numbers"
     if disagreement is None:
         for mine, other in zip_longest(cut, uncut):
             if mine is None or other is None or (mine.module, mine.operator) != (other.module, other.operator):
                 module = (mine or other).module
                 told = f"{module}: draws otherwise than in the uncut model, or not as often"
                 cause = "Other numbers are drawn than in the uncut model: look at probabilities and at who drops."
-                return Check(title, None, False, told), First(module, "forward", cause)
+                return Check(DRAWS, None, False, told), First(module, "forward", cause)
         unseen = sum(not draw.dropped for draw in cut)
         told = f"{len(cut)} draws on each rank" if cut else "the model has no dropout"
         more = f", {unseen} of them for what was not seen" if unseen else ""
-        return Check(title, None, True, told + more), None
+        return Check(DRAWS, None, True, told + more), None
     i, j = disagreement.ranks
     told = f"{disagreement.module}: ranks {i} and {j} {disagreement.told}"
     cause = f"Ranks {i} and {j} {disagreement.told}. Look at which random stream it uses."
-    return Check(title, None, False, told), First(disagreement.module, "forward", cause)
+    return Check(DRAWS, None, False, told), First(disagreement.module, "forward", cause)
 
 
 _CHECK_CAUSES = {
@@ -151,14 +150,16 @@ _CHECK_CAUSES = {
     "copies on all ranks": (
         "Values agree to rounding, but ranks that hold copies differ in their last bits: they will drift apart."
     ),
-    ROUNDING: (
-        "Both models agree, and the uncut one is further from itself in a wider type than narrow numbers explain: look "
-        "at what is computed in them, kernels included."
-    ),
     "collectives": "All numbers agree, but other messages were sent than the planner accounts for.",
+    **dict.fromkeys(
+        ROUNDING,
+        "Both models agree, and the uncut one is further from itself in a wider type than narrow numbers explain: look "
+        "at what is computed in them, kernels included.",
+    ),
 }
 
 
 def _first_failed(checks: tuple[Check, ...]) -> First | None:
+    """Rounding comes last: where it alone fails, it is not known whether the cut is at fault."""
     failed = next((check for check in checks if not check.same), None)
     return None if failed is None else First(failed.name, "step", _CHECK_CAUSES.get(failed.name, failed.told))

@@ -8,8 +8,10 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-ROUNDING = "rounding"
-"""The check of the uncut model alone: where it fails, both models may be wrong alike."""
+DRAWS = "random numbers"
+"""The check of who draws what, with dropout."""
+ROUNDING = ("rounding of outputs", "rounding of gradients")
+"""The checks of the uncut model alone: where one fails, both models may be wrong alike."""
 
 
 @dataclass(frozen=True)
@@ -110,10 +112,12 @@ def _conclusion(report: Report) -> Text:
     if report.same:
         return Text.assemble((f"{report.layout} is the uncut model", "bold green"), f" ({told}).")
     assert report.first is not None
-    verdict = "is NOT PROVEN to be" if report.first.module == ROUNDING else "is NOT"
+    verdict = "is NOT PROVEN to be" if report.first.module in ROUNDING else "is NOT"
+    is_check = report.first.direction == "step"
+    where = "The check that fails is " if is_check else f"It begins in the {report.first.direction} pass of "
     return Text.assemble(
         (f"{report.layout} {verdict} the uncut model", "bold red"),
-        f" ({told}).\nIt begins in the {report.first.direction} pass of ",
+        f" ({told}).\n{where}",
         (report.first.module, "bold"),
         f".\n{report.first.cause}",
     )

@@ -10,11 +10,12 @@ relative to the largest element of the tensor. 8 leaves room for the largest of 
 
 Where numbers are narrower than the parameters, some sums nearly cancel, and what is left of them is mostly rounding.
 How much is seen in the uncut model: a tensor may also differ by `ROUNDINGS` times what it is off from the same step in
-the parameters' own type. That it is rounding, and no fault of the narrow computation, is bounded in turn: by
-`rounding_of` for outputs, and by `MOST` for gradients.
+the parameters' own type. That it is rounding, and no fault of the narrow computation, is bounded in turn, by
+`Rounding`.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -24,6 +25,8 @@ ROUNDINGS = 4.0
 """Results that are each off by as much differ by up to twice that, and the largest of many elements by some more."""
 MOST = 0.5
 """What is more than half wrong has not been rounded."""
+BACKWARD = 3.0
+"""Gradients have come through both passes, and nearly cancel in part."""
 _ACCUMULATION = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float8_e4m3fn: torch.float32}
 
 
@@ -33,9 +36,20 @@ def tolerance_of(dtype: torch.dtype, *, num_layers: int, num_summands: int) -> f
     return SAFETY * math.sqrt(num_layers) * (own + math.sqrt(num_summands) * sums)
 
 
-def rounding_of(dtype: torch.dtype, *, num_layers: int, num_summands: int) -> float:
-    """How far an output may be from what it is without rounding, where products take numbers of `dtype`."""
-    return min(MOST, tolerance_of(dtype, num_layers=num_layers, num_summands=num_summands))
+@dataclass(frozen=True)
+class Rounding:
+    """How far numbers may be from what they are without rounding, relative to the largest of their tensor."""
+
+    outputs: float
+    """Also the loss."""
+    gradients: float
+    """Also their norm."""
+
+
+def rounding_of(dtype: torch.dtype, *, num_layers: int, num_summands: int) -> Rounding:
+    """What rounding explains where products take numbers of `dtype`."""
+    tolerance = tolerance_of(dtype, num_layers=num_layers, num_summands=num_summands)
+    return Rounding(outputs=min(MOST, tolerance), gradients=min(MOST, BACKWARD * tolerance))
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:

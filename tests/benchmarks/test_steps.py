@@ -125,6 +125,32 @@ try:
     measure(measurement, "cpu")
 except ArithmeticError as error:
     print(error)
+
+from contenders import CrosscutStep
+from crosscut.training.step import Trainer
+
+accumulate, compiled_gradients_off = Trainer.accumulate, CrosscutStep.compiled_gradients_off
+
+def spoil_one(self, *arguments):
+    loss = accumulate(self, *arguments)
+    dict(self.model.named_parameters())["blocks.0.mlp.contract.weight"].grad.mul_(float("nan"))
+    return loss
+
+def with_a_gradient_that_is_none(*arguments):
+    Trainer.accumulate = spoil_one
+    return compiled_gradients_off(*arguments)
+
+def without_memory(*arguments):
+    raise torch.OutOfMemoryError("no more")
+
+CrosscutStep.compiled_gradients_off = without_memory
+print(measure(measurement, "cpu")["compiled_gradients_off"])
+CrosscutStep.compiled_gradients_off = with_a_gradient_that_is_none
+compilation.BACKEND = compile_otherwise
+try:
+    measure(measurement, "cpu")
+except ArithmeticError as error:
+    print(error)
 """
 
 
@@ -134,9 +160,11 @@ def test_gpu_benchmark_takes_no_figure_of_wrong_gradients(tmp_path):
         [sys.executable, "-c", MISCOMPILED], capture_output=True, text=True, timeout=120, check=True, cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": f"{BENCHMARKS}{os.pathsep}{BENCHMARKS.parent}"},
     )  # fmt: skip
-    off, error = done.stdout.splitlines()[-2:]
+    off, error, unknown, of_nan = done.stdout.splitlines()[-4:]
     assert float(off) < 0.05
     assert error.startswith("compiled, the gradient of blocks.")
+    assert unknown == "None", "what memory does not suffice for is left out, and its figures stand"
+    assert of_nan == "compiled, the gradient of blocks.0.mlp.contract.weight is inf of its size off the plain one"
 
 
 @pytest.mark.slow

@@ -42,6 +42,22 @@ def test_a_layout_that_is_given_stands_in_for_one_that_the_model_does_not_allow(
     assert json.loads(done.stdout)["reports"][0]["layout"] == "tensor 1 x data 1"
 
 
+ON_ONE_RANK_ALONE = [
+    ("training.compile=on",),  # with dropout, which the tensor ranks of the demo would drop from compiled layers
+    ("training.precision=float8", "model.num_heads=6", "model.hidden_size=48"),
+    ("training.precision=float8", "model.num_heads=6", "model.hidden_size=96", "--hidden", "48"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", ON_ONE_RANK_ALONE, ids=" ".join)
+def test_nothing_else_that_the_runs_own_layout_forbids_stands_in_the_way(crosscut, arguments):
+    refused = crosscut("verify", *RUN, "layout.tensor=2", *arguments)
+    assert refused.returncode == 2, refused.stdout
+    done = crosscut("verify", *RUN, "layout.tensor=2", *arguments, "--layout", "tensor=1", timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 def test_the_option_that_a_report_names_for_the_runs_precision_has_it(crosscut_here):
     arguments = ("verify", *RUN, "model.hidden_size=64", "training.precision=float8", "--layout", "tensor=2", "--json")

@@ -58,9 +58,13 @@ def test_what_was_in_the_step_and_what_was_not_is_said(capsys):
 
 
 def test_where_both_models_may_be_wrong_alike_nothing_is_proven(capsys):
-    check = Check("rounding", 0.7, False, "uncut from float32: output of tokens")
-    print_report(dataclasses.replace(GOOD, checks=(check,), first=First("rounding", "step", "Both models agree.")))
-    assert "is NOT PROVEN to be the uncut model" in " ".join(capsys.readouterr().out.split())
+    check = Check("rounding of outputs", 0.7, False, "uncut from float32: output of tokens")
+    print_report(
+        dataclasses.replace(GOOD, checks=(check,), first=First("rounding of outputs", "step", "Both models agree."))
+    )
+    told = " ".join(capsys.readouterr().out.split())
+    assert "is NOT PROVEN to be the uncut model" in told
+    assert "The check that fails is rounding of outputs. Both models agree." in told
 
 
 def test_json_holds_the_whole_report():

@@ -1,6 +1,8 @@
 """A run's model verified, without a fault: every layout, every precision, and what is refused."""
 
 import gc
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from unittest import mock
 
@@ -10,7 +12,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from crosscut.config import IGNORED, ConfigError, Layout, LayoutError, TrainingError, load_run
+from crosscut.model import gpt
 from crosscut.parallel import ORDINARY, Products, linear, make_mesh
+from crosscut.planner import step_traffic
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.requirements import require_capabilities
 from crosscut.verification import Report, for_verification, scale_down, verify_on_mesh, verify_runs
@@ -139,7 +143,7 @@ def test_lower_precisions_pass_within_their_tolerance(ranks: RankPool, precision
     assert report.precision == precision
     assert 1e-6 < report.tolerance < largest
     assert report.tolerance <= report.largest_tolerance
-    assert ("rounding" in {check.name for check in report.checks}) == (precision != "float32")
+    assert ("rounding of outputs" in {check.name for check in report.checks}) == (precision != "float32")
 
 
 def _verify_wide(precision: str) -> Report:
@@ -161,8 +165,9 @@ def test_what_rounds_the_uncut_model_badly_may_differ_by_more(ranks: RankPool, p
     )
 
 
-def _verify_wrong_in_narrow_numbers(precision: str) -> Report:
-    """The products of both models are a quarter too large, in two bytes alone."""
+@contextmanager
+def _wrong_products() -> Iterator[None]:
+    """A quarter too large."""
     output = type(ORDINARY).output
 
     def wrong(self: Products, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -170,15 +175,77 @@ def _verify_wrong_in_narrow_numbers(precision: str) -> Report:
         return y * 1.25 if x.element_size() == 2 else y
 
     with mock.patch.object(type(ORDINARY), "output", wrong):
-        return _verify(Layout(tensor=2), precision, 0.0)
+        yield
 
 
-def test_what_is_wrong_in_narrow_numbers_alone_is_not_rounding(ranks: RankPool) -> None:
-    report = ranks.run(2, _verify_wrong_in_narrow_numbers, "bfloat16")[0]
-    assert [check.name for check in report.checks if not check.same] == ["rounding"]
+@contextmanager
+def _wrong_weight_gradients() -> Iterator[None]:
+    """Little more than half."""
+    weight_gradient = type(ORDINARY).weight_gradient
+
+    def wrong(self: Products, grad: Tensor, x: Tensor) -> Tensor:
+        product = weight_gradient(self, grad, x)
+        return product * 0.55 if x.element_size() == 2 else product
+
+    with mock.patch.object(type(ORDINARY), "weight_gradient", wrong):
+        yield
+
+
+@contextmanager
+def _wrong_loss() -> Iterator[None]:
+    """Half as large again, and its gradients are not."""
+    loss = gpt.vocab_parallel_cross_entropy
+
+    def wrong(hidden: Tensor, *arguments: object, **more: object) -> Tensor:
+        y = loss(hidden, *arguments, **more)
+        return y + 0.5 * y.detach() if hidden.element_size() == 2 else y
+
+    with mock.patch.object(gpt, "vocab_parallel_cross_entropy", wrong):
+        yield
+
+
+WRONG_IN_NARROW_NUMBERS = [
+    (_wrong_products, "rounding of outputs", ": output of "),
+    (_wrong_weight_gradients, "rounding of gradients", ": gradient of "),
+    (_wrong_loss, "rounding of outputs", ": loss"),
+]
+
+
+def _verify_within(fault: Callable[[], AbstractContextManager[None]], precision: str) -> Report:
+    run = for_verification(tiny_run(dropout=0.0, training={"recompute": "full"}), Layout(tensor=2), precision)
+    with fault():
+        return verify_on_mesh(run, make_mesh(run.layout, CPU))
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "told"), WRONG_IN_NARROW_NUMBERS, ids=["products", "weight gradients", "loss"]
+)
+def test_what_is_wrong_in_narrow_numbers_alone_is_not_rounding(
+    ranks: RankPool, fault: Callable[[], AbstractContextManager[None]], name: str, told: str
+) -> None:
+    report = ranks.run(2, _verify_within, fault, "bfloat16")[0]
+    check = next(check for check in report.checks if not check.same)
+    assert check.name == name
+    assert told in check.told
     assert report.first is not None
+    assert report.first.module == name
     assert report.first.cause.startswith("Both models agree, and the uncut one is further from itself in a wider type")
-    assert ranks.run(2, _verify_wrong_in_narrow_numbers, "float32")[0].same
+    assert "recompute" not in report.first.cause, "neither of the two that were compared recomputes"
+    assert ranks.run(2, _verify_within, fault, "float32")[0].same
+
+
+def _verify_one_more_message_and_wrong_loss() -> Report:
+    run = for_verification(tiny_run(dropout=0.0), Layout(tensor=2), "bfloat16")
+    planned = step_traffic(run)
+    with _wrong_loss(), mock.patch("crosscut.verification.run.step_traffic", return_value=planned[1:]):
+        return verify_on_mesh(run, make_mesh(run.layout, CPU))
+
+
+def test_what_is_known_to_differ_comes_before_what_may_be_rounding(ranks: RankPool) -> None:
+    report = ranks.run(2, _verify_one_more_message_and_wrong_loss)[0]
+    assert [check.name for check in report.checks if not check.same] == ["collectives", "rounding of outputs"]
+    assert report.first is not None
+    assert report.first.module == "collectives"
 
 
 def _verify_overflowing() -> Report:
