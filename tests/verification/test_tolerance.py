@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from crosscut.verification.tolerance import tolerance_of, unit_roundoff
+from crosscut.verification.tolerance import Rounding, rounding_of, tolerance_of, unit_roundoff
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -39,3 +39,12 @@ def test_bfloat16_products_are_added_up_in_float32():
     own = 8 * 2.0**-8
     assert tolerance_of(torch.bfloat16, num_layers=1, num_summands=10_000) == pytest.approx(own, rel=0.01)
     assert math.isclose(unit_roundoff(torch.bfloat16), 2.0**-8)
+
+
+def test_what_rounding_explains_is_never_more_than_half():
+    narrow = rounding_of(torch.bfloat16, num_layers=9, num_summands=1)
+    assert narrow.outputs == tolerance_of(torch.bfloat16, num_layers=9, num_summands=1) < 0.1
+    assert narrow.gradients == 3 * narrow.outputs
+    deep = rounding_of(torch.bfloat16, num_layers=81, num_summands=1)
+    assert deep == Rounding(outputs=3 * narrow.outputs, gradients=0.5)
+    assert rounding_of(torch.float8_e4m3fn, num_layers=9, num_summands=1) == Rounding(outputs=0.5, gradients=0.5)
