@@ -68,8 +68,9 @@ def plan(
     """Say what a model costs before it runs: which layouts fit, how fast each is, which to take.
 
     Takes a run's file or a preset (--model 8.3B), and the device and number of them; any key can be set after it, such
-    as training.batch_size=1024. Every layout that the model and the batch allow is forecast: bytes of a rank, what it
-    sends, the time of a step. docs/planner.md has the formulas and how far they were off.
+    as training.batch_size=1024. Every layout that the model and the batch allow is forecast, with every recomputation
+    and micro-batch, whatever the run has: bytes of a rank, what it sends, the time of a step. docs/planner.md has the
+    formulas and how far they were off.
     """
     _require_used(click.get_current_context())
     for option, path in (("--html", html), ("--write", write), ("--calibrate", calibrate)):
@@ -90,7 +91,7 @@ def plan(
             _write_page(plans, html)
         if write is not None:
             _write(plans, write, budget)
-        _show(plans, top=top, tokens=budget, price=price, as_json=as_json)
+        _show(plans, arguments, top=top, tokens=budget, price=price, as_json=as_json)
 
 
 def _require_used(context: click.Context) -> None:
@@ -143,7 +144,9 @@ def _search(arguments: tuple[str, ...], model: str | None, gpu: str | None, gpus
     return search_layouts(run, hardware, run.layout.world_size if gpus is None else gpus)
 
 
-def _show(plans: "Plans", *, top: int, tokens: float | None, price: float | None, as_json: bool) -> None:
+def _show(
+    plans: "Plans", arguments: tuple[str, ...], *, top: int, tokens: float | None, price: float | None, as_json: bool
+) -> None:
     if as_json:
         from crosscut.planner.report import to_json
 
@@ -151,7 +154,7 @@ def _show(plans: "Plans", *, top: int, tokens: float | None, price: float | None
     else:
         from crosscut.cli.plan_table import show_plans
 
-        show_plans(plans, top=top, tokens=tokens, price=price)
+        show_plans(plans, top=top, tokens=tokens, price=price, arguments=arguments)
 
 
 def _write_page(plans: "Plans", path: Path) -> None:

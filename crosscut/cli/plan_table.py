@@ -11,6 +11,7 @@ from rich.text import Text
 from crosscut.config import RunConfig
 from crosscut.planner.parameters import count_parameters
 from crosscut.planner.report import MEMORY_CATEGORIES, budget, traffic_facts
+from crosscut.planner.search import TRIED
 from crosscut.planner.traffic import reason_against_halves
 
 if TYPE_CHECKING:
@@ -21,8 +22,12 @@ _WIDTH = 100
 _MOST_REJECTED = 8
 
 
-def show_plans(plans: "Plans", *, top: int, tokens: float | None, price: float | None) -> None:
-    """Print the ranking, the best layout's account, and why others are not in it."""
+def show_plans(
+    plans: "Plans", *, top: int, tokens: float | None, price: float | None, arguments: tuple[str, ...] = ()
+) -> None:
+    """Print the ranking, the best layout's account, and why others are not in it; and which of the run's `arguments`
+    decide nothing.
+    """
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)
@@ -34,6 +39,9 @@ def show_plans(plans: "Plans", *, top: int, tokens: float | None, price: float |
             f"{training.precision}"
         )
     )
+    tried = [name for name in (argument.partition("=")[0] for argument in arguments) if name in TRIED]
+    if tried:
+        console.print(Text(f"Tried in every way, and not only as given: {', '.join(tried)}."))
     if plans.fitting:
         console.print(_ranking(plans, top, tokens, price))
         _show_best(console, plans.fitting[0], plans.asked, plans.hardware)
@@ -60,7 +68,7 @@ def _settings(plan: "Plan") -> list[str]:
     every = f"/{training.recompute_every}" if training.recompute_every > 1 else ""
     return [
         f"{layout.tensor} x {layout.data}",
-        "split" if layout.sequence_parallel else "whole",
+        ("pieces" if layout.symmetric_memory else "split") if layout.sequence_parallel else "whole",
         "-" if layout.sharding == "none" else f"{layout.sharding}{group}",
         f"{training.recompute}{every}",
         f"{plan.candidate.micro_batch_size}",
@@ -98,8 +106,7 @@ def _show_best(console: Console, best: "Plan", asked: RunConfig, hardware: "Hard
     if reason and asked.training.compile != "off":
         console.print(Text(f"Its layers are not compiled: {reason}."))
     if hardware.device == "cuda" and (reason := reason_against_halves(best.candidate)):
-        advice = "Two at once have; layout.symmetric_memory=true, inside a node, needs none"
-        console.print(Text(f"Its forward messages of the split sequence run beside no product: {reason}. {advice}."))
+        console.print(Text(f"Its forward messages of the split sequence run beside no product: {reason}."))
 
 
 def _sent(fact: Mapping[str, Any]) -> str:

@@ -100,6 +100,7 @@ def _settings(plan: Plan | Rejected) -> dict[str, Any]:
         "data": layout.data,
         "pipeline": 1,
         "sequence_parallel": layout.sequence_parallel,
+        "symmetric_memory": layout.symmetric_memory,
         "sharding": layout.sharding,
         "shard_group": layout.shard_group,
         "recompute": training.recompute,

@@ -23,6 +23,11 @@ from crosscut.planner.time import StepTime, model_flops_per_second, step_time
 _DAY = 86_400
 _MOST_RANKS = 100_000_000
 """A hundred times what any machine has."""
+TRIED = frozenset({
+    "layout.tensor", "layout.data", "layout.sequence_parallel", "layout.sharding", "layout.shard_group",
+    "training.micro_batch_size", "training.recompute", "training.recompute_every",
+})  # fmt: skip
+"""The settings of a run that decide nothing here but, in its layout, how many devices there are by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +126,10 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
     run = run.settled(hardware.fast_precision)
     require_precision(run, hardware)
     require_device(run, hardware)
+    if run.layout.symmetric_memory and hardware.device == "cpu":
+        raise LayoutError(
+            f"`layout.symmetric_memory` must be false for {hardware.name}, but is true: it is of GPUs. Leave it out."
+        )
     tensors = [tensor for tensor in divisors(num_ranks) if not _reason_against_tensor(run.model, tensor)]
     _require_batch(run, num_ranks, max(tensors))
     rejected = _impossible(run, num_ranks)
@@ -167,7 +176,7 @@ def _candidates(run: RunConfig, hardware: Hardware, layouts: list[Layout]) -> It
             device=hardware.device,
             offload=_kept(run.training, recompute),
         )
-        for recompute, every in _recomputations(hardware)
+        for recompute, every in _recomputations(run, hardware)
         for micro in micro_batches
     ]
     for layout in layouts:
@@ -176,11 +185,12 @@ def _candidates(run: RunConfig, hardware: Hardware, layouts: list[Layout]) -> It
                 yield Candidate(run.model, layout, training)
 
 
-def _recomputations(hardware: Hardware) -> list[tuple[str, int]]:
+def _recomputations(run: RunConfig, hardware: Hardware) -> list[tuple[str, int]]:
     """Values of `training.recompute` and `training.recompute_every` that are worth a look: the attention core only
-    where no fused kernel spares its scores.
+    where no fused kernel spares its scores, and not where layers must be compiled, which they cannot be with scores.
     """
-    core = [("selective", 1)] if hardware.device == "cpu" else []
+    keeps_scores = hardware.device == "cpu" and not (run.training.compile == "on" and run.model.dropout)
+    core = [("selective", 1)] if keeps_scores else []
     return [("none", 1), *core, ("operators", 1), ("full", 2), ("full", 1)]
 
 

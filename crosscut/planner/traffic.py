@@ -114,11 +114,17 @@ def reason_against_halves(run: Planned) -> str:
     """
     is_split = run.layout.sequence_parallel and run.layout.tensor > 1 and not run.layout.symmetric_memory
     sequences, elements = run.micro_batch_size, _activation_elements(run)
-    if not is_split or run.training.precision == "float8":  # those in 8 bits are never cut
+    if not is_split or num_pieces(2, elements) == 1:
         return ""
-    if num_pieces(sequences, elements) > 1 or num_pieces(2, elements) == 1:
+    if run.training.precision == "float8":
+        return "products in 8 bits are not cut into halves"
+    if num_pieces(sequences, elements) > 1:
         return ""
-    return f"a micro-batch of {sequences} sequence{'s' if sequences > 1 else ''} has no halves"
+    more = "s" if sequences > 1 else ""
+    return (
+        f"a micro-batch of {sequences} sequence{more} has no halves. Two at once have; layout.symmetric_memory=true, "
+        "inside a node, needs none"
+    )
 
 
 def _sequence_parallel(run: Planned, compiled: bool) -> list[Collective]:

@@ -52,9 +52,9 @@ def explain_non_finite(
     if exhausted is not None:  # what is above 65,504
         way_out = 'lower `optimizer.learning_rate`, or set training.precision="bfloat16",'
     return TrainingError(
-        f"The loss and its gradient must be finite, but at step {step} they are not. It began in {origin.place}, "
+        f"The loss and its gradient must be finite, but at step {step + 1} they are not. It began in {origin.place}, "
         f"on a batch made of {shown}{more}. The weights and checkpoints are those from before the step. "
-        f"Look at these documents, or {way_out} and run again with --resume."
+        f"Look at these documents, or {way_out} and run again with --resume auto."
     )
 
 

@@ -152,7 +152,7 @@ class Loop:
         raise TrainingError(
             f"`{drift.name}` must be the same on all ranks that hold it alike, but after step {step} {where}{more}. "
             "The weights are not saved: the checkpoints are those from before. Look for failing memory or a failing "
-            "device of these ranks, and run again with --resume."
+            "device of these ranks, and run again with --resume auto."
         )
 
     def save(self, step: int, *, final: bool = False) -> None:

@@ -7,6 +7,7 @@ begins and ends with nothing left to do on the device. Every other rank only not
 
 import gzip
 import json
+import re
 import shutil
 import tempfile
 import time
@@ -40,6 +41,9 @@ WARM_UP_STEPS = 2
 RECORDED_STEPS = 3
 _TOLD = 10
 """Operators and holders in the printed tables."""
+
+_COMPILED_GRAPH = re.compile(r"## Call CompiledFxGraph \w+ ##")
+"""How PyTorch calls one: by a hash of its code."""
 
 
 @dataclass
@@ -90,7 +94,7 @@ class Profiler:
             self._recorder.start()
         synchronize(self.mesh.device)
         start = time.perf_counter()
-        with torch.profiler.record_function(f"{STEP_NAME} {step}"):
+        with torch.profiler.record_function(f"{STEP_NAME} {step + 1}"):
             yield
             synchronize(self.mesh.device)
         self._seconds.append(time.perf_counter() - start)
@@ -185,8 +189,9 @@ def _operators(events: Any) -> list[dict[str, Any]]:
     microseconds: dict[str, float] = defaultdict(float)
     calls: dict[str, int] = defaultdict(int)
     for event in kernels or inside:
-        calls[event.name] += 1
-        microseconds[event.name] += event.time_range.elapsed_us() if kernels else event.self_cpu_time_total
+        name = _COMPILED_GRAPH.sub("compiled graph", event.name)
+        calls[name] += 1
+        microseconds[name] += event.time_range.elapsed_us() if kernels else event.self_cpu_time_total
     return [
         {"name": name, "calls": calls[name] / len(steps), "milliseconds": microseconds[name] / 1e3 / len(steps)}
         for name in sorted(microseconds, key=microseconds.__getitem__, reverse=True)
@@ -198,7 +203,7 @@ def print_profile(profile: Profile, folder: Path, console: Console) -> None:
     shares = _table("step", "seconds", "compute", "overlapped", "communication", "idle")
     for step in profile.steps:
         parts = (step.compute, step.overlapped, step.communication, step.idle)
-        shares.add_row(str(step.step + 1), f"{step.seconds:.3f}", *(f"{part:.1%}" for part in parts))
+        shares.add_row(str(step.step), f"{step.seconds:.3f}", *(f"{part:.1%}" for part in parts))
     console.print(shares)
     if len(profile.seconds_of_ranks) > 1:
         means = [sum(seconds) / len(seconds) for seconds in profile.seconds_of_ranks]

@@ -41,7 +41,7 @@ class NonFiniteError(Exception):
     """The loss or the gradient norm of a step is not a finite number; the weights are still those before the step."""
 
     def __init__(self, step: int, loss: float, norm: float, exhausted: TrainingError | None = None) -> None:
-        super().__init__(f"step {step}: loss {loss}, gradient norm {norm}")
+        super().__init__(f"step {step + 1}: loss {loss}, gradient norm {norm}")
         self.step = step
         self.exhausted = exhausted
         """With a loss scale, what to tell a user where the forward pass is finite."""
@@ -120,10 +120,11 @@ class StepResult:
             raise NonFiniteError(self.step, figures.loss, figures.norm)
         if figures.held and figures.scale / 2 < SMALLEST:
             exhausted = TrainingError(
-                f"The loss scale must stay at or above {SMALLEST:g}, but the gradients of step {self.step} overflowed "
-                f"at {figures.scale:g}, so that it would fall to {figures.scale / 2:g}. The weights are those from "
+                f"The loss scale must stay at or above {SMALLEST:g}, but the gradients of step {self.step + 1} "
+                f"overflowed at {figures.scale:g}, so that it would fall to {figures.scale / 2:g}. The weights are "
+                "those from "
                 'before it overflowed. Lower `optimizer.learning_rate`, or set training.precision="bfloat16" or '
-                '"float32", and run again with --resume.'
+                '"float32", and run again with --resume auto.'
             )
             raise NonFiniteError(self.step, figures.loss, figures.norm, exhausted)
         return figures

@@ -35,6 +35,7 @@ from crosscut.parallel.processes import (
     was_started,
 )
 from crosscut.parallel.stopping import ignore_requests
+from crosscut.planner.traffic import reason_against_halves
 from crosscut.pretrained import keep_companions, load_weights, require_weights
 from crosscut.training.batches import Batches
 from crosscut.training.evaluations import Evaluations
@@ -157,9 +158,16 @@ def _prepare(run: RunConfig, resume: Resume, profile: bool = False) -> _Prepared
     if not resume:  # a run that resumes keeps its config until it has written a checkpoint of its own
         write_toml(run, folder / CONFIG_FILE)
         if reason := reason_against_export(run.model):
-            text = f"The model cannot be exported to Hugging Face's form: {reason}."
-            Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+            _note(f"The model cannot be exported to Hugging Face's form: {reason}.")
+    on_gpus = choose_device(run.training.device).type == "cuda"
+    if on_gpus and (reason := reason_against_halves(run)):
+        _note(f"Forward messages of the split sequence run beside no product: {reason}.")
     return _Prepared(run, checkpoint, identity, profile)
+
+
+def _note(text: str) -> None:
+    """Say on the terminal what is not wrong and should be known before the run."""
+    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _tokens(run: RunConfig, resume: bool) -> TokenFolder:

@@ -26,7 +26,7 @@ _COMPUTING_OPERATOR = re.compile(r"(aten|mkldnn|inductor|prims)::|Torch-Compiled
 
 
 class Shares(NamedTuple):
-    """Of one step."""
+    """Of one step, counted from 1."""
 
     step: int
     seconds: float

@@ -38,6 +38,27 @@ def test_the_table_is_readable_at_a_hundred_columns() -> None:
     assert "  tensor 1 x data 512, not sharded: weights and optimizer need 100 GB per rank, the GPU holds 32" in lines
 
 
+SYMMETRIC = ("layout.tensor=2", "layout.sequence_parallel=true", "layout.symmetric_memory=true")
+
+
+def test_settings_that_are_tried_in_every_way_are_told() -> None:
+    told = run(*PAPER, "training.micro_batch_size=1", "layout.tensor=8", "training.batch_size=512")
+    assert "Tried in every way, and not only as given: training.micro_batch_size, layout.tensor." in told
+    assert "Tried in every way" not in run(*PAPER, "training.batch_size=512")
+
+
+def test_symmetric_memory_is_told_with_the_layouts_that_have_it() -> None:
+    small = ("plan", "--model", "8.3B", "--gpu", "h100-sxm", "--gpus", "8", "training.batch_size=8")
+    assert "pieces" in run(*small, *SYMMETRIC)
+    assert "pieces" not in run(*small)
+    plans = json.loads(run(*small, *SYMMETRIC, "--json"))["plans"]
+    assert {plan["symmetric_memory"] for plan in plans if plan["sequence_parallel"]} == {True}
+    told = message("plan", "--model", "1.2B", "--gpu", "laptop", *SYMMETRIC)
+    assert told == (
+        "`layout.symmetric_memory` must be false for a laptop's processor, but is true: it is of GPUs. Leave it out."
+    )
+
+
 def test_what_keeps_layers_from_being_compiled_is_told() -> None:
     told = "Its layers are not compiled: dropout (`model.dropout` 0.1) under tensor parallelism"
     assert told in run(*PAPER, "training.sequence_length=1023")  # which no tensor ranks can split

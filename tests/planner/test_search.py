@@ -143,6 +143,16 @@ def test_what_does_not_cut_evenly_is_told_apart() -> None:
     }
 
 
+def test_layers_that_must_be_compiled_have_no_scores_on_a_processor_to_recompute() -> None:
+    def found(**training: object) -> set[str]:
+        table = {"batch_size": 8, "sequence_length": 256, **training}
+        run = load_run({"model": {"preset": "laptop-base", "vocab_size": 8192, "dropout": 0.1}, "training": table})
+        return {plan.candidate.training.recompute for plan in search_layouts(run, LAPTOP, 1).fitting}
+
+    assert "selective" in found()
+    assert "selective" not in found(compile="on")
+
+
 def test_ranks_on_a_laptop_share_its_memory() -> None:
     training = {"batch_size": 8, "sequence_length": 256}
     run = load_run({"model": {"preset": "laptop-base", "vocab_size": 8192}, "training": training})

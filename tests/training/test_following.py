@@ -55,6 +55,6 @@ def test_a_failed_step_is_raised_when_the_next_is_launched_and_is_not_told(
     follower: Follower, told: list[tuple[int, float]]
 ) -> None:
     follower.launch(lambda: result_of(0, held=1.0))
-    with pytest.raises(NonFiniteError, match="step 0"):
+    with pytest.raises(NonFiniteError, match="step 1"):
         follower.launch(lambda: result_of(1))
     assert told == []

@@ -199,7 +199,7 @@ def test_nothing_is_made_of_a_step_that_failed_nor_of_later_ones(ranks, run_with
     for result in results:
         assert result["launched"] == [0, 1, 2, 3, 4, 5], "one step further, as a GPU would need it"
         assert result["unchanged"]
-        assert "finite, but at step 4 they are not. " in result["told"]
+        assert "finite, but at step 5 they are not. " in result["told"]
     assert len({result["told"] for result in results}) == 1
     assert [path.name for path in list_checkpoints(checkpoint_of(run, 1).parent)] == ["step-00000002", "step-00000004"]
     rows = rows_of(run)
@@ -258,7 +258,7 @@ def test_replica_that_drifts_stops_the_run_by_name_on_all_ranks(ranks, run_with,
         f"`{name}` must be the same on all ranks that hold it alike, but after step 4 on ranks 0, 1 it is not. "
         "The weights are not saved"
     )
-    assert told[0].endswith("run again with --resume.")
+    assert told[0].endswith("run again with --resume auto.")
     assert not list_checkpoints(checkpoint_of(run, 1).parent)
 
 

@@ -86,16 +86,16 @@ def test_overflow_on_one_rank_skips_the_step_on_all(ranks, run_with, options):
 
 
 def forced_losses(run: Any, num_steps: int) -> list[float]:
-    """The losses of the steps that were not skipped; two overflows are planted, and the first scale is too high."""
+    """The losses of steps that were not skipped. Two overflows are planted on one rank; the first scale is too high."""
     trainer, batches = parts(run)
     trainer.loss_scale.scale.fill_(2.0**24)
     losses: list[float] = []
-    planted = {10, 30}
+    planted = {num_steps // 5, 3 * num_steps // 5}
     while len(losses) < num_steps:
         step = len(losses)
         if step in planted:
             planted.remove(step)
-            overflow_once(trainer, "tokens.weight", rank=0)
+            overflow_once(trainer, "final_norm.weight", rank=0)
         result = trainer.step(step, batches.micro_batches(step)).wait()  # a skipped step is done again
         if not result.skipped:
             losses.append(result.loss)
@@ -104,11 +104,25 @@ def forced_losses(run: Any, num_steps: int) -> list[float]:
     return losses
 
 
+OVERFLOWING = {name: LAYOUTS[name] for name in list(LAYOUTS)[1:]}
+
+
+@pytest.mark.parametrize("options", OVERFLOWING.values(), ids=OVERFLOWING)
+def test_losses_of_every_layout_stay_near_float32_through_overflows(ranks, run_with, options):
+    base = ("model.dropout=0.0", "training.steps=10")
+    exact = ranks.run(1, losses_of, run_with(*base), 10)[0]
+    told = ranks.run(2, forced_losses, run_with(*base, *options, "training.precision=float16"), 10)
+    assert told[0] == told[1] == pytest.approx(exact, rel=5e-4)
+    assert told[0] != exact
+
+
 @pytest.mark.slow
-def test_losses_stay_near_float32_over_fifty_steps(ranks, run_with):
+@pytest.mark.parametrize("options", LAYOUTS.values(), ids=LAYOUTS)
+def test_losses_stay_near_float32_over_fifty_steps(ranks, run_with, options):
     base = ("model.dropout=0.0", "training.steps=50")
     exact = ranks.run(1, losses_of, run_with(*base), 50)[0]
-    half = ranks.run(1, forced_losses, run_with(*base, "training.precision=float16"), 50)[0]
+    layout = run_with(*options).layout
+    half = ranks.run(layout.world_size, forced_losses, run_with(*base, *options, "training.precision=float16"), 50)[0]
     brain = ranks.run(1, losses_of, run_with(*base, "training.precision=bfloat16"), 50)[0]
     assert exact[-1] < exact[0] - 0.5
     assert half == pytest.approx(exact, rel=5e-4)
@@ -180,10 +194,10 @@ def test_overflows_without_end_end_the_run(ranks, run_with, options):
     message, unchanged = told[0]
     assert unchanged
     assert message.startswith(
-        "The loss scale must stay at or above 1, but the gradients of step 4 overflowed at 1, so that it would fall to "
+        "The loss scale must stay at or above 1, but the gradients of step 5 overflowed at 1, so that it would fall to "
         "0.5. The weights are those from before it overflowed. Lower `optimizer.learning_rate`, or set training."
     )
-    assert message.endswith("and run again with --resume.")
+    assert message.endswith("and run again with --resume auto.")
     assert list_checkpoints(Path(run.output.folder) / "checkpoints") == []
 
 
@@ -195,10 +209,10 @@ def test_a_forward_pass_that_overflows_is_named_when_no_scale_helps(ranks, run_w
     message, unchanged = told[0]
     assert unchanged
     assert message.startswith(
-        "The loss and its gradient must be finite, but at step 4 they are not. It began in the output of "
+        "The loss and its gradient must be finite, but at step 5 they are not. It began in the output of "
         "`blocks.1.mlp.expand`, on a batch made of "
     )
     assert message.endswith(
         ". The weights and checkpoints are those from before the step. Look at these documents, or lower "
-        '`optimizer.learning_rate`, or set training.precision="bfloat16", and run again with --resume.'
+        '`optimizer.learning_rate`, or set training.precision="bfloat16", and run again with --resume auto.'
     )

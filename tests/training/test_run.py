@@ -5,12 +5,14 @@ import json
 import shutil
 import signal
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
 
 from crosscut.checkpoint import find_damage, folder_at
 from crosscut.config import CheckpointError, ConfigError, LayoutError, RunStopped, load_run
+from crosscut.config.conventions import num_pieces
 from crosscut.data import TokenFolder, prepare
 from crosscut.training import run_training
 from crosscut.training.run import _prepare, identity_of, is_complete, with_vocabulary
@@ -57,6 +59,20 @@ def test_what_cannot_be_exported_is_told_before_training(run_with, capsys):
         "The model cannot be exported to Hugging Face's form: `model.norm` must be 'layer' in a model of Hugging "
         "Face's family 'gpt2', the nearest to this one, but is 'rms'.\n"
     )
+
+
+def test_messages_that_run_beside_nothing_are_told_before_training_on_gpus(run_with, capsys):
+    split = ("layout.tensor=2", "layout.sequence_parallel=true", "training.micro_batch_size=1")
+    long = ("model.max_sequence_length=131072", "training.sequence_length=131072", "model.positions=rotary")
+    run = run_with(*split, *long)
+    with mock.patch("crosscut.training.run.with_vocabulary", lambda run, tokens: run):
+        assert num_pieces(2, 131_072 * run.model.hidden_size) == 2
+        with mock.patch.multiple("crosscut.training.run", Sampler=mock.DEFAULT, ValidationSampler=mock.DEFAULT):
+            _prepare(run, resume=False)
+            assert "no product" not in capsys.readouterr().err, "a CPU's messages run beside nothing ever"
+            on_gpus = dataclasses.replace(run, training=dataclasses.replace(run.training, device="cuda"))
+            _prepare(on_gpus, resume=False)
+    assert "run beside no product: a micro-batch of 1 sequence has no halves." in capsys.readouterr().err
 
 
 def test_run_folder_that_is_a_file_is_refused(run_with, tmp_path):
