@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import wraps
 from importlib.resources import files
 from pathlib import Path
@@ -29,12 +30,29 @@ def run_from(arguments: tuple[str, ...], *, layout: Layout | None = None) -> Run
     """The run that the arguments describe, on `layout` if that is given; without a file, the demo that comes with
     Crosscut.
     """
-    if arguments and "=" not in arguments[0]:
+    if has_file(arguments):
         return load_run(Path(arguments[0]), arguments[1:], layout=layout)
     demo = tomllib.loads((files("crosscut.config") / DEMO_RUN).read_text(encoding="utf-8"))
     if any(argument.startswith("training.initialize_from=") for argument in arguments):
         del demo["model"]  # nobody could leave out what does not agree with the folder's
     return load_run(demo, arguments, layout=layout)
+
+
+def has_file(arguments: tuple[str, ...]) -> bool:
+    """Whether a run's file is named; without one, the run is made of the demo that comes with Crosscut."""
+    return bool(arguments) and "=" not in arguments[0]
+
+
+def on_devices_there(run: RunConfig) -> RunConfig:
+    """The run; where it takes whatever device there is, and this machine has GPUs but too few, on its processor, which
+    is said.
+    """
+    from crosscut.parallel.processes import has_too_few_gpus
+
+    if run.training.device != "auto" or not has_too_few_gpus(run.layout.world_size):
+        return run
+    click.echo(f"The {run.layout.world_size} ranks run on the processor: there are fewer GPUs.", err=True)
+    return replace(run, training=replace(run.training, device="cpu"))
 
 
 def require_file(option: str, path: Path) -> None:

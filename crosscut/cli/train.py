@@ -4,7 +4,7 @@ from typing import Literal
 
 import click
 
-from crosscut.cli.arguments import run_arguments, run_from
+from crosscut.cli.arguments import has_file, on_devices_there, run_arguments, run_from
 
 
 class _TrainCommand(click.Command):
@@ -44,7 +44,8 @@ def train(arguments: tuple[str, ...], resume: Literal["newest", "auto"] | None, 
     """Train a model: raw text or token shards in, a trained model out.
 
     Without RUN.toml it is the demo: a small GPT-2 on the State of the Union addresses, over two tensor-parallel
-    processes. Any key can be set after it, such as data.text=book.txt layout.tensor=2 training.steps=500.
+    processes, which share the processor where there are no two GPUs. Any key can be set after it, such as
+    data.text=book.txt layout.tensor=2 training.steps=500.
 
     It starts the processes that the layout asks for; under torchrun (torchrun ... -m crosscut train RUN.toml) it joins
     those that were started.
@@ -54,4 +55,6 @@ def train(arguments: tuple[str, ...], resume: Literal["newest", "auto"] | None, 
     run = run_from(arguments)
     from crosscut.training import run_training
 
+    if not has_file(arguments):  # that of a cluster's run should rather stop than go on a thousand times slower
+        run = on_devices_there(run)
     run_training(run, resume="auto" if resume == "auto" else resume is not None, profile=profile)

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from crosscut.cli.arguments import run_arguments, run_from
+from crosscut.cli.arguments import on_devices_there, run_arguments, run_from
 from crosscut.config import ConfigError, Layout, RunConfig, load_layout
 from crosscut.config.precision import PRECISIONS
 
@@ -47,7 +47,7 @@ def verify(
 
     any_layout = dataclasses.replace(run, layout=Layout()) if asked else run
     small = scale_down(any_layout, num_layers=layers, hidden_size=hidden)
-    runs = [for_verification(small, layout, precision) for layout in asked or [run.layout]]
+    runs = [on_devices_there(for_verification(small, layout, precision)) for layout in asked or [run.layout]]
     reports = [with_scope(report, asked=run, verified=on) for report, on in zip(verify_runs(runs), runs, strict=True)]
     same = all(report.same for report in reports)
     if is_first_started():

@@ -77,6 +77,11 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
+def has_too_few_gpus(num_ranks: int) -> bool:
+    """Whether this machine has GPUs, but not one for each of `num_ranks` ranks that are to be started here."""
+    return not was_started() and 0 < torch.cuda.device_count() < num_ranks
+
+
 def require_devices(name: str, num_ranks: int) -> None:
     """Raise unless this machine has a device for each of `num_ranks` ranks: `ConfigError` or `LayoutError`."""
     num_devices = torch.cuda.device_count()

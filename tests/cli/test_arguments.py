@@ -2,9 +2,14 @@
 
 import dataclasses
 import json
+import sys
+
+import pytest
+from click.testing import CliRunner
 
 from crosscut.cli.arguments import run_from
-from crosscut.config import PRESETS, ModelConfig
+from crosscut.cli.main import commands
+from crosscut.config import PRESETS, ModelConfig, write_toml
 
 
 def test_without_a_file_it_is_the_demo_with_what_was_typed():
@@ -24,3 +29,32 @@ def test_a_published_model_that_was_typed_is_the_model(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**config, "activation_function": "gelu_new"}), encoding="utf-8")
     model = run_from((f"training.initialize_from={tmp_path}",)).model
     assert (model.num_layers, model.hidden_size, model.vocab_size) == (2, 32, 300)
+
+
+@pytest.fixture
+def runs_of(monkeypatch):
+    """The runs that a command would do on a machine with so many GPUs, and what it says before."""
+
+    def find(num_gpus, *arguments):
+        found = []
+        monkeypatch.setattr("torch.cuda.device_count", lambda: num_gpus)
+        monkeypatch.setattr("crosscut.training.run_training", lambda run, **_: found.append(run))
+        monkeypatch.setattr("crosscut.verification.verify_runs", lambda runs: found.extend(runs) or sys.exit(0))
+        result = CliRunner().invoke(commands, arguments, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return [run.training.device for run in found], result.output
+
+    return find
+
+
+def test_the_demo_is_for_processors_too_where_there_are_fewer_gpus_than_its_ranks(runs_of, tmp_path):
+    told = "The 2 ranks run on the processor: there are fewer GPUs.\n"
+    assert runs_of(1, "train") == (["cpu"], told)
+    assert runs_of(1, "train", "layout.tensor=1") == (["auto"], "")
+    assert runs_of(1, "train", "training.device=cuda") == (["cuda"], "")
+    assert runs_of(0, "train") == runs_of(2, "train") == (["auto"], "")
+    file = tmp_path / "run.toml"
+    write_toml(run_from(()), file)
+    assert runs_of(1, "train", str(file)) == (["auto"], ""), "it is refused, not done a thousand times slower"
+    assert runs_of(1, "verify", str(file)) == (["cpu"], told)
+    assert runs_of(1, "verify", str(file), "--layout", "tensor=1") == (["auto"], "")

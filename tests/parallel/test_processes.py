@@ -319,6 +319,18 @@ def test_cuda_where_there_is_none_is_told(monkeypatch: pytest.MonkeyPatch) -> No
         require_devices("cuda", 1)
 
 
+def test_too_few_gpus_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    for there, expected in ((0, False), (1, True), (2, False), (3, False)):
+        monkeypatch.setattr("torch.cuda.device_count", lambda there=there: there)
+        assert processes.has_too_few_gpus(2) == expected
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert not processes.has_too_few_gpus(2), "the other rank is on another machine"
+
+
 def test_more_ranks_than_cuda_devices_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
