@@ -45,7 +45,7 @@ SECONDS_EAGER, SECONDS_COMPILED, SECONDS_PEER_COMPILED = 20.0, 40.0, 70.0
 peers are compiled as their users do it, as a whole.
 """
 MOST_SECONDS = 110.0
-"""What one measurement may take, so that one that hangs leaves time to the others."""
+"""What one measurement may take, so that one that hangs leaves time to others; a fifth of all where that is more."""
 
 
 @dataclass
@@ -58,6 +58,11 @@ class Budget:
     """Seconds of the last measurement of a name, and of a program, compiled or not: a slow peer says nothing about
     Crosscut, and the first that is compiled, for which nothing is cached, little about later ones.
     """
+
+    @property
+    def most(self) -> float:
+        """Seconds that one measurement may take."""
+        return max(MOST_SECONDS, self.seconds / 5)
 
     def left(self) -> float:
         """Seconds."""
@@ -127,9 +132,9 @@ def run_plan(plan: list[Measurement], budget: Budget, device: str, told: Callabl
             told(row)
             continue
         start = time.monotonic()
-        result = in_process(measure, (row.measurement, device), limit=min(budget.left(), MOST_SECONDS))
+        result = in_process(measure, (row.measurement, device), limit=min(budget.left(), budget.most))
         took = time.monotonic() - start
-        if not isinstance(result, Failed) or took > MOST_SECONDS:
+        if not isinstance(result, Failed) or took > budget.most:
             budget.learn(measurement, took)
         if not isinstance(result, Failed):
             row.turns.append(result)

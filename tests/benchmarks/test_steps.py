@@ -208,6 +208,8 @@ def test_gpu_plan_has_something_to_compare_with_before_anything_that_takes_minut
     assert not budget.fits(plan[0])
     budget.learn(plan[1], 10.0)
     assert budget.fits(plan[2]), "nor does the first, which fills the compiler's caches, about later ones"
+    assert Budget(100.0).most == Budget(525.0).most == 110
+    assert Budget(900.0).most == 180, "who has more time waits longer for peers to be compiled"
 
 
 def test_gpu_benchmark_skips_what_no_longer_fits_and_says_so(monkeypatch):
