@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from crosscut.parallel import make_mesh
 from crosscut.training import compilation
+from crosscut.training.precision import FLOAT8_CAPABILITY
 from crosscut.training.step import Trainer
 from tests.training.jobs import CPU, parts
 
@@ -176,9 +177,16 @@ def step_in_error_mode(run: Any, planted: str = "") -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
+ON_A_GPU = {
+    "float32": (), **ALSO, **OFFLOADED, **FLOAT8, "compiled": ("training.compile=on", "model.dropout=0.0"),
+}  # fmt: skip
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch tells of waits for a GPU only where there is one")
-@pytest.mark.parametrize("options", [(), *ALSO.values()], ids=["float32", *ALSO])
+@pytest.mark.parametrize("options", ON_A_GPU.values(), ids=ON_A_GPU)
 def test_host_does_not_wait_for_a_gpu(ranks, run_with, options):
+    if options in FLOAT8.values() and torch.cuda.get_device_capability() < FLOAT8_CAPABILITY:
+        pytest.skip("the GPU has no products in 8 bits")
     ranks.run(1, step_in_error_mode, run_with(*options))
     with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
         ranks.run(1, step_in_error_mode, run_with(*options), "item")
