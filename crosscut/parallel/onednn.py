@@ -45,7 +45,8 @@ IS_THERE = torch.backends.mkldnn.is_available() and all(
 def is_faster() -> bool:
     """Whether oneDNN is there and the processor is AMD's with AVX-512, which MKL does not use there.
 
-    Measured on a Zen 5, and on a Zen 4, where it is 1.1 to 1.2 times as fast. Without AVX-512 oneDNN was 1.1 times as fast forward and no faster for a weight's gradient.
+    Measured on a Zen 5, and on a Zen 4, where it is 1.1 to 1.2 times as fast. Without AVX-512 oneDNN was 1.1 times as
+    fast forward and no faster for a weight's gradient.
     """
     return IS_THERE and processor_vendor() == "AuthenticAMD" and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
