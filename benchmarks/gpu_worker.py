@@ -135,11 +135,10 @@ def measure(measurement: Measurement, device_type: str) -> dict[str, Any]:
             torch.cuda.reset_peak_memory_stats(device)
         windows, last_loss = _time_windows(step, batches, device, _steps_of_window(one_step, device))
         peaks = _peak_bytes(device)
-        off = (
-            _require_right_gradients(step, batches[0][0]) if measurement.compiled else None
-        )  # may leave the step broken
-    if not (math.isfinite(first_loss) and math.isfinite(last_loss)):
-        raise ArithmeticError(f"the loss is {first_loss} after the first step and {last_loss} after the last")
+        if not (math.isfinite(first_loss) and math.isfinite(last_loss)):
+            raise ArithmeticError(f"the loss is {first_loss} after the first step and {last_loss} after the last")
+        # At last, since a step that has run out of memory is broken.
+        off = _require_right_gradients(step, batches[0][0]) if measurement.compiled else None
     return {
         "seconds_per_step": statistics.median(windows),
         "seconds_of_windows": windows,

@@ -59,8 +59,8 @@ def main() -> None:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         _fail(
-            "crosscut: Interrupted. A training run goes on from its last checkpoint with --resume, a corpus where it "
-            "stopped.",
+            "crosscut: Interrupted. A training run goes on from its last checkpoint with --resume auto, a corpus where "
+            "it stopped.",
             130,
         )
 

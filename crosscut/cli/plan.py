@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from crosscut.cli.arguments import require_file, run_arguments
+from crosscut.cli.arguments import has_file, require_file, run_arguments
 from crosscut.config import PRESETS, ConfigError, RunConfig, load_run, write_toml, write_whole
 from crosscut.config.checks import listed
 
@@ -68,9 +68,9 @@ def plan(
     """Say what a model costs before it runs: which layouts fit, how fast each is, which to take.
 
     Takes a run's file or a preset (--model 8.3B), and the device and number of them; any key can be set after it, such
-    as training.batch_size=1024. Every layout that the model and the batch allow is forecast, with every recomputation
-    and micro-batch, whatever the run has: bytes of a rank, what it sends, the time of a step. docs/planner.md has the
-    formulas and how far they were off.
+    as training.batch_size=1024. Every layout that the model and the batch allow is forecast, with each recomputation
+    that is worth a look and each micro-batch, whatever the run has of them: bytes of a rank, what it sends, the time of
+    a step. docs/planner.md has the formulas and how far they were off.
     """
     _require_used(click.get_current_context())
     for option, path in (("--html", html), ("--write", write), ("--calibrate", calibrate)):
@@ -165,11 +165,10 @@ def _write_page(plans: "Plans", path: Path) -> None:
 
 def _run(arguments: tuple[str, ...], model: str | None) -> RunConfig:
     """The run to plan: a file's, or a preset's."""
-    has_file = bool(arguments) and "=" not in arguments[0]
-    if has_file == (model is not None):
-        both = "both are" if has_file else "neither is"
+    if has_file(arguments) == (model is not None):
+        both = "both are" if has_file(arguments) else "neither is"
         raise ConfigError(f"There must be a model to plan, either RUN.toml or `--model`, but {both} given.")
-    if has_file:
+    if has_file(arguments):
         return load_run(Path(arguments[0]), arguments[1:])
     preset = PRESETS[_preset(str(model))]
     length = min(1024, preset.get("max_sequence_length", 1024))

@@ -11,7 +11,7 @@ from rich.text import Text
 from crosscut.config import RunConfig
 from crosscut.planner.parameters import count_parameters
 from crosscut.planner.report import MEMORY_CATEGORIES, budget, traffic_facts
-from crosscut.planner.search import TRIED
+from crosscut.planner.search import CHOSEN
 from crosscut.planner.traffic import reason_against_halves
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ def show_plans(
             f"{training.precision}"
         )
     )
-    tried = [name for name in (argument.partition("=")[0] for argument in arguments) if name in TRIED]
-    if tried:
-        console.print(Text(f"Tried in every way, and not only as given: {', '.join(tried)}."))
+    given = [name for name in (argument.partition("=")[0] for argument in arguments) if name in CHOSEN]
+    if given:
+        console.print(Text(f"Chosen here and not taken as given: {', '.join(given)}."))
     if plans.fitting:
         console.print(_ranking(plans, top, tokens, price))
         _show_best(console, plans.fitting[0], plans.asked, plans.hardware)

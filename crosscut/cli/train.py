@@ -55,6 +55,6 @@ def train(arguments: tuple[str, ...], resume: Literal["newest", "auto"] | None, 
     run = run_from(arguments)
     from crosscut.training import run_training
 
-    if not has_file(arguments):  # that of a cluster's run should rather stop than go on a thousand times slower
-        run = on_devices_there(run)
+    if not has_file(arguments) and not any(argument.startswith("layout.") for argument in arguments):
+        run = on_devices_there(run)  # nobody asked for so many ranks
     run_training(run, resume="auto" if resume == "auto" else resume is not None, profile=profile)

@@ -28,7 +28,7 @@ def load_run(
 
     `source` is a TOML file or an already parsed table; `overrides` are `section.key=value`, the value written as in
     TOML (a bare word is a string). A `model.preset` among them stands in for the file's preset, or for all that a file
-    without one says of its model. A `layout` stands in for all that both say of it. Raises `ConfigError` for a file
+    without one says of its model. A `layout` stands in for the one that both describe. Raises `ConfigError` for a file
     that is not there or does not parse, an unknown key (naming the nearest one), a value of the wrong type or out of
     range.
     """
@@ -40,6 +40,7 @@ def load_run(
     _expand_preset(table)
     _expand_published(table)
     if layout is not None:
+        _build(Layout, table.get("layout", {}), "layout")  # what is in it has to be right all the same
         table["layout"] = dataclasses.asdict(layout)
     return typing.cast(RunConfig, _build(RunConfig, table, ""))
 

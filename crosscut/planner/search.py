@@ -23,7 +23,7 @@ from crosscut.planner.time import StepTime, model_flops_per_second, step_time
 _DAY = 86_400
 _MOST_RANKS = 100_000_000
 """A hundred times what any machine has."""
-TRIED = frozenset({
+CHOSEN = frozenset({
     "layout.tensor", "layout.data", "layout.sequence_parallel", "layout.sharding", "layout.shard_group",
     "training.micro_batch_size", "training.recompute", "training.recompute_every",
 })  # fmt: skip

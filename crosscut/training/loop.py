@@ -135,7 +135,7 @@ class Loop:
             raise TrainingError(
                 f"The validation loss must be finite, but after step {step} it is {score.loss}. The weights are not "
                 "saved: the checkpoints are those from before. Lower `optimizer.learning_rate` and run again with "
-                "--resume, or look at the validation documents."
+                "--resume auto, or look at the validation documents."
             )
         return score
 

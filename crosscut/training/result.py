@@ -122,9 +122,8 @@ class StepResult:
             exhausted = TrainingError(
                 f"The loss scale must stay at or above {SMALLEST:g}, but the gradients of step {self.step + 1} "
                 f"overflowed at {figures.scale:g}, so that it would fall to {figures.scale / 2:g}. The weights are "
-                "those from "
-                'before it overflowed. Lower `optimizer.learning_rate`, or set training.precision="bfloat16" or '
-                '"float32", and run again with --resume auto.'
+                "those from before it overflowed. Lower `optimizer.learning_rate`, or set "
+                'training.precision="bfloat16" or "float32", and run again with --resume auto.'
             )
             raise NonFiniteError(self.step, figures.loss, figures.norm, exhausted)
         return figures

@@ -39,7 +39,7 @@ def prove(
     report. The step on one rank is `make_uncut`'s where that is given: of plainer code, so that a fault that both
     would share is seen. The activations' type is that of the parameters unless given, that of the factors of products
     the activations'. Where they are narrower `make_exact` builds the same step in the parameters', to see how much
-    rounding there is, and that it is no more than rounding. `extra_checks` come last, on every rank, with the step that
+    rounding there is, and that it is no more than rounding. `extra_checks` are made on every rank, with the step that
     was taken. What the first rank fails on is raised on all; `TrainingError` if its step is not finite.
     """
     start = time.perf_counter()

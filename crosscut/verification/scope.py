@@ -44,7 +44,7 @@ def _left_out(asked: RunConfig, verified: RunConfig, compiled: bool) -> Iterator
     elif ours.precision not in wanted:
         both = " or ".join(wanted)
         yield f"the precision of the run's device ({both}: --precision has both, finding what is larger than rounding)"
-    if not compiled and ours.device != "cpu" and verified.is_compiled_on_gpus:
+    if not compiled and theirs.device != "cpu" and verified.is_compiled_on_gpus:
         yield f"{COMPILED}, which the run has on GPUs"
     if asked.layout.symmetric_memory and not verified.layout.symmetric_memory:
         yield "symmetric memory"

@@ -51,10 +51,11 @@ def test_the_demo_is_for_processors_too_where_there_are_fewer_gpus_than_its_rank
     told = "The 2 ranks run on the processor: there are fewer GPUs.\n"
     assert runs_of(1, "train") == (["cpu"], told)
     assert runs_of(1, "train", "layout.tensor=1") == (["auto"], "")
+    assert runs_of(1, "train", "layout.tensor=4") == (["auto"], ""), "it is refused, not done a thousand times slower"
     assert runs_of(1, "train", "training.device=cuda") == (["cuda"], "")
     assert runs_of(0, "train") == runs_of(2, "train") == (["auto"], "")
     file = tmp_path / "run.toml"
     write_toml(run_from(()), file)
-    assert runs_of(1, "train", str(file)) == (["auto"], ""), "it is refused, not done a thousand times slower"
+    assert runs_of(1, "train", str(file)) == (["auto"], ""), "it is refused, too"
     assert runs_of(1, "verify", str(file)) == (["cpu"], told)
     assert runs_of(1, "verify", str(file), "--layout", "tensor=1") == (["auto"], "")

@@ -41,10 +41,11 @@ def test_the_table_is_readable_at_a_hundred_columns() -> None:
 SYMMETRIC = ("layout.tensor=2", "layout.sequence_parallel=true", "layout.symmetric_memory=true")
 
 
-def test_settings_that_are_tried_in_every_way_are_told() -> None:
-    told = run(*PAPER, "training.micro_batch_size=1", "layout.tensor=8", "training.batch_size=512")
-    assert "Tried in every way, and not only as given: training.micro_batch_size, layout.tensor." in told
-    assert "Tried in every way" not in run(*PAPER, "training.batch_size=512")
+def test_settings_that_decide_nothing_are_told() -> None:
+    told = run(*PAPER, "training.recompute=selective", "layout.tensor=8", "training.batch_size=512")
+    assert "Chosen here and not taken as given: training.recompute, layout.tensor." in told
+    assert "selective" not in told, "which is not worth a look on a GPU"
+    assert "not taken as given" not in run(*PAPER, "training.batch_size=512")
 
 
 def test_symmetric_memory_is_told_with_the_layouts_that_have_it() -> None:

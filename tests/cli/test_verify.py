@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from crosscut.training.compilation import _has_cpp_compiler
 from tests.cli.conftest import run_python
 
 RUN = (
@@ -42,6 +43,13 @@ def test_a_layout_that_is_given_stands_in_for_one_that_the_model_does_not_allow(
     assert json.loads(done.stdout)["reports"][0]["layout"] == "tensor 1 x data 1"
 
 
+def test_a_layout_that_is_given_does_not_hide_a_mistake_in_the_runs_own(crosscut_here):
+    for mistake in ("layout.tenser=2", "layout.tensor=two"):
+        refused = crosscut_here("verify", *RUN, mistake, "--layout", "tensor=1")
+        assert refused.returncode == 2
+        assert mistake.partition("=")[0] in refused.stderr
+
+
 ON_ONE_RANK_ALONE = [
     ("training.compile=on",),  # with dropout, which the tensor ranks of the demo would drop from compiled layers
     ("training.precision=float8", "model.num_heads=6", "model.hidden_size=48"),
@@ -52,6 +60,8 @@ ON_ONE_RANK_ALONE = [
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", ON_ONE_RANK_ALONE, ids=" ".join)
 def test_nothing_else_that_the_runs_own_layout_forbids_stands_in_the_way(crosscut, arguments):
+    if "training.compile=on" in arguments and not _has_cpp_compiler():
+        pytest.skip("inductor needs a C++ compiler on the CPU")
     refused = crosscut("verify", *RUN, "layout.tensor=2", *arguments)
     assert refused.returncode == 2, refused.stdout
     done = crosscut("verify", *RUN, "layout.tensor=2", *arguments, "--layout", "tensor=1", timeout=300)

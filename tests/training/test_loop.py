@@ -136,7 +136,7 @@ def test_validation_loss_that_is_no_number_ends_the_run_on_all_ranks(ranks, run_
     told = ranks.run(run.layout.world_size, failure_of, diverging, checkpoint_of(run, 1))
     assert len(set(told)) == 1
     assert told[0].startswith("The validation loss must be finite, but after step 2 it is nan. ")
-    assert "Lower `optimizer.learning_rate` and run again with --resume" in told[0]
+    assert "Lower `optimizer.learning_rate` and run again with --resume auto, or" in told[0]
     assert [path.name for path in list_checkpoints(checkpoint_of(run, 1).parent)] == ["step-00000001"]
     assert rows_of(run)[-1] == {"step": 2, "validation_loss": None, "validation_perplexity": None}
 

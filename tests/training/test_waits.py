@@ -6,6 +6,7 @@ operators that read a value, also those that others call inside.
 """
 
 import dataclasses
+import importlib.util
 from collections import Counter
 from typing import Any
 from unittest import mock
@@ -187,6 +188,8 @@ ON_A_GPU = {
 def test_host_does_not_wait_for_a_gpu(ranks, run_with, options):
     if options in FLOAT8.values() and torch.cuda.get_device_capability() < FLOAT8_CAPABILITY:
         pytest.skip("the GPU has no products in 8 bits")
+    if "training.compile=on" in options and importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton, which writes the GPU's kernels, is not installed")
     ranks.run(1, step_in_error_mode, run_with(*options))
     with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
         ranks.run(1, step_in_error_mode, run_with(*options), "item")

@@ -62,6 +62,10 @@ def test_a_precision_that_is_not_the_runs_is_told_with_the_option_that_has_it() 
 def test_what_is_smaller_or_other_than_in_the_run_is_told() -> None:
     assert scope(run_of(compile="auto")) == ((), ("compiled layers, which the run has on GPUs",))
     assert scope(run_of(compile="auto", device="cpu"))[1] == (), "which is on no GPU"
+    asked = run_of(compile="auto")
+    there = for_verification(asked, asked.layout, asked.training.precision)
+    there = replace(there, training=replace(there.training, device="cpu"))  # as where there are too few GPUs
+    assert with_scope(REPORT, asked=asked, verified=there).left_out == ("compiled layers, which the run has on GPUs",)
     assert scope(run_of(sequence_length=1024))[1] == ("sequences of 1,024 tokens, which have 128 here",)
     assert scope(run_of(initialize_from="here"))[1] == ("the weights of here, in whose place others are drawn",)
     run = run_of(layout={"tensor": 2, "sequence_parallel": True, "symmetric_memory": True})
