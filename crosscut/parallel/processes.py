@@ -46,6 +46,9 @@ _KEPT_BYTES, _OWN_PAGES_BYTES = 64 << 20, 8 << 20
 LEAN_BYTES = 2 << 20
 """The same where a run would rather wait than hold memory."""
 
+HEAP_SETTINGS = frozenset({"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"})
+"""Variables of the environment by which a user sets how much the heap keeps."""
+
 _POLL = 0.1
 """Seconds between two looks at the ranks."""
 
@@ -167,7 +170,7 @@ def give_freed_tensors_back(least: int = _OWN_PAGES_BYTES) -> None:
     bound is set, a step took 4 to 7% longer, and 10 to 13% with smaller activations, for the same peak. Where whole
     layers are recomputed, activations of 3 MiB left holes of 150 MiB, a sixth of all memory.
     """
-    if {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys():  # the user's choice
+    if HEAP_SETTINGS & os.environ.keys():  # the user's choice
         return
     with suppress(AttributeError, OSError, TypeError):  # another C library
         library = ctypes.CDLL(None)

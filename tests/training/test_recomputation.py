@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from crosscut.parallel.processes import give_freed_tensors_back
+from crosscut.parallel.processes import HEAP_SETTINGS, give_freed_tensors_back
 from crosscut.training.host_activations import HostActivations
 from tests.training.jobs import CPU, parts
 
@@ -82,7 +82,7 @@ def own_pages(run) -> dict[int, bool]:
     numbers.restype = MallInfo2
     found = {}
     with patch.dict(os.environ):
-        for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"):
+        for name in HEAP_SETTINGS:
             os.environ.pop(name, None)
         give_freed_tensors_back()
         kept = parts(run)
