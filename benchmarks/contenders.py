@@ -1,9 +1,9 @@
 """The programs that the benchmarks compare: Crosscut, and its peers as their own users run them.
 
 `make_step` builds one of them and gives the function that does a training step: forward and backward over the
-micro-batches, clipping at a norm of 1.0, AdamW in PyTorch's fused form. All have the same sizes, learned or rotary
-positions, tied embeddings and no dropout. In bfloat16 the peers run under autocast with weights in float32, which is
-what Crosscut's `bfloat16` is.
+micro-batches, clipping at a norm of 1.0, AdamW in PyTorch's fused form. All have the same sizes, tied embeddings and no
+dropout. In bfloat16 the peers run under autocast with weights in float32, which is what Crosscut's `bfloat16` is;
+torchtitan has a way of its own (`torchtitan_llama.py`).
 """
 
 import importlib.util
@@ -24,6 +24,13 @@ class Shape:
     sequence_length: int = 256
     batch_size: int = 8
     vocab_size: int = 50_304
+    family: str = "GPT-2"
+    """Or `Llama`: rotary positions, root mean square norms, SwiGLU, no biases."""
+
+    @property
+    def mlp_size(self) -> int:
+        """Width between the MLP's matrices: GPT-2's, or what makes a Llama's three about as large as those two."""
+        return 4 * self.hidden_size if self.family == "GPT-2" else max(1, round(self.hidden_size / 48)) * 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +93,10 @@ class CrosscutStep:
         return max((share if math.isfinite(share) else math.inf, name) for name, share in off.items())
 
 
+LLAMA = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none"}
+"""What a Llama is among Crosscut's models."""
+
+
 def crosscut_run(shape: Shape, way: Way) -> Any:
     """The `RunConfig`: the shape's batch is that of one data rank."""
     from crosscut.config import load_run
@@ -98,6 +109,8 @@ def crosscut_run(shape: Shape, way: Way) -> Any:
             "vocab_size": shape.vocab_size,
             "max_sequence_length": shape.sequence_length,
             "dropout": 0.0,
+            "mlp_size": shape.mlp_size,
+            **(LLAMA if shape.family == "Llama" else {}),
         },
         "training": {
             "batch_size": shape.batch_size,
@@ -169,14 +182,26 @@ def make_plain(shape: Shape, way: Way) -> Step:
     return _step_of(model, _compiled(model, way), way)
 
 
+def make_torchtitan(shape: Shape, way: Way) -> Step:
+    """The Llama of torchtitan, which has no GPT-2."""
+    from torchtitan_llama import TorchtitanStep
+
+    return TorchtitanStep(shape, way)
+
+
 PROGRAMS: dict[str, Callable[[Shape, Way], Step]] = {
     "crosscut": CrosscutStep,
     "transformers": make_transformers,
     "litgpt": make_litgpt,
     "plain": make_plain,
+    "torchtitan": make_torchtitan,
 }
 
-PEERS = tuple(name for name in PROGRAMS if name != "crosscut")
+PEERS = ("transformers", "litgpt", "plain")
+"""Who trains a GPT-2 beside Crosscut."""
+
+LLAMA_PEERS = ("torchtitan",)
+"""Who trains a Llama beside Crosscut's."""
 
 
 def is_installed(program: str) -> bool:

@@ -1,7 +1,6 @@
 """What `gpu.py` ran on, and which source."""
 
 import hashlib
-import importlib.util
 import platform
 import subprocess
 from datetime import UTC, datetime
@@ -21,14 +20,9 @@ def machine(device: dict[str, Any]) -> dict[str, Any]:
         **device,
         "python": platform.python_version(),
         **{package: version_of(package) for package in packages},
-        **({"torchtitan": NO_GPT2} if importlib.util.find_spec("torchtitan") else {}),
         "commit": _commit(),
         "source_sha256": _source_hash(),
     }
-
-
-NO_GPT2 = "installed, not measured: it has no GPT-2"
-"""What is said of torchtitan."""
 
 
 def _commit() -> str:

@@ -2,13 +2,14 @@
 
 The models are the paper's 1.2B (Table 1), with its vocabulary padded to 51,200, and the 1.7B that Megatron-LM publishes
 a figure for (41% of an H100's dense peak, four sequences of 4,096 tokens on each GPU). The layouts are the paper's for
-the 8.3B model: 8-way tensor parallel at a batch of 8, and that over 64 data ranks at a batch of 512 (section 5.1).
+the 8.3B model: 8-way tensor parallel at a batch of 8, and that over 64 data ranks at a batch of 512 (section 5.1). A
+peer that has no GPT-2 trains a Llama of as many parameters, beside Crosscut's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from contenders import PEERS, Shape, is_installed
+from contenders import LLAMA_PEERS, PEERS, Shape, is_installed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,7 @@ LARGE = {
         num_layers=40, hidden_size=1536, num_heads=16, sequence_length=4096, batch_size=8, vocab_size=51_200
     ),
 }
+LLAMAS = {f"Llama {model}": replace(LARGE[model], family="Llama") for model in ("1.2B at 1024", "1.7B at 4096")}
 PAPERS_LARGEST = Shape(
     num_layers=72, hidden_size=3072, num_heads=32, sequence_length=1024, batch_size=8, vocab_size=51_200
 )
@@ -68,6 +70,8 @@ GOALS = (
     Goal("tokens/s over the fastest peer's", 1.10, "crosscut, 1.2B at 1024", "peers"),
     Goal("tokens/s over the fastest peer's", 1.10, "crosscut, 1.2B at 4096", "peers"),
     Goal("tokens/s over the fastest peer's", 1.10, "crosscut, 1.7B at 4096", "peers"),
+    Goal("tokens/s over the fastest peer's", 1.10, "crosscut, Llama 1.2B at 1024", "peers"),
+    Goal("tokens/s over the fastest peer's", 1.10, "crosscut, Llama 1.7B at 4096", "peers"),
     Goal("tokens/s over bfloat16's", 1.25, "float8, 1.7B at 4096", "crosscut, 1.7B at 4096"),
 )
 
@@ -77,16 +81,16 @@ MASKED = "its attention is given a mask when compiled, which keeps it from the f
 """Of transformers, which leaves the mask out only where nothing is traced (read in 5.17)."""
 
 
-def full_plan(memory: int) -> list[Measurement]:
+def full_plan(memory: int, installed: Callable[[str], bool] = is_installed) -> list[Measurement]:
     """All measurements for a GPU of `memory` bytes, the most valuable ones first.
 
     Crosscut's own come first, since they take half a minute each; then the plain program, the fastest peer as a rule:
     eager, so that there is something to compare with whatever else happens, and compiled, without which no goal beside
     the peers is judged. Then the others eager, and compiled as a whole, which takes minutes for tens of layers, fewer
-    layers before more. At last the models once more in a second turn. A compiled layer leaves its scores to the
-    attention kernel, so `selective` is measured uncompiled.
+    layers before more; before them Llamas, where a peer is there that trains them. At last the models once more in a
+    second turn. A compiled layer leaves its scores to the attention kernel, so `selective` is measured uncompiled.
     """
-    peers = sorted((peer for peer in PEERS if is_installed(peer)), key=lambda peer: peer != "plain")
+    peers = sorted(filter(installed, PEERS), key=lambda peer: peer != "plain")
     ours = {model: _measurement("crosscut", model, shape) for model, shape in LARGE.items()}
     short, wide, long = LARGE
     compiled = [
@@ -98,6 +102,13 @@ def full_plan(memory: int) -> list[Measurement]:
         replace(_measurement(peer, model, shape), name=f"{peer} eager, {model}", compiled=False)
         for peer in peers
         for model, shape in LARGE.items()
+    ]
+    llama_peers = [*filter(installed, LLAMA_PEERS)]
+    llamas = [
+        _measurement(program, model, shape)
+        for model, shape in LLAMAS.items()
+        for program in ("crosscut", *llama_peers)
+        if llama_peers
     ]
     plan = [
         ours[short],
@@ -111,6 +122,7 @@ def full_plan(memory: int) -> list[Measurement]:
             ours[wide], "recomputation", f"recompute operators, {wide}", overrides=("training.recompute=operators",)
         ),
         *(m for m in (*eager, *compiled) if m.program == "plain"),
+        *llamas,
         *(m for m in (*eager, *compiled) if m.program != "plain"),
         _variant(
             ours[wide],
@@ -120,6 +132,7 @@ def full_plan(memory: int) -> list[Measurement]:
             overrides=("training.recompute=selective",),
         ),
         *ours.values(),
+        *llamas,
         *(m for model in LARGE for m in compiled if m.shape == ours[model].shape),
     ]
     return [_fitted(m, memory) for m in plan]
@@ -127,11 +140,13 @@ def full_plan(memory: int) -> list[Measurement]:
 
 def tiny_plan() -> list[Measurement]:
     """A measurement of every kind that takes no compiler, on a model of seconds."""
-    peers = [peer for peer in PEERS if is_installed(peer)]
     ours = replace(_measurement("crosscut", "tiny", TINY), compiled=False, micro_batch_size=2)
+    llama = replace(ours, name="crosscut, Llama tiny", shape=replace(TINY, family="Llama"))
     return [
         ours,
-        *(replace(ours, name=f"{peer}, tiny", program=peer) for peer in peers),
+        *(replace(ours, name=f"{peer}, tiny", program=peer) for peer in PEERS if is_installed(peer)),
+        llama,
+        *(replace(llama, name=f"{peer}, Llama tiny", program=peer) for peer in LLAMA_PEERS if is_installed(peer)),
         _variant(ours, "precision", "float8, tiny", precision="float8"),
         *(replace(m, compiled=False) for m in _layouts(TINY, tensor=8, data=64)),
         _variant(ours, "recomputation", "recompute full, tiny", overrides=("training.recompute=full",)),
@@ -186,13 +201,14 @@ def _fitted(measurement: Measurement, memory: int) -> Measurement:
 
 def _estimated_bytes(measurement: Measurement) -> float:
     """Weights, gradients and AdamW's moments at 16 bytes a parameter, activations by Korthikanti et al. 2022 with a
-    fused attention core, and for the peers three copies of the logits in float32. Eager, transformers' GeLU is a
-    sequence of operators, whose results of 4 H elements are kept, three of them in float32.
+    fused attention core, and for the peers three copies of the logits in float32, of an eighth of them for
+    torchtitan. Eager, transformers' GeLU is a sequence of operators, whose results of 4 H elements are kept, three of
+    them in float32.
     """
     shape, tensor = measurement.shape, measurement.tensor
     tokens = measurement.micro_batch_size * shape.sequence_length
     parameters = (12 * shape.num_layers * shape.hidden_size**2 + shape.vocab_size * shape.hidden_size) / tensor
     gelu = 4 * (3 * 4) if measurement.program == "transformers" and not measurement.compiled else 0
     activations = tokens * shape.num_layers * shape.hidden_size * (10 + 24 / tensor + gelu)
-    logits = 0 if measurement.program == "crosscut" else 3 * 4 * tokens * shape.vocab_size
+    logits = 3 * 4 * tokens * shape.vocab_size * {"crosscut": 0.0, "torchtitan": 1 / 8}.get(measurement.program, 1.0)
     return 16 * parameters + activations + logits

@@ -25,7 +25,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from contenders import CrosscutStep, Step, Way, make_step, require_compiled
+from contenders import LLAMA_PEERS, CrosscutStep, Step, Way, make_step, require_compiled
 from gpu_plan import Measurement
 from machine import describe_machine
 from torch.nn.attention import SDPBackend
@@ -36,6 +36,9 @@ WINDOW_SECONDS = 1.0
 
 MOST_OFF = 0.5
 """Of a gradient's size by the norm, twice what rounding in 8 bits makes it over 24 layers, three times in bfloat16."""
+
+GRAPHED = ("torchtitan",)
+"""Programs that run a CUDA graph, which takes its memory when it is captured, in the second step, and none later."""
 
 OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 """What an error says, beside PyTorch's own, when a library or a compiled kernel got no memory."""
@@ -126,12 +129,14 @@ def measure(measurement: Measurement, device_type: str) -> dict[str, Any]:
         step = make_step(measurement.program, measurement.shape, _for_program(way, measurement.program))
         synchronize(device)
         building = time.perf_counter() - began
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
         batches = [_batch(measurement, device, seed) for seed in range(2)]
         first_loss, warming, one_step = _warm_up(step, batches, device)
         if measurement.compiled:
             require_compiled()
         rate = measure_matrix_rate(device, torch.bfloat16)
-        if device.type == "cuda":
+        if device.type == "cuda" and measurement.program not in GRAPHED:
             torch.cuda.reset_peak_memory_stats(device)
         windows, last_loss = _time_windows(step, batches, device, _steps_of_window(one_step, device))
         peaks = _peak_bytes(device)
@@ -192,12 +197,12 @@ def _for_program(way: Way, program: str) -> Way:
 
 @contextmanager
 def _group(measurement: Measurement, device: torch.device) -> Iterator[None]:
-    """What Crosscut's ranks meet in: a group of this process alone, or of ranks that are not there.
+    """What ranks meet in, for those who need one: a group of this process alone, or of ranks that are not there.
 
     The latter's collectives do nothing: a sum leaves a rank's own part, so losses mean nothing and times lack the
     sending.
     """
-    if measurement.program != "crosscut":
+    if measurement.program not in ("crosscut", *LLAMA_PEERS):
         yield
     elif measurement.tensor * measurement.data == 1:
         from crosscut.parallel import process_group

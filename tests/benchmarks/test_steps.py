@@ -1,5 +1,6 @@
 """The benchmarks run, on models of seconds."""
 
+import importlib.util
 import json
 import math
 import os
@@ -67,7 +68,8 @@ def test_gpu_benchmark_runs_on_the_cpu(tiny_run):
     # What a rank of eight computes is an eighth of the model.
     assert rows["rank 0 of 8 ranks, 2 layers of 64"]["tensor"] == 8
     assert rows["crosscut, tiny"]["turns"][0]["first_loss"] == pytest.approx(math.log(512), abs=0.1)
-    assert rows["plain, tiny"]["turns"][0]["first_loss"] == pytest.approx(math.log(512), abs=0.1)
+    for name in ("plain, tiny", "crosscut, Llama tiny"):
+        assert rows[name]["turns"][0]["first_loss"] == pytest.approx(math.log(512), abs=0.1)
     assert {goal["met"] for goal in told["goals"]} == {None}, "the goals are about models that a CPU does not measure"
     assert set(told["machine"]) >= {"date", "device", "driver", "torch", "transformers", "commit", "source_sha256"}
 
@@ -77,7 +79,71 @@ def test_gpu_benchmark_writes_after_every_measurement(tiny_run):
     assert [row["name"] for row in told["measurements"]][:1] == ["crosscut, tiny"]
     assert len(told["measurements"]) < len(tiny_run.told["measurements"])
     assert told["measurements"][0]["figures"]["tokens_per_second"] > 0
-    assert len(told["goals"]) == 7
+    assert len(told["goals"]) == 9
+
+
+def test_gpu_plan_has_llamas_only_beside_a_peer_that_trains_them(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from contenders import LLAMA_PEERS, Shape, Way, crosscut_run
+    from gpu_plan import LLAMAS, full_plan
+
+    from crosscut.planner import count_parameters
+
+    alone = full_plan(141 * 10**9, installed=lambda program: program not in LLAMA_PEERS)
+    assert not [m for m in alone if m.shape.family == "Llama"]
+    beside = full_plan(141 * 10**9, installed=lambda program: True)
+    assert {m.name for m in beside} - {m.name for m in alone} == {
+        f"{program}, {model}" for model in LLAMAS for program in ("crosscut", "torchtitan")
+    }
+    for model, llama in LLAMAS.items():
+        gpt2 = next(m.shape for m in alone if m.name == f"crosscut, {model.removeprefix('Llama ')}")
+        sizes = [count_parameters(crosscut_run(shape, Way()).model) for shape in (llama, gpt2)]
+        assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
+    assert crosscut_run(Shape(family="Llama"), Way()).model.family == "Llama"
+
+
+TORCHTITAN = """
+import dataclasses, json, sys
+import torch
+from contenders import Way, crosscut_run, make_step
+from crosscut.parallel import process_group
+from crosscut.planner import count_parameters
+from gpu_plan import TINY
+from torchtitan_llama import make_config
+
+shape = dataclasses.replace(TINY, family="Llama")
+with process_group(torch.device("cpu")):
+    step = make_step("torchtitan", shape, Way(precision="bfloat16"))
+    size = sum(parameter.numel() for parameter in step.model.parameters())
+    tokens = torch.randint(0, shape.vocab_size, (shape.batch_size, shape.sequence_length + 1))
+    parts = [(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in tokens.split(2)]
+    losses = [step(number, parts)() for number in range(60)]
+
+def logits(device, positions=torch.arange(shape.sequence_length).expand(2, -1).contiguous()):
+    torch.manual_seed(0)
+    model = make_config(shape, Way(device=device)).build()
+    with torch.no_grad():
+        model.init_weights(buffer_device=None)
+        masks = model.get_attention_masks(positions=positions) if device == "cuda" else None
+        return model(parts[0][0], positions=positions, attention_masks=masks)
+
+torch.testing.assert_close(logits("cuda"), logits("cpu"))  # flex attention's and PyTorch's, both here
+print(json.dumps([size, count_parameters(crosscut_run(shape, Way()).model), losses[0], losses[-1]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed")
+def test_torchtitan_trains_the_llama_that_crosscut_trains(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", TORCHTITAN], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{BENCHMARKS}{os.pathsep}{BENCHMARKS.parent}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    size, expected, first, last = json.loads(done.stdout.splitlines()[-1])
+    assert size == expected
+    assert first == pytest.approx(math.log(512), abs=0.1)
+    assert last < first - 0.3
 
 
 @pytest.mark.slow
@@ -197,7 +263,7 @@ def test_gpu_plan_has_something_to_compare_with_before_anything_that_takes_minut
     from gpu_plan import full_plan
 
     plan = full_plan(150 * 10**9)
-    first = {m.name: place for place, m in reversed(list(enumerate(plan)))}
+    first = {m.name: place for place, m in reversed(list(enumerate(plan))) if m.shape.family == "GPT-2"}
     whole = min(place for place, m in enumerate(plan) if m.compiled and m.program != "crosscut")
     assert max(first[f"plain eager, {model}"] for model in ("1.2B at 1024", "1.2B at 4096", "1.7B at 4096")) < whole
     assert all(place < whole for name, place in first.items() if name.startswith(("crosscut", "float8", "rank 0")))
@@ -275,9 +341,10 @@ def test_gpu_goals_are_held_against_the_figures(monkeypatch):
     from gpu import Row, judged
     from gpu_plan import GOALS, full_plan
 
-    plan = {m.name: m for m in full_plan(141 * 10**9)}
+    plan = {m.name: m for m in full_plan(141 * 10**9, installed=lambda program: True)}
     assert {goal.of for goal in GOALS} <= set(plan)
     assert plan["plain, 1.2B at 1024"].shape == plan["crosscut, 1.2B at 1024"].shape
+    assert plan["torchtitan, Llama 1.7B at 4096"].shape == plan["crosscut, Llama 1.7B at 4096"].shape
 
     def turned(name: str, seconds: float) -> Row:
         turn = {"seconds_per_step": seconds, "measured_matrix_rate": 7e14, "peak_bytes": 1}
@@ -292,6 +359,13 @@ def test_gpu_goals_are_held_against_the_figures(monkeypatch):
     assert found["crosscut, 1.7B at 4096: utilisation of the dense peak"]["met"] is True
     assert found["crosscut, 1.7B at 4096: tokens/s over the fastest peer's"]["measured"] == pytest.approx(0.32 / 0.30)
     assert found["crosscut, 1.7B at 4096: tokens/s over the fastest peer's"]["met"] is False
+    assert found["crosscut, Llama 1.7B at 4096: tokens/s over the fastest peer's"]["measured"] is None
+    llamas = {name: turned(name, seconds) for name, seconds in
+              {"crosscut, Llama 1.7B at 4096": 0.30, "torchtitan, Llama 1.7B at 4096": 0.36}.items()}  # fmt: skip
+    found_with_llamas = {goal["goal"]: goal for goal in judged(GOALS, {**rows, **llamas}, 989e12)}
+    of_llamas = found_with_llamas.pop("crosscut, Llama 1.7B at 4096: tokens/s over the fastest peer's")
+    assert (of_llamas["measured"], of_llamas["met"]) == (pytest.approx(1.2), True)
+    assert all(found[name] == goal for name, goal in found_with_llamas.items()), "a Llama is no peer of a GPT-2"
     del rows["plain, 1.7B at 4096"]
     (alone,) = (g for g in judged(GOALS, rows, 989e12) if g["goal"].startswith("crosscut, 1.7B at 4096: tokens/s"))
     assert (alone["measured"], alone["met"]) == (pytest.approx(2.0), None), "a compiled peer might be faster"
