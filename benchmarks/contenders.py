@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +24,8 @@ class Shape:
     sequence_length: int = 256
     batch_size: int = 8
     vocab_size: int = 50_304
-    family: str = "GPT-2"
-    """Or `Llama`: rotary positions, root mean square norms, SwiGLU, no biases."""
+    family: Literal["GPT-2", "Llama"] = "GPT-2"
+    """A `Llama` has rotary positions, root mean square norms, SwiGLU, no biases."""
 
     @property
     def mlp_size(self) -> int:
@@ -210,7 +210,12 @@ def is_installed(program: str) -> bool:
 
 
 def make_step(program: str, shape: Shape, way: Way) -> Step:
-    """The step of a contender. Imports what it needs, so that a process pays for one program only."""
+    """The step of a contender. Imports what it needs, so that a process pays for one program only.
+
+    Raises `NotActiveError` where the program has no model of the shape's family.
+    """
+    if program != "crosscut" and (shape.family == "Llama") != (program in LLAMA_PEERS):
+        raise NotActiveError(f"was to train a {shape.family}, but {program} has none here")
     return PROGRAMS[program](shape, way)
 
 

@@ -42,7 +42,7 @@ from gpu_worker import Failed, answer, describe, measure  # noqa: E402
 GROUPS = ("models", "precision", "layouts", "recomputation", "compile")
 SECONDS_EAGER, SECONDS_COMPILED, SECONDS_PEER_COMPILED = 20.0, 40.0, 70.0
 """What a measurement is thought to take before one of its kind has been done. Crosscut compiles one layer for all; its
-peers are compiled as their users do it, as a whole.
+peers are compiled as their users do it, as a whole, all but torchtitan.
 """
 MOST_SECONDS = 110.0
 """What one measurement may take, so that one that hangs leaves time to others; a fifth of all where that is more."""

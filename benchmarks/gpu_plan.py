@@ -57,7 +57,11 @@ LARGE = {
         num_layers=40, hidden_size=1536, num_heads=16, sequence_length=4096, batch_size=8, vocab_size=51_200
     ),
 }
-LLAMAS = {f"Llama {model}": replace(LARGE[model], family="Llama") for model in ("1.2B at 1024", "1.7B at 4096")}
+LLAMAS = {
+    "Llama 1.2B at 1024": replace(LARGE["1.2B at 1024"], family="Llama", num_heads=12),
+    "Llama 1.7B at 4096": replace(LARGE["1.7B at 4096"], family="Llama"),
+}
+"""With heads of 128, as Llamas have them: kernels for powers of two would pad heads of 96."""
 PAPERS_LARGEST = Shape(
     num_layers=72, hidden_size=3072, num_heads=32, sequence_length=1024, batch_size=8, vocab_size=51_200
 )
@@ -103,13 +107,7 @@ def full_plan(memory: int, installed: Callable[[str], bool] = is_installed) -> l
         for peer in peers
         for model, shape in LARGE.items()
     ]
-    llama_peers = [*filter(installed, LLAMA_PEERS)]
-    llamas = [
-        _measurement(program, model, shape)
-        for model, shape in LLAMAS.items()
-        for program in ("crosscut", *llama_peers)
-        if llama_peers
-    ]
+    llamas = _llamas([*filter(installed, LLAMA_PEERS)])
     plan = [
         ours[short],
         ours[wide],
@@ -151,6 +149,19 @@ def tiny_plan() -> list[Measurement]:
         *(replace(m, compiled=False) for m in _layouts(TINY, tensor=8, data=64)),
         _variant(ours, "recomputation", "recompute full, tiny", overrides=("training.recompute=full",)),
         ours,
+    ]
+
+
+def _llamas(peers: list[str]) -> list[Measurement]:
+    """Crosscut beside peers that train no GPT-2, these eager, too; nothing where there are none."""
+    pairs = [(model, shape, peer) for model, shape in LLAMAS.items() for peer in peers]
+    return [
+        *(_measurement("crosscut", model, shape) for model, shape in LLAMAS.items() if peers),
+        *(
+            replace(_measurement(peer, model, shape), name=f"{peer} eager, {model}", compiled=False)
+            for model, shape, peer in pairs
+        ),
+        *(_measurement(peer, model, shape) for model, shape, peer in pairs),
     ]
 
 

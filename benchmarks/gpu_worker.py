@@ -38,7 +38,9 @@ MOST_OFF = 0.5
 """Of a gradient's size by the norm, twice what rounding in 8 bits makes it over 24 layers, three times in bfloat16."""
 
 GRAPHED = ("torchtitan",)
-"""Programs that run a CUDA graph, which takes its memory when it is captured, in the second step, and none later."""
+"""Programs that run a CUDA graph. It takes its memory when it is captured, at the second micro-batch, and none later:
+the peak is that of warming up.
+"""
 
 OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 """What an error says, beside PyTorch's own, when a library or a compiled kernel got no memory."""

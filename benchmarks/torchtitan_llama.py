@@ -2,9 +2,9 @@
 
 What its users get by default on one GPU: weights in float32 and their copies in bfloat16 through `fully_shard` over a
 group of one, the loss in eight chunks, flex attention inside documents, forward and backward as one CUDA graph, AdamW
-fused. Layers are compiled one by one where a contender is to be compiled. Nothing is recomputed, which its examples do
-and its trainer asks for by default: that is slower, and no other contender does it. On a CPU, where flex attention has
-no backward pass, attention is PyTorch's, and there is no graph.
+fused. Where a contender is to be compiled, its layers are, one by one, and the loss. Nothing is recomputed, which its
+trainer asks for by default: that is slower, and no other contender does it. On a CPU, where flex attention has no
+backward pass, attention is PyTorch's, and there is no graph.
 
 Shapes: B batch, S sequence.
 """
@@ -32,6 +32,7 @@ class TorchtitanStep:
         if not (found := version("torchtitan")).startswith(VERSION):
             raise NotActiveError(f"was to be torchtitan {VERSION}x, but is {found}")
         _take_device(way.device)
+        torch.autograd.set_multithreading_enabled(False)  # as its trainer does
         from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
         from torchtitan.components.optimizer import default_adamw
         from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
@@ -62,8 +63,8 @@ class TorchtitanStep:
         self.loss.set_lm_head(model.lm_head)
         model._skip_lm_head = True  # the loss applies it, chunk by chunk
         self.optimizer = default_adamw(lr=1e-4, weight_decay=0.01).build(model_parts=[model])
-        self.within = get_spmd_context(parallel_dims=ranks)
-        self.has_masks = way.device == "cuda"
+        self.mesh_context = get_spmd_context(parallel_dims=ranks)
+        self.has_masks = _uses_flex_attention(way)
         self.forward_and_backward: Callable[..., Tensor] = wrap_with_cuda_graph(self._forward_and_backward)
 
     def __call__(self, _number: int, micro_batches: Sequence[tuple[Tensor, Tensor]]) -> Callable[[], float]:
@@ -71,16 +72,16 @@ class TorchtitanStep:
         from torchtitan.distributed.utils import clip_grad_norm_
 
         self.optimizer.zero_grad(set_to_none=False)  # a graph writes where it wrote before
-        tokens_of_step = torch.tensor(sum(targets.numel() for _, targets in micro_batches)).to(
-            micro_batches[0][0].device
-        )
+        num_targets = sum(targets.numel() for _, targets in micro_batches)
+        tokens_of_step = torch.full((), num_targets, device=micro_batches[0][1].device)
         total: Tensor | None = None
         for tokens, targets in micro_batches:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens).contiguous()
-            more: dict[str, Any] = {"positions": positions}
+            places: dict[str, Any] = {"positions": positions}
             if self.has_masks:
-                more["attention_masks"] = self.model.get_attention_masks(positions=positions)
-            loss = self.forward_and_backward(tokens, targets, tokens_of_step, more).detach()
+                places["attention_masks"] = self.model.get_attention_masks(positions=positions)
+            # Copies, since a graph keeps the first ones that it is given and writes all later ones into them.
+            loss = self.forward_and_backward(tokens.clone(), targets.clone(), tokens_of_step, places).detach()
             total = loss.clone() if total is None else total.add_(loss)
         assert total is not None
         clip_grad_norm_(list(self.model.parameters()), 1.0, foreach=True)
@@ -88,12 +89,13 @@ class TorchtitanStep:
         return total.item
 
     def _forward_and_backward(
-        self, tokens: Tensor, targets: Tensor, tokens_of_step: Tensor, more: dict[str, Any]
+        self, tokens: Tensor, targets: Tensor, tokens_of_step: Tensor, places: dict[str, Any]
     ) -> Tensor:
         """The mean loss's share of a micro-batch, tokens and targets [B, S]."""
-        with self.within():
-            hidden = self.model(tokens, **more)  # [B, S, H]: see `_skip_lm_head`
-            loss, _ = self.loss(hidden, targets, tokens_of_step, positions=more["positions"])
+        with self.mesh_context():
+            hidden = self.model(tokens, **places)  # [B, S, H]: see `_skip_lm_head`
+            loss, _ = self.loss(hidden, targets, tokens_of_step, positions=places["positions"])
+            del hidden
             loss.backward()
         return loss
 
@@ -108,13 +110,13 @@ def make_config(shape: Shape, way: Way) -> Any:
     from torchtitan.models.llama3.sharding import set_llama3_sharding_config
 
     size, heads = shape.hidden_size, shape.num_heads
-    drawn: dict[str, Callable[..., Any]] = {"weight": partial(nn.init.normal_, std=0.02)}
+    initial: dict[str, Callable[..., Any]] = {"weight": partial(nn.init.normal_, std=0.02)}
 
     def norm() -> Any:
         return RMSNorm.Config(normalized_shape=size, param_init={"weight": nn.init.ones_})
 
     def layer() -> Any:
-        attention = get_attention_config("flex") if way.device == "cuda" else ScaledDotProductAttention.Config()
+        attention = get_attention_config("flex") if _uses_flex_attention(way) else ScaledDotProductAttention.Config()
         rotation = ComplexRoPE.Config(dim=size // heads, max_seq_len=shape.sequence_length, theta=10_000.0)
         return Llama3TransformerBlock.Config(
             attention_norm=norm(),
@@ -122,14 +124,14 @@ def make_config(shape: Shape, way: Way) -> Any:
             attention=make_gqa_config(
                 dim=size,
                 n_heads=heads,
-                wqkv_param_init=drawn,
-                wo_param_init=drawn,
+                wqkv_param_init=initial,
+                wo_param_init=initial,
                 inner_attention=attention,
                 rope=rotation,
                 fuse_qkv=True,
             ),
             feed_forward=make_ffn_config(
-                dim=size, hidden_dim=shape.mlp_size, w1_param_init=drawn, w2w3_param_init=drawn
+                dim=size, hidden_dim=shape.mlp_size, w1_param_init=initial, w2w3_param_init=initial
             ),
         )
 
@@ -141,11 +143,15 @@ def make_config(shape: Shape, way: Way) -> Any:
             num_embeddings=shape.vocab_size, embedding_dim=size, param_init={"weight": skip_param_init}
         ),
         norm=norm(),
-        lm_head=Linear.Config(in_features=size, out_features=shape.vocab_size, param_init=drawn),
+        lm_head=Linear.Config(in_features=size, out_features=shape.vocab_size, param_init=initial),
         layers=[layer() for _ in range(shape.num_layers)],
     )
     set_llama3_sharding_config(config, enable_sp=True)
     return config
+
+
+def _uses_flex_attention(way: Way) -> bool:
+    return way.device == "cuda"
 
 
 def _take_device(device: str) -> None:
