@@ -8,6 +8,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from crosscut.config import Layout
 from crosscut.parallel import local, local_on_sequence, make_mesh, replicated_parameter, sharded_parameter
+from crosscut.parallel.parameters import local_inside
 from tests.parallel.twins import CPU, fill
 from tests.ranks import RankPool
 
@@ -72,3 +73,59 @@ def _filled(tensor: int) -> torch.Tensor:
 def test_parts_are_in_the_order_of_the_ranks(ranks: RankPool) -> None:
     for whole in ranks.run(4, _filled, 4):
         assert torch.equal(whole, torch.arange(48.0).view(6, 8))
+
+
+def _gradients_by(layout: Layout) -> list[Any]:
+    """Of each parameter, by our own function and by PyTorch's, after a use and after a second: what is seen of it."""
+    mesh = make_mesh(layout, CPU)
+    place: dict[str, Any] = {"dtype": torch.float64, "device": CPU}
+    found = []
+    for parameter, gradient in (
+        (sharded_parameter((8, 6), mesh.tensor, dim=0, **place), None),
+        (sharded_parameter((8, 6), mesh.tensor, dim=1, **place), None),
+        (replicated_parameter((8, 6), mesh.tensor, **place), [Partial()]),
+    ):
+        own = local if gradient is None else local_inside
+        for use in (lambda x, w: x * w, lambda x, w: x.t() @ w, lambda x, w: x[1:].sum() * w):
+            seen = []
+            for part in (own(parameter, torch.float64), parameter.to_local(grad_placements=gradient)):
+                weights = torch.arange(part.numel(), dtype=torch.float64).view(part.shape) + 1.0
+                parameter.grad = None
+                use(part, weights).sum().backward(retain_graph=True)
+                once = parameter.grad
+                use(part, weights).sum().backward()
+                twice = parameter.grad
+                seen.append([(g.placements, g.shape, g.to_local().contiguous().tolist()) for g in (once, twice)])
+            found.append(seen)
+    return found
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_gradients_are_those_of_pytorch_s_own_way_to_the_local_part(ranks: RankPool, tensor: int) -> None:
+    for found in ranks.run(tensor, _gradients_by, Layout(tensor=tensor)):
+        assert len(found) == 9
+        for ours, theirs in found:
+            assert ours == theirs
+
+
+class _Dropped(torch.autograd.Function):
+    """Uses its input, and gives it no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> None:
+        return None
+
+
+def _drop() -> tuple[bool, bool]:
+    mesh = make_mesh(Layout(), CPU)
+    used, dropped = (replicated_parameter((6,), mesh.tensor, dtype=torch.float32, device=CPU) for _ in range(2))
+    (local(used, torch.float32) + _Dropped.apply(local(dropped, torch.float32))).sum().backward()
+    return used.grad is None, dropped.grad is None
+
+
+def test_no_gradient_stays_none(ranks: RankPool) -> None:
+    assert ranks.run(1, _drop) == [(False, True)]
