@@ -124,13 +124,7 @@ class _ProjectAndCompare(Function):
         buffer = torch.empty(size, dtype=wide, device=hidden.device) if plan.passes is None else None
         for start in range(0, hidden.shape[0], plan.chunk):
             piece = slice(start, start + plan.chunk)
-            if buffer is not None:
-                product = project(hidden[piece], rows, buffer)
-                in_place = product if product.dtype == wide else buffer[: product.shape[0]].copy_(product)
-                log_p, losses = _compare(in_place, targets[piece], part)
-                error = _error(log_p, targets[piece], part, product) if plan.needs_grad else None
-            else:
-                losses, error = _compare_compiled(ORDINARY.output(hidden[piece], rows), targets[piece], part, plan)
+            losses, error = _losses_of_chunk(hidden[piece], rows, targets[piece], part, plan, buffer)
             keep = targets[piece] != IGNORED
             total += losses.masked_fill(~keep, 0.0).sum()
             if error is not None and grad_hidden is not None and grad_weight is not None:
@@ -138,6 +132,7 @@ class _ProjectAndCompare(Function):
                 multiply_into(grad_hidden[piece], error, rows.t())
                 grad_hidden[piece].mul_(keep)
                 add_product(grad_weight, error.t(), hidden[piece] * keep, is_first=start == 0)
+            del error  # or it would lie beside the next chunk's logits
         scale = plan.scale.to(wide) if isinstance(plan.scale, Tensor) else plan.scale
         if grad_hidden is not None and grad_weight is not None:
             if not hidden.shape[0]:
@@ -154,6 +149,20 @@ class _ProjectAndCompare(Function):
         ctx.gradients = None  # they are scaled in place, so they may not be given again
         factor = grad * scale
         return grad_hidden.mul_(factor), grad_weight.mul_(factor), None, None, None
+
+
+def _losses_of_chunk(
+    hidden: Tensor, rows: Tensor, targets: Tensor, part: VocabularyPart, plan: _Plan, buffer: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The losses [C] of the tokens of `hidden` [C, H] and, where gradients are asked for, those of the logits
+    [C, V/T]; nothing else that is as large outlives it.
+    """
+    if buffer is None:
+        return _compare_compiled(ORDINARY.output(hidden, rows), targets, part, plan)
+    product = project(hidden, rows, buffer)
+    in_place = product if product.dtype == buffer.dtype else buffer[: product.shape[0]].copy_(product)
+    log_p, losses = _compare(in_place, targets, part)
+    return losses, _error(log_p, targets, part, product) if plan.needs_grad else None
 
 
 def project(x: Tensor, rows: Tensor, buffer: Tensor) -> Tensor:

@@ -58,8 +58,9 @@ def vocab_parallel_scores(
     buffer = torch.empty((min(chunk, hidden.shape[0]), rows.shape[0]), dtype=wide, device=hidden.device)
     for start in range(0, hidden.shape[0], chunk):
         piece = slice(start, start + chunk)
-        product = project(hidden[piece], rows, buffer)
-        logits = product if product.dtype == wide else buffer[: product.shape[0]].copy_(product)
+        logits = project(hidden[piece], rows, buffer)
+        if logits.dtype != wide:
+            logits = buffer[: logits.shape[0]].copy_(logits)  # and the narrow ones are gone
         logits[:, part.num_real :] = -torch.inf
         index, here = local_index(targets[piece], part)
         target = logits.gather(1, index.unsqueeze(1)).squeeze(1)

@@ -1,5 +1,6 @@
 """The fused output projection and loss against `F.cross_entropy` of the full logits."""
 
+import weakref
 from functools import partial
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from crosscut.config import ConfigError, Layout, LayoutError, padded_vocab_size
 from crosscut.parallel import (
@@ -220,6 +222,60 @@ def test_only_a_chunk_of_logits_is_there_at_once(ranks: RankPool) -> None:
     largest, products = ranks.run(2, _watch, 16, True)[0]
     assert largest == 16 * 256
     assert products == 4 * 3  # logits and two gradients, never the logits again
+
+
+class _Live(TorchDispatchMode):
+    """The most bytes that lived at once of the storages made inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {
+            leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
+        }
+        result = func(*args, **(kwargs or {}))
+        for tensor in (leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._known | given:
+                self._known.add(storage._cdata)
+                self.live += storage.nbytes()
+                self.peak = max(self.peak, self.live)
+                weakref.finalize(storage, self._forget, storage._cdata, storage.nbytes())
+        return result
+
+    def _forget(self, storage: int, size: int) -> None:
+        self._known.discard(storage)
+        self.live -= size
+
+
+def _most_at_once(dtype: torch.dtype, passes: bool) -> list[float]:
+    """For one chunk and for three, the peak of what is as large as a chunk, in chunks of 16-bit logits."""
+    axis = make_mesh(Layout(), CPU).tensor
+    peaks = []
+    for num_chunks in (1, 3):
+        hidden = torch.randn(256 * num_chunks, 4).to(dtype).requires_grad_()
+        weight, targets = torch.randn(8192, 4, requires_grad=True), torch.zeros(256 * num_chunks, dtype=torch.long)
+        with _Live() as watched:
+            vocab_parallel_cross_entropy(
+                hidden, weight, targets, vocab_size=8192, axis=axis, chunk_tokens=256,
+                passes=LossPasses(lambda function: function) if passes else None,
+            )  # fmt: skip
+        peaks.append(watched.peak / (2 * 256 * 8192))
+    return peaks
+
+
+@pytest.mark.parametrize(("dtype", "passes", "most"), [
+    (torch.float32, False, 2.1), (torch.bfloat16, False, 3.1), (torch.bfloat16, True, 8.1), (torch.float32, True, 8.1),
+], ids=str)  # fmt: skip
+def test_a_chunk_leaves_nothing_as_large_as_itself_to_the_next(
+    ranks: RankPool, dtype: torch.dtype, passes: bool, most: float
+) -> None:
+    one, three = ranks.run(1, _most_at_once, dtype, passes)[0]
+    assert three == pytest.approx(one, abs=0.05)
+    assert most - 0.1 <= three <= most + 0.2
 
 
 class _InPlace(TorchDispatchMode):
