@@ -41,6 +41,7 @@ preset = "gpt2-small"
 
 [layout]
 tensor = 2
+sequence_parallel = true
 
 [data]
 text = ["corpus/*.jsonl.gz"]

@@ -116,23 +116,23 @@ def enable_symmetric_memory(mesh: ParallelMesh) -> None:
 
 def require_symmetric_memory(layout: Layout, device: torch.device) -> None:
     """Raise `LayoutError` where the layout asks for symmetric memory and the tensor ranks have none in common."""
-    if layout.symmetric_memory and (reason := _reason_against(layout.tensor, device)):
+    if layout.symmetric_memory and (reason := _reason_against(layout, device)):
         raise LayoutError(
             f"`layout.symmetric_memory` must be false here, but is true: {reason}. Leave it out; the sequence's "
             "gathers then overlap with the neighbouring products as far as they can."
         )
 
 
-def _reason_against(num_ranks: int, device: torch.device) -> str:
+def _reason_against(layout: Layout, device: torch.device) -> str:
     if device.type != "cuda":
         return "it is of GPUs, and the run is on the CPU"
-    on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
+    num_ranks, own = layout.tensor, os.environ.get("LOCAL_RANK")
+    on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world_size))
     if on_this_machine % num_ranks:
         return f"the {num_ranks} tensor ranks are not all on one machine, which runs {on_this_machine} ranks"
-    first = int(os.environ.get("LOCAL_RANK", "0")) // num_ranks * num_ranks
-    ranks = range(first, first + num_ranks)
-    for one in ranks:
-        for other in ranks:
+    for one in range(on_this_machine) if own is None else [int(own)]:  # who starts the ranks asks for all of them
+        first = one // num_ranks * num_ranks
+        for other in range(first, first + num_ranks):
             if one != other and not torch.cuda.can_device_access_peer(one, other):
                 return f"GPU {one} cannot reach the memory of GPU {other}, for which NVLink is made"
     return ""

@@ -10,7 +10,15 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
-from crosscut.config import IGNORED, ConfigError, Layout, LayoutError, RunConfig, padded_vocab_size
+from crosscut.config import (
+    IGNORED,
+    ConfigError,
+    EvaluationConfig,
+    Layout,
+    LayoutError,
+    RunConfig,
+    padded_vocab_size,
+)
 from crosscut.config.precision import PRECISIONS
 from crosscut.parallel import CollectiveRecorder, ParallelMesh, disturb_, launch, make_mesh, process_group, seed_of
 from crosscut.parallel.collectives import gather_to_first
@@ -43,6 +51,8 @@ MICRO_BATCHES = 2
 """Where the run accumulates over more than one: the first leaves gradients, and every other adds to them."""
 LONGEST_SEQUENCE = 128
 """Tokens of a sequence, where the run's are longer: a fault of a layout shows at any length."""
+SHORTEST_SEQUENCE = 2
+"""Where the run's are shorter: a token alone attends to itself by 1 in every head, which tells no heads apart."""
 
 
 def scale_down(run: RunConfig, *, num_layers: int | None, hidden_size: int | None) -> RunConfig:
@@ -60,7 +70,7 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
     a layout that the model, the run's own precision or `precision` does not allow.
     """
     model = dataclasses.replace(run.model, vocab_size=run.model.vocab_size or run.data.vocab_size)
-    length = min(run.training.sequence_length, LONGEST_SEQUENCE)
+    length = max(min(run.training.sequence_length, LONGEST_SEQUENCE), min(SHORTEST_SEQUENCE, model.max_sequence_length))
     if layout.sequence_parallel:
         length = max(length // layout.tensor, 1) * layout.tensor
     accumulates = 0 < run.training.micro_batch_size * layout.data < run.training.batch_size
@@ -80,7 +90,8 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
         epsilon=epsilon,
         clip_norm=CLIP_NORM,
     )
-    own = dataclasses.replace(run, model=model, layout=layout, training=training, optimizer=optimizer)
+    settings = {"model": model, "layout": layout, "training": training, "optimizer": optimizer}
+    own = dataclasses.replace(run, **settings, evaluation=EvaluationConfig())  # its windows are of the run's length
     try:
         return dataclasses.replace(own, training=dataclasses.replace(training, precision=precision))
     except ConfigError as error:

@@ -60,3 +60,29 @@ def test_symmetric_memory_is_refused_on_the_cpu() -> None:
         "out; the sequence's gathers then overlap with the neighbouring products as far as they can."
     )
     require_symmetric_memory(Layout(tensor=2, sequence_parallel=True), CPU)
+
+
+@pytest.mark.parametrize(
+    ("environment", "refused"),
+    [
+        ({}, True),  # what starts all ranks asks for all of them
+        ({"LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "1"}, False),
+        ({"LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "3"}, True),
+    ],
+)
+def test_gpus_that_cannot_reach_each_other_are_refused(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], refused: bool
+) -> None:
+    for name in ("LOCAL_WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: {one, other} != {2, 3})
+    layout = Layout(tensor=2, data=2, sequence_parallel=True, symmetric_memory=True)
+    if refused:
+        with pytest.raises(
+            LayoutError, match=r"GPU [23] cannot reach the memory of GPU [23], for which NVLink is made"
+        ):
+            require_symmetric_memory(layout, torch.device("cuda"))
+    else:
+        require_symmetric_memory(layout, torch.device("cuda"))

@@ -249,6 +249,29 @@ def test_compiled_dropout_draws_the_same_in_a_restarted_run_and_in_recomputation
     assert torch.equal(told["kept"], told["recomputed"])
 
 
+def loss_and_gradients(run: RunConfig) -> list[Tensor]:
+    trainer, batches = parts(run)
+    loss = trainer.accumulate(0, batches.micro_batches(0))
+    return [loss, *(parameter.grad.to_local() for parameter in trainer.parameters)]
+
+
+@pytest.mark.slow
+@needs_cpp_compiler
+@pytest.mark.parametrize("more", [["full"], ["full", "training.offload=activations"], ["operators"]], ids=" ".join)
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_compiled_dropout_is_drawn_again_by_the_runs_own_recomputation(
+    ranks: RankPool, run_with: Any, tensor: int, more: list[str]
+) -> None:
+    of_run = (ON, "model.dropout=0.2", *([] if tensor == 1 else ["layout.tensor=2", "layout.sequence_parallel=true"]))
+    kept, again = (
+        ranks.run(tensor, loss_and_gradients, run_with(*of_run, *options), time_limit=200.0)
+        for options in ([], [f"training.recompute={more[0]}", *more[1:]])
+    )
+    for one, other in zip(kept, again, strict=True):
+        assert all(map(torch.equal, one, other))
+        assert len(one) == len(other) > 10
+
+
 def watched_by_a_mode(run: RunConfig, layers: bool) -> str:
     class Mode(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

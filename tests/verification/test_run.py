@@ -111,6 +111,24 @@ def test_verification_keeps_how_a_run_recomputes() -> None:
     assert {name: getattr(kept, name) for name in training} == training
 
 
+def test_verification_leaves_the_runs_evaluation_out() -> None:
+    run = load_run({
+        "model": {"num_layers": 1, "hidden_size": 32, "num_heads": 4, "vocab_size": 300, "max_sequence_length": 1024},
+        "training": {"sequence_length": 1024, "steps": 10},
+        "evaluation": {"lambada": "lambada.jsonl", "window": 512, "overlap": 256},
+        "optimizer": {"warmup_steps": 0},
+    })  # fmt: skip
+    verified = for_verification(run, Layout(tensor=2), "float64")
+    assert verified.training.sequence_length == 128, "its windows would not fit into this"
+    assert not verified.evaluation.lambada
+
+
+def test_verification_takes_two_tokens_at_least() -> None:
+    for length, most, expected in ((1, 16, 2), (1, 1, 1), (16, 16, 16)):
+        run = tiny_run(training={"sequence_length": length}, max_sequence_length=most)
+        assert for_verification(run, Layout(tensor=2), "float64").training.sequence_length == expected
+
+
 def test_the_runs_own_precision_has_to_allow_the_layout_that_is_verified() -> None:
     run = replace(tiny_run(), training=replace(tiny_run().training, precision="float8"))
     assert for_verification(run, Layout(tensor=2), "float64").training.precision == "float64"
