@@ -90,8 +90,14 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
         epsilon=epsilon,
         clip_norm=CLIP_NORM,
     )
-    settings = {"model": model, "layout": layout, "training": training, "optimizer": optimizer}
-    own = dataclasses.replace(run, **settings, evaluation=EvaluationConfig())  # its windows are of the run's length
+    own = dataclasses.replace(
+        run,
+        model=model,
+        layout=layout,
+        training=training,
+        optimizer=optimizer,
+        evaluation=EvaluationConfig(),  # the run's windows are as long as its sequences
+    )
     try:
         return dataclasses.replace(own, training=dataclasses.replace(training, precision=precision))
     except ConfigError as error:
