@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.parallel import ParallelMesh, launch, make_mesh, process_group
+from crosscut.parallel.processes import choose_device
 from crosscut.parallel.recorder import comes_again
 from crosscut.planner import layer_activations, published_layer_activations
 from crosscut.training.step import Trainer
@@ -124,8 +125,9 @@ def held_after_forward(run: RunConfig, mesh: ParallelMesh) -> dict[str, int]:
 
 def measure_layers(runs: list[RunConfig], device: str) -> list[dict[str, float]]:
     """What a layer of each run keeps on the first rank; of all with one layout, so that ranks start once."""
-    with process_group(torch.device(device)):
-        mesh = make_mesh(runs[0].layout, torch.device(device))
+    own = choose_device(device)
+    with process_group(own):
+        mesh = make_mesh(runs[0].layout, own)
         found = []
         for run in runs:
             few, many = (held_after_forward(replace(run, model=replace(run.model, num_layers=n)), mesh) for n in LAYERS)

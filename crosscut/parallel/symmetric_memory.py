@@ -95,12 +95,17 @@ def multiply_and_scatter(x: Tensor, weight: Tensor, mesh: ParallelMesh) -> Tenso
 
 
 def _gathered_products(x: Tensor, matrices: list[Tensor], axis: Axis, *, keep: bool) -> Any:
-    """The gathered sequence, where it is to be kept, and a list of its products with matrices [K, N]."""
-    return _ops.fused_all_gather_matmul(x.contiguous(), matrices, SEQUENCE_DIM, axis.group_name, return_A=keep)
+    """The gathered sequence, where it is to be kept, and a list of its products with matrices [K, N].
+
+    They lie with the sequence first, as PyTorch works on them, and what it gives does already: then nothing is copied.
+    """
+    x = _symmetric_memory.restride_A_shard_for_fused_all_gather_matmul(x, SEQUENCE_DIM)
+    return _ops.fused_all_gather_matmul(x, matrices, SEQUENCE_DIM, axis.group_name, return_A=keep)
 
 
 def _scattered_product(x: Tensor, matrix: Tensor, axis: Axis) -> Tensor:
-    scattered: Tensor = _ops.fused_matmul_reduce_scatter(x.contiguous(), matrix, "sum", SEQUENCE_DIM, axis.group_name)
+    x = _symmetric_memory.restride_A_for_fused_matmul_reduce_scatter(x, SEQUENCE_DIM)
+    scattered: Tensor = _ops.fused_matmul_reduce_scatter(x, matrix, "sum", SEQUENCE_DIM, axis.group_name)
     return scattered
 
 

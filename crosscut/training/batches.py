@@ -62,7 +62,8 @@ class Batches:
         on_host = torch.from_numpy(tokens), torch.from_numpy(targets)
         if device.type != "cuda":
             return on_host
-        there = [ids.pin_memory().to(device, non_blocking=True) for ids in on_host]
+        # Contiguous, since what is not is copied by way of other memory, and waited for.
+        there = [ids.contiguous().pin_memory().to(device, non_blocking=True) for ids in on_host]
         return there[0], there[1]
 
 

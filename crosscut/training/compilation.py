@@ -13,9 +13,10 @@ import importlib.util
 import operator
 import os
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from torch._dynamo.exc import FailOnRecompileLimitHit, Unsupported
 from torch.utils.checkpoint import CheckpointPolicy
 
-from crosscut.config import ConfigError, RunConfig, TrainingError
+from crosscut.config import ConfigError, Layout, RunConfig, TrainingError
 from crosscut.config.conventions import keeps_scores
 from crosscut.config.run import not_compilable
 from crosscut.model import GPT
@@ -38,6 +39,10 @@ BACKEND = "inductor"
 _IN_ORDER = {"reorder_for_peak_memory": False}
 """What that compiler is told where layers send: by itself it looks for an order that takes less memory, in which what
 was begun early is waited for at once."""
+
+_ALIKE = {"deterministic": True}
+"""What it is told besides where tensor ranks do the same: by itself it times kernels on each GPU and takes the fastest,
+and two of them may sum a norm's row in another order."""
 
 _CHEAP = (F.layer_norm, torch.rms_norm, F.gelu, F.silu)
 """What layers compute again under `training.recompute = "operators"`, with the product that follows SiLU."""
@@ -56,11 +61,17 @@ def apply_compilation(model: GPT, run: RunConfig, mesh: ParallelMesh) -> "Compil
         if mesh.is_first_rank:
             Console(stderr=True).print(f"Layers are not compiled: {reason}.", markup=False, highlight=False)
         return None
-    compiler = Compiler(BACKEND, in_order=run.layout.tensor > 1)
+    compiler = Compiler(BACKEND, _inductor_settings(run.layout))
     for block in model.blocks:
         compiler.take(block)
-    model.loss_passes = LossPasses(Compiler(BACKEND, in_order=False).compiled)
+    model.loss_passes = LossPasses(Compiler(BACKEND).compiled)
     return compiler
+
+
+def _inductor_settings(layout: Layout) -> dict[str, bool]:
+    if layout.tensor == 1:
+        return {}
+    return _IN_ORDER if layout.sequence_parallel else {**_IN_ORDER, **_ALIKE}
 
 
 def require_compilation(run: RunConfig, device: torch.device) -> None:
@@ -104,18 +115,18 @@ def _has_cpp_compiler() -> bool:
 class Compiler:
     """Compiles the layers of one model, or its loss, and counts the graphs and how often they ran.
 
-    With `in_order`, code begins to send and waits where the layer does, so that what runs beside each other still does.
+    `inductor_settings` are for PyTorch's own compiler, in the place of its defaults, and for no other.
     """
 
-    def __init__(self, backend: str, *, in_order: bool) -> None:
+    def __init__(self, backend: str, inductor_settings: Mapping[str, bool] = MappingProxyType({})) -> None:
         self.num_graphs = 0
         """Graphs that were made: one for all layers in training, one more for validation."""
         self.num_runs = 0
         """How often one of them was what ran."""
         self.is_paused = False
         compile_graph: Callable[..., Any] = torch._dynamo.lookup_backend(backend)
-        keeps_order = {"config_patches": _IN_ORDER} if in_order and backend == "inductor" else {}
-        self._compile = partial(compile_graph, **keeps_order)
+        told = {"config_patches": dict(inductor_settings)} if inductor_settings and backend == "inductor" else {}
+        self._compile = partial(compile_graph, **told)
         self._copies: dict[types.FunctionType, types.FunctionType] = {}
 
     def take(self, block: nn.Module) -> None:

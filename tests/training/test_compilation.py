@@ -1,6 +1,7 @@
 """Layers as compiled code: one graph for all of them, the eager numbers, and an error where it would not run."""
 
 import re
+import time
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -270,6 +271,42 @@ def test_compiled_dropout_is_drawn_again_by_the_runs_own_recomputation(
     for one, other in zip(kept, again, strict=True):
         assert all(map(torch.equal, one, other))
         assert len(one) == len(other) > 10
+
+
+def settings_in_both_passes(run: RunConfig) -> list[tuple[bool, bool, bool]]:
+    """Of every graph of a layer: whether it is a backward pass, and with what settings Inductor compiles it."""
+    from torch._inductor import compile_fx, config
+
+    trainer, batches = parts(run)
+    trainer.model.loss_passes = None
+    seen, inner = [], compile_fx._compile_fx_inner
+
+    def watch(*arguments: Any, **options: Any) -> Any:
+        seen.append((bool(options.get("is_backward")), config.reorder_for_peak_memory, config.deterministic))
+        return inner(*arguments, **options)
+
+    fresh: Any = torch.compiler.config.patch(cache_key_tag=str(time.time_ns()))  # what is cached is not compiled
+    with mock.patch.object(compile_fx, "_compile_fx_inner", watch), fresh:
+        trainer.accumulate(0, batches.micro_batches(0))
+    return seen
+
+
+@pytest.mark.slow
+@needs_cpp_compiler
+@pytest.mark.parametrize(
+    ("layout", "reorders", "deterministic"),
+    [
+        (["layout.tensor=1"], True, False),
+        (["layout.tensor=2"], False, True),  # both ranks compute the same norms
+        (["layout.tensor=2", "layout.sequence_parallel=true"], False, False),
+    ],
+)
+def test_ranks_that_compute_the_same_take_the_same_kernels(
+    ranks: RankPool, run_with: Any, layout: list[str], reorders: bool, deterministic: bool
+) -> None:
+    run = run_with(ON, "model.dropout=0.0", *layout)
+    for seen in ranks.run(run.layout.tensor, settings_in_both_passes, run, time_limit=200.0):
+        assert sorted(seen) == [(False, reorders, deterministic), (True, reorders, deterministic)]
 
 
 def watched_by_a_mode(run: RunConfig, layers: bool) -> str:
