@@ -23,11 +23,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from crosscut.parallel.collectives import all_gather_objects, all_reduce
 from crosscut.parallel.mesh import Axis, ParallelMesh
-from crosscut.parallel.parameters import cut_dim
+from crosscut.parallel.parameters import cut_dim, local_part
 
 _POSITION = 0x9E3779B97F4A7C15 - (1 << 64)
 _SPREAD = 0xD6E8FEB86659FD93 - (1 << 64)
@@ -47,6 +46,8 @@ class Drift(NamedTuple):
     """The ranks that differ from most others which should hold the same; all of them where there is no majority."""
     others: tuple[int, ...]
     """Those that agree, empty where there is no majority."""
+    size: float = 0.0
+    """The largest difference of one element between ranks that should hold the same, relative to the largest one."""
     num_parameters: int = 1
     """How many parameters differ: a drift spreads at the next steps, between tensor ranks to all of them."""
 
@@ -59,7 +60,8 @@ def find_drift(parameters: Mapping[str, Tensor], mesh: ParallelMesh) -> Drift | 
     Where data ranks share one copy, give the shares (`sharding.reshard`). Communication: an all-reduce of two int64 a
     parameter over the ranks that hold copies, which is the data axis, and one of two for each parameter that is whole
     on the tensor ranks, and one more, over the tensor axis; where shards are compared one element more over the shard
-    group; the hashes themselves only after a drift. An axis of one rank sends nothing. Waits for the device once.
+    group; the hashes themselves, and twice the parameter, only after a drift. An axis of one rank sends nothing. Waits
+    for the device once.
     """
     copies, shard = mesh.copies, None if mesh.sharding is None else mesh.sharding.shard
     if (mesh.tensor.size == 1 and (copies is None or copies.size == 1)) or not parameters:
@@ -77,12 +79,13 @@ def find_drift(parameters: Mapping[str, Tensor], mesh: ParallelMesh) -> Drift | 
         drifted = all_reduce(drifted.to(torch.int64).view(1), shard, "max") > 0
     if not bool(drifted):
         return None
-    return _describe(names, set(replicated), hashes.tolist(), mesh)
+    drift = _describe(names, set(replicated), hashes.tolist(), mesh)
+    return drift._replace(size=_difference(parameters[drift.name], mesh))
 
 
 def hash_of(tensor: Tensor) -> Tensor:
     """A hash of the bits of this rank's part of a tensor, an int64 scalar on the tensor's device."""
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    local = local_part(tensor)
     bits = local.detach().contiguous().view(-1).view(_INTEGERS[local.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=bits.device)
     places: Tensor | None = None
@@ -108,6 +111,22 @@ def _differs(hashes: Tensor, axis: Axis, *, also: Tensor | None = None) -> Tenso
     count = hashes.numel()
     different = highest[:count] != ~highest[count : 2 * count]
     return torch.cat([different, highest[2 * count :] > 0])
+
+
+def _difference(parameter: Tensor, mesh: ParallelMesh) -> float:
+    """By how much the ranks that should hold the same of a parameter are apart, relative to its largest element."""
+    axes = [axis for axis in (mesh.copies, mesh.tensor if cut_dim(parameter) is None else None) if axis is not None]
+    local = local_part(parameter).detach().reshape(-1)
+    apart = largest = 0.0
+    for piece in local.split(_ELEMENTS_AT_ONCE) if local.numel() else ():
+        edges = torch.stack([piece, -piece])
+        for axis in axes:
+            edges = all_reduce(edges, axis, "max")
+        between = edges.double().sum(0).nan_to_num(torch.inf)  # the highest less the lowest
+        apart, largest = max(apart, between.max().item()), max(largest, edges.abs().max().item())
+    rows = all_gather_objects(all_gather_objects((apart, largest), mesh.tensor), mesh.data)
+    told = [pair for row in rows for pair in row]
+    return max(apart for apart, _ in told) / (max(largest for _, largest in told) or 1.0)
 
 
 def _describe(names: list[str], replicated: set[int], mine: list[int], mesh: ParallelMesh) -> Drift:

@@ -150,7 +150,8 @@ class Loop:
         where = f"on rank {ranks} it is not what most have" if drift.others else f"on ranks {ranks} it is not"
         more = f"; the same goes for {drift.num_parameters - 1} more parameters" if drift.num_parameters > 1 else ""
         raise TrainingError(
-            f"`{drift.name}` must be the same on all ranks that hold it alike, but after step {step} {where}{more}. "
+            f"`{drift.name}` must be the same on all ranks that hold it alike, but after step {step} {where}, by up to "
+            f"{drift.size:.1e} of its largest element{more}. "
             "The weights are not saved: the checkpoints are those from before. Look for failing memory or a failing "
             "device of these ranks, and run again with --resume auto."
         )

@@ -109,6 +109,36 @@ def test_drift_is_named_alike_on_all_ranks(ranks: RankPool, layout: Layout, chan
     assert [drift for drift, _ in told] == [expected] * layout.world_size
 
 
+def size_of_drift(layout: Layout, changes: dict[int, list[tuple[str, int, float]]]) -> float:
+    mesh, parameters = parameters_on(layout, torch.float32)
+    for name, index, value in changes.get(dist.get_rank(), []):
+        parameters[name].data.to_local().view(-1)[index] = value
+    drift = find_drift(parameters, mesh)
+    assert drift is not None
+    return drift.size
+
+
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [(DATA_2, "first.weight"), (SQUARE, "first.weight"), (SQUARE, "second.bias"), (HYBRID, "second.weight"),
+     (SHARED, "first.bias")],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("apart", [12.0, 1.5, 2.0**-20])
+def test_the_size_of_a_drift_is_told_alike_on_all_ranks(
+    ranks: RankPool, layout: Layout, name: str, apart: float
+) -> None:
+    everywhere = [(name, index, 8.0) for index in range(2)]  # larger than what is drawn
+    changes = dict.fromkeys(range(layout.world_size), everywhere)
+    changes[0] = [*everywhere, (name, 1, 8.0 - apart)]
+    assert ranks.run(layout.world_size, size_of_drift, layout, changes) == [apart / 8.0] * layout.world_size
+
+
+def test_what_is_no_number_is_infinitely_far(ranks: RankPool) -> None:
+    changes = {1: [("first.bias", 3, float("nan"))]}
+    assert ranks.run(2, size_of_drift, DATA_2, changes) == [float("inf")] * 2
+
+
 def number_of_drifted(changes: dict[int, list[tuple[str, int, float]]]) -> int:
     mesh, parameters = parameters_on(SQUARE, torch.float32)
     for name, index, value in changes.get(dist.get_rank(), []):
