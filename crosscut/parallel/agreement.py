@@ -17,6 +17,7 @@ makes two swapped elements show, too. -0.0 and 0.0 differ.
 AdamW's moments are not compared: what differs in them differs in the parameter a step later.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -47,7 +48,8 @@ class Drift(NamedTuple):
     others: tuple[int, ...]
     """Those that agree, empty where there is no majority."""
     size: float = 0.0
-    """The largest difference of one element between ranks that should hold the same, relative to the largest one."""
+    """The largest difference of one element between ranks that should hold the same, relative to the largest finite one;
+    infinite where one that is not finite differs."""
     num_parameters: int = 1
     """How many parameters differ: a drift spreads at the next steps, between tensor ranks to all of them."""
 
@@ -60,8 +62,8 @@ def find_drift(parameters: Mapping[str, Tensor], mesh: ParallelMesh) -> Drift | 
     Where data ranks share one copy, give the shares (`sharding.reshard`). Communication: an all-reduce of two int64 a
     parameter over the ranks that hold copies, which is the data axis, and one of two for each parameter that is whole
     on the tensor ranks, and one more, over the tensor axis; where shards are compared one element more over the shard
-    group; the hashes themselves, and twice the parameter, only after a drift. An axis of one rank sends nothing. Waits
-    for the device once.
+    group; only after a drift the hashes themselves and, over each axis, twice the parameter. An axis of one rank sends
+    nothing. Waits for the device once where there is no drift.
     """
     copies, shard = mesh.copies, None if mesh.sharding is None else mesh.sharding.shard
     if (mesh.tensor.size == 1 and (copies is None or copies.size == 1)) or not parameters:
@@ -119,14 +121,20 @@ def _difference(parameter: Tensor, mesh: ParallelMesh) -> float:
     local = local_part(parameter).detach().reshape(-1)
     apart = largest = 0.0
     for piece in local.split(_ELEMENTS_AT_ONCE) if local.numel() else ():
+        piece = piece.nan_to_num(torch.inf, torch.inf, -torch.inf)  # a maximum may pass over what is no number
         edges = torch.stack([piece, -piece])
         for axis in axes:
             edges = all_reduce(edges, axis, "max")
-        between = edges.double().sum(0).nan_to_num(torch.inf)  # the highest less the lowest
-        apart, largest = max(apart, between.max().item()), max(largest, edges.abs().max().item())
+        edges = edges.double()
+        between = edges.sum(0).nan_to_num(
+            0.0, torch.inf
+        )  # the highest less the lowest; the same infinity is no way off
+        finite = edges.abs().nan_to_num(posinf=0.0)
+        apart, largest = max(apart, between.max().item()), max(largest, finite.max().item())
     rows = all_gather_objects(all_gather_objects((apart, largest), mesh.tensor), mesh.data)
     told = [pair for row in rows for pair in row]
-    return max(apart for apart, _ in told) / (max(largest for _, largest in told) or 1.0)
+    apart, largest = max(apart for apart, _ in told), max(largest for _, largest in told)
+    return apart if apart == math.inf else apart / (largest or 1.0)
 
 
 def _describe(names: list[str], replicated: set[int], mine: list[int], mesh: ParallelMesh) -> Drift:

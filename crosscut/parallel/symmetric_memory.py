@@ -97,7 +97,7 @@ def multiply_and_scatter(x: Tensor, weight: Tensor, mesh: ParallelMesh) -> Tenso
 def _gathered_products(x: Tensor, matrices: list[Tensor], axis: Axis, *, keep: bool) -> Any:
     """The gathered sequence, where it is to be kept, and a list of its products with matrices [K, N].
 
-    They lie with the sequence first, as PyTorch works on them, and what it gives does already: then nothing is copied.
+    The sequence is to lie first, as PyTorch works on it and gives its products: then it copies nothing.
     """
     x = _symmetric_memory.restride_A_shard_for_fused_all_gather_matmul(x, SEQUENCE_DIM)
     return _ops.fused_all_gather_matmul(x, matrices, SEQUENCE_DIM, axis.group_name, return_A=keep)

@@ -41,8 +41,8 @@ _IN_ORDER = {"reorder_for_peak_memory": False}
 was begun early is waited for at once."""
 
 _ALIKE = {"deterministic": True}
-"""What it is told besides where tensor ranks do the same: by itself it times kernels on each GPU and takes the fastest,
-and two of them may sum a norm's row in another order."""
+"""What it is told besides where tensor ranks do the same: by itself it times the kernels that sum on each GPU and takes
+the fastest, and two of them may add a norm's row in another order."""
 
 _CHEAP = (F.layer_norm, torch.rms_norm, F.gelu, F.silu)
 """What layers compute again under `training.recompute = "operators"`, with the product that follows SiLU."""

@@ -148,7 +148,7 @@ class Loop:
             return
         ranks = ", ".join(map(str, drift.ranks))
         where = f"on rank {ranks} it is not what most have" if drift.others else f"on ranks {ranks} it is not"
-        more = f"; the same goes for {drift.num_parameters - 1} more parameters" if drift.num_parameters > 1 else ""
+        more = f"; {drift.num_parameters - 1} more parameters differ, too" if drift.num_parameters > 1 else ""
         raise TrainingError(
             f"`{drift.name}` must be the same on all ranks that hold it alike, but after step {step} {where}, by up to "
             f"{drift.size:.1e} of its largest element{more}. "

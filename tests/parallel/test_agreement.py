@@ -1,5 +1,6 @@
 """Replicas that differ in one bit are found, and so is where."""
 
+import math
 from typing import Any
 
 import pytest
@@ -134,9 +135,18 @@ def test_the_size_of_a_drift_is_told_alike_on_all_ranks(
     assert ranks.run(layout.world_size, size_of_drift, layout, changes) == [apart / 8.0] * layout.world_size
 
 
-def test_what_is_no_number_is_infinitely_far(ranks: RankPool) -> None:
-    changes = {1: [("first.bias", 3, float("nan"))]}
-    assert ranks.run(2, size_of_drift, DATA_2, changes) == [float("inf")] * 2
+@pytest.mark.parametrize("layout", [DATA_2, SQUARE, Layout(data=4)], ids=str)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_infinitely_far(ranks: RankPool, layout: Layout, value: float) -> None:
+    for rank in range(layout.world_size):
+        told = ranks.run(layout.world_size, size_of_drift, layout, {rank: [("first.bias", 3, value)]})
+        assert told == [math.inf] * layout.world_size
+
+
+def test_an_infinity_on_all_ranks_hides_no_difference(ranks: RankPool) -> None:
+    everywhere = [("first.bias", 0, math.inf), ("first.bias", 1, 8.0)]
+    changes = {0: everywhere, 1: [*everywhere, ("first.bias", 1, 6.0)]}
+    assert ranks.run(2, size_of_drift, DATA_2, changes) == [0.25] * 2
 
 
 def number_of_drifted(changes: dict[int, list[tuple[str, int, float]]]) -> int:

@@ -91,11 +91,12 @@ def _gradients_by(layout: Layout) -> list[Any]:
             for part in (own(parameter, torch.float64), parameter.to_local(grad_placements=gradient)):
                 weights = torch.arange(part.numel(), dtype=torch.float64).view(part.shape) + 1.0
                 parameter.grad = None
-                use(part, weights).sum().backward(retain_graph=True)
-                once = parameter.grad
-                use(part, weights).sum().backward()
-                twice = parameter.grad
-                seen.append([(g.placements, g.shape, g.to_local().contiguous().tolist()) for g in (once, twice)])
+                told = []
+                for _ in range(2):
+                    use(part, weights).sum().backward(retain_graph=True)
+                    g = parameter.grad
+                    told.append((g.placements, g.shape, g.to_local().tolist()))
+                seen.append(told)
             found.append(seen)
     return found
 

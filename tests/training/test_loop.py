@@ -264,8 +264,8 @@ def test_replica_that_drifts_stops_the_run_by_name_on_all_ranks(ranks, run_with,
 def test_drift_between_tensor_ranks_that_has_spread_is_counted(ranks, run_with):
     run = run_with("layout.tensor=2", "checkpoint.every=0", "training.compare_replicas_every=2")
     told = ranks.run(2, flipped_bit, run, "blocks.0.mlp.contract.bias", 3, 22)[0]
-    assert " of its largest element; the same goes for " in told
-    assert " more parameters. The weights are not saved" in told
+    assert " of its largest element; " in told
+    assert " more parameters differ, too. The weights are not saved" in told
 
 
 def test_checkpoint_is_not_written_of_replicas_that_differ(ranks, run_with):
