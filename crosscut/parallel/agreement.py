@@ -48,7 +48,7 @@ class Drift(NamedTuple):
     others: tuple[int, ...]
     """Those that agree, empty where there is no majority."""
     size: float = 0.0
-    """The largest difference of one element between ranks that should hold the same, relative to the largest finite one;
+    """The largest difference of an element between ranks that should hold the same, relative to the largest finite one;
     infinite where one that is not finite differs."""
     num_parameters: int = 1
     """How many parameters differ: a drift spreads at the next steps, between tensor ranks to all of them."""
@@ -132,7 +132,7 @@ def _difference(parameter: Tensor, mesh: ParallelMesh) -> float:
         finite = edges.abs().nan_to_num(posinf=0.0)
         apart, largest = max(apart, between.max().item()), max(largest, finite.max().item())
     rows = all_gather_objects(all_gather_objects((apart, largest), mesh.tensor), mesh.data)
-    told = [pair for row in rows for pair in row]
+    told: list[tuple[float, float]] = [pair for row in rows for pair in row]
     apart, largest = max(apart for apart, _ in told), max(largest for _, largest in told)
     return apart if apart == math.inf else apart / (largest or 1.0)
 
