@@ -58,8 +58,8 @@ LARGE = {
     ),
 }
 LLAMAS = {
-    "Llama 1.2B at 1024": replace(LARGE["1.2B at 1024"], family="Llama", num_heads=12),
-    "Llama 1.7B at 4096": replace(LARGE["1.7B at 4096"], family="Llama"),
+    f"Llama {model}": replace(shape, family="Llama", num_heads=shape.hidden_size // 128)
+    for model, shape in LARGE.items()
 }
 """With heads of 128, as Llamas have them: kernels for powers of two would pad heads of 96."""
 PAPERS_LARGEST = Shape(
@@ -71,11 +71,7 @@ GOALS = (
     Goal("utilisation of the dense peak", 0.50, "crosscut, 1.2B at 1024"),
     Goal("utilisation of the dense peak", 0.50, "crosscut, 1.2B at 4096"),
     Goal("utilisation of the dense peak", 0.55, "crosscut, 1.7B at 4096"),
-    Goal("tokens/s over the fastest peer's", 1.10, "crosscut, 1.2B at 1024", "peers"),
-    Goal("tokens/s over the fastest peer's", 1.10, "crosscut, 1.2B at 4096", "peers"),
-    Goal("tokens/s over the fastest peer's", 1.10, "crosscut, 1.7B at 4096", "peers"),
-    Goal("tokens/s over the fastest peer's", 1.10, "crosscut, Llama 1.2B at 1024", "peers"),
-    Goal("tokens/s over the fastest peer's", 1.10, "crosscut, Llama 1.7B at 4096", "peers"),
+    *(Goal("tokens/s over the fastest peer's", 1.10, f"crosscut, {model}", "peers") for model in (*LARGE, *LLAMAS)),
     Goal("tokens/s over bfloat16's", 1.25, "float8, 1.7B at 4096", "crosscut, 1.7B at 4096"),
 )
 

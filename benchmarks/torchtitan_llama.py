@@ -48,10 +48,10 @@ class TorchtitanStep:
         model = parallelize_llama(
             model,
             parallel_dims=ranks,
-            training=TrainingConfig(mixed_precision_param=way.precision),  # type: ignore[arg-type]
+            training=TrainingConfig(mixed_precision_param=way.precision),
             parallelism=parallelism,
             compile_config=compile_config,
-            ac_config=None,  # type: ignore[arg-type]
+            ac_config=None,
             dump_folder="",
         )
         model.to_empty(device=way.device)

@@ -82,7 +82,7 @@ class _OwnPart(torch.autograd.Function):
     """A parameter's part, with a gradient that is placed as said: what `DTensor.to_local` does, in a third of the time.
 
     PyTorch's makes every gradient a distributed tensor by way of `from_local`, which works out and checks what the
-    parameter knows: with small layers a fifth of a step.
+    parameter knows.
     """
 
     @staticmethod

@@ -79,7 +79,7 @@ def test_gpu_benchmark_writes_after_every_measurement(tiny_run):
     assert [row["name"] for row in told["measurements"]][:1] == ["crosscut, tiny"]
     assert len(told["measurements"]) < len(tiny_run.told["measurements"])
     assert told["measurements"][0]["figures"]["tokens_per_second"] > 0
-    assert len(told["goals"]) == 9
+    assert len(told["goals"]) == 10
 
 
 def test_gpu_plan_has_llamas_only_beside_a_peer_that_trains_them(monkeypatch):

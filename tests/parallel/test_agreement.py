@@ -110,13 +110,14 @@ def test_drift_is_named_alike_on_all_ranks(ranks: RankPool, layout: Layout, chan
     assert [drift for drift, _ in told] == [expected] * layout.world_size
 
 
-def size_of_drift(layout: Layout, changes: dict[int, list[tuple[str, int, float]]]) -> float:
+def drift_told(layout: Layout, changes: dict[int, list[tuple[str, int, float]]]) -> tuple[float, int]:
+    """How far replicas are apart after changes, and of how many parameters."""
     mesh, parameters = parameters_on(layout, torch.float32)
     for name, index, value in changes.get(dist.get_rank(), []):
         parameters[name].data.to_local().view(-1)[index] = value
     drift = find_drift(parameters, mesh)
     assert drift is not None
-    return drift.size
+    return drift.size, drift.num_parameters
 
 
 @pytest.mark.parametrize(
@@ -132,35 +133,26 @@ def test_the_size_of_a_drift_is_told_alike_on_all_ranks(
     everywhere = [(name, index, 8.0) for index in range(2)]  # larger than what is drawn
     changes = dict.fromkeys(range(layout.world_size), everywhere)
     changes[0] = [*everywhere, (name, 1, 8.0 - apart)]
-    assert ranks.run(layout.world_size, size_of_drift, layout, changes) == [apart / 8.0] * layout.world_size
+    assert ranks.run(layout.world_size, drift_told, layout, changes) == [(apart / 8.0, 1)] * layout.world_size
 
 
 @pytest.mark.parametrize("layout", [DATA_2, SQUARE, Layout(data=4)], ids=str)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_infinitely_far(ranks: RankPool, layout: Layout, value: float) -> None:
     for rank in range(layout.world_size):
-        told = ranks.run(layout.world_size, size_of_drift, layout, {rank: [("first.bias", 3, value)]})
-        assert told == [math.inf] * layout.world_size
+        told = ranks.run(layout.world_size, drift_told, layout, {rank: [("first.bias", 3, value)]})
+        assert told == [(math.inf, 1)] * layout.world_size
 
 
 def test_an_infinity_on_all_ranks_hides_no_difference(ranks: RankPool) -> None:
     everywhere = [("first.bias", 0, math.inf), ("first.bias", 1, 8.0)]
     changes = {0: everywhere, 1: [*everywhere, ("first.bias", 1, 6.0)]}
-    assert ranks.run(2, size_of_drift, DATA_2, changes) == [0.25] * 2
-
-
-def number_of_drifted(changes: dict[int, list[tuple[str, int, float]]]) -> int:
-    mesh, parameters = parameters_on(SQUARE, torch.float32)
-    for name, index, value in changes.get(dist.get_rank(), []):
-        parameters[name].data.to_local().view(-1)[index] = value
-    drift = find_drift(parameters, mesh)
-    assert drift is not None
-    return drift.num_parameters
+    assert ranks.run(2, drift_told, DATA_2, changes) == [(0.25, 1)] * 2
 
 
 def test_all_drifted_parameters_are_counted(ranks: RankPool) -> None:
     changes = {1: [("first.bias", 0, 7.0)], 2: [("second.weight", 0, 7.0)], 3: [("second.bias", 0, 7.0)]}
-    assert ranks.run(4, number_of_drifted, changes) == [3] * 4
+    assert [number for _, number in ranks.run(4, drift_told, SQUARE, changes)] == [3] * 4
 
 
 def test_tensor_ranks_may_hold_different_parts(ranks: RankPool) -> None:
