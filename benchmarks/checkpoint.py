@@ -29,9 +29,10 @@ from machine import describe_machine, print_machine
 from crosscut.checkpoint import Progress, Saver, latest_good_checkpoint, load_checkpoint, save_checkpoint
 from crosscut.checkpoint.staging import HostBuffers
 from crosscut.config import CheckpointConfig, Layout, RunConfig, load_run
+from crosscut.launch import launch, process_group
 from crosscut.model import GPT
-from crosscut.parallel import RandomStreams, launch, make_mesh, process_group
-from crosscut.parallel.parameters import local_part
+from crosscut.parallel import RandomStreams, make_mesh
+from crosscut.parallel.state.parameters import local_part
 from crosscut.training.optimizer import make_optimizer
 from crosscut.training.step import Trainer
 

@@ -74,7 +74,7 @@ class CrosscutStep:
         """How far the gradient of a parameter is from that of the layers as they are written, and of which: the
         largest difference of all, relative to its size by the norm, or to a thousandth of the largest one.
         """
-        from crosscut.training.compilation import uncompiled
+        from crosscut.training.speed.compilation import uncompiled
 
         model = self.trainer.model
 

@@ -87,7 +87,7 @@ def take_part(name: str, work: Work, orders: Connection) -> None:
     try:
         import torch
 
-        from crosscut.parallel import process_group
+        from crosscut.launch import process_group
 
         torch.set_num_threads(CORES)
         with process_group(torch.device("cpu")):

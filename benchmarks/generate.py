@@ -59,7 +59,8 @@ def make_crosscut(task: Task, batch_size: int) -> Writer:
 
     from crosscut.config import Layout
     from crosscut.generation import Decoder, Sampling
-    from crosscut.parallel import make_mesh, pack_weights
+    from crosscut.model.packing import pack_weights
+    from crosscut.parallel import make_mesh
     from crosscut.pretrained import find_model
 
     source = find_model(task.folder)
@@ -112,7 +113,7 @@ def take_part(program: str, batch_size: int, task: Task, orders: Connection) -> 
     """What `work` does where nothing fails."""
     import torch
 
-    from crosscut.parallel import process_group
+    from crosscut.launch import process_group
 
     with process_group(torch.device("cpu")):
         torch.set_num_threads(task.threads)

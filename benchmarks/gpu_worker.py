@@ -114,7 +114,7 @@ def attention_kernel(head_size: int, device: str) -> str:
 
 def measure(measurement: Measurement, device_type: str) -> dict[str, Any]:
     """Seconds per step, peak memory and what follows from them."""
-    from crosscut.training.throughput import measure_matrix_rate, synchronize
+    from crosscut.training.watching.throughput import measure_matrix_rate, synchronize
 
     device = torch.device("cuda", 0) if device_type == "cuda" else torch.device("cpu")
     way = Way(
@@ -207,7 +207,7 @@ def _group(measurement: Measurement, device: torch.device) -> Iterator[None]:
     if measurement.program not in ("crosscut", *LLAMA_PEERS):
         yield
     elif measurement.tensor * measurement.data == 1:
-        from crosscut.parallel import process_group
+        from crosscut.launch import process_group
 
         if device.type == "cuda" and any(name == "lo" for _, name in socket.if_nameindex()):
             # A machine without a network may wait long to find no address for its name.
@@ -235,7 +235,7 @@ def _batch(measurement: Measurement, device: torch.device, seed: int) -> list[tu
 
 def _warm_up(step: Step, batches: list[list[tuple[Any, Any]]], device: torch.device) -> tuple[float, float, float]:
     """The first loss, the seconds of all warm-up steps, and those of the last."""
-    from crosscut.training.throughput import synchronize
+    from crosscut.training.watching.throughput import synchronize
 
     began = time.perf_counter()
     first_loss = step(0, batches[0])()
@@ -252,7 +252,7 @@ def _time_windows(
     step: Step, batches: list[list[tuple[Any, Any]]], device: torch.device, steps: int
 ) -> tuple[list[float], float]:
     """Seconds per step of each window, and the loss of the last step."""
-    from crosscut.training.throughput import synchronize
+    from crosscut.training.watching.throughput import synchronize
 
     windows = []
     number = WARMUP

@@ -21,12 +21,13 @@ import torch
 from machine import describe_machine, print_machine
 
 from crosscut.config import RunConfig, load_run
-from crosscut.parallel import launch, make_mesh, process_group
-from crosscut.parallel.agreement import find_drift, hash_of
-from crosscut.parallel.processes import choose_device
+from crosscut.launch import launch, process_group
+from crosscut.launch.processes import choose_device
+from crosscut.parallel import make_mesh
+from crosscut.parallel.state.agreement import find_drift, hash_of
 from crosscut.planner import count_parameters, parameters_per_rank
 from crosscut.training.step import Trainer
-from crosscut.training.throughput import synchronize
+from crosscut.training.watching.throughput import synchronize
 
 LAYOUTS = {"tensor 2": ("layout.tensor=2",), "data 2": ("layout.tensor=1", "layout.data=2")}
 

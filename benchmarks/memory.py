@@ -28,8 +28,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
-from crosscut.parallel import ParallelMesh, launch, make_mesh, process_group
-from crosscut.parallel.processes import choose_device
+from crosscut.launch import launch, process_group
+from crosscut.launch.processes import choose_device
+from crosscut.parallel import ParallelMesh, make_mesh
 from crosscut.parallel.recorder import comes_again
 from crosscut.planner import layer_activations, published_layer_activations
 from crosscut.training.step import Trainer

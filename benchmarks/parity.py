@@ -25,7 +25,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from crosscut.config import RunConfig, load_run
-from crosscut.parallel import launch, make_mesh, process_group
+from crosscut.launch import launch, process_group
+from crosscut.parallel import make_mesh
 from crosscut.training.step import Batch, Trainer
 
 LIMIT = 1e-5

@@ -22,8 +22,9 @@ from machine import print_machine
 
 from crosscut.calibration import calibrate
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
-from crosscut.parallel import launch, make_mesh, process_group
-from crosscut.parallel.processes import choose_device, is_first_started
+from crosscut.launch import launch, process_group
+from crosscut.launch.processes import choose_device, is_first_started
+from crosscut.parallel import make_mesh
 from crosscut.planner.hardware import named_hardware
 from crosscut.planner.time import step_time
 from crosscut.training.step import Trainer

@@ -4,7 +4,7 @@
     python benchmarks/planned_memory.py --write    # and put the table into docs/dry-run.md
 
 Planned is `crosscut.planner.forecast_memory`. Measured are the bytes of all tensors on the first rank at the peak of a
-run's third step (`crosscut.training.memory_account`), with real ranks that really send.
+run's third step (`crosscut.training.watching.memory_account`), with real ranks that really send.
 """
 
 import argparse
@@ -20,11 +20,12 @@ from machine import describe_machine
 
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.config.precision import precision_on
-from crosscut.parallel import launch, make_mesh, process_group
+from crosscut.launch import launch, process_group
+from crosscut.parallel import make_mesh
 from crosscut.planner import count_parameters, forecast_memory
-from crosscut.training.memory_account import account_of
 from crosscut.training.optimizer import MOMENTS
 from crosscut.training.step import Trainer
+from crosscut.training.watching.memory_account import account_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "dry-run.md"
 MARKED = re.compile(r"(?<=<!-- measured -->\n).*?(?=<!-- end -->)", re.DOTALL)

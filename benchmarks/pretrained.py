@@ -25,10 +25,11 @@ from torch import Tensor
 
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.config import Layout, ModelConfig
-from crosscut.config.published import published_table
+from crosscut.config.published.folders import published_table
+from crosscut.launch import launch, process_group
 from crosscut.model import GPT
-from crosscut.parallel import RandomStreams, launch, make_mesh, process_group
-from crosscut.parallel.parameters import local_part
+from crosscut.parallel import RandomStreams, make_mesh
+from crosscut.parallel.state.parameters import local_part
 from crosscut.pretrained import load_weights
 from crosscut.pretrained.families import published_shapes
 from crosscut.pretrained.writing import plan_files, write_tensors

@@ -21,7 +21,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from crosscut.config import load_run
-from crosscut.parallel import make_mesh, process_group
+from crosscut.launch import process_group
+from crosscut.parallel import make_mesh
 from crosscut.verification import Report, for_verification, verify_on_mesh
 from crosscut.verification.report import ROUNDING
 

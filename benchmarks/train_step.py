@@ -116,7 +116,7 @@ def ranks_group(program: str) -> AbstractContextManager[None]:
         return nullcontext()
     import torch
 
-    from crosscut.parallel import process_group
+    from crosscut.launch import process_group
 
     return process_group(torch.device("cpu"))
 

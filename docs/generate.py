@@ -18,8 +18,8 @@ from pathlib import Path
 from crosscut.config import PRESETS, CorpusConfig, DataConfig, ModelConfig, RunConfig
 from crosscut.config.corpus import SourceConfig
 from crosscut.planner import count_parameters
-from crosscut.planner.sections import to_markdown
-from crosscut.planner.study import scaling_report
+from crosscut.planner.paper.sections import to_markdown
+from crosscut.planner.paper.study import scaling_report
 from crosscut.scaling.report import measured_report
 from crosscut.scaling.results import Results
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crosscut.config import Layout
+from crosscut.launch import launch, process_group
 from crosscut.parallel import (
     ColumnParallelLinear,
     GradientReducer,
@@ -20,10 +21,8 @@ from crosscut.parallel import (
     RowParallelLinear,
     clip_gradients_,
     global_gradient_norm,
-    launch,
     make_mesh,
     normal_,
-    process_group,
 )
 from crosscut.parallel.collectives import all_reduce
 

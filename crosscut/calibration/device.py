@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crosscut.calibration.timing import Times, in_turns, repeated, typical
+from crosscut.kernels import ORDINARY
+from crosscut.kernels.products import add_product, multiply_into
 from crosscut.parallel import (
-    ORDINARY,
     ColumnParallelLinear,
     LayerNorm,
     RowParallelLinear,
@@ -19,8 +20,7 @@ from crosscut.parallel import (
     global_gradient_norm,
     make_lone_mesh,
 )
-from crosscut.parallel.parameters import local_part
-from crosscut.parallel.products import add_product, multiply_into
+from crosscut.parallel.state.parameters import local_part
 
 _KERNELS = 200
 _VOCABULARY = 8192

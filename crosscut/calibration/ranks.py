@@ -20,9 +20,10 @@ from torch import Tensor
 from crosscut.calibration.device import Rates, Sizes, pieces, rates_of
 from crosscut.calibration.timing import Times, in_turns, typical, wait_for
 from crosscut.config import Layout
-from crosscut.parallel import ParallelMesh, launch, make_mesh, process_group
+from crosscut.launch import launch, process_group
+from crosscut.launch.processes import choose_device, is_first_started
+from crosscut.parallel import ParallelMesh, make_mesh
 from crosscut.parallel.collectives import all_gather, all_gather_objects, all_reduce, reduce_scatter
-from crosscut.parallel.processes import choose_device, is_first_started
 
 RANKS = 2
 _SMALL, _LARGE = 16, {"cpu": (1 << 20, 1 << 23), "cuda": (1 << 23, 1 << 27)}

@@ -27,9 +27,9 @@ from crosscut.checkpoint.state import More, first_cause, state_of, tensors_of
 from crosscut.checkpoint.storage import Folder, folder_at, reason
 from crosscut.checkpoint.writer import CheckpointWriter, StagedSavePlanner
 from crosscut.config import CheckpointConfig, CheckpointError
+from crosscut.launch.processes import is_lost_connection
 from crosscut.parallel.collectives import background_group
-from crosscut.parallel.parameters import placement_of
-from crosscut.parallel.processes import is_lost_connection
+from crosscut.parallel.state.parameters import placement_of
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Saver:
             # What a storage raises comes as one of the two, also where its own connection is lost.
             ours = isinstance(error, CheckpointException | CheckpointError)
             if not ours and isinstance(error, Exception) and is_lost_connection(error):
-                raise  # another rank is gone, which `parallel.processes` tells
+                raise  # another rank is gone, which `launch.processes` tells
             told = self._told(job, first_cause(error))
             if self.is_first_rank:
                 self._warn(told)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from crosscut.parallel.parameters import local_part
+from crosscut.parallel.state.parameters import local_part
 
 
 class HostBuffers:

@@ -47,7 +47,7 @@ def on_devices_there(run: RunConfig) -> RunConfig:
     """The run; where it takes whatever device there is, and this machine has GPUs but too few, on its processor, which
     is said.
     """
-    from crosscut.parallel.processes import has_too_few_gpus
+    from crosscut.launch.processes import has_too_few_gpus
 
     if run.training.device != "auto" or not has_too_few_gpus(run.layout.world_size):
         return run

@@ -69,7 +69,7 @@ def evaluate(
         )
     layout = Layout(tensor=tensor, data=data)
     from crosscut.evaluation.ranks import Machinery
-    from crosscut.parallel.processes import is_first_started
+    from crosscut.launch.processes import is_first_started
 
     on = Machinery(layout=layout, device=device, precision=precision)
     if harness:

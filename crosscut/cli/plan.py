@@ -158,7 +158,7 @@ def _show(
 
 
 def _write_page(plans: "Plans", path: Path) -> None:
-    from crosscut.planner.figures import page
+    from crosscut.planner.paper.figures import page
 
     write_whole(path, page(plans))
 

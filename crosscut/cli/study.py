@@ -9,7 +9,7 @@ from crosscut.cli.arguments import require_folder, run_arguments
 from crosscut.config import ConfigError, write_whole
 
 if TYPE_CHECKING:
-    from crosscut.planner.sections import Report
+    from crosscut.planner.paper.sections import Report
 
 _output = click.option(
     "--output",
@@ -30,7 +30,7 @@ def study() -> None:
 def scaling(output: Path) -> None:
     """Write the paper's scaling figures and NVIDIA's for H100s beside the planner's, as Markdown and HTML."""
     require_folder("--output", output)
-    from crosscut.planner.study import scaling_report
+    from crosscut.planner.paper.study import scaling_report
 
     _write(scaling_report(), output, "scaling")
 
@@ -64,7 +64,7 @@ def measure(arguments: tuple[str, ...], gpu: str | None, ranks: int | None, turn
 
 
 def _write(report: "Report", output: Path, name: str) -> None:
-    from crosscut.planner.sections import to_html, to_markdown
+    from crosscut.planner.paper.sections import to_html, to_markdown
 
     for path, text in ((output / f"{name}.md", to_markdown(report)), (output / f"{name}.html", to_html(report))):
         write_whole(path, text)

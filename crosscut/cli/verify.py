@@ -42,7 +42,7 @@ def verify(
     """
     asked = [load_layout(text) for text in layouts]
     run = _load(arguments, needs_layout=not asked)
-    from crosscut.parallel.processes import is_first_started
+    from crosscut.launch.processes import is_first_started
     from crosscut.verification import for_verification, print_report, scale_down, verify_runs, with_scope
 
     any_layout = dataclasses.replace(run, layout=Layout()) if asked else run

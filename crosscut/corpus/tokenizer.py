@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from crosscut.config.corpus import TokensConfig
-from crosscut.config.published import TOKENIZER_CONFIG_FILE
+from crosscut.config.published.folders import TOKENIZER_CONFIG_FILE
 from crosscut.corpus.documents import Part
 from crosscut.corpus.stages import Counts, Output
 from crosscut.data.encoding import BATCH_CHARACTERS

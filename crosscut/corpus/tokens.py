@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from crosscut.config.published import TOKENIZER_CONFIG_FILE
+from crosscut.config.published.folders import TOKENIZER_CONFIG_FILE
 from crosscut.corpus.documents import Document, Drop, Part, drops_name, write_drops, write_table
 from crosscut.corpus.filters import count_drops
 from crosscut.corpus.leakage.passages import Span, pieces

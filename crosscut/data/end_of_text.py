@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crosscut.config.errors import DataError
-from crosscut.config.published import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, end_ids, read_json
+from crosscut.config.published.folders import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, end_ids, read_json
 from crosscut.data.manifest import FORMAT, MANIFEST_NAME, Manifest
 
 if TYPE_CHECKING:

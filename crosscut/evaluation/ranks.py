@@ -6,11 +6,8 @@ from typing import Any, TypeVar
 
 from crosscut.config import Layout, LayoutError
 from crosscut.config.model import require_tensor_axis
-from crosscut.model import GPT
-from crosscut.parallel import launch, make_mesh, process_group
-from crosscut.parallel.collectives import share_from_first
-from crosscut.parallel.mesh import world_size_message
-from crosscut.parallel.processes import (
+from crosscut.launch import launch, process_group
+from crosscut.launch.processes import (
     choose_device,
     is_first_started,
     joined_rank,
@@ -21,6 +18,10 @@ from crosscut.parallel.processes import (
     started_world_size,
     was_started,
 )
+from crosscut.model import GPT
+from crosscut.parallel import make_mesh
+from crosscut.parallel.collectives import share_from_first
+from crosscut.parallel.mesh import world_size_message
 from crosscut.pretrained import ModelSource, find_model
 
 _T = TypeVar("_T")

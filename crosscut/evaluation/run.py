@@ -12,8 +12,8 @@ from crosscut.config import ConfigError, EvaluationConfig, write_whole
 from crosscut.evaluation.evaluate import evaluate, make_tasks
 from crosscut.evaluation.ranks import Machinery, with_model
 from crosscut.evaluation.task import Result, Task
+from crosscut.launch.processes import choose_device, is_first_started
 from crosscut.model import GPT
-from crosscut.parallel.processes import choose_device, is_first_started
 from crosscut.planner import count_parameters
 from crosscut.pretrained import ModelSource
 

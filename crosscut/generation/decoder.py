@@ -61,7 +61,13 @@ class Decoder:
         self.window = model.config.max_sequence_length
         """Tokens that the model can see."""
         self.stops = frozenset(stops) | (set() if tokenizer is None else {tokenizer.end_of_text})
-        self._cache = KeyValueCache(model, num_rows=num_rows, capacity=min(_FIRST_CAPACITY, self.window))
+        self._cache = KeyValueCache(
+            model.config,
+            mesh=model.mesh,
+            dtype=model.tokens.output_dtype,
+            num_rows=num_rows,
+            capacity=min(_FIRST_CAPACITY, self.window),
+        )
         self._rows: list[Text | None] = [None] * num_rows
         self._waiting: deque[Text] = deque()
         self._num_added = 0

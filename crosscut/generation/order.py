@@ -13,10 +13,8 @@ from crosscut.generation.decoder import Decoder
 from crosscut.generation.display import Silent, Written, display_for
 from crosscut.generation.prompts import ask
 from crosscut.generation.sampling import Sampling
-from crosscut.parallel import ParallelMesh, launch, make_mesh, pack_weights, process_group
-from crosscut.parallel.collectives import share_from_first
-from crosscut.parallel.mesh import world_size_message
-from crosscut.parallel.processes import (
+from crosscut.launch import launch, process_group
+from crosscut.launch.processes import (
     choose_device,
     is_first_started,
     joined_rank,
@@ -25,6 +23,10 @@ from crosscut.parallel.processes import (
     started_world_size,
     was_started,
 )
+from crosscut.model.packing import pack_weights
+from crosscut.parallel import ParallelMesh, make_mesh
+from crosscut.parallel.collectives import share_from_first
+from crosscut.parallel.mesh import world_size_message
 from crosscut.pretrained import ModelSource, find_model
 
 USUAL_TOKENS = 200

@@ -8,8 +8,8 @@ from crosscut.config import ConfigError, Layout, LayoutError
 from crosscut.config.checks import listed, require_one_of
 from crosscut.config.precision import OF_MODELS
 from crosscut.evaluation.ranks import Machinery
+from crosscut.launch.processes import started_world_size
 from crosscut.parallel.mesh import world_size_message
-from crosscut.parallel.processes import started_world_size
 
 MODEL = "crosscut"
 """What lm-eval calls our models."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from crosscut.harness.arguments import MODEL, ModelArguments, refuse_cache, refuse_chat_template
 from crosscut.harness.run import require_installed
-from crosscut.parallel import launch, process_group
-from crosscut.parallel.processes import (
+from crosscut.launch import launch, process_group
+from crosscut.launch.processes import (
     choose_device,
     is_first_started,
     joined_rank,

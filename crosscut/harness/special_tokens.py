@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from crosscut.config.published import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, read_json
+from crosscut.config.published.folders import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, read_json
 from crosscut.data import Tokenizer
 
 

@@ -10,25 +10,23 @@ elements of a head, T tensor ranks.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from crosscut.config import ConfigError
-from crosscut.parallel.processes import return_freed_memory
-
-if TYPE_CHECKING:
-    from crosscut.model.gpt import GPT
+from crosscut.config import ConfigError, ModelConfig
+from crosscut.launch.heap import return_freed_memory
+from crosscut.parallel import ParallelMesh
 
 
 class KeyValueCache:
-    """Room for `capacity` tokens of each of `num_rows` texts; see `GPT.read`."""
+    """Room for `capacity` tokens of each of `num_rows` texts, in the type of the activations; see `GPT.read`."""
 
-    def __init__(self, model: "GPT", *, num_rows: int, capacity: int) -> None:
-        config, mesh = model.config, model.mesh
+    def __init__(
+        self, config: ModelConfig, *, mesh: ParallelMesh, dtype: torch.dtype, num_rows: int, capacity: int
+    ) -> None:
         self.num_rows, self.capacity = num_rows, capacity
         self.lengths = [0] * num_rows
         """Tokens that each row has read."""
@@ -36,18 +34,11 @@ class KeyValueCache:
         own_heads = max(config.num_kv_heads // mesh.tensor.size, 1)
         # One place more than tokens fit: what only fills up and would lie beyond goes there.
         shape = (2, num_rows, own_heads, capacity + 1, config.head_size)
-        dtype, device = model.tokens.output_dtype, mesh.device
-        self._layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+        self._layers = [torch.zeros(shape, dtype=dtype, device=mesh.device) for _ in range(config.num_layers)]
 
     def set_length(self, row: int, length: int) -> None:
         """Forget what a row has read after `length` tokens; 0 frees it."""
         self.lengths[row] = min(length, self.lengths[row])
-
-    def move(self, source: int, target: int) -> None:
-        """Put a row in the place of another one, and free its own."""
-        for layer in self._layers:
-            layer[:, target] = layer[:, source]
-        self.lengths[target], self.lengths[source] = self.lengths[source], 0
 
     def grow(self, capacity: int) -> None:
         """Make room for so many tokens of each row."""

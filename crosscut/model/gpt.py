@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crosscut.config import IGNORED, ModelConfig
+from crosscut.kernels import LossPasses
+from crosscut.kernels.products import ORDINARY
 from crosscut.model.block import Block, make_norm
 from crosscut.model.cache import KeyValueCache, Reading, reading_kernels
 from crosscut.model.rotary import Rotation, rotations
 from crosscut.parallel import (
     Dropout,
-    LossPasses,
     ParallelMesh,
     PositionEmbedding,
     RandomStreams,
@@ -32,8 +33,7 @@ from crosscut.parallel import (
     vocab_parallel_cross_entropy,
     vocab_parallel_scores,
 )
-from crosscut.parallel.parameters import local
-from crosscut.parallel.products import ORDINARY
+from crosscut.parallel.state.parameters import local
 
 
 class GPT(nn.Module):

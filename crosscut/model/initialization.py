@@ -4,7 +4,7 @@ import torch
 
 from crosscut.model.gpt import GPT
 from crosscut.parallel import normal_
-from crosscut.parallel.parameters import local_offsets, local_part
+from crosscut.parallel.state.parameters import local_offsets, local_part
 
 STANDARD_DEVIATION = 0.02
 

@@ -12,8 +12,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from crosscut.config import ModelConfig
+from crosscut.kernels.functions import run
 from crosscut.parallel import ColumnParallelLinear, ColumnParallelLinears, ParallelMesh, RowParallelLinear
-from crosscut.parallel.functions import run
 
 
 class MLP(nn.Module):

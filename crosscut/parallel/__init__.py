@@ -5,12 +5,9 @@ this room imports torch.
 """
 
 from crosscut.config import IGNORED, RankFailure
-from crosscut.parallel.agreement import Drift, find_drift
 from crosscut.parallel.cross_entropy import vocab_parallel_cross_entropy
 from crosscut.parallel.embedding import PositionEmbedding, Tie, VocabParallelEmbedding, VocabParallelOutput
-from crosscut.parallel.gradients import GradientReducer, clip_gradients_, global_gradient_norm
 from crosscut.parallel.linear import ColumnParallelLinear, ColumnParallelLinears, RowParallelLinear, use_products
-from crosscut.parallel.loss_passes import LossPasses
 from crosscut.parallel.mesh import Axis, ParallelMesh, make_lone_mesh, make_mesh, make_repeated_mesh
 from crosscut.parallel.norm import LayerNorm, RMSNorm
 from crosscut.parallel.operators import (
@@ -23,27 +20,23 @@ from crosscut.parallel.operators import (
     reduce_scatter_to_sequence_parallel,
     scatter_to_sequence_parallel,
 )
-from crosscut.parallel.packing import pack_weights
-from crosscut.parallel.parameters import (
+from crosscut.parallel.random import Dropout, RandomStreams, disturb_, normal_, seed_of
+from crosscut.parallel.recorder import CollectiveRecorder, Sent
+from crosscut.parallel.scores import TokenScores, vocab_parallel_scores
+from crosscut.parallel.state.agreement import Drift, find_drift
+from crosscut.parallel.state.gradients import GradientReducer, clip_gradients_, global_gradient_norm
+from crosscut.parallel.state.parameters import (
     local,
     local_inside,
     local_on_sequence,
     replicated_parameter,
     sharded_parameter,
 )
-from crosscut.parallel.processes import launch, process_group
-from crosscut.parallel.products import FLOAT8, ORDINARY, Products
-from crosscut.parallel.random import Dropout, RandomStreams, disturb_, normal_, seed_of
-from crosscut.parallel.recorder import CollectiveRecorder, Sent
-from crosscut.parallel.scores import TokenScores, vocab_parallel_scores
-from crosscut.parallel.sharding import Reducer, ShardedReducer, make_reducer, reshard, shard_model
-from crosscut.parallel.stopping import Stopped, StopRequest
+from crosscut.parallel.state.sharding import Reducer, ShardedReducer, make_reducer, reshard, shard_model
 from crosscut.parallel.symmetric_memory import enable_symmetric_memory, require_symmetric_memory
 
 __all__ = [
-    "FLOAT8",
     "IGNORED",
-    "ORDINARY",
     "Axis",
     "CollectiveRecorder",
     "ColumnParallelLinear",
@@ -52,10 +45,8 @@ __all__ = [
     "Dropout",
     "GradientReducer",
     "LayerNorm",
-    "LossPasses",
     "ParallelMesh",
     "PositionEmbedding",
-    "Products",
     "RMSNorm",
     "RandomStreams",
     "RankFailure",
@@ -63,8 +54,6 @@ __all__ = [
     "RowParallelLinear",
     "Sent",
     "ShardedReducer",
-    "StopRequest",
-    "Stopped",
     "Tie",
     "TokenScores",
     "VocabParallelEmbedding",
@@ -78,7 +67,6 @@ __all__ = [
     "gather_from_sequence_parallel",
     "gather_from_tensor_parallel",
     "global_gradient_norm",
-    "launch",
     "leave_tensor_parallel",
     "local",
     "local_inside",
@@ -88,8 +76,6 @@ __all__ = [
     "make_reducer",
     "make_repeated_mesh",
     "normal_",
-    "pack_weights",
-    "process_group",
     "reduce_from_tensor_parallel",
     "reduce_scatter_to_sequence_parallel",
     "replicated_parameter",

@@ -21,10 +21,10 @@ from torch.autograd.function import once_differentiable
 
 from crosscut.config import IGNORED, LayoutError, default_loss_chunk
 from crosscut.config.checks import require_at_least
+from crosscut.kernels.loss_passes import LossPasses
+from crosscut.kernels.products import ORDINARY, add_product, multiply_into
 from crosscut.parallel.collectives import all_reduce
-from crosscut.parallel.loss_passes import LossPasses
 from crosscut.parallel.mesh import Axis
-from crosscut.parallel.products import ORDINARY, add_product, multiply_into
 
 
 class VocabularyPart(NamedTuple):

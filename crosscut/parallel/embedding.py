@@ -12,11 +12,11 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from crosscut.config import ConfigError, padded_vocab_size
-from crosscut.parallel.functions import run
+from crosscut.kernels.functions import run
+from crosscut.kernels.products import ORDINARY
 from crosscut.parallel.mesh import ParallelMesh
 from crosscut.parallel.operators import leave_tensor_parallel, part_of_sequence
-from crosscut.parallel.parameters import local, local_on_sequence, replicated_parameter, sharded_parameter
-from crosscut.parallel.products import ORDINARY
+from crosscut.parallel.state.parameters import local, local_on_sequence, replicated_parameter, sharded_parameter
 
 
 class Tie:

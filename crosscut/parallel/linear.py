@@ -19,8 +19,9 @@ from torch.autograd.function import once_differentiable
 
 from crosscut.config import LayoutError
 from crosscut.config.conventions import num_pieces
+from crosscut.kernels.functions import run
+from crosscut.kernels.products import ORDINARY, Products, add_product, as_rows, multiply_into
 from crosscut.parallel.collectives import wait
-from crosscut.parallel.functions import run
 from crosscut.parallel.mesh import Axis, ParallelMesh
 from crosscut.parallel.operators import (
     finish_enter_forward,
@@ -33,14 +34,13 @@ from crosscut.parallel.operators import (
     start_leave_backward,
     start_leave_forward,
 )
-from crosscut.parallel.parameters import (
+from crosscut.parallel.state.parameters import (
     local,
     local_inside,
     local_on_sequence,
     replicated_parameter,
     sharded_parameter,
 )
-from crosscut.parallel.products import ORDINARY, Products, add_product, as_rows, multiply_into
 from crosscut.parallel.symmetric_memory import gather_and_multiply, multiply_and_scatter
 
 

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from crosscut.parallel.functions import run
+from crosscut.kernels.functions import run
 from crosscut.parallel.mesh import ParallelMesh
-from crosscut.parallel.parameters import local_inside, local_on_sequence, replicated_parameter
+from crosscut.parallel.state.parameters import local_inside, local_on_sequence, replicated_parameter
 
 
 class LayerNorm(nn.Module):

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
 from crosscut.parallel.mesh import ParallelMesh
-from crosscut.parallel.parameters import cut_dim, local_offsets
+from crosscut.parallel.state.parameters import cut_dim, local_offsets
 
 _BLOCK = 64
 """Indices along the cut dimension that are drawn together."""

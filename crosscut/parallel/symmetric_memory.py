@@ -23,10 +23,10 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import _symmetric_memory  # registers the operators, and names a group that may use them
 
 from crosscut.config import Layout, LayoutError
-from crosscut.parallel.functions import run
+from crosscut.kernels.functions import run
+from crosscut.kernels.products import ORDINARY
 from crosscut.parallel.mesh import Axis, ParallelMesh
 from crosscut.parallel.operators import SEQUENCE_DIM, finish_enter_forward, start_enter_again
-from crosscut.parallel.products import ORDINARY
 
 _ops = torch.ops.symm_mem
 

@@ -29,10 +29,10 @@ from crosscut.planner.candidate import Planned
 from crosscut.planner.parameters import LocalTensor, known_vocab_size, layer_tensors, root_tensors
 
 BUCKET_BYTES = 32 << 20
-"""Of a bucket of gradients; as `parallel.gradients` has it."""
+"""Of a bucket of gradients; as `parallel.state.gradients` has it."""
 
 PIECE_ELEMENTS = 1 << 24
-"""Of each moment in a piece of the optimizer's step that comes from the host; as `training.host_moments` has it."""
+"""Elements of each moment in a piece of the optimizer's step from host memory; as in `training.memory.host_moments`."""
 
 FRAGMENTATION = 0.05
 """Share of what comes and goes in a step that a caching allocator holds besides, in blocks that fit nothing."""

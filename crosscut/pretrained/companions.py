@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from crosscut.config import RunConfig
 from crosscut.config.conventions import INITIAL_FOLDER
-from crosscut.config.published import (
+from crosscut.config.published.folders import (
     GENERATION_FILE,
     MODEL_FILE,
     SPECIAL_TOKENS_FILE,

@@ -17,12 +17,12 @@ from crosscut.checkpoint import Folder, folder_at
 from crosscut.checkpoint.storage import storage_errors_told
 from crosscut.checkpoint.stored import StoredTensors
 from crosscut.config import CheckpointError, ConfigError, ModelConfig
-from crosscut.config.published import MODEL_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, published_table
+from crosscut.config.published.folders import MODEL_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, published_table
 from crosscut.data import Tokenizer
 from crosscut.model import GPT
 from crosscut.parallel import reshard
 from crosscut.parallel.collectives import share_from_first
-from crosscut.parallel.parameters import whole
+from crosscut.parallel.state.parameters import whole
 from crosscut.pretrained.companions import COMPANIONS
 from crosscut.pretrained.families import Weight, published_shapes, weights_of
 from crosscut.pretrained.source import ModelSource

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from crosscut.config import CheckpointError, ModelConfig
 from crosscut.config.checks import listed
 from crosscut.parallel import reshard
-from crosscut.parallel.parameters import local_offsets, local_part
+from crosscut.parallel.state.parameters import local_offsets, local_part
 from crosscut.pretrained.families import Weight, is_harmless, published_shapes, weights_of, with_prefix
 from crosscut.pretrained.tensors import DTYPES, StoredTensor, blocks, list_tensors
 

@@ -16,7 +16,7 @@ from crosscut.config import CheckpointError, ConfigError, ModelConfig, RunConfig
 from crosscut.config.checks import require_one_of
 from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER, TOKENS_FOLDER
 from crosscut.config.precision import OF_MODELS, PRECISIONS
-from crosscut.config.published import MODEL_FILE, TOKENIZER_FILE, read_published
+from crosscut.config.published.folders import MODEL_FILE, TOKENIZER_FILE, read_published
 from crosscut.data import Tokenizer
 from crosscut.model import GPT
 from crosscut.parallel import ParallelMesh, RandomStreams, shard_model

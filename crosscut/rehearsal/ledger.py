@@ -33,16 +33,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from crosscut.parallel import onednn
-from crosscut.parallel.parameters import local_part
+from crosscut.kernels import onednn
 from crosscut.parallel.pretended import is_collective
 from crosscut.parallel.recorder import comes_again
+from crosscut.parallel.state.parameters import local_part
 
 _OURS = f"{Path(__file__).resolve().parents[1]}/"
 _LOSS = f"{_OURS}parallel/cross_entropy.py"
-_GRADIENTS = f"{_OURS}parallel/gradients.py"
-_HOST = f"{_OURS}training/host_activations.py"
-_FOR_OTHERS = (f"{_OURS}rehearsal/", f"{_OURS}parallel/products.py", f"{_OURS}parallel/onednn.py")
+_GRADIENTS = f"{_OURS}parallel/state/gradients.py"
+_HOST = f"{_OURS}training/memory/host_activations.py"
+_FOR_OTHERS = (f"{_OURS}rehearsal/", f"{_OURS}kernels/products.py", f"{_OURS}kernels/onednn.py")
 """What makes tensors for whoever calls it."""
 _SHARDING = "torch/distributed/fsdp/"
 _SHAPES = "torch/distributed/tensor/_sharding_prop.py"

@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from crosscut.config.conventions import AMPERE
+from crosscut.kernels import onednn
 from crosscut.model import attention
-from crosscut.parallel import onednn
 from crosscut.parallel.pretended import is_wait
 
 Device = Literal["cpu", "cuda"]

@@ -14,9 +14,9 @@ from crosscut.planner.parameters import known_vocab_size, layer_tensors, root_te
 from crosscut.rehearsal.ledger import Ledger, Peak
 from crosscut.rehearsal.pretence import Device, WithoutMemory, as_on
 from crosscut.training.batches import Batch
-from crosscut.training.memory_account import resizing_told_to
 from crosscut.training.optimizer import MOMENTS
 from crosscut.training.step import Trainer
+from crosscut.training.watching.memory_account import resizing_told_to
 
 
 @dataclass(frozen=True, kw_only=True)

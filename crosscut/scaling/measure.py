@@ -7,14 +7,15 @@ import torch
 
 from crosscut.config import ConfigError, Layout
 from crosscut.evaluation.progress import progress
-from crosscut.parallel import ParallelMesh, launch, make_repeated_mesh, process_group
+from crosscut.launch import launch, process_group
+from crosscut.launch.processes import choose_device, started_world_size, was_started
+from crosscut.parallel import ParallelMesh, make_repeated_mesh
 from crosscut.parallel.collectives import all_gather_objects
-from crosscut.parallel.processes import choose_device, started_world_size, was_started
 from crosscut.scaling.cases import Case, Devices
 from crosscut.training.batches import Batch
 from crosscut.training.requirements import require_capabilities
 from crosscut.training.step import Trainer
-from crosscut.training.throughput import synchronize
+from crosscut.training.watching.throughput import synchronize
 
 _WARM_UP = 1
 """Turns that do not count: memory is taken, the optimizer makes its moments."""

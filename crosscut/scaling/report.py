@@ -1,8 +1,8 @@
-"""What a measured study says, in the form of the published one (`planner.study`)."""
+"""What a measured study says, in the form of the published one (`planner.paper.study`)."""
 
 from collections.abc import Sequence
 
-from crosscut.planner.sections import Report, Section
+from crosscut.planner.paper.sections import Report, Section
 from crosscut.scaling.results import Results, Row
 
 _MARK = "Written by `crosscut study measure`; in docs/ by `python docs/generate.py`, from scaling-measured.json."

@@ -20,10 +20,8 @@ from starlette.applications import Starlette
 from crosscut.config import ConfigError, Layout, LayoutError
 from crosscut.config.model import require_tensor_axis
 from crosscut.generation import Decoder
-from crosscut.parallel import ParallelMesh, StopRequest, launch, make_mesh, pack_weights, process_group
-from crosscut.parallel.collectives import share_from_first
-from crosscut.parallel.mesh import world_size_message
-from crosscut.parallel.processes import (
+from crosscut.launch import StopRequest, launch, process_group
+from crosscut.launch.processes import (
     choose_device,
     is_first_started,
     joined_rank,
@@ -32,7 +30,11 @@ from crosscut.parallel.processes import (
     started_world_size,
     was_started,
 )
-from crosscut.parallel.stopping import REQUESTS, ignore_requests
+from crosscut.launch.stopping import REQUESTS, ignore_requests
+from crosscut.model.packing import pack_weights
+from crosscut.parallel import ParallelMesh, make_mesh
+from crosscut.parallel.collectives import share_from_first
+from crosscut.parallel.mesh import world_size_message
 from crosscut.pretrained import ModelSource, find_model
 from crosscut.serving.application import make_application
 from crosscut.serving.chat import ChatTemplate

@@ -6,10 +6,10 @@ from typing import Any
 from crosscut.config import RunConfig
 from crosscut.data import TokenFolder
 from crosscut.evaluation import Task, evaluate, make_tasks
+from crosscut.launch import StopRequest
 from crosscut.model import GPT
-from crosscut.parallel import StopRequest
 from crosscut.pretrained import begin_of_run
-from crosscut.training.compilation import uncompiled
+from crosscut.training.speed.compilation import uncompiled
 
 _PREFIXES = ("wikitext103_", "lambada_", "text_")
 """Of what rows of the metrics call the figures of each task."""

@@ -16,17 +16,18 @@ from crosscut.checkpoint import Folder, Progress, Saver, load_checkpoint
 from crosscut.config import RunConfig, TrainingError, write_toml
 from crosscut.config.conventions import CONFIG_FILE
 from crosscut.evaluation import Score, evaluate_loss
-from crosscut.parallel import Stopped, StopRequest, find_drift
+from crosscut.launch import Stopped, StopRequest
+from crosscut.parallel import find_drift
 from crosscut.training.batches import Batches, BatchesAhead
-from crosscut.training.diagnosis import explain_non_finite
 from crosscut.training.evaluations import Evaluations
-from crosscut.training.following import Follower
-from crosscut.training.metrics import Metrics
 from crosscut.training.optimizer import apply_settings
-from crosscut.training.profiling import Profiler
 from crosscut.training.result import NonFiniteError, StepResult
 from crosscut.training.step import Trainer
-from crosscut.training.throughput import Throughput
+from crosscut.training.watching.diagnosis import explain_non_finite
+from crosscut.training.watching.following import Follower
+from crosscut.training.watching.metrics import Metrics
+from crosscut.training.watching.profiling import Profiler
+from crosscut.training.watching.throughput import Throughput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,7 @@ class Loop:
         )
 
     def train(self, resume_from: Path | Folder | None = None) -> Outcome:
-        """Do all steps that are left, or those until a scheduler asks to stop (`parallel.stopping`).
+        """Do all steps that are left, or those until a scheduler asks to stop (`launch.stopping`).
 
         Raises `TrainingError` when a loss is no longer finite, a loss scale has fallen too low, or replicas of a
         parameter differ.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from crosscut.parallel.parameters import local_part
+from crosscut.parallel.state.parameters import local_part
 
 FIRST = 2.0**16
 GROWTH_INTERVAL = 2000

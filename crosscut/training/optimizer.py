@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from crosscut.config import OptimizerConfig
-from crosscut.parallel.parameters import local_part
+from crosscut.parallel.state.parameters import local_part
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """PyTorch's names for the moving averages of a gradient and of its square."""

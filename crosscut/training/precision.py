@@ -5,7 +5,7 @@ import torch
 from crosscut.config import ConfigError
 from crosscut.config.conventions import AMPERE
 from crosscut.config.precision import FLOAT8_MULTIPLE, PRECISIONS, precision_on
-from crosscut.parallel import FLOAT8, ORDINARY, Products
+from crosscut.kernels import FLOAT8, ORDINARY, Products
 
 FLOAT8_CAPABILITY = (8, 9)
 """NVIDIA's first with float8 products: Ada; then Hopper and Blackwell."""

@@ -1,10 +1,10 @@
 """What a run asks of the machine it is started on, checked before its ranks begin."""
 
 from crosscut.config import RunConfig
+from crosscut.launch.processes import choose_device
 from crosscut.parallel import require_symmetric_memory
-from crosscut.parallel.processes import choose_device
-from crosscut.training.compilation import require_compilation
 from crosscut.training.precision import require_imitable_precision, require_precision
+from crosscut.training.speed.compilation import require_compilation
 
 
 def require_capabilities(run: RunConfig, *, only_to_verify: bool = False) -> None:

@@ -20,12 +20,10 @@ from crosscut.checkpoint import (
 )
 from crosscut.config import ConfigError, LayoutError, RunConfig, RunStopped, write_toml
 from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER
-from crosscut.config.published import TOKENIZER_FILE, is_published, reason_against_export
+from crosscut.config.published.folders import TOKENIZER_FILE, is_published, reason_against_export
 from crosscut.data import Sampler, TokenFolder, Tokenizer, ValidationSampler, prepare
-from crosscut.parallel import launch, make_mesh, process_group
-from crosscut.parallel.collectives import share_from_first
-from crosscut.parallel.mesh import world_size_message
-from crosscut.parallel.processes import (
+from crosscut.launch import launch, process_group
+from crosscut.launch.processes import (
     choose_device,
     is_first_started,
     joined_rank,
@@ -34,17 +32,20 @@ from crosscut.parallel.processes import (
     started_world_size,
     was_started,
 )
-from crosscut.parallel.stopping import ignore_requests
+from crosscut.launch.stopping import ignore_requests
+from crosscut.parallel import make_mesh
+from crosscut.parallel.collectives import share_from_first
+from crosscut.parallel.mesh import world_size_message
 from crosscut.planner.traffic import reason_against_halves
 from crosscut.pretrained import keep_companions, load_weights, require_weights
 from crosscut.training.batches import Batches
 from crosscut.training.evaluations import Evaluations
 from crosscut.training.loop import Loop
 from crosscut.training.precision import fast_precision
-from crosscut.training.profiling import Profiler, require_steps
-from crosscut.training.report import SUMMARY_FILE, typed_command, write_report
 from crosscut.training.requirements import require_capabilities
 from crosscut.training.step import Trainer
+from crosscut.training.watching.profiling import Profiler, require_steps
+from crosscut.training.watching.run_report import SUMMARY_FILE, typed_command, write_report
 
 
 @dataclasses.dataclass(frozen=True)

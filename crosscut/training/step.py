@@ -20,14 +20,14 @@ from crosscut.parallel import (
 )
 from crosscut.parallel.collectives import all_reduce
 from crosscut.training.batches import Batch
-from crosscut.training.compilation import apply_compilation
-from crosscut.training.host_moments import InHostMemory
 from crosscut.training.loss_scale import LossScale
+from crosscut.training.memory.host_moments import InHostMemory
+from crosscut.training.memory.recomputation import apply_recomputation
 from crosscut.training.optimizer import make_optimizer, set_learning_rate
 from crosscut.training.precision import compute_dtype, fast_precision, needs_loss_scale, parameter_dtype, products
-from crosscut.training.recomputation import apply_recomputation
 from crosscut.training.result import StepResult
 from crosscut.training.schedule import learning_rate
+from crosscut.training.speed.compilation import apply_compilation
 
 
 class Trainer:

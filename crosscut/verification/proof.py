@@ -8,7 +8,7 @@ import torch
 
 from crosscut.parallel import ParallelMesh, make_lone_mesh
 from crosscut.parallel.collectives import share_from_first
-from crosscut.training.compilation import compiled_modules, uncompiled
+from crosscut.training.speed.compilation import compiled_modules, uncompiled
 from crosscut.verification.comparison import Comparison
 from crosscut.verification.draws import Disagreement, Draw, compare_draws, draws_of
 from crosscut.verification.recording import Recording, Step, record

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.linear import is_recomputing
-from crosscut.parallel.parameters import cut_dim, gathered_over_data
-from crosscut.training.compilation import compiled_modules
+from crosscut.parallel.state.parameters import cut_dim, gathered_over_data
+from crosscut.training.speed.compilation import compiled_modules
 
 LOSS = "loss"
 """What is done with the model's last output stands in the table under this name."""

@@ -20,10 +20,8 @@ from crosscut.config import (
     padded_vocab_size,
 )
 from crosscut.config.precision import PRECISIONS
-from crosscut.parallel import CollectiveRecorder, ParallelMesh, disturb_, launch, make_mesh, process_group, seed_of
-from crosscut.parallel.collectives import gather_to_first
-from crosscut.parallel.mesh import world_size_message
-from crosscut.parallel.processes import (
+from crosscut.launch import launch, process_group
+from crosscut.launch.processes import (
     choose_device,
     is_first_started,
     joined_rank,
@@ -32,12 +30,15 @@ from crosscut.parallel.processes import (
     started_world_size,
     was_started,
 )
+from crosscut.parallel import CollectiveRecorder, ParallelMesh, disturb_, make_mesh, seed_of
+from crosscut.parallel.collectives import gather_to_first
+from crosscut.parallel.mesh import world_size_message
 from crosscut.planner import count_parameters, step_traffic
 from crosscut.training.batches import Batch
-from crosscut.training.compilation import compiled_modules
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.precision import compute_dtype, needs_loss_scale, product_dtype
 from crosscut.training.requirements import require_capabilities
+from crosscut.training.speed.compilation import compiled_modules
 from crosscut.training.step import Trainer
 from crosscut.verification.module import CLIP_NORM, LEARNING_RATE
 from crosscut.verification.proof import prove

@@ -106,7 +106,7 @@ TORCHTITAN = """
 import dataclasses, json, sys
 import torch
 from contenders import Way, crosscut_run, make_step
-from crosscut.parallel import process_group
+from crosscut.launch import process_group
 from crosscut.planner import count_parameters
 from gpu_plan import TINY
 from torchtitan_llama import make_config

@@ -11,7 +11,7 @@ from crosscut.calibration.ranks import LinkRate, joined, links, together
 from crosscut.calibration.run import device_table
 from crosscut.calibration.timing import in_turns, repeated, typical
 from crosscut.config import ConfigError
-from crosscut.parallel import process_group
+from crosscut.launch import process_group
 from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware, MeasuredMessage, read_hardware
 from crosscut.planner.products import Product, Speed
 

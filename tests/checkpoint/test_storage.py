@@ -162,7 +162,7 @@ def s3_environment(endpoint: str) -> dict[str, str]:
 
 S3_PROGRAM = """
 import sys, torch
-from crosscut.parallel import process_group
+from crosscut.launch import process_group
 from tests.checkpoint import test_storage as t
 import fsspec
 with process_group(torch.device("cpu")):

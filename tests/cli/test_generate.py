@@ -99,7 +99,7 @@ def test_samples_of_a_file_of_prompts_come_in_order_and_are_those_of_each_alone(
 @pytest.mark.parametrize(("samples", "is_packed"), [("1", False), ("3", True)])
 def test_weights_are_packed_where_some_texts_are_written_at_once(generate, monkeypatch, samples, is_packed):
     from crosscut.generation import order
-    from crosscut.parallel.onednn import IS_THERE
+    from crosscut.kernels.onednn import IS_THERE
 
     made = []
     make = order.Decoder

@@ -137,9 +137,10 @@ def test_diverging_run_says_where_and_keeps_the_last_good_checkpoint(crosscut_he
 FAILING_RUN = """
 import torch
 from crosscut.config import Layout
-from crosscut.parallel import make_mesh, process_group
+from crosscut.launch import process_group
+from crosscut.parallel import make_mesh
 from crosscut.parallel.collectives import all_reduce
-from crosscut.parallel.processes import joined_rank
+from crosscut.launch.processes import joined_rank
 
 with joined_rank(), process_group(torch.device("cpu")):
     mesh = make_mesh(Layout(tensor=2), torch.device("cpu"))

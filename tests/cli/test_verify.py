@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from crosscut.training.compilation import _has_cpp_compiler
+from crosscut.training.speed.compilation import _has_cpp_compiler
 from tests.cli.conftest import run_python
 
 RUN = (

@@ -7,7 +7,7 @@ from crosscut.config import ConfigError, Layout
 from crosscut.generation import Decoder, Piece, Sampling, decoder
 from crosscut.generation.sampling import History, Numbers, choose
 from crosscut.model.cache import reading_kernels
-from crosscut.parallel import pack_weights
+from crosscut.model.packing import pack_weights
 from tests.generation.models import make
 
 Job = tuple[list[int], Sampling]

@@ -14,7 +14,7 @@ from crosscut.model.attention import capability_of
 from crosscut.model.rotary import rotations
 from crosscut.parallel import make_mesh
 from crosscut.planner import layer_activations
-from crosscut.training import compilation
+from crosscut.training.speed import compilation
 from crosscut.training.step import Trainer
 from tests.ranks import RankPool
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from crosscut.config import Layout
-from crosscut.parallel import onednn
+from crosscut.kernels import onednn
 from tests.model.twins import CONFIG, LAYOUTS, train
 from tests.ranks import RankPool
 

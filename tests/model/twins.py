@@ -22,7 +22,7 @@ from crosscut.parallel import (
     shard_model,
 )
 from crosscut.parallel.collectives import all_reduce
-from crosscut.parallel.parameters import local_offsets
+from crosscut.parallel.state.parameters import local_offsets
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=300, max_sequence_length=16, dropout=0.0)

@@ -12,10 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from crosscut.config import ConfigError, Layout, LayoutError, padded_vocab_size
+from crosscut.kernels import LossPasses
 from crosscut.parallel import (
     IGNORED,
     CollectiveRecorder,
-    LossPasses,
     copy_to_tensor_parallel,
     make_mesh,
     vocab_parallel_cross_entropy,

@@ -15,7 +15,7 @@ from crosscut.parallel import (
     make_mesh,
     vocab_parallel_cross_entropy,
 )
-from crosscut.training.memory_account import account_of
+from crosscut.training.watching.memory_account import account_of
 from tests.parallel.twins import CPU, LAYOUTS, assert_twins, fill, split_sequence
 from tests.ranks import RankPool
 

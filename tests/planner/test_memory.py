@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig, padded_vocab_size
-from crosscut.parallel import gradients
+from crosscut.parallel.state import gradients
 from crosscut.planner import Candidate, forecast_memory, layer_activations, memory, parameters_per_rank
 from crosscut.planner.memory import forecast_instants
-from crosscut.training import host_moments
+from crosscut.training.memory import host_moments
 from tests.timing import quickest
 
 MODEL = ModelConfig(**PRESETS["megatron-1.2b"])

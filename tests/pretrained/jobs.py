@@ -13,7 +13,7 @@ from crosscut.config import CrosscutError, Layout, ModelConfig
 from crosscut.model import GPT
 from crosscut.parallel import RandomStreams, enter_tensor_parallel, gather_from_tensor_parallel, make_mesh, reshard
 from crosscut.parallel.collectives import all_gather_objects
-from crosscut.parallel.parameters import local, local_offsets, local_part
+from crosscut.parallel.state.parameters import local, local_offsets, local_part
 from crosscut.pretrained import ModelSource, export_model, loading, tensors, writing
 from tests.pretrained.models import TOKENS
 

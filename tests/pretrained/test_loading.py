@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from crosscut.config import CheckpointError, ConfigError, Layout
-from crosscut.config.published import read_published
+from crosscut.config.published.folders import read_published
 from crosscut.pretrained import find_model, require_weights
 from crosscut.pretrained.families import weights_of
 from tests.pretrained import jobs

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from crosscut.config import ConfigError, LayoutError
-from crosscut.parallel import make_mesh, onednn, process_group
+from crosscut.kernels import onednn
+from crosscut.launch import process_group
+from crosscut.parallel import make_mesh
 from crosscut.rehearsal import Rehearsal, compare, rehearse, to_json
-from crosscut.training.memory_account import account_of
 from crosscut.training.optimizer import MOMENTS
 from crosscut.training.step import Trainer
+from crosscut.training.watching.memory_account import account_of
 from tests.rehearsal.cases import LARGE, PAPER, SMALL, Case
 
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ import pytest
 
 from crosscut.config import load_run
 from crosscut.planner.hardware import KNOWN_HARDWARE
-from crosscut.planner.sections import Section, to_html, to_markdown
+from crosscut.planner.paper.sections import Section, to_html, to_markdown
 from crosscut.planner.time import step_time
 from crosscut.scaling.cases import DEFAULT_RUNS, Case, Devices, Study, study_cases
 from crosscut.scaling.report import measured_report

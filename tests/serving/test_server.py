@@ -130,7 +130,7 @@ def test_texts_outgrow_the_window_where_they_may(model_folder):
 
 @pytest.mark.parametrize(("rows", "is_packed"), [(2, False), (16, True)])
 def test_weights_are_packed_where_some_texts_are_written_at_once(model_folder, monkeypatch, rows, is_packed):
-    from crosscut.parallel.onednn import IS_THERE
+    from crosscut.kernels.onednn import IS_THERE
     from crosscut.serving import server
 
     def stop(model: torch.nn.Module, *_arguments: object, **_options: object) -> None:

@@ -14,12 +14,12 @@ from crosscut.config import RunConfig, TrainingError
 from crosscut.data import TokenFolder
 from crosscut.parallel import CollectiveRecorder, make_mesh
 from crosscut.training.batches import Batches
-from crosscut.training.diagnosis import explain_non_finite
 from crosscut.training.loop import Loop
-from crosscut.training.profiling import Profiler
 from crosscut.training.result import NonFiniteError
 from crosscut.training.run import Resume, run_training
 from crosscut.training.step import Trainer
+from crosscut.training.watching.diagnosis import explain_non_finite
+from crosscut.training.watching.profiling import Profiler
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ import pytest
 from crosscut.config import ConfigError, DataError
 from crosscut.data import TokenFolder
 from crosscut.evaluation import evaluate
-from crosscut.parallel import Stopped
+from crosscut.launch import Stopped
 from crosscut.training.evaluations import Evaluations, last_figures
 from crosscut.training.loop import Loop
 from crosscut.training.run import _prepare
@@ -87,7 +87,7 @@ def shown_while_training(run) -> list:
         yield
         told.append("back")
 
-    where = ("crosscut.evaluation.evaluate.progress", "crosscut.training.metrics._Display.aside")
+    where = ("crosscut.evaluation.evaluate.progress", "crosscut.training.watching.metrics._Display.aside")
     with mock.patch(where[0], noted), mock.patch(where[1], aside):
         trained(run)
     return told[:-2]  # without what scored the model once more

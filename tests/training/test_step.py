@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from crosscut.config import OptimizerConfig
-from crosscut.training.diagnosis import explain_non_finite
 from crosscut.training.optimizer import make_optimizer
 from crosscut.training.result import NonFiniteError
+from crosscut.training.watching.diagnosis import explain_non_finite
 from tests.training.jobs import losses_of, masked_loss_and_gradient, parts, poisoned_step
 
 

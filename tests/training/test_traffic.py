@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from crosscut.parallel import CollectiveRecorder
-from crosscut.parallel.agreement import find_drift
+from crosscut.parallel.state.agreement import find_drift
 from crosscut.planner import comparison_traffic, parameters_per_rank, step_traffic
 from tests.training.jobs import parts, record_step
 

@@ -17,8 +17,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from crosscut.parallel import make_mesh
-from crosscut.training import compilation
 from crosscut.training.precision import FLOAT8_CAPABILITY
+from crosscut.training.speed import compilation
 from crosscut.training.step import Trainer
 from tests.training.jobs import CPU, parts
 

@@ -28,7 +28,6 @@ from crosscut.parallel import (
     cross_entropy,
     disturb_,
     embedding,
-    gradients,
     linear,
     make_mesh,
     norm,
@@ -39,10 +38,11 @@ from crosscut.parallel import (
     sharded_parameter,
 )
 from crosscut.parallel.collectives import all_gather, all_reduce, split, start_all_reduce_owned, wait
-from crosscut.parallel.gradients import _local
-from crosscut.parallel.parameters import local
-from crosscut.training import compilation
+from crosscut.parallel.state import gradients
+from crosscut.parallel.state.gradients import _local
+from crosscut.parallel.state.parameters import local
 from crosscut.training import step as training_step
+from crosscut.training.speed import compilation
 from crosscut.verification import Report, for_verification, verify_module, verify_on_mesh
 from crosscut.verification.run import MICRO_BATCHES
 from tests.verification.runs import CPU, tiny_run

@@ -17,8 +17,8 @@ import pytest
 
 from crosscut.config import ConfigError, RunConfig
 from crosscut.parallel import make_mesh
-from crosscut.training import compilation
 from crosscut.training.requirements import require_capabilities
+from crosscut.training.speed import compilation
 from crosscut.verification import Report, for_verification, verify_on_mesh
 from tests.parallel.stand_ins import products_in_pieces
 from tests.ranks import RankPool

@@ -10,7 +10,7 @@ from crosscut.config import Layout
 from crosscut.parallel import linear, make_mesh
 from crosscut.parallel.collectives import split
 from crosscut.parallel.mesh import ParallelMesh
-from crosscut.training import compilation
+from crosscut.training.speed import compilation
 from crosscut.verification import Report, for_verification, verify_on_mesh
 from tests.ranks import RankPool
 from tests.verification.runs import CPU, tiny_run

@@ -24,7 +24,7 @@ from crosscut.parallel import (
     shard_model,
     sharded_parameter,
 )
-from crosscut.parallel.parameters import local
+from crosscut.parallel.state.parameters import local
 from crosscut.verification import Report, verify_module
 from tests.ranks import RankPool
 from tests.verification.runs import CPU

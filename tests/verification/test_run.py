@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from crosscut.config import IGNORED, ConfigError, Layout, LayoutError, TrainingError, load_run
+from crosscut.kernels import ORDINARY, Products
 from crosscut.model import gpt
-from crosscut.parallel import ORDINARY, Products, linear, make_mesh
+from crosscut.parallel import linear, make_mesh
 from crosscut.planner import step_traffic
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.requirements import require_capabilities

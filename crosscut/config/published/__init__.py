@@ -1,0 +1,1 @@
+"""Folders of published models: what their config files say, family by family."""

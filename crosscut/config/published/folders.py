@@ -1,0 +1,233 @@
+"""A published model's `config.json`, as Hugging Face has it, and the `ModelConfig` that says the same.
+
+One table (`families`) serves both directions: a key of theirs for each field of ours, and what a family fixes. Whatever
+in a file changes what the model computes and has no field here is an error that names it.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from crosscut.config.checks import listed
+from crosscut.config.errors import ConfigError
+from crosscut.config.model import ModelConfig
+from crosscut.config.published.families import FAMILIES, MISTRAL, Family
+
+MODEL_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+
+LOW_FREQUENCY, HIGH_FREQUENCY = 1.0, 4.0
+"""Turns in the original length below which Llama 3 slows a rotation down, and above which it leaves it."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a published model says of itself."""
+
+    model: ModelConfig
+    stops: tuple[int, ...]
+    """Ids that end what it writes, the model's own first."""
+
+
+def is_published(folder: Path) -> bool:
+    """Whether a folder holds a published model's configuration."""
+    return (folder / MODEL_FILE).is_file()
+
+
+def read_published(folder: Path) -> Published:
+    """What the files of a folder say. Raises `ConfigError` naming what Crosscut's model cannot do."""
+    table = _Table(folder / MODEL_FILE)
+    family = _family_of(table)
+    for key, allowed in family.required.items():
+        table.require(key, allowed)
+    fields = {**family.defaults, **{ours: table.take(key, ours) for ours, key in family.keys.items() if key in table}}
+    fields.update(family.fixed)
+    if fields["positions"] == "rotary":
+        fields.update(_biases(table, family), **_rotary(table), **_window(table, family, fields))
+    for name in ("num_layers", "hidden_size", "num_heads", "vocab_size", "max_sequence_length"):
+        if name not in fields:
+            raise ConfigError(f"`{family.keys[name]}` must be given in `{table.path}`, but is missing.")
+    stops = [end for ends in end_ids(folder).values() for end in ends]
+    return Published(ModelConfig(**fields), tuple(dict.fromkeys(stops)))
+
+
+def end_ids(folder: Path) -> dict[Path, tuple[int, ...]]:
+    """The ids that end what a folder's model writes, by the files that say so, the model's own first.
+
+    Any `model_type` will do. Raises `ConfigError` for a file that cannot be read and for what is no id.
+    """
+    found = {}
+    for path in (folder / MODEL_FILE, folder / GENERATION_FILE):
+        ends = read_json(path).get("eos_token_id") if path.is_file() else None
+        ids = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        if not all(type(end) is int for end in ids):
+            raise ConfigError(f"`eos_token_id` in `{path}` must be an id or a list of some, but is {ends!r}.")
+        if ids:
+            found[path] = tuple(ids)
+    return found
+
+
+def reason_against_export(model: ModelConfig) -> str:
+    """What keeps a model from the nearest family, in words that follow a colon; empty where one can say it."""
+    family, differences = _nearest(model)
+    if not differences:
+        return ""
+    name, wanted = next(iter(differences.items()))
+    return (
+        f"`model.{name}` must be {wanted!r} in a model of Hugging Face's family {family.model_type!r}, the nearest to "
+        f"this one, but is {getattr(model, name)!r}"
+    )
+
+
+def published_table(model: ModelConfig, *, dtype: str, stops: tuple[int, ...]) -> dict[str, Any]:
+    """The `config.json` of a model whose tensors are of `dtype`, by torch's name; texts end at any of `stops`.
+
+    Raises `ConfigError` for a model that none of the families can say.
+    """
+    if reason := reason_against_export(model):
+        raise ConfigError(f"{reason}. Crosscut knows no family to export it as.")
+    family, _ = _nearest(model)
+    table: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type}
+    table.update({key: getattr(model, ours) for ours, key in family.keys.items()})
+    table.update({key: allowed[0] for key, allowed in family.required.items() if allowed[0] is not None})
+    table.update(dict.fromkeys(family.dropouts, model.dropout), **dict.fromkeys(family.biases, model.biases == "all"))
+    if model.positions == "rotary":
+        table.update(rope_theta=model.rotary_base, rope_scaling=_rope_scaling(model))
+    ends = stops[0] if len(stops) == 1 else list(stops)
+    return {**table, "eos_token_id": ends, "torch_dtype": dtype}
+
+
+class _Table:
+    """A `config.json`, whose values are asked for by key."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.values = read_json(path)
+
+    def __contains__(self, key: str) -> bool:
+        """Whether it says something; null says nothing."""
+        return self.values.get(key) is not None
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value, or the default where the file says nothing."""
+        return self.values[key] if key in self else default
+
+    def take(self, key: str, field: str) -> Any:
+        """The value for one of our fields, which must be of its type."""
+        value, kind = self.values[key], ModelConfig.__annotations__[field]
+        if kind is float and type(value) is int:
+            return float(value)
+        if type(value) is not kind:
+            raise ConfigError(f"`{key}` in `{self.path}` must be of type {kind.__name__}, but is {value!r}.")
+        return value
+
+    def require(self, key: str, allowed: tuple[Any, ...]) -> None:
+        """Raise unless the value is one that our model can do."""
+        if (value := self.get(key, allowed[0])) not in allowed:
+            raise self.refusal(key, listed(map(repr, allowed)), value)
+
+    def refusal(self, key: str, must: str, value: Any) -> ConfigError:
+        """The error for a value that our model cannot do."""
+        return ConfigError(
+            f"`{key}` in `{self.path}` must be {must}, but is {value!r}. Crosscut's model computes nothing else: "
+            "choose another model."
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a file of a published model holds. Raises `ConfigError` where it holds none."""
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"`{path}` must be a readable file, but is not: {error.strerror}.") from None
+    except ValueError as error:
+        raise ConfigError(f"`{path}` must be valid JSON, but is not: {error}.") from None
+    if not isinstance(table, dict):
+        raise ConfigError(f"`{path}` must hold a JSON object, but holds {type(table).__name__}.")
+    return table
+
+
+def _family_of(table: _Table) -> Family:
+    name = table.get("model_type")
+    if name not in FAMILIES:
+        architecture = f" ({', '.join(map(str, table.get('architectures', [])))})" if "architectures" in table else ""
+        raise ConfigError(
+            f"`model_type` in `{table.path}` must be {listed(map(repr, FAMILIES))}, but is {name!r}{architecture}. "
+            "Crosscut knows these families."
+        )
+    return FAMILIES[name]
+
+
+def _biases(table: _Table, family: Family) -> dict[str, Any]:
+    """All or none, where that is for the file to say."""
+    if not family.biases:
+        return {}
+    *others, last = ((key, bool(table.get(key, family.fixed["biases"] == "all"))) for key in family.biases)
+    for key, value in others:
+        if value != last[1]:
+            raise table.refusal(key, f"{last[1]!r} as `{last[0]}` is", value)
+    return {"biases": "all" if last[1] else "none"}
+
+
+def _rotary(table: _Table) -> dict[str, Any]:
+    """Newer files have all of it in `rope_parameters`, older ones in `rope_theta` and `rope_scaling`."""
+    rope = {**table.get("rope_scaling", {}), **table.get("rope_parameters", {})}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    fields: dict[str, Any] = {"rotary_base": float(rope.get("rope_theta", table.get("rope_theta", 10_000.0)))}
+    partial = rope.get("partial_rotary_factor", table.get("partial_rotary_factor", 1.0))
+    if partial != 1.0:
+        raise table.refusal("partial_rotary_factor", "1.0", partial)
+    if kind == "default":
+        return fields
+    if kind != "llama3":
+        raise table.refusal("rope_type", "'default' or 'llama3'", kind)
+    for key, wanted in (("low_freq_factor", LOW_FREQUENCY), ("high_freq_factor", HIGH_FREQUENCY)):
+        if rope.get(key) != wanted:
+            raise table.refusal(key, repr(wanted), rope.get(key))
+    for field, key in (("rotary_factor", "factor"), ("rotary_original_length", "original_max_position_embeddings")):
+        if key not in rope:
+            raise ConfigError(f"`{key}` must be given in `{table.path}` for rope_type 'llama3', but is missing.")
+        fields[field] = ModelConfig.__annotations__[field](rope[key])
+    return fields
+
+
+def _rope_scaling(model: ModelConfig) -> dict[str, Any] | None:
+    if model.rotary_factor == 1.0:
+        return None
+    return {
+        "rope_type": "llama3",
+        "factor": model.rotary_factor,
+        "low_freq_factor": LOW_FREQUENCY,
+        "high_freq_factor": HIGH_FREQUENCY,
+        "original_max_position_embeddings": model.rotary_original_length,
+    }
+
+
+def _window(table: _Table, family: Family, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A sliding window sees everything up to its length, so that is the longest sequence of the same model."""
+    is_used = family.is_windowed or bool(table.get("use_sliding_window", False))
+    window = table.values.get("sliding_window", family.window) if is_used else None
+    if window is None or "max_sequence_length" not in fields:
+        return {}
+    return {"max_sequence_length": min(fields["max_sequence_length"], int(window))}
+
+
+def _nearest(model: ModelConfig) -> tuple[Family, dict[str, Any]]:
+    """The family that comes nearest to a model, and the fields that it has otherwise, with its values: none is best."""
+    candidates = [_differences(family, model) for family in FAMILIES.values() if family is not MISTRAL]
+    return min(candidates, key=lambda candidate: len(candidate[1]))
+
+
+def _differences(family: Family, model: ModelConfig) -> tuple[Family, dict[str, Any]]:
+    """The fields that the family has otherwise, with its values."""
+    wanted = dict(family.fixed)
+    if wanted["positions"] == "learned":
+        wanted = {"num_kv_heads": model.num_heads, "head_size": model.hidden_size // model.num_heads, **wanted}
+    if family.biases and model.biases in ("all", "none"):
+        wanted["biases"] = model.biases
+    return family, {name: value for name, value in wanted.items() if getattr(model, name) != value}

@@ -1,0 +1,213 @@
+r"""The three matrix products of a linear layer, in the precision of the run.
+
+        y = x W^T        grad_x = grad W        grad_W = grad^T x
+
+`ORDINARY` multiplies in the type of its arguments. `FLOAT8` casts both factors to 8 bits, each with one scale that
+follows the tensor's largest element, and sums in float32: activations and weights as e4m3 (4 bits of exponent, 3 of
+mantissa), gradients, which need range rather than digits, as e5m2 (Micikevicius et al. 2022, section 3).
+
+Scales are powers of two. So casting rounds mantissas only, and a rank that holds a part of a matrix, whose largest
+element is another one, rounds that part as a rank with all of it does, as far as the format's normal numbers reach:
+down to 2^-13 of the matrix's largest element in e4m3, to 2^-28 in e5m2. Below, the whole matrix loses digits that a
+part whose own elements are small keeps; what is lost is at most 2^-17, or 2^-31, of the largest element.
+
+Shapes: N tokens (any leading dimensions), I in, O out.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from crosscut.config.precision import FLOAT8_MULTIPLE
+from crosscut.kernels import onednn
+
+FEW = range(1, 33)
+"""Tokens whose product on the CPU is not F.linear's, where autograd does not record it.
+
+Measured in float32 on two cores of an AMD EPYC, in weights of 0.9 to 113 MB, as GB/s of the weight: with one token
+F.linear reads 10, a batch of the weight's blocks 24; with eight F.linear 6 to 10, oneDNN 10 to 14."""
+
+IN_BLOCKS = range(1, 3)
+"""Of these, those for which blocks are faster than oneDNN."""
+
+_SMALLEST = 1e-12
+"""The largest element of a tensor counts as at least this, so that zeros have a scale."""
+
+
+class Products(ABC):
+    """What a linear layer multiplies with."""
+
+    @abstractmethod
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """[..., I] and [O, I] and [O] to [..., O]."""
+
+    @abstractmethod
+    def input_gradient(self, grad: Tensor, weight: Tensor, onto: Tensor | None = None) -> Tensor:
+        """[..., O] and [O, I] to [..., I], added to `onto` in place where that is given."""
+
+    @abstractmethod
+    def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
+        """[..., O] and [..., I] to [O, I]."""
+
+
+@final
+class _Ordinary(Products):
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if _are_few(x):
+            return _output_of_few(x, weight, bias)
+        return onednn.linear(x, weight, bias) if onednn.suits(x, weight) else F.linear(x, weight, bias)
+
+    def input_gradient(self, grad: Tensor, weight: Tensor, onto: Tensor | None = None) -> Tensor:
+        if onednn.suits(grad, weight.t()):
+            product = onednn.linear(grad, weight.t())
+            return product if onto is None else onto.add_(product)
+        if onto is None:
+            return grad @ weight
+        onto.view(-1, onto.shape[-1]).addmm_(as_rows(grad), weight)
+        return onto
+
+    def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
+        grad, x = as_rows(grad), as_rows(x)
+        if onednn.suits(grad.t(), x.t()) and grad.is_contiguous():
+            return onednn.weight_gradient(grad, x)
+        return grad.t() @ x
+
+
+@final
+class _Float8(Products):
+    """Rows of tokens are filled up to the hardware's multiple; I and O must be multiples of it (`config` asks for it).
+
+    The forward product sums with the tensor cores' own width, which is fast, the backward ones more exactly, as
+    torchao's recipe for training does.
+    """
+
+    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        x8, of_x = _cast(_rows(x), torch.float8_e4m3fn)
+        weight8, of_weight = _cast(weight, torch.float8_e4m3fn)
+        y = _multiply(x8, weight8, of_x, of_weight, dtype=x.dtype, bias=bias, fast=True)
+        return _like(y, x)
+
+    def input_gradient(self, grad: Tensor, weight: Tensor, onto: Tensor | None = None) -> Tensor:
+        grad8, of_grad = _cast(_rows(grad), torch.float8_e5m2)
+        weight8, of_weight = _cast(weight, torch.float8_e4m3fn)
+        product = _like(_multiply(grad8, weight8.t(), of_grad, of_weight, dtype=grad.dtype), grad)
+        return product if onto is None else onto.add_(product)
+
+    def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
+        grad8, of_grad = _cast(_rows(grad), torch.float8_e5m2)
+        x8, of_x = _cast(_rows(x), torch.float8_e4m3fn)
+        return _multiply(grad8.t(), x8.t(), of_grad, of_x, dtype=grad.dtype)
+
+
+ORDINARY: Products = _Ordinary()
+"""In the type of the arguments."""
+
+FLOAT8: Products = _Float8()
+"""In 8 bits, from and to wider types."""
+
+
+def multiply_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+    """Put the product of [..., I] and [O, I], and [O], into `out` [..., O], which is contiguous, of their type, and no
+    memory of theirs.
+    """
+    out, x = out.view(-1, out.shape[-1]), as_rows(x)
+    if onednn.suits(x, weight):
+        onednn.linear_into(out, x, weight, bias)
+    elif bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor, *, is_first: bool = False) -> None:
+    """Total [M, K] += a [M, N] @ b [N, K], or = a @ b where it has no values yet; it may be wider than the factors."""
+    if total.dtype == a.dtype and onednn.suits(a, b.t()):
+        onednn.add_product(total, a, b, is_first=is_first)
+    elif total.dtype == a.dtype:
+        total.addmm_(a, b, beta=0 if is_first else 1)
+    elif is_first:
+        total.copy_(a @ b)
+    else:
+        total.add_(a @ b)
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """[..., K] as [N, K]."""
+    return x.reshape(-1, x.shape[-1])
+
+
+def _are_few(x: Tensor) -> bool:
+    """Whether x is as few tokens as a step of some texts has, and this the place to treat them apart."""
+    if x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    return x.numel() // x.shape[-1] in FEW
+
+
+def _output_of_few(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    num_tokens, num_blocks = x.numel() // x.shape[-1], _num_blocks(weight)
+    if num_tokens in IN_BLOCKS and num_blocks > 1:
+        y = _in_blocks(x, weight, num_blocks)
+        return y if bias is None else y.add_(bias)
+    return onednn.linear(x, weight, bias) if onednn.IS_THERE else F.linear(x, weight, bias)
+
+
+def _num_blocks(weight: Tensor) -> int:
+    """A power of two that divides the weight's rows, at most the first one from 2 on that gives each thread a block."""
+    enough = 1 << max(1, (torch.get_num_threads() - 1).bit_length())
+    return math.gcd(enough, weight.shape[0])
+
+
+def _in_blocks(x: Tensor, weight: Tensor, num_blocks: int) -> Tensor:
+    """[..., I] and [O, I] to [..., O] as a batch of products, each with a block of the weight's rows.
+
+    PyTorch's product of a matrix and a token or two runs in one thread, and not at the memory's speed; its batches run
+    in all threads, and are.
+    """
+    num_outputs, num_inputs = weight.shape
+    blocks = weight.view(num_blocks, num_outputs // num_blocks, num_inputs)
+    columns = x.reshape(-1, num_inputs).t()
+    y = torch.bmm(blocks, columns.expand(num_blocks, -1, -1)).view(num_outputs, columns.shape[1])
+    return y.t().contiguous().view(*x.shape[:-1], num_outputs)
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The tensor in 8 bits, and what to multiply it by to have its values back, a float32 scalar.
+
+    A tensor that is not finite stays so: its scale is then no number, or 0.
+    """
+    largest = x.abs().amax().float().clamp(min=_SMALLEST)
+    scale = torch.exp2(torch.floor(torch.log2(torch.finfo(dtype).max / largest)))
+    return (x * scale).to(dtype), scale.reciprocal()  # times a power of two is exact in any type
+
+
+def _multiply(
+    a: Tensor,
+    b: Tensor,
+    of_a: Tensor,
+    of_b: Tensor,
+    *,
+    dtype: torch.dtype,
+    bias: Tensor | None = None,
+    fast: bool = False,
+) -> Tensor:
+    """A b^T of [M, K] and [N, K], whose rows the hardware wants to lie together."""
+    y: Tensor = torch._scaled_mm(
+        a.contiguous(), b.contiguous().t(), of_a, of_b, bias=bias, out_dtype=dtype, use_fast_accum=fast
+    )
+    return y
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[..., K] as [N, K], N filled up with zeros to the hardware's multiple."""
+    rows = as_rows(x)
+    missing = -rows.shape[0] % FLOAT8_MULTIPLE
+    return F.pad(rows, (0, 0, 0, missing)) if missing else rows
+
+
+def _like(y: Tensor, x: Tensor) -> Tensor:
+    """[N, K] with the leading dimensions of `x`, without the rows that filled it up."""
+    return y[: x.shape[:-1].numel()].reshape(*x.shape[:-1], y.shape[-1])

@@ -1,0 +1,6 @@
+"""The way into the ranks of a run and out of them: starting or joining processes, signals, allocator settings."""
+
+from crosscut.launch.processes import launch, process_group
+from crosscut.launch.stopping import Stopped, StopRequest
+
+__all__ = ["StopRequest", "Stopped", "launch", "process_group"]

@@ -1,0 +1,1 @@
+"""Parameters, their gradients and their copies as distributed tensors."""

@@ -1,0 +1,277 @@
+"""What happens to gradients between the backward pass and the optimizer.
+
+Over the data axis they are summed, in buckets that are sent while the backward pass goes on (paper, section 3.2). Over
+the tensor axis nothing is needed, except under sequence parallelism for parameters that every rank holds whole: each
+rank has seen a part of the tokens, their gradients are `Partial`, and are summed together in one message. Gradients are
+sums, never averages: the loss is divided by the number of target tokens over all ranks before the backward pass. Where
+data ranks share one copy, `sharding.ShardedReducer` stands in the place of `GradientReducer`.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement
+
+from crosscut.config import LayoutError
+from crosscut.parallel.collectives import all_reduce, start_all_reduce_owned, wait
+from crosscut.parallel.mesh import Axis, ParallelMesh
+from crosscut.parallel.state.parameters import cut_dim, dim_cut_by
+
+BUCKET_BYTES = 32 << 20
+"""A bucket is sent when its gradients together reach this size."""
+
+
+NORM_PIECE = 1 << 16
+"""Elements of which a norm is taken at once on the CPU: float32 rounds it by less than a millionth then."""
+
+
+_Placements = tuple[Placement, ...] | None
+
+
+class _Bucket:
+    """Parameters whose gradients travel over the data axis in one message."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.missing = len(parameters)
+        self.sent: Tensor | None = None
+        self.placements: list[_Placements] = []
+        """Of the gradients that were sent; None for a parameter that had none."""
+
+
+class GradientReducer:
+    """Sums gradients over the data axis, and partial ones over the tensor axis.
+
+    With gradient accumulation only the last backward pass of a step may send: enclose it by `arm` and `finish`.
+
+        reducer.arm()
+        loss.backward()
+        reducer.finish()
+
+    Every rank must call them alike. Parameters that need no gradient when this is made are left alone; one that a
+    backward pass does not reach gets a gradient of zeros. Communication: one all-reduce per
+    bucket over the data axis, overlapped with the backward pass, and at most one over the tensor axis. Raises
+    `LayoutError` for a parameter that is not a `DTensor` on the tensor axis, and on a mesh that shards.
+    """
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], mesh: ParallelMesh, *, bucket_bytes: int = BUCKET_BYTES
+    ) -> None:
+        if mesh.sharding is not None:
+            raise LayoutError(
+                "`GradientReducer` must have a mesh on which every data rank holds a whole copy, but this one shards. "
+                "Call `make_reducer`, which gives the right one."
+            )
+        self.mesh = mesh
+        self.parameters = [p for p in parameters if p.requires_grad]
+        require_distributed(self.parameters)
+        self._armed = False
+        self._buckets: list[_Bucket] = []
+        self._num_sent = 0
+        self._bucket_of: dict[nn.Parameter, _Bucket] = {}
+        if mesh.data.size > 1:
+            self._fill_buckets(bucket_bytes)
+
+    def arm(self) -> None:
+        """Let the next backward pass send its gradients as they become ready."""
+        self._armed = True
+        self._num_sent = 0
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.parameters)
+
+    def finish(self) -> None:
+        """Wait for what was sent and leave the summed gradients in `.grad`."""
+        self._armed = False
+        for bucket in self._buckets:
+            if bucket.sent is None:  # a parameter without a gradient held it back
+                self._send(bucket)
+        for bucket in self._buckets:
+            self._receive(bucket)
+        for parameter in self.parameters:
+            if parameter.grad is None:  # on every layout alike: an optimizer passes over what has no gradient
+                parameter.grad = torch.zeros_like(parameter)
+        _sum_partial([p for p in self.parameters if _is_partial(p.grad)], self.mesh.tensor)
+
+    def _fill_buckets(self, bucket_bytes: int) -> None:
+        pending: list[nn.Parameter] = []
+        size = 0
+        for parameter in reversed(self.parameters):  # the backward pass reaches the last ones first
+            if pending and (size >= bucket_bytes or parameter.dtype != pending[0].dtype):
+                self._buckets.append(_Bucket(pending))
+                pending, size = [], 0
+            pending.append(parameter)
+            size += _local(parameter).nbytes
+        if pending:
+            self._buckets.append(_Bucket(pending))
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                self._bucket_of[parameter] = bucket
+                parameter.register_post_accumulate_grad_hook(self._ready)
+
+    def _ready(self, parameter: Tensor) -> None:
+        if not self._armed:
+            return
+        bucket = self._bucket_of[parameter]  # type: ignore[index]  # the hook is given the parameter itself
+        if bucket.missing <= 0:
+            raise RuntimeError(
+                "`GradientReducer.arm` must be followed by one backward pass and `finish`, but a second one has begun "
+                "when gradients were sent already. Arm the last backward pass of a step only."
+            )
+        bucket.missing -= 1
+        # Only in the buckets' order: ranks on which different parameters lack a gradient would else mix them up.
+        while self._num_sent < len(self._buckets) and self._buckets[self._num_sent].missing == 0:
+            self._send(self._buckets[self._num_sent])
+            self._num_sent += 1
+
+    def _send(self, bucket: _Bucket) -> None:
+        """The gradients leave their parameters here, so that they are there once and not twice."""
+        flat = torch.cat([_flat_gradient(p) for p in bucket.parameters])
+        bucket.placements = [_placements(p.grad) for p in bucket.parameters]
+        for parameter in bucket.parameters:
+            parameter.grad = None
+        bucket.sent = start_all_reduce_owned(flat, self.mesh.data)
+
+    def _receive(self, bucket: _Bucket) -> None:
+        assert bucket.sent is not None
+        summed = wait(bucket.sent, self.mesh.data)
+        bucket.sent = None
+        if self.mesh.sequence_parallel:
+            _require_use_alike(bucket, summed)
+        _set_gradients(bucket.parameters, summed, bucket.placements)
+
+
+def global_gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """The 2-norm of all gradients as if on one device: a scalar, the same on every rank.
+
+    A replicated parameter counts once, a sharded one in all its parts: the gradients' placements say which is which.
+    In float64, and on the CPU from short pieces: PyTorch's own norm of 20 million float32 elements is off by a
+    thousandth there, which would clip each layout otherwise. Communication: an all-reduce of one element over each axis
+    that cuts gradients, the tensor axis and, where they are sharded over data ranks, these. Needs summed gradients
+    (`finish` of the reducer).
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    assert not any(map(_is_partial, gradients)), "gradients must be summed before their norm is taken"
+    sums = {cuts: _sum_of_squares([_local(g) for g in alike]) for cuts, alike in _by_cuts(gradients).items()}
+    spread = sum(sums.values()) * 0.0  # what is no number on one rank, of those that hold copies, is so on all
+    while cuts := max(sums, key=len, default=()):  # the sums over the last axis join those that it does not cut
+        mesh = gradients[0].device_mesh  # type: ignore[attr-defined]  # a DTensor
+        squares = all_reduce(sums.pop(cuts) + spread, _axis(mesh, cuts[-1]))
+        sums[cuts[:-1]] = squares + sums.get(cuts[:-1], 0.0)
+    return sums[()].sqrt() if sums else torch.zeros((), dtype=torch.float64)
+
+
+def _axis(mesh: DeviceMesh, dim: int) -> Axis:
+    """One direction of a mesh; `Axis.of` would make a mesh of it, which takes longer than to send a number."""
+    assert mesh.mesh_dim_names is not None
+    group_name = mesh.get_group(dim).group_name
+    return Axis(mesh.mesh_dim_names[dim], mesh, mesh.get_local_rank(dim), mesh.size(dim), group_name)
+
+
+def _by_cuts(gradients: Iterable[Tensor]) -> dict[tuple[int, ...], list[Tensor]]:
+    """Gradients by the axes that cut them, over which the sum over all their elements goes on."""
+    found: dict[tuple[int, ...], list[Tensor]] = {}
+    for gradient in gradients:
+        assert isinstance(gradient, DTensor)
+        mesh = gradient.device_mesh
+        cuts = (i for i, p in enumerate(gradient.placements) if dim_cut_by(p) is not None and mesh.size(i) > 1)
+        found.setdefault(tuple(cuts), []).append(gradient)
+    return found
+
+
+def _sum_of_squares(tensors: list[Tensor]) -> Tensor:
+    """A float64 scalar. Norms are taken of short pieces where the kernel adds one element after the other."""
+    if tensors[0].device.type == "cpu":
+        tensors = [piece for tensor in tensors for piece in tensor.reshape(-1).split(NORM_PIECE)]
+    tensors = [t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in tensors]
+    total = torch.zeros((), dtype=torch.float64, device=tensors[0].device)
+    for dtype in dict.fromkeys(t.dtype for t in tensors):
+        norms = torch.stack(torch._foreach_norm([t for t in tensors if t.dtype == dtype]))
+        total = total + norms.double().square().sum()
+    return total
+
+
+def clip_gradients_(parameters: Sequence[nn.Parameter], norm: Tensor | float, max_norm: float) -> None:
+    """Scale all gradients down to a global norm of `max_norm` where `norm` is larger (paper, section 4.1.1).
+
+    The same arithmetic as PyTorch's `clip_grad_norm_`. Gradients that are small enough keep their bits: a norm that the
+    host knows leaves them alone, one that is still on the device multiplies them by 1, and no host waits for it.
+    """
+    gradients = [_local(p.grad) for p in parameters if p.grad is not None]
+    if isinstance(norm, Tensor):
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+            torch._foreach_mul_([g for g in gradients if g.dtype == dtype], factor.to(dtype))
+    elif max_norm / (norm + 1e-6) < 1.0:
+        torch._foreach_mul_(gradients, max_norm / (norm + 1e-6))
+
+
+def _sum_partial(parameters: list[nn.Parameter], axis: Axis) -> None:
+    for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
+        alike = [parameter for parameter in parameters if parameter.dtype == dtype]
+        summed = all_reduce(torch.cat([_flat_gradient(p) for p in alike]), axis)
+        _set_gradients(alike, summed, [None] * len(alike))  # a Partial placement no longer holds
+
+
+def _set_gradients(parameters: list[nn.Parameter], flat: Tensor, placements: Sequence[_Placements]) -> None:
+    """Make each parameter's gradient a view of its piece of `flat`, placed as said, or else as the parameter."""
+    for (parameter, piece), placed in zip(_pieces(parameters, flat), placements, strict=True):
+        assert isinstance(parameter, DTensor)
+        parameter.grad = DTensor.from_local(
+            piece.view_as(_local(parameter)),
+            parameter.device_mesh,
+            placed or parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+
+
+def _pieces(parameters: list[nn.Parameter], flat: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    return zip(parameters, flat.split([_local(p).numel() for p in parameters]), strict=True)
+
+
+def require_distributed(parameters: Iterable[Tensor]) -> None:
+    """Raise `LayoutError` for a parameter that is not on the tensor axis."""
+    for parameter in parameters:
+        if not isinstance(parameter, DTensor):
+            raise LayoutError(
+                f"Every parameter must be a DTensor on the tensor axis, but one of shape {tuple(parameter.shape)} is "
+                "an ordinary tensor. Make it with `replicated_parameter` or `sharded_parameter`."
+            )
+
+
+def _require_use_alike(bucket: _Bucket, summed: Tensor) -> None:
+    """Raise where another data rank has a gradient, perhaps a partial one, for what was not used on this one.
+
+    On CUDA when the device gets there: a step does not wait for it.
+    """
+    for (parameter, piece), placed in zip(_pieces(bucket.parameters, summed), bucket.placements, strict=True):
+        if placed is None and cut_dim(parameter) is None:
+            torch._assert_async(
+                ~piece.any(),
+                "Under sequence parallelism a parameter that every rank holds whole must be used on all data ranks or "
+                f"on none, but one of shape {tuple(parameter.shape)} was used on some. Let every rank use it, if with "
+                "weight zero.",
+            )
+
+
+def _placements(gradient: Tensor | None) -> _Placements:
+    assert gradient is None or isinstance(gradient, DTensor)
+    return None if gradient is None else gradient.placements
+
+
+def _flat_gradient(parameter: nn.Parameter) -> Tensor:
+    local = _local(parameter)
+    return torch.zeros_like(local).view(-1) if parameter.grad is None else _local(parameter.grad).reshape(-1)
+
+
+def _local(tensor: Tensor | None) -> Tensor:
+    """The local part of a distributed tensor, outside autograd."""
+    assert isinstance(tensor, DTensor)
+    return tensor._local_tensor
+
+
+def _is_partial(tensor: Tensor | None) -> bool:
+    return isinstance(tensor, DTensor) and any(isinstance(p, Partial) for p in tensor.placements)

@@ -1,0 +1,1 @@
+"""Forecasts beside the figures of the paper and of other publications."""

@@ -1,0 +1,183 @@
+"""Published step times beside the planner's, each set calibrated by one figure and never by what it is to predict.
+
+The paper (arXiv 1909.08053) says of one GPU that the 1.2B model runs at 39 TFLOP/s: that is solved for what the V100's
+products attain, and all of Figure 6 and Tables 2 to 4 follow from it. NVIDIA's Megatron-Core (r0.8.0, README) says
+what nine models reach on H100s: one row is solved for, eight follow.
+
+The paper counts recomputed FLOPs as computed, Megatron-Core does not count them and does not recompute.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig
+from crosscut.planner.compute import flops_per_step
+from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
+from crosscut.planner.program import PAPER_PROGRAM, Program
+from crosscut.planner.time import bubble_share, step_time
+
+PAPER_FLOPS_PER_SECOND = 39e12
+"""Of the 1.2B model on one GPU "over the course of the entire training application" (section 1)."""
+
+PAPER_HEADLINE = 15.1e15
+"""FLOP/s of 512 GPUs, at most (section 1)."""
+
+PAPER_SCALING = {"megatron-1.2b": 1, "megatron-2.5b": 2, "megatron-4.2b": 4, "megatron-8.3b": 8}
+"""Table 1: tensor ranks of each model; with data parallelism 64 times as many GPUs."""
+
+PAPER_WEAK_SCALING = {(8, 1): 0.77, (8, 64): 0.74}
+"""Section 5.1.1 on Figure 6: of linear scaling from one GPU, by tensor and data ranks."""
+
+PAPER_HEADS = {16: 0.82, 24: 0.80, 32: 0.77}
+"""Table 2: heads of the 8.3B model over 8 tensor ranks, and the scaling."""
+
+PAPER_SPEED_UPS = {2: 1.64, 4: 2.34, 8: 2.98}
+"""Table 3: the 1.2B model over so many tensor ranks, the batch of 8 as before."""
+
+PAPER_EPOCHS = {("megatron-355m", 1): 0.86, ("megatron-2.5b", 2): 2.27, ("megatron-8.3b-24-heads", 8): 2.10}
+"""Table 4: days for 68,507 steps of 512 sequences, by tensor ranks; 64 data ranks each."""
+
+EPOCH_STEPS = 68_507
+_BISECTIONS = 24
+_DAY = 86_400
+_V100 = KNOWN_HARDWARE["v100-32gb-dgx2h"]
+_H100 = KNOWN_HARDWARE["h100-sxm"]
+
+
+def paper_run(preset: str, tensor: int, data: int = 1, *, num_heads: int = 0) -> RunConfig:
+    """The paper's: float16, dropout, whole layers recomputed, 8 sequences on each of `data` copies of the model."""
+    shape = PRESETS[preset] | ({"num_heads": num_heads} if num_heads else {})
+    return RunConfig(
+        model=ModelConfig(**shape),
+        layout=Layout(tensor=tensor, data=data),
+        training=TrainingConfig(batch_size=8 * data, precision="float16", recompute="full"),
+    )
+
+
+def paper_seconds(run: RunConfig, hardware: Hardware = _V100) -> float:
+    """Of a step of the paper's program."""
+    return step_time(run, hardware, program=PAPER_PROGRAM).total
+
+
+def paper_flops_per_second(run: RunConfig, hardware: Hardware = _V100) -> float:
+    """Of one GPU, recomputation counted."""
+    return flops_per_step(run, recompute=True) / paper_seconds(run, hardware) / run.layout.world_size
+
+
+def paper_scaling(run: RunConfig, seconds: Callable[[RunConfig], float] = paper_seconds) -> float:
+    """Of linear scaling, with the 1.2B model on one GPU as the unit; `seconds` may be another account of a step."""
+    one = paper_run("megatron-1.2b", 1)
+    work = flops_per_step(run, recompute=True) / flops_per_step(one, recompute=True) / run.layout.world_size
+    return work * seconds(one) / seconds(run)
+
+
+def paper_speed_up(tensor: int, seconds: Callable[[RunConfig], float] = paper_seconds) -> float:
+    """Of the 1.2B model over so many tensor ranks."""
+    return seconds(paper_run("megatron-1.2b", 1)) / seconds(paper_run("megatron-1.2b", tensor))
+
+
+def paper_epoch_days(preset: str, tensor: int, seconds: Callable[[RunConfig], float] = paper_seconds) -> float:
+    """As in Table 4."""
+    return EPOCH_STEPS * seconds(paper_run(preset, tensor, 64)) / _DAY
+
+
+class MegatronRow(NamedTuple):
+    """One model of Megatron-Core's table: sequences of 4096 tokens, a vocabulary of 131,072, bfloat16."""
+
+    name: str
+    num_heads: int
+    hidden_size: int
+    num_layers: int
+    tensor: int
+    stages: int
+    batch_size: int
+    teraflops: float
+    """Measured, of one GPU."""
+
+
+MEGATRON_ROWS = (
+    MegatronRow("1.7B", 16, 2048, 24, 1, 1, 192, 408.8),
+    MegatronRow("7.1B", 32, 4096, 30, 2, 1, 192, 465.9),
+    MegatronRow("16B", 48, 6144, 32, 4, 1, 192, 489.1),
+    MegatronRow("32B", 56, 7168, 48, 8, 1, 192, 459.6),
+    MegatronRow("70B", 64, 8192, 84, 8, 2, 384, 419.7),
+    MegatronRow("119B", 80, 10240, 92, 8, 4, 768, 420.5),
+    MegatronRow("177B", 96, 12288, 96, 8, 6, 1152, 432.8),
+    MegatronRow("314B", 128, 16384, 96, 8, 8, 1536, 474.4),
+    MegatronRow("462B", 144, 18432, 112, 8, 16, 3072, 459.9),
+)
+MEGATRON_CALIBRATION = MEGATRON_ROWS[1]
+"""The smallest model that has tensor and data ranks both. The choice matters: `planner.paper.study` tells what
+every other row would have done."""
+
+_DATA, _LENGTH, _VOCABULARY = 48, 4096, 131_072
+_MICRO_BATCHES = (1, 2, 4)
+MEGATRON_PROGRAM = Program(compiled=True, casts_weights=False, shards_optimizer=True, bucket_bytes=None)
+"""With fused operators, messages in pieces beside products, and the distributed optimizer, as its README says."""
+
+
+def megatron_flops_per_second(row: MegatronRow, hardware: Hardware = _H100) -> float:
+    """Of one GPU. Micro-batches are not published: the fastest of 1, 2 and 4 is taken. Nor are the parts of a stage's
+    layers: each layer is one, so that the bubble is the smallest that there can be.
+    """
+    return max(_megatron_rate(row, micro, hardware) for micro in _MICRO_BATCHES)
+
+
+def _megatron_rate(row: MegatronRow, micro: int, hardware: Hardware) -> float:
+    model = ModelConfig(
+        num_layers=row.num_layers,
+        hidden_size=row.hidden_size,
+        num_heads=row.num_heads,
+        vocab_size=_VOCABULARY,
+        max_sequence_length=_LENGTH,
+        dropout=0.0,
+    )
+    split = row.tensor > 1
+    layout = Layout(tensor=row.tensor, data=_DATA, sequence_parallel=split, symmetric_memory=split)
+    training = TrainingConfig(
+        batch_size=row.batch_size, micro_batch_size=micro, sequence_length=_LENGTH, precision="bfloat16"
+    )
+    whole = RunConfig(model=model, layout=layout, training=training)
+    stage = replace(whole, model=replace(model, num_layers=row.num_layers // row.stages))  # the last, with the loss
+    time = step_time(stage, hardware, program=MEGATRON_PROGRAM)
+    at_work = time.total - time.optimizer
+    waiting = at_work * bubble_share(row.stages, whole.num_micro_batches, chunks=stage.model.num_layers)
+    return flops_per_step(whole) / (time.total + waiting) / (layout.world_size * row.stages)
+
+
+def megatron_errors(calibration: MegatronRow) -> dict[str, float]:
+    """By how much of the peak each row's forecast is above what is published, calibrated by one of them."""
+    attained = megatron_attained(calibration)
+    hardware = attaining(_H100, attained)
+    peak = _H100.flops["bfloat16"]
+    return {row.name: (megatron_flops_per_second(row, hardware) - row.teraflops * 1e12) / peak for row in MEGATRON_ROWS}
+
+
+def solve_attained(hardware: Hardware, rate_of: Callable[[Hardware], float], wanted: float) -> float:
+    """What the device's products must attain of their peak for a forecast of `wanted` FLOP/s.
+
+    By bisection, since a forecast only grows with it.
+    """
+    low, high = 0.01, 2.0
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rate_of(attaining(hardware, middle)) < wanted else (low, middle)
+    return middle
+
+
+def attaining(hardware: Hardware, attained: float) -> Hardware:
+    """The same device with other products, and attention in proportion."""
+    share = hardware.attention_attained / hardware.products_attained
+    return replace(hardware, products_attained=attained, attention_attained=share * attained)
+
+
+def paper_attained() -> float:
+    """What the V100's products attain, by the paper's 39 TFLOP/s."""
+    run = paper_run("megatron-1.2b", 1)
+    return solve_attained(_V100, lambda hardware: paper_flops_per_second(run, hardware), PAPER_FLOPS_PER_SECOND)
+
+
+def megatron_attained(row: MegatronRow = MEGATRON_CALIBRATION) -> float:
+    """What the H100's products attain, by one row of Megatron-Core's table."""
+    return solve_attained(_H100, lambda hardware: megatron_flops_per_second(row, hardware), row.teraflops * 1e12)

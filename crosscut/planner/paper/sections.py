@@ -1,0 +1,93 @@
+"""A report of tables and bars, as Markdown for a repository and as HTML for a browser; the latter loads nothing."""
+
+from collections.abc import Sequence
+from html import escape
+from textwrap import fill
+from typing import NamedTuple
+
+from crosscut.planner.paper.figures import page_style
+
+_COLUMNS = 120
+_COLORS = ("var(--c4)", "var(--c0)", "var(--c2)")
+_LEFT, _WIDTH, _RIGHT = 190, 720, 70
+_BAR = 10
+
+
+class Section(NamedTuple):
+    """A table with words before it; what `bars` holds is drawn between them."""
+
+    title: str
+    words: str
+    header: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    bars: Sequence[tuple[str, tuple[float, ...]]] = ()
+    """A name and its figures, one for each entry of `legend`; at most three."""
+    legend: tuple[str, ...] = ("published", "ours")
+
+
+class Report(NamedTuple):
+    """What a study says."""
+
+    mark: str
+    """Who writes the file, for those who would edit it."""
+    title: str
+    words: str
+    sections: Sequence[Section]
+
+
+def percent(share: float) -> str:
+    """A share in percent, for a cell."""
+    return f"{100 * share:.1f}%"
+
+
+def to_markdown(report: Report) -> str:
+    """The report for a repository, in lines of 120 columns."""
+    parts = [f"<!-- {report.mark} -->\n\n# {report.title}\n\n{fill(report.words, _COLUMNS)}\n"]
+    for section in report.sections:
+        lines = [f"| {' | '.join(row)} |" for row in (section.header, *section.rows)]
+        lines.insert(1, "|" + "---|" * len(section.header))
+        parts.append("\n".join([f"## {section.title}\n", f"{fill(section.words, _COLUMNS)}\n", *lines, ""]))
+    return "\n".join(parts)
+
+
+def to_html(report: Report) -> str:
+    """The report for a browser, with the figures of a row drawn beside each other."""
+    body = "\n".join(_section(section) for section in report.sections)
+    return (
+        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{report.title}</title>\n'
+        f"<style>{page_style()}</style>\n"
+        f"<header><h1>{report.title}</h1><p>{escape(report.words.replace('`', ''))}</p></header>\n"
+        f'<main class="report">\n{body}\n</main>\n</html>\n'
+    )
+
+
+def _section(section: Section) -> str:
+    rows = "\n".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in section.rows)
+    header = "".join(f"<th>{escape(name)}</th>" for name in section.header)
+    return (
+        f"<section><h2>{escape(section.title)}</h2><p>{escape(section.words.replace('`', ''))}</p>{_bars(section)}"
+        f"<table><thead><tr>{header}</tr></thead><tbody>{rows}</tbody></table></section>"
+    )
+
+
+def _bars(section: Section) -> str:
+    """A bar for each figure of a row, in the order of the legend from the top."""
+    if not section.bars:
+        return ""
+    height = _BAR * (len(section.legend) + 1)
+    scale = (_WIDTH - _LEFT - _RIGHT) / max(max(figures) for _, figures in section.bars)
+    drawn = []
+    for index, (name, figures) in enumerate(section.bars):
+        y = index * height + 4
+        drawn.append(f'<text x="0" y="{y + height / 2 - 1:g}">{escape(name)}</text>')
+        for place, figure in enumerate(figures):
+            size = f'width="{figure * scale:.1f}" height="{_BAR - 1}"'
+            drawn.append(f'<rect x="{_LEFT}" y="{y + place * _BAR}" {size} fill="{_COLORS[place]}"/>')
+    keys = "".join(
+        f'<span><i style="background:{color}"></i>{escape(name)}</span>'
+        for name, color in zip(section.legend, _COLORS, strict=False)
+    )
+    view = f'viewBox="0 0 {_WIDTH} {len(section.bars) * height + 4}"'
+    drawing = f'<svg {view} role="img" aria-label="{escape(section.title)}">{"".join(drawn)}</svg>'
+    return f'{drawing}<div class="legend">{keys}</div>'

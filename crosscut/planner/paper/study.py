@@ -1,0 +1,183 @@
+"""The paper's scaling study and NVIDIA's H100 table, beside what the planner says: one report, as Markdown and as HTML.
+
+Every set of figures has one calibration, which is told, and nothing else is fitted.
+"""
+
+from crosscut.config import PRESETS, ModelConfig
+from crosscut.planner.compute import flops_per_step
+from crosscut.planner.hardware import KNOWN_HARDWARE
+from crosscut.planner.memory import forecast_memory
+from crosscut.planner.paper.account_report import besides, with_besides
+from crosscut.planner.paper.runs import (
+    EPOCH_STEPS,
+    MEGATRON_CALIBRATION,
+    MEGATRON_ROWS,
+    PAPER_EPOCHS,
+    PAPER_FLOPS_PER_SECOND,
+    PAPER_HEADLINE,
+    PAPER_HEADS,
+    PAPER_SCALING,
+    PAPER_SPEED_UPS,
+    PAPER_WEAK_SCALING,
+    megatron_attained,
+    megatron_errors,
+    megatron_flops_per_second,
+    paper_epoch_days,
+    paper_run,
+    paper_scaling,
+    paper_seconds,
+    paper_speed_up,
+)
+from crosscut.planner.paper.sections import Report, Section, percent
+from crosscut.planner.parameters import count_parameters
+
+_DAY = 86_400
+_MARK = "Written by `crosscut study scaling`; in docs/ by `python docs/generate.py`."
+_H100_PEAK = KNOWN_HARDWARE["h100-sxm"].flops["bfloat16"]
+_V100 = KNOWN_HARDWARE["v100-32gb-dgx2h"]
+WITHIN = 0.05
+"""Of the peak, or of linear scaling: what counts as met."""
+
+
+def scaling_report() -> Report:
+    """All sections of the report, computed now."""
+    paper = (_models, _weak_scaling, _three_meanings, _heads, _speed_ups, _epochs, besides, with_besides)
+    return Report(_MARK, _TITLE, _WORDS, [make() for make in (*paper, _megatron, _choices)])
+
+
+_TITLE = "Published scaling beside the planner's"
+_WORDS = (
+    "What `crosscut.planner` says of step times that others measured and published. The V100's products are "
+    "calibrated by the paper's one GPU (39 TFLOP/s of the 1.2B model), the H100's by one row of Megatron-Core's table; "
+    "nothing else is fitted. `crosscut study scaling` writes this report."
+)
+
+
+def _models() -> Section:
+    rows = []
+    for preset, published in PAPER_SCALING.items():
+        billions = count_parameters(ModelConfig(**PRESETS[preset])) / 1e9
+        rows.append((preset, f"{billions:.2f}", str(published), str(_smallest_tensor(preset))))
+    words = (
+        "Parameters, and the fewest tensor ranks with which the paper's training (8 sequences at once, whole layers "
+        "recomputed) fits into 32 GB; memory is that of Crosscut, whose gradients are float32."
+    )
+    return Section("Table 1: the models", words, ("model", "billions", "tensor ranks", "ours"), rows)
+
+
+def _smallest_tensor(preset: str) -> int:
+    return next(t for t in (1, 2, 4, 8, 16) if forecast_memory(paper_run(preset, t)).total <= _V100.memory)
+
+
+def _weak_scaling() -> Section:
+    rows, bars = [], []
+    for data in (1, 64):
+        for preset, tensor in PAPER_SCALING.items():
+            run = paper_run(preset, tensor, data)
+            ours, published = paper_scaling(run), PAPER_WEAK_SCALING.get((tensor, data))
+            told = ("", "") if published is None else (percent(published), _points(ours - published))
+            rows.append((preset, f"{tensor} x {data}", told[0], percent(ours), told[1]))
+            if published is not None:
+                bars.append((f"{tensor * data} GPUs", (published, ours)))
+    words = "Of linear scaling from one GPU, by FLOP/s; the text of section 5.1.1 gives the two figures that are named."
+    return Section(
+        "Figure 6: weak scaling", words, ("model", "tensor x data", "paper", "ours", "difference"), rows, bars
+    )
+
+
+def _three_meanings() -> Section:
+    linear = 512 * PAPER_FLOPS_PER_SECOND
+    run = paper_run("megatron-8.3b-24-heads", 8, 64)
+    days = PAPER_EPOCHS["megatron-8.3b-24-heads", 8]
+    over_epoch = EPOCH_STEPS * flops_per_step(run, recompute=True) / (days * _DAY)
+    rows = [
+        ("76%", "15.1 PFLOP/s, the most of the 512 GPUs, of 512 times 39 TFLOP/s", percent(PAPER_HEADLINE / linear)),
+        ("77%", "the 8.3B model over 8 tensor ranks, no data parallelism (Figure 6a)", percent(0.77)),
+        ("74%", "the 8.3B model of 32 heads over 8 x 64 GPUs (Figure 6b)", percent(0.74)),
+        ("(none)", "the 8.3B model of 24 heads over a whole epoch (Table 4)", percent(over_epoch / linear)),
+    ]
+    words = "The paper calls three different things its scaling. A fourth follows from its Table 4."
+    return Section("What 76, 77 and 74% are", words, ("paper", "what it is", "by its own figures"), rows)
+
+
+def _heads() -> Section:
+    ours = {heads: paper_scaling(paper_run("megatron-8.3b", 8, num_heads=heads)) for heads in PAPER_HEADS}
+    rows = [
+        (f"{heads}", percent(published), percent(ours[heads]), _points(ours[heads] - published))
+        for heads, published in PAPER_HEADS.items()
+    ]
+    drawn = [(f"{heads} heads", (published, ours[heads])) for heads, published in PAPER_HEADS.items()]
+    words = "The 8.3B model over 8 tensor ranks: scores take memory in proportion to the heads."
+    return Section("Table 2: attention heads", words, ("heads", "paper", "ours", "difference"), rows, drawn)
+
+
+def _speed_ups() -> Section:
+    one = flops_per_step(paper_run("megatron-1.2b", 1), recompute=True) / PAPER_FLOPS_PER_SECOND
+    rows, bars, constants = [], [], []
+    for tensor, published in PAPER_SPEED_UPS.items():
+        ours, seconds = paper_speed_up(tensor), paper_seconds(paper_run("megatron-1.2b", tensor))
+        missing = one / published - seconds
+        constants.append(missing / (1 - 1 / tensor))
+        told = (_percent_more(ours / published - 1), f"{missing:.2f} s")
+        rows.append((f"{tensor}", f"{published:.2f}", f"{ours:.2f}", *told))
+        bars.append((f"{tensor} GPUs", (published, ours)))
+    words = (
+        "The 1.2B model, 8 sequences a step whatever the ranks. What is missing is nearly one number: were the same "
+        "seconds in every run, and in that of the one GPU too, where the calibration hides them, the three rows would "
+        f"ask for {min(constants):.2f} to {max(constants):.2f} s."
+    )
+    header = ("tensor ranks", "paper", "ours", "difference", "missing a step")
+    return Section("Table 3: strong scaling", words, header, rows, bars)
+
+
+def _epochs() -> Section:
+    rows, bars = [], []
+    for (preset, tensor), published in PAPER_EPOCHS.items():
+        ours = paper_epoch_days(preset, tensor)
+        missing = f"{(published - ours) * _DAY / EPOCH_STEPS:.2f} s"
+        rows.append((preset, f"{published:.2f}", f"{ours:.2f}", _percent_more(ours / published - 1), missing))
+        bars.append((preset, (published, ours)))
+    words = (
+        f"Days for {EPOCH_STEPS:,} steps of 512 sequences. As in Table 3, seconds are missing, and not fewer where a "
+        "rank computes less, so that they follow neither FLOPs nor bytes. The forecast has no loader, no validation, "
+        "no checkpoints and a host that is never too slow; the paper's figures are of the whole training."
+    )
+    return Section("Table 4: an epoch", words, ("model", "paper", "ours", "difference", "missing a step"), rows, bars)
+
+
+def _megatron() -> Section:
+    errors = megatron_errors(MEGATRON_CALIBRATION)
+    rows, bars = [], []
+    for row in MEGATRON_ROWS:
+        published, ours = row.teraflops * 1e12 / _H100_PEAK, megatron_flops_per_second(row) / _H100_PEAK
+        note = " (calibration)" if row is MEGATRON_CALIBRATION else ""
+        layout = f"{row.tensor} x {row.stages} x 48"
+        rows.append((f"{row.name}{note}", layout, percent(published), percent(ours), _points(errors[row.name])))
+        bars.append((row.name, (published, ours)))
+    met = sum(abs(error) <= WITHIN for error in errors.values())
+    words = (
+        f"Utilisation of the dense peak, tensor x pipeline x data ranks. {met} of {len(errors)} are within 5 points, "
+        "the calibration among them. Micro-batches and the parts of a stage's layers are not published: the fastest of "
+        "1, 2 and 4 sequences at once is taken, and the smallest bubble that the layers allow."
+    )
+    return Section("Megatron-Core on H100", words, ("model", "layout", "published", "ours", "difference"), rows, bars)
+
+
+def _choices() -> Section:
+    rows = []
+    for row in MEGATRON_ROWS:
+        errors = megatron_errors(row).values()
+        met = sum(abs(error) <= WITHIN for error in errors)
+        worst = max(errors, key=abs)
+        rows.append((row.name, percent(megatron_attained(row)), f"{met} of {len(errors)}", _points(worst)))
+    words = "What the choice of the one calibrated row does: what products then attain, and what follows for all rows."
+    header = ("calibrated by", "products attain", "within 5 points", "worst")
+    return Section("Had another row been the calibration", words, header, rows)
+
+
+def _percent_more(share: float) -> str:
+    return f"{100 * share:+.0f}%"
+
+
+def _points(share: float) -> str:
+    return f"{round(100 * share, 1) + 0.0:+.1f} points"

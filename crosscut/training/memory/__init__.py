@@ -1,0 +1,1 @@
+"""Recomputation and host memory: fewer bytes on the device for more time."""

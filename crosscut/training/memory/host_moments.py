@@ -1,0 +1,163 @@
+"""AdamW's moments in host memory, on the device only while they are used.
+
+A step goes through them piece by piece. While the device works on one piece, the next is copied to it and the one
+before is copied back, each on a stream of its own, so that both directions of the bus are busy at once. Two pieces of
+each moment are on the device at a time. Elements do not meet in AdamW, so the numbers are those of a step in one go.
+
+    device     | step of k-1 | step of k   | step of k+1 |
+    to it      | copy of k   | copy of k+1 | ...
+    from it    |             | copy of k-1 | copy of k   | ...
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from crosscut.parallel.state.parameters import local_part, with_local_part
+from crosscut.training.optimizer import Piece
+
+PIECE_ELEMENTS = 1 << 24
+"""Of each moment: 64 MiB in float32, which a bus of 25 GB/s moves in 3 ms."""
+
+_ALIGNMENT = 1 << 10
+"""A cut of a tensor stands at a multiple of it, so that vector units group elements as in the whole one."""
+
+
+class _Slice(NamedTuple):
+    """Some elements of one entry of the whole."""
+
+    entry: int
+    first: int
+    last: int
+
+
+class InHostMemory:
+    """Moments lie in host memory, pinned where the parameters are on a CUDA device.
+
+    On the CPU the moments are used where they are, in the same pieces.
+    """
+
+    def __init__(self, piece_elements: int = PIECE_ELEMENTS) -> None:
+        self.piece_elements = max(piece_elements // _ALIGNMENT, 1) * _ALIGNMENT
+        self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
+
+    def new(self, parameter: Tensor) -> Tensor:
+        """Zeros placed as a parameter."""
+        part = local_part(parameter)
+        return with_local_part(parameter, _host_zeros(part))
+
+    def keep(self, moment: Tensor, parameter: Tensor) -> Tensor:
+        """A moment that was loaded, in host memory: itself where it was read into what this made."""
+        part, like = local_part(moment), local_part(parameter)
+        if not part.is_cuda and part.dtype == like.dtype and part.is_pinned() == like.is_cuda:
+            return moment
+        return with_local_part(parameter, _host_zeros(like).copy_(part))
+
+    def pieces(self, whole: Piece) -> Iterator[Piece]:
+        """All of `whole`, piece by piece, with the moments on the device; the user changes a piece before the next."""
+        cuts = cut_in_pieces([p.numel() for p in whole.parameters], self.piece_elements)
+        if not cuts:  # of what is shared, this rank may have nothing
+            return
+        flat = _in_rows(whole)
+        device = whole.parameters[0].device
+        if device.type != "cuda":
+            for cut in cuts:
+                yield _of(flat, cut)
+            return
+        with torch.cuda.device(device):
+            yield from self._copied(flat, cuts)
+
+    def _copied(self, flat: Piece, cuts: list[list[_Slice]]) -> Iterator[Piece]:
+        """The pieces with their moments in one of two places on the device, to which they are copied ahead."""
+        if self._streams is None:
+            self._streams = torch.cuda.Stream(), torch.cuda.Stream()
+        inward, outward = self._streams
+        main = torch.cuda.current_stream()
+        size = min(self.piece_elements, max(sum(s.last - s.first for s in cut) for cut in cuts))
+        # Made and freed on the main stream, which waits for both others before the memory is used again.
+        places = torch.empty(2, 2, size, dtype=flat.parameters[0].dtype, device=main.device)
+        inward.wait_stream(main)  # what the step before has copied back is in host memory
+        outward.wait_stream(main)
+        loaded = [torch.cuda.Event() for _ in cuts]
+        stored = [torch.cuda.Event() for _ in cuts]
+
+        def load(number: int) -> Piece:
+            with torch.cuda.stream(inward):
+                if number >= 2:
+                    inward.wait_event(stored[number - 2])
+                piece = _of(flat, cuts[number])
+                there = piece._replace(averages=_placed(piece.averages, places[number % 2, 0]),
+                                       squares=_placed(piece.squares, places[number % 2, 1]))  # fmt: skip
+                _copy((there.averages, there.squares), (piece.averages, piece.squares))
+                loaded[number].record(inward)
+            return there
+
+        ahead = load(0)
+        for number, cut in enumerate(cuts):
+            piece = ahead
+            if number + 1 < len(cuts):
+                ahead = load(number + 1)
+            main.wait_event(loaded[number])
+            yield piece
+            outward.wait_stream(main)
+            with torch.cuda.stream(outward):
+                host = _of(flat, cut)
+                _copy((host.averages, host.squares), (piece.averages, piece.squares))
+                stored[number].record(outward)
+        main.wait_stream(outward)
+
+
+def cut_in_pieces(sizes: list[int], piece_elements: int) -> list[list[_Slice]]:
+    """Slices of tensors of these sizes, in order, in pieces of at most `piece_elements` together."""
+    pieces: list[list[_Slice]] = []
+    room = 0
+    for entry, size in enumerate(sizes):
+        first = 0
+        while first < size:
+            take = min(size - first, room)
+            if take < size - first:  # the tensor goes on in the next piece
+                take = take // _ALIGNMENT * _ALIGNMENT
+            if take == 0:
+                pieces.append([])
+                room = piece_elements
+                continue
+            pieces[-1].append(_Slice(entry, first, first + take))
+            first, room = first + take, room - take
+    return pieces
+
+
+def _of(flat: Piece, cut: list[_Slice]) -> Piece:
+    def sliced(tensors: list[Tensor]) -> list[Tensor]:
+        return [tensors[entry][first:last] for entry, first, last in cut]
+
+    steps = [flat.steps[entry] for entry, _, _ in cut]
+    return Piece(sliced(flat.parameters), sliced(flat.gradients), sliced(flat.averages), sliced(flat.squares), steps)
+
+
+def _placed(like: list[Tensor], place: Tensor) -> list[Tensor]:
+    """Consecutive parts of `place` [elements], as many and as long as the tensors."""
+    sizes = [tensor.numel() for tensor in like]
+    return list(place[: sum(sizes)].split(sizes))
+
+
+def _copy(targets: tuple[list[Tensor], ...], sources: tuple[list[Tensor], ...]) -> None:
+    for into, of in zip(targets, sources, strict=True):
+        for target, source in zip(into, of, strict=True):
+            target.copy_(source, non_blocking=True)
+
+
+def _in_rows(whole: Piece) -> Piece:
+    """All elements of each tensor in one row: views of what is changed, so that the change is seen outside."""
+    return Piece(
+        [tensor.view(-1) for tensor in whole.parameters],
+        [tensor.reshape(-1) for tensor in whole.gradients],
+        [tensor.view(-1) for tensor in whole.averages],
+        [tensor.view(-1) for tensor in whole.squares],
+        whole.steps,
+    )
+
+
+def _host_zeros(part: Tensor) -> Tensor:
+    return torch.zeros(part.shape, dtype=part.dtype, pin_memory=part.is_cuda)

@@ -1,0 +1,257 @@
+"""Each layer's forward and backward pass as one compiled graph, its collectives inside.
+
+All layers share one graph, since their weights are its inputs; validation, which keeps nothing for a backward pass, is
+a second one. It is the layer's `forward` that is compiled, not the call of the module, so names and hooks of modules
+stay as they are, and whatever wraps `forward` afterwards (recomputation) or hooks on the call (sharding) stays
+outside. Code that was asked for and did not run is an error.
+
+What a layer keeps for its backward pass is then for the compiler to choose, which takes whatever a product of the
+backward pass reads as worth keeping. Layers that recompute such operators say so in the graph.
+"""
+
+import importlib.util
+import operator
+import os
+import types
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import Tensor, nn
+from torch._dynamo.exc import FailOnRecompileLimitHit, Unsupported
+from torch.utils.checkpoint import CheckpointPolicy
+
+from crosscut.config import ConfigError, Layout, RunConfig, TrainingError
+from crosscut.config.conventions import keeps_scores
+from crosscut.config.run import not_compilable
+from crosscut.kernels import LossPasses
+from crosscut.model import GPT
+from crosscut.parallel import ParallelMesh
+from crosscut.training.precision import fast_precision
+
+BACKEND = "inductor"
+"""What compiles a graph, by the name that `torch.compile` knows it by."""
+
+_IN_ORDER = {"reorder_for_peak_memory": False}
+"""What that compiler is told where layers send: by itself it looks for an order that takes less memory, in which what
+was begun early is waited for at once."""
+
+_ALIKE = {"deterministic": True}
+"""What it is told besides where tensor ranks do the same: by itself it times the kernels that sum on each GPU and takes
+the fastest, and two of them may add a norm's row in another order."""
+
+_CHEAP = (F.layer_norm, torch.rms_norm, F.gelu, F.silu)
+"""What layers compute again under `training.recompute = "operators"`, with the product that follows SiLU."""
+
+
+def apply_compilation(model: GPT, run: RunConfig, mesh: ParallelMesh) -> "Compiler | None":
+    """Put compiled code in the place of every layer's `forward`, where the run asks for it; it is made when first used.
+
+    Comes before recomputation, which wraps what it finds. None where nothing is compiled: the first rank says why where
+    `training.compile` is `auto` on a GPU. Raises `ConfigError` as `require_compilation`.
+    """
+    require_compilation(run, mesh.device)
+    if not _is_wanted(run, mesh.device):
+        return None
+    if reason := _reason_against(run, mesh.device):
+        if mesh.is_first_rank:
+            Console(stderr=True).print(f"Layers are not compiled: {reason}.", markup=False, highlight=False)
+        return None
+    compiler = Compiler(BACKEND, _inductor_settings(run.layout))
+    for block in model.blocks:
+        compiler.take(block)
+    model.loss_passes = LossPasses(Compiler(BACKEND).compiled)
+    return compiler
+
+
+def _inductor_settings(layout: Layout) -> dict[str, bool]:
+    if layout.tensor == 1:
+        return {}
+    return _IN_ORDER if layout.sequence_parallel else {**_IN_ORDER, **_ALIKE}
+
+
+def require_compilation(run: RunConfig, device: torch.device) -> None:
+    """Raise `ConfigError` where `training.compile` is `on` and this machine does not allow it."""
+    if run.training.compile == "on" and (reason := _reason_against(run, device)):
+        raise ConfigError(not_compilable(reason))
+
+
+def _is_wanted(run: RunConfig, device: torch.device) -> bool:
+    return run.training.compile == "on" or (run.training.compile == "auto" and device.type == "cuda")
+
+
+def _reason_against(run: RunConfig, device: torch.device) -> str:
+    """Why layers cannot be compiled, in words that follow a colon; empty where they can be."""
+    if reason := run.reason_against_compiling:
+        return reason
+    if torch._dynamo.config.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1":  # the latter when a layer is met
+        return "compilation is turned off by TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE in the environment"
+    if device.type == "cpu" and run.training.recompute == "selective" and run.model.dropout:
+        return 'attention with dropout keeps its scores on the CPU, which training.recompute="selective" forbids'
+    if device.type == "cuda" and run.training.recompute == "selective":
+        compute = run.settled(fast_precision(device)).training.numbers.compute
+        if keeps_scores(compute, capability=torch.cuda.get_device_capability(device)):
+            return f'attention in {compute} keeps its scores on this GPU, which training.recompute="selective" forbids'
+    if device.type == "cuda":
+        return "" if importlib.util.find_spec("triton") else "Triton, which writes the GPU's kernels, is not installed"
+    return "" if _has_cpp_compiler() else "there is no C++ compiler for the CPU's kernels (g++ or what CXX names)"
+
+
+def _has_cpp_compiler() -> bool:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return False
+    return True
+
+
+class Compiler:
+    """Compiles the layers of one model, or its loss, and counts the graphs and how often they ran.
+
+    `inductor_settings` are for PyTorch's own compiler, in the place of its defaults, and for no other.
+    """
+
+    def __init__(self, backend: str, inductor_settings: Mapping[str, bool] = MappingProxyType({})) -> None:
+        self.num_graphs = 0
+        """Graphs that were made: one for all layers in training, one more for validation."""
+        self.num_runs = 0
+        """How often one of them was what ran."""
+        self.is_paused = False
+        compile_graph: Callable[..., Any] = torch._dynamo.lookup_backend(backend)
+        told = {"config_patches": dict(inductor_settings)} if inductor_settings and backend == "inductor" else {}
+        self._compile = partial(compile_graph, **told)
+        self._copies: dict[types.FunctionType, types.FunctionType] = {}
+
+    def take(self, block: nn.Module) -> None:
+        """From now on run `block.forward` compiled."""
+        forward: Any = CompiledForward(self, types.MethodType(self._own_copy(type(block).forward), block))
+        block.forward = forward
+        block.compiled_forward = forward  # what wraps `forward` later hides it
+
+    def compiled(self, function: Any) -> Callable[..., Tensor]:
+        """The function as compiled code; raises `TrainingError` as `run` does."""
+        return partial(self.run, "The loss", self.trace(self._own_copy(function), self.make_graph))
+
+    def trace(self, function: Callable[..., Tensor], make_graph: Callable[..., Any]) -> Callable[..., Tensor]:
+        """The function as code that `make_graph` will make when it is first called, and again for other shapes."""
+        return torch.compile(function, fullgraph=True, dynamic=False, backend=make_graph)
+
+    def run(self, what: str, compiled: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        """What `compiled` gives; raises `TrainingError`, which says `what`, where other code would run in its place."""
+        before = self.num_runs
+        try:
+            result = compiled(*arguments)
+        except FailOnRecompileLimitHit as error:
+            raise _not_compiled(what, "it met too many different shapes or settings") from error
+        except Unsupported as error:
+            first_line = str(error).strip().partition("\n")[0]
+            raise _not_compiled(what, f"PyTorch cannot trace it ({first_line})") from error
+        except RuntimeError as error:
+            if "no compiled frames" in str(error):
+                raise _not_compiled(what, _RUN_UNCOMPILED) from error
+            raise
+        if self.num_runs == before:  # PyTorch before 2.13 says nothing then
+            raise _not_compiled(what, _RUN_UNCOMPILED)
+        return result
+
+    def _own_copy(self, function: Any) -> types.FunctionType:
+        """The function with a code object of its own for this model: PyTorch limits the graphs of a code object, and
+        several models of a process would share the limit.
+        """
+        if function not in self._copies:
+            self._copies[function] = types.FunctionType(
+                function.__code__.replace(),
+                function.__globals__,
+                function.__name__,
+                function.__defaults__,
+                function.__closure__,
+            )
+        return self._copies[function]
+
+    def make_graph(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        """Compile what PyTorch has traced."""
+        self.num_graphs += 1
+        compiled = self._compile(graph, inputs)
+
+        def run(*arguments: Any) -> Any:
+            self.num_runs += 1
+            return compiled(*arguments)
+
+        return run
+
+    def make_recomputing_graph(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        """The same; in the backward pass cheap operators run again, so that nothing of theirs is kept."""
+        for node in graph.graph.nodes:
+            if _is_cheap(node):  # the marks that `torch.utils.checkpoint` leaves on what it has traced
+                node.meta.update(recompute=CheckpointPolicy.MUST_RECOMPUTE, ac_graph_id=0)
+        config: Any = torch.compiler.config
+        with config.patch(cache_key_tag=f"{config.cache_key_tag} recomputing"):  # caches of code do not look at marks
+            return self.make_graph(graph, inputs)
+
+
+def _is_cheap(node: torch.fx.Node) -> bool:
+    gates = node.target is operator.mul and any(source.target is F.silu for source in node.all_input_nodes)
+    return gates or node.target in _CHEAP
+
+
+class CompiledForward:
+    """A layer's forward pass as compiled code; raises `TrainingError` where other code would run in its place."""
+
+    def __init__(self, compiler: Compiler, plain: Callable[..., Tensor]) -> None:
+        self.compiler, self.plain = compiler, plain
+        self.compiled = self._compiled(compiler.make_graph)
+
+    def recompute_operators(self) -> None:
+        """From now on keep nothing of what cheap operators give."""
+        self.compiled = self._compiled(self.compiler.make_recomputing_graph)
+
+    def _compiled(self, make_graph: Callable[..., Any]) -> Callable[..., Tensor]:
+        return self.compiler.trace(self.plain, make_graph)
+
+    def __call__(self, *arguments: Any) -> Tensor:
+        """What the layer gives."""
+        if self.compiler.is_paused:
+            return self.plain(*arguments)
+        return self.compiler.run("A layer", self.compiled, *arguments)
+
+
+_RUN_UNCOMPILED = "PyTorch has run it uncompiled"
+
+
+def _not_compiled(what: str, reason: str) -> TrainingError:
+    return TrainingError(
+        f"{what} must run as compiled code (`training.compile`), but does not: {reason}. Set "
+        'training.compile="off", or look at what TORCH_LOGS=graph_breaks,recompiles prints.'
+    )
+
+
+def compiled_modules(model: nn.Module) -> tuple[str, ...]:
+    """The names of the modules whose insides are compiled: what happens within them is not seen from outside."""
+    return tuple(name for name, module in model.named_modules() if "compiled_forward" in module.__dict__)
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Inside, run the plain code: to look into layers, or for shapes that come once. Not for training."""
+    forwards = [module.__dict__.get("compiled_forward") for module in model.modules()]
+    compilers = {forward.compiler for forward in forwards if forward is not None}
+    passes = model.loss_passes if isinstance(model, GPT) else None
+    for compiler in compilers:
+        compiler.is_paused = True
+    if isinstance(model, GPT):
+        model.loss_passes = None
+    try:
+        yield
+    finally:
+        for compiler in compilers:
+            compiler.is_paused = False
+        if isinstance(model, GPT):
+            model.loss_passes = passes

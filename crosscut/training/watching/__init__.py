@@ -1,0 +1,1 @@
+"""Progress, figures, profiles and diagnosis of a run."""

@@ -1,0 +1,115 @@
+"""Where a loss that is not a number began: the step, the layer, the documents."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from crosscut.config import TrainingError
+from crosscut.parallel.collectives import all_gather_objects
+from crosscut.training.batches import Batches
+from crosscut.training.speed.compilation import uncompiled
+from crosscut.training.step import Trainer
+
+_MAX_DOCUMENTS = 8
+
+
+class _Origin(NamedTuple):
+    """Where something not finite was first seen; the smallest is the earliest."""
+
+    micro_batch: int
+    order: int
+    """How many modules had run before, in the micro-batch."""
+    data_rank: int
+    place: str
+
+
+def explain_non_finite(
+    step: int, trainer: Trainer, batches: Batches, *, exhausted: TrainingError | None = None
+) -> TrainingError:
+    """The error that tells a user where the loss or gradient of `step` stopped being finite. Every rank calls it.
+
+    It repeats the step, with the same dropout and weights, and finds the first module whose input or output is not
+    finite on any rank; where all are finite, the parameter nearest the loss whose gradient is not. Where a loss scale
+    is `exhausted`, it tells of that in place of a gradient: the forward pass knows nothing of the scale.
+    """
+    forward = _first_over_ranks(_origin_in_forward(step, trainer, batches), trainer)
+    if forward is None and exhausted is not None:
+        return exhausted
+    backward = _first_over_ranks(_origin_in_backward(step, trainer, batches), trainer)
+    origin = forward or backward or _Origin(0, 0, 0, "the sum of the gradients, each of them finite")
+    mine = [batches.documents(step, index) for index in range(trainer.run.num_micro_batches)]
+    parts = all_gather_objects(mine, trainer.mesh.data)  # by data rank, by micro-batch
+    if forward:
+        documents = parts[origin.data_rank][origin.micro_batch]
+    else:  # gradients are sums over all micro-batches of all ranks
+        documents = [document for part in parts for micro_batch in part for document in micro_batch]
+    shown = ", ".join(f"{source}:{record}" for source, record in documents[:_MAX_DOCUMENTS])
+    more = f" and {len(documents) - _MAX_DOCUMENTS} more" if len(documents) > _MAX_DOCUMENTS else ""
+    way_out = "lower `optimizer.learning_rate`"
+    if exhausted is not None:  # what is above 65,504
+        way_out = 'lower `optimizer.learning_rate`, or set training.precision="bfloat16",'
+    return TrainingError(
+        f"The loss and its gradient must be finite, but at step {step + 1} they are not. It began in {origin.place}, "
+        f"on a batch made of {shown}{more}. The weights and checkpoints are those from before the step. "
+        f"Look at these documents, or {way_out} and run again with --resume auto."
+    )
+
+
+def _first_over_ranks(origin: _Origin | None, trainer: Trainer) -> _Origin | None:
+    """The earliest origin that any rank saw."""
+    over_tensor = all_gather_objects(origin, trainer.mesh.tensor)
+    over_data = all_gather_objects(min(filter(None, over_tensor), default=None), trainer.mesh.data)
+    return min(filter(None, over_data), default=None)
+
+
+def _origin_in_forward(step: int, trainer: Trainer, batches: Batches) -> _Origin | None:
+    """All ranks go through all micro-batches, whatever each of them sees: they meet in every one."""
+    first: _Origin | None = None
+    for index, (tokens, targets) in enumerate(batches.micro_batches(step)):
+        seen: list[str] = []
+        trainer.streams.restart(step=step, micro_batch=index)
+        with torch.no_grad(), uncompiled(trainer.model), _watched(trainer.model, seen) as order:
+            loss = trainer.model.loss(tokens, targets)
+        if not seen and not loss.isfinite():
+            seen.append("the loss itself")
+        if seen and first is None:
+            first = _Origin(index, order[0], trainer.mesh.data.rank, seen[0])
+    return first
+
+
+@contextmanager
+def _watched(model: nn.Module, seen: list[str]) -> Iterator[list[int]]:
+    """While inside, the first place that is not finite is appended to `seen`; the value counts modules until then.
+
+    The pass is never cut short: the other ranks wait for this one's collectives.
+    """
+    order = [0]
+
+    def note(place: str, value: Any) -> None:
+        if not seen:
+            order[0] += 1
+            if isinstance(value, Tensor) and value.is_floating_point() and not value.isfinite().all():
+                seen.append(place)
+
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(lambda _, a, n=name: note(f"the input of `{n}`", a[0])))
+        handles.append(module.register_forward_hook(lambda _, __, y, n=name: note(f"the output of `{n}`", y)))
+    try:
+        yield order
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _origin_in_backward(step: int, trainer: Trainer, batches: Batches) -> _Origin | None:
+    trainer.optimizer.zero_grad()  # a step that was launched since may have left some
+    trainer.accumulate(step, batches.micro_batches(step))
+    backward_order = reversed(list(trainer.model.named_parameters()))
+    for order, (name, parameter) in enumerate(backward_order):
+        if parameter.grad is not None and not parameter.grad.to_local().isfinite().all():  # type: ignore[attr-defined]
+            return _Origin(0, order, trainer.mesh.data.rank, f"the gradient of `{name}`")
+    return None

@@ -1,0 +1,228 @@
+"""Who holds the memory when a step needs most of it.
+
+An account is what is held before the step, and then every piece of memory that is taken and given back, in order. On
+the CPU a dispatch mode sees each tensor's storage come and go; on CUDA the caching allocator's own history tells, which
+also knows of compiled code and of what is no tensor. Memory is put down to the lines of this package that asked for it:
+the innermost one and the one in the next file outwards, such as `parallel/linear.py:38 < model/mlp.py:27`.
+"""
+
+import sys
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+PACKAGE = Path(__file__).resolve().parents[2]
+_ELSEWHERE = "outside of crosscut"
+_OWN_FILES = {__file__, str(Path(__file__).with_name("profiling.py"))}
+
+
+@dataclass
+class Account:
+    """Memory as it was held, taken and given back."""
+
+    before: dict[int, tuple[int, str]] = field(default_factory=dict)
+    """Key of a piece to its bytes and its holder."""
+    events: list[tuple[int, int, str]] = field(default_factory=list)
+    """Key, bytes (0: given back), holder."""
+    names: dict[int, str] = field(default_factory=dict)
+    """Key to the holder of the last piece that had it, whoever asked for it."""
+
+    def call(self, tensors: Iterable[Tensor], holder: str) -> None:
+        """Put what these tensors hold down to `holder`, from when it was taken. They must be the last to have it."""
+        self.names.update({_key(tensor): holder for tensor in _plain(tensors)})
+
+    def peak(self) -> tuple[int, dict[str, int]]:
+        """The most bytes held at once, and by whom, the largest first."""
+        before, events = self._by_name()
+        live = dict(before)
+        total = most = sum(size for size, _ in live.values())
+        until = 0
+        for index, (key, size, holder) in enumerate(events):
+            total += size - live.pop(key, (0, ""))[0]
+            if size:
+                live[key] = (size, holder)
+            if total > most:
+                most, until = total, index + 1
+        live = dict(before)
+        for key, size, holder in events[:until]:
+            live.pop(key, None)
+            if size:
+                live[key] = (size, holder)
+        held: dict[str, int] = defaultdict(int)
+        for size, holder in live.values():
+            held[holder] += size
+        return most, dict(sorted(held.items(), key=lambda item: -item[1]))
+
+    def _by_name(self) -> tuple[dict[int, tuple[int, str]], list[tuple[int, int, str]]]:
+        """What was held before and what happened, with holders by `names`."""
+        names = dict(self.names)
+        events = [(key, size, names.pop(key, holder) if size else holder) for key, size, holder in self.events[::-1]]
+        before = {key: (size, names.get(key, holder)) for key, (size, holder) in self.before.items()}
+        return before, events[::-1]
+
+
+def holder_of(frames: Iterable[tuple[str, int]]) -> str:
+    """The lines of this package among (file, line), innermost first, as a holder is called."""
+    lines: list[tuple[str, int]] = []
+    for file, line in frames:
+        inside = file.startswith(f"{PACKAGE}/") and file not in _OWN_FILES
+        if inside and file not in (known for known, _ in lines):
+            lines.append((file, line))
+        if len(lines) == 2:
+            break
+    return " < ".join(f"{Path(file).relative_to(PACKAGE).as_posix()}:{line}" for file, line in lines) or _ELSEWHERE
+
+
+@contextmanager
+def account_of(named: Mapping[str, Iterable[Tensor]], device: torch.device) -> Iterator[Account]:
+    """Keep the account of what runs inside. `named` are the tensors that are held before, by what they are called.
+
+    On the CPU nothing inside may be compiled: what compiled code takes is seen by no dispatch mode.
+    """
+    account = Account()
+    names = {_key(tensor): name for name, tensors in named.items() for tensor in _plain(tensors)}
+    if device.type == "cuda":
+        with _history(device, names, account):
+            yield account
+        return
+    for name, tensors in named.items():
+        account.before.update({_key(t): (t.untyped_storage().nbytes(), name) for t in _plain(tensors)})
+    mode = _StorageMode(account)
+    with mode, resizing_told_to(mode.resized):
+        yield account
+
+
+@contextmanager
+def resizing_told_to(tell: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Inside, `tell` is called with every storage whose size Python changes: what sharding gathers comes and goes so,
+    without an operator.
+    """
+    storages: Any = torch.UntypedStorage
+    plain = storages.resize_
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        result = plain(storage, size)
+        tell(storage)
+        return result
+
+    storages.resize_ = resize_
+    try:
+        yield
+    finally:
+        storages.resize_ = plain
+
+
+def _plain(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The local tensors with memory of their own."""
+    for tensor in tensors:
+        local: Any = getattr(tensor, "_local_tensor", tensor)
+        if local.untyped_storage().nbytes():
+            yield local
+
+
+def _key(tensor: Tensor) -> int:
+    """Of a local tensor: what the account of its device tells pieces of memory apart by."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() if storage.device.type == "cuda" else storage._cdata
+
+
+class _StorageMode(TorchDispatchMode):
+    """Notes every new storage, and when it is gone."""
+
+    def __init__(self, account: Account) -> None:
+        super().__init__()
+        self.account = account
+        self.known = set(account.before)
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Let the operator run, and look at what it made."""
+        if any(hasattr(kind, "_local_tensor") or kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented  # it comes again as operators on local tensors
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and type(tensor).__name__ not in ("DTensor", "FakeTensor"):
+                self._note(tensor.untyped_storage())
+        return result
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Note that a storage has another size now."""
+        self._note(storage, is_new_size=True)
+
+    def _note(self, storage: torch.UntypedStorage, *, is_new_size: bool = False) -> None:
+        key = storage._cdata
+        if (not storage.nbytes() or key in self.known) and not is_new_size:
+            return
+        self.account.events.append((key, storage.nbytes(), holder_of(_frames())))
+        if key not in self.known:
+            self.known.add(key)
+            weakref.finalize(storage, self._gone, key)
+
+    def _gone(self, key: int) -> None:
+        self.known.discard(key)
+        self.account.events.append((key, 0, ""))
+
+
+def _frames() -> Iterator[tuple[str, int]]:
+    frame = sys._getframe(1)
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+@contextmanager
+def _history(device: torch.device, names: Mapping[int, str], account: Account) -> Iterator[None]:
+    """The caching allocator's account, read when it is over."""
+    torch.cuda.synchronize(device)
+    torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=1_000_000, device=device)
+    try:
+        yield
+        torch.cuda.synchronize(device)
+        snapshot = torch.cuda.memory._snapshot(device)
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None, device=device)
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    read_snapshot(snapshot, index, names, account)
+
+
+def read_snapshot(snapshot: Mapping[str, Any], device: int, names: Mapping[int, str], account: Account) -> None:
+    """Turn the allocator's history and its state at the end into an account.
+
+    `names` are holders by the address of their memory; a block that is older than the history and has no name is called
+    so.
+    """
+    taken: set[int] = set()
+    given_back: dict[int, int] = {}
+    for entry in snapshot["device_traces"][device]:
+        address, size = entry.get("addr", 0), entry.get("size", 0)
+        if entry["action"] == "alloc":
+            frames = ((frame["filename"], frame["line"]) for frame in entry.get("frames", ()))
+            account.events.append((address, size, holder_of(frames)))
+            taken.add(address)
+        elif entry["action"] == "free_completed":
+            if address not in taken:
+                given_back[address] = size
+            taken.discard(address)
+            account.events.append((address, 0, ""))
+    for segment in snapshot["segments"]:
+        if segment["device"] != device:
+            continue
+        for block in segment["blocks"]:
+            if block["state"] != "inactive" and block["address"] not in taken:
+                given_back.setdefault(block["address"], block["size"])
+    for address, size in given_back.items():
+        account.before[address] = (size, names.get(address, "held before the step"))

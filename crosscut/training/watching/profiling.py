@@ -1,0 +1,238 @@
+"""`crosscut train --profile`: where the time of a step goes, and who holds its memory.
+
+After two steps of warm-up the first rank records three steps with `torch.profiler` and keeps an account of the memory
+of one more; then the run goes on as it was. What is computed is the same, only slower in these steps. A recorded step
+begins and ends with nothing left to do on the device. Every other rank only notes how long the same steps took it.
+"""
+
+import gzip
+import json
+import re
+import shutil
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from torch.autograd import DeviceType
+
+from crosscut.config import ConfigError, write_whole
+from crosscut.parallel import ParallelMesh
+from crosscut.parallel.collectives import gather_to_first
+from crosscut.training.step import Trainer
+from crosscut.training.watching.memory_account import Account, account_of
+from crosscut.training.watching.throughput import synchronize
+from crosscut.training.watching.trace import STEP_NAME, Shares, shares_of_steps
+
+PROFILE_FOLDER = "profile"
+TRACE_FILE = "trace.json.gz"
+FIGURES_FILE = "profile.json"
+
+WARM_UP_STEPS = 2
+RECORDED_STEPS = 3
+_TOLD = 10
+"""Operators and holders in the printed tables."""
+
+_COMPILED_GRAPH = re.compile(r"## Call CompiledFxGraph \w+ ##")
+"""How PyTorch calls one: by a hash of its code."""
+
+
+@dataclass
+class Profile:
+    """What was found, as `profile.json` holds it."""
+
+    steps: list[Shares]
+    """Of the first rank."""
+    operators: list[dict[str, Any]]
+    """Name, calls and milliseconds per step, the longest first; of kernels on a GPU."""
+    peak_bytes: int
+    holders: dict[str, int]
+    """Bytes at the peak of a step, by who holds them, the largest first."""
+    seconds_of_ranks: list[list[float]] = field(default_factory=list)
+    """How long each rank took for each recorded step."""
+
+
+class Profiler:
+    """Enclose every step by `around`; the steps that are to be recorded are, the others pass."""
+
+    def __init__(self, trainer: Trainer, folder: Path) -> None:
+        self.trainer, self.mesh, self.folder = trainer, trainer.mesh, folder / PROFILE_FOLDER
+        self._first: int | None = None
+        self._seconds: list[float] = []
+        self._recorder: Any = None
+        self._profile: Profile | None = None
+
+    @contextmanager
+    def around(self, step: int) -> Iterator[None]:
+        """Inside, a step of the trainer is done. Steps count on from the first one that comes."""
+        self._first = step if self._first is None else self._first
+        index = step - self._first - WARM_UP_STEPS
+        if 0 <= index < RECORDED_STEPS:
+            with self._recorded(step, last=index == RECORDED_STEPS - 1):
+                yield
+        elif index == RECORDED_STEPS:
+            with self._accounted():
+                yield
+            self._finish()
+        else:
+            yield
+
+    @contextmanager
+    def _recorded(self, step: int, *, last: bool) -> Iterator[None]:
+        if self.mesh.is_first_rank and self._recorder is None:
+            # It has one cycle; without `acc_events` PyTorch 2.11 warns that it keeps no other's events.
+            self._recorder = torch.profiler.profile(activities=_activities(self.mesh), acc_events=True)
+            self._recorder.start()
+        synchronize(self.mesh.device)
+        start = time.perf_counter()
+        with torch.profiler.record_function(f"{STEP_NAME} {step + 1}"):
+            yield
+            synchronize(self.mesh.device)
+        self._seconds.append(time.perf_counter() - start)
+        if last and self._recorder is not None:
+            self._recorder.stop()
+
+    @contextmanager
+    def _accounted(self) -> Iterator[None]:
+        if not self.mesh.is_first_rank:
+            yield
+            return
+        if self.mesh.device.type == "cpu" and self.trainer.compiler is not None:
+            yield  # what compiled code takes on the CPU is not seen
+            self._profile = _profile_of(self._recorder, Account(), self._write_trace())
+            return
+        optimizer = self.trainer.optimizer
+        state = [v for values in optimizer.state.values() for v in values.values() if isinstance(v, torch.Tensor)]
+        named: dict[str, Sequence[torch.Tensor]] = {"AdamW's moments": state, "parameters": self.trainer.parameters}
+        with account_of(named, self.mesh.device) as account, self._before_the_update(account):
+            yield
+        self._profile = _profile_of(self._recorder, account, self._write_trace())
+
+    @contextmanager
+    def _before_the_update(self, account: Account) -> Iterator[None]:
+        """Inside, gradients are called so when the optimizer is given them: a step begins and ends without any."""
+
+        def call_gradients(*_: Any) -> None:
+            account.call((p.grad for p in self.trainer.parameters if p.grad is not None), "gradients")
+
+        handle = self.trainer.optimizer.register_step_pre_hook(call_gradients)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _finish(self) -> None:
+        """Gather the ranks' seconds; write and print on the first. All ranks get here in the same step."""
+        seconds = gather_to_first(self._seconds)
+        self._recorder = None
+        if self._profile is None or seconds is None:
+            return
+        self._profile.seconds_of_ranks = seconds
+        told = {**asdict(self._profile), "steps": [shares._asdict() for shares in self._profile.steps]}
+        write_whole(self.folder / FIGURES_FILE, json.dumps(told, indent=2) + "\n")
+        print_profile(self._profile, self.folder, Console())
+
+    def _write_trace(self) -> list[dict[str, Any]]:
+        """Write the trace for Perfetto; its events."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.folder) as temporary:
+            plain, packed = Path(temporary) / "trace.json", Path(temporary) / TRACE_FILE
+            self._recorder.export_chrome_trace(str(plain))
+            with plain.open("rb") as source, gzip.open(packed, "wb") as target:
+                shutil.copyfileobj(source, target)
+            packed.replace(self.folder / TRACE_FILE)
+            events: list[dict[str, Any]] = json.loads(plain.read_text(encoding="utf-8"))["traceEvents"]
+        return events
+
+
+def require_steps(num_left: int) -> None:
+    """Raise `ConfigError` where a run has fewer steps left than a profile takes."""
+    needed = WARM_UP_STEPS + RECORDED_STEPS + 1
+    if num_left < needed:
+        raise ConfigError(
+            f"`training.steps` must leave at least {needed} steps to do with --profile, but leaves {num_left}. Train "
+            "for more steps, or leave out --profile."
+        )
+
+
+def _activities(mesh: ParallelMesh) -> list[Any]:
+    kinds = torch.profiler.ProfilerActivity
+    return [kinds.CPU, kinds.CUDA] if mesh.device.type == "cuda" else [kinds.CPU]
+
+
+def _profile_of(recorder: Any, account: Account, events: list[dict[str, Any]]) -> Profile:
+    peak, holders = account.peak()
+    operators = _operators(recorder.events())
+    return Profile(steps=shares_of_steps(events), operators=operators, peak_bytes=peak, holders=holders)
+
+
+def _operators(events: Any) -> list[dict[str, Any]]:
+    """What took the most time in the recorded steps, without what lies between them: kernels where there are any."""
+    steps = [e.time_range for e in events if e.name.startswith(STEP_NAME) and e.device_type == DeviceType.CPU]
+    inside = [
+        e
+        for e in events
+        if not e.name.startswith(STEP_NAME)
+        and any(step.start <= e.time_range.start < step.end for step in steps)
+        and not e.is_user_annotation
+    ]
+    kernels = [e for e in inside if e.device_type != DeviceType.CPU]
+    microseconds: dict[str, float] = defaultdict(float)
+    calls: dict[str, int] = defaultdict(int)
+    for event in kernels or inside:
+        name = _COMPILED_GRAPH.sub("compiled graph", event.name)
+        calls[name] += 1
+        microseconds[name] += event.time_range.elapsed_us() if kernels else event.self_cpu_time_total
+    return [
+        {"name": name, "calls": calls[name] / len(steps), "milliseconds": microseconds[name] / 1e3 / len(steps)}
+        for name in sorted(microseconds, key=microseconds.__getitem__, reverse=True)
+    ]
+
+
+def print_profile(profile: Profile, folder: Path, console: Console) -> None:
+    """Print the shares of each step, the longest operators and the largest holders."""
+    shares = _table("step", "seconds", "compute", "overlapped", "communication", "idle")
+    for step in profile.steps:
+        parts = (step.compute, step.overlapped, step.communication, step.idle)
+        shares.add_row(str(step.step), f"{step.seconds:.3f}", *(f"{part:.1%}" for part in parts))
+    console.print(shares)
+    if len(profile.seconds_of_ranks) > 1:
+        means = [sum(seconds) / len(seconds) for seconds in profile.seconds_of_ranks]
+        slowest = max(range(len(means)), key=means.__getitem__)
+        console.print(f"seconds per step of the ranks: {min(means):.3f} to {max(means):.3f} (rank {slowest})\n")
+    total = sum(operator["milliseconds"] for operator in profile.operators)
+    longest = _table("operator", "calls", "ms", "share")
+    for operator in profile.operators[:_TOLD]:
+        name, ms = Text(operator["name"][:80]), operator["milliseconds"]
+        longest.add_row(name, f"{operator['calls']:g}", f"{ms:,.2f}", f"{ms / total:.1%}")
+    console.print(longest)
+    if profile.holders:
+        console.print(_holders(profile))
+    else:
+        console.print("holders of memory: not seen where layers are compiled for the CPU (training.compile=off)\n")
+    text = f"{folder}/: {TRACE_FILE} (open it at ui.perfetto.dev), {FIGURES_FILE}"
+    console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def _holders(profile: Profile) -> Table:
+    held = _table(f"holder at the peak of {profile.peak_bytes / 2**20:,.1f} MiB", "MiB", "share")
+    for holder, size in list(profile.holders.items())[:_TOLD]:
+        held.add_row(Text(holder), f"{size / 2**20:,.1f}", f"{size / profile.peak_bytes:.1%}")
+    return held
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column(first, overflow="fold")
+    for name in others:
+        table.add_column(name, justify="right")
+    return table

@@ -1,0 +1,174 @@
+"""What a run leaves for people: a plot of its losses, a sample of its text, a summary."""
+
+import io
+import json
+import math
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from crosscut.config import RunConfig, write_whole
+from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
+from crosscut.data import TokenFolder
+from crosscut.evaluation.report import in_a_line
+from crosscut.generation import Sampling, continue_text
+from crosscut.model import GPT
+from crosscut.planner import count_parameters
+from crosscut.pretrained import begin_of_run
+from crosscut.training.evaluations import last_figures
+from crosscut.training.loop import Outcome
+from crosscut.training.speed.compilation import uncompiled
+from crosscut.training.watching.metrics import METRICS_FILE, read_metrics
+
+PLOT_FILE = "loss.png"
+SAMPLE_FILE = "sample.txt"
+SUMMARY_FILE = "summary.json"
+
+
+def write_report(run: RunConfig, model: GPT, tokens: TokenFolder, outcome: Outcome) -> None:
+    """Sample a text on all ranks, where one is asked for; on the first, write the files and print the summary."""
+    folder = Path(run.output.folder)
+    text = ""
+    if run.output.sample_tokens:
+        sampling = Sampling(num_tokens=run.output.sample_tokens, seed=run.training.seed)
+        with uncompiled(model):  # every token makes the text longer, which would need a graph of its own
+            begin = begin_of_run(run, tokens.path)
+            text = continue_text(model, tokens, run.output.sample_prompt, sampling, begin_of_text=begin)
+    if not model.mesh.is_first_rank:
+        return
+    if text:
+        write_whole(folder / SAMPLE_FILE, text + "\n")
+    plot_losses(folder)
+    summary = {**summarize(run, outcome), "evaluation": last_figures(read_metrics(folder))}
+    write_whole(folder / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
+    print_summary(run, summary, text, Console())
+
+
+def summarize(run: RunConfig, outcome: Outcome) -> dict[str, Any]:
+    """The figures of a run, as `summary.json` holds them."""
+    steps = run.training.steps - outcome.first_step
+    rates = outcome.throughput.rates(outcome.seconds / steps) if steps and outcome.seconds else {}
+    return {
+        "parameters": count_parameters(run.model),
+        "vocab_size": run.model.vocab_size,
+        "layout": str(run.layout),
+        "steps": run.training.steps,
+        "training_tokens": run.training.steps * outcome.throughput.tokens_per_step,
+        "training_seconds": outcome.seconds,
+        "validation_loss_before": outcome.before.loss,
+        "validation_loss_after": outcome.after.loss,
+        "validation_perplexity_before": outcome.before.perplexity,
+        "validation_perplexity_after": outcome.after.perplexity,
+        "validation_tokens": outcome.after.num_tokens,
+        "tokens_per_second": rates.get("tokens_per_second"),
+        "model_flops_per_second": rates.get("model_flops_per_second"),
+        "utilisation": rates.get("utilisation"),
+        "peak": outcome.throughput.peak.name,
+        "peak_flops_per_second": outcome.throughput.peak.flops_per_second,
+    }
+
+
+def plot_losses(folder: Path) -> None:
+    """Draw the training and validation losses of a run's `metrics.jsonl` into `loss.png`."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = read_metrics(folder)
+    trained = [(row["step"], row["loss"]) for row in rows if row.get("loss") is not None]
+    validated = [(row["step"], row["validation_loss"]) for row in rows if row.get("validation_loss") is not None]
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    if trained:
+        axes.plot(*zip(*trained, strict=True), color="#9ec1e0", linewidth=1, label="training, each step")
+        axes.plot(*zip(*_smoothed(trained), strict=True), color="#1f5f99", linewidth=2, label="training, smoothed")
+    axes.plot(*zip(*validated, strict=True), color="#c8502d", marker="o", markersize=4, label="validation")
+    last_step, last_loss = validated[-1]
+    label = f"perplexity {math.exp(min(last_loss, 700)):,.1f}"
+    place: dict[str, Any] = {"xytext": (0, -18), "textcoords": "offset points", "ha": "right"}
+    axes.annotate(label, (last_step, last_loss), color="#c8502d", **place)
+    axes.set(xlabel="step", ylabel="cross entropy per token (nats)")
+    axes.margins(y=0.12)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=150)
+    pyplot.close(figure)
+    write_whole(folder / PLOT_FILE, picture.getvalue())
+
+
+def _smoothed(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Each point's mean with those before it, a twentieth of all, fewer at the start where the loss falls fast."""
+    means = []
+    for i in range(len(points)):
+        near = points[i - min(i // 4, len(points) // 20) : i + 1]
+        means.append((points[i][0], sum(loss for _, loss in near) / len(near)))
+    return means
+
+
+def print_summary(run: RunConfig, summary: dict[str, Any], text: str, console: Console) -> None:
+    """Print what the run came to, where its files are and what to type next."""
+    if text:
+        console.print(Panel(Text(text), title="sample", title_align="left", padding=(1, 2), style="dim"))
+    table = Table.grid(padding=(0, 3))
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in _summary_rows(run, summary):
+        table.add_row(name, value)
+    console.print(Panel(table, title="done", title_align="left", padding=(1, 2)))
+    folder = run.output.folder
+    files = [PLOT_FILE, *([SAMPLE_FILE] if text else []), METRICS_FILE, SUMMARY_FILE, CONFIG_FILE, CHECKPOINTS_FOLDER]
+    command, more = typed_command(), 2 * summary["steps"]
+    prompt = f" --prompt {shlex.quote(run.output.sample_prompt)}" if run.output.sample_prompt else ""
+    for line in (
+        f"files  {folder}/: {', '.join(files)}",
+        f"next   {command} generate {shlex.quote(folder)}{prompt}",
+        f"       {command} train {shlex.quote(f'{folder}/{CONFIG_FILE}')} --resume training.steps={more}",
+        f"       tensorboard --logdir {shlex.quote(folder)}",
+    ):
+        console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def _summary_rows(run: RunConfig, summary: dict[str, Any]) -> Iterator[tuple[str, Text]]:
+    model, layout = run.model, run.layout
+    size = f"{model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads"
+    parameters = _short(summary["parameters"], _COUNTS)
+    yield "model", Text(f"{model.family}, {parameters} parameters ({size}, vocabulary {model.vocab_size:,})")
+    yield "layout", Text(f"{layout}: {layout.world_size} process{'es' if layout.world_size > 1 else ''}")
+    before, after = summary["validation_perplexity_before"], summary["validation_perplexity_after"]
+    tokens = f"{summary['steps']:,} steps ({_short(summary['training_tokens'], _COUNTS)} tokens)"
+    scored = f"over {summary['validation_tokens']:,} validation tokens"
+    yield (
+        "perplexity",
+        Text.assemble(f"{before:,.1f} before, ", (f"{after:,.1f}", "bold"), f" after {tokens}; {scored}"),
+    )
+    if summary["evaluation"]:
+        yield "evaluation", Text(in_a_line(summary["evaluation"]))
+    if summary["tokens_per_second"]:
+        rate, peak = (_short(summary[f"{name}flops_per_second"], _RATES) for name in ("model_", "peak_"))
+        share = f"{summary['utilisation']:.0%} of {peak}FLOP/s ({summary['peak']})"
+        yield "speed", Text(f"{summary['tokens_per_second']:,.0f} tokens/s, {rate}FLOP/s: {share}")
+
+
+_COUNTS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
+_RATES = ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"))
+
+
+def _short(number: float, letters: tuple[tuple[float, str], ...]) -> str:
+    """A number as people say it: 812k, 2.6M, 8.3B."""
+    size, letter = next(((size, letter) for size, letter in letters if number >= size), (1.0, ""))
+    return f"{number / size:.3g}{letter}"
+
+
+def typed_command() -> str:
+    """How Crosscut was started, so that the next command can be pasted."""
+    typed = Path(sys.argv[0])
+    return "python -m crosscut" if typed.name == "__main__.py" else shlex.quote(str(typed))

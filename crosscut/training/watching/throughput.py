@@ -1,0 +1,115 @@
+"""How fast a run is, in tokens and in model FLOP/s, against a named peak.
+
+The FLOPs are the planner's formula, so forecast and report cannot differ.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from crosscut.config import RunConfig
+from crosscut.kernels import ORDINARY
+from crosscut.parallel import ParallelMesh
+from crosscut.parallel.collectives import all_gather_objects
+from crosscut.planner import find_hardware, model_flops_per_token
+from crosscut.training.precision import compute_dtype, fast_precision
+
+_WARM_UP = 2
+"""Products before those that count against the time."""
+_SECONDS_TO_MEASURE = 0.1
+"""A CPU without instructions for float16 takes a tenth of a second for one product of 512 rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The matrix rate that utilisation is measured against."""
+
+    name: str
+    flops_per_second: float
+    """Of all ranks together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """Turns the seconds of a step into rates."""
+
+    tokens_per_step: int
+    flops_per_token: float
+    peak: Peak
+
+    @classmethod
+    def of(cls, run: RunConfig, mesh: ParallelMesh) -> "Throughput":
+        """For the steps of a run. Every rank calls it, since a peak that is measured is measured together."""
+        length = run.training.sequence_length
+        return cls(
+            tokens_per_step=run.training.batch_size * length,
+            flops_per_token=model_flops_per_token(run.model, length),
+            peak=find_peak(run.settled(fast_precision(mesh.device)).training.precision, mesh),
+        )
+
+    def rates(self, seconds: float) -> dict[str, float]:
+        """Tokens per second, model FLOP/s and utilisation of a step that took `seconds`."""
+        tokens_per_second = self.tokens_per_step / seconds
+        flops_per_second = tokens_per_second * self.flops_per_token
+        return {
+            "seconds": seconds,
+            "tokens_per_second": tokens_per_second,
+            "model_flops_per_second": flops_per_second,
+            "utilisation": flops_per_second / self.peak.flops_per_second,
+        }
+
+
+def find_peak(precision: str, mesh: ParallelMesh) -> Peak:
+    """The published dense peak where every rank's GPU is known, else the matrix rate measured on all ranks at once."""
+    published = _over_all_ranks(_published_peak(precision, mesh.device), mesh)
+    known = [peak for peak in published if peak is not None]
+    if len(known) == len(published):
+        names = sorted({name for name, _ in known})
+        name = f"{len(known)} x {' and '.join(names)}, published dense {precision} peak"
+        return Peak(name=name, flops_per_second=sum(rate for _, rate in known))
+    rates = _over_all_ranks(measure_matrix_rate(mesh.device, compute_dtype(precision)), mesh)
+    together = f" on {len(rates)} ranks at once" if len(rates) > 1 else ""
+    return Peak(name=f"{precision} matrix rate measured{together}", flops_per_second=sum(rates))
+
+
+def _published_peak(precision: str, device: torch.device) -> tuple[str, float] | None:
+    if device.type != "cuda":
+        return None
+    hardware = find_hardware(torch.cuda.get_device_name(device))
+    rate = hardware.flops.get(precision) if hardware else None
+    return (hardware.name, rate) if hardware and rate else None
+
+
+def _over_all_ranks(value: Any, mesh: ParallelMesh) -> list[Any]:
+    """Every rank's value, on every rank."""
+    groups = all_gather_objects(all_gather_objects(value, mesh.tensor), mesh.data)
+    return [value for group in groups for value in group]
+
+
+@torch.no_grad()
+def measure_matrix_rate(device: torch.device, dtype: torch.dtype, *, size: int = 0, repeats: int = 10) -> float:
+    """FLOP/s of a square matrix product on this rank's device, as a layer calls it: the best of `repeats`, or of as
+    many as fit in the time that a run's start may take for it.
+    """
+    size = size or (8192 if device.type == "cuda" else 512)
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    best, left = float("inf"), _SECONDS_TO_MEASURE
+    for repeat in range(_WARM_UP + repeats):
+        synchronize(device)
+        start = time.perf_counter()
+        ORDINARY.output(a, b)
+        synchronize(device)
+        seconds = time.perf_counter() - start
+        best = min(best, seconds)
+        left -= seconds if repeat >= _WARM_UP else 0.0
+        if left <= 0.0:
+            break
+    return 2.0 * size**3 / best
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device to have done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,299 @@
+"""`config.json` of published models, both ways, and what a run takes from it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crosscut.config import ConfigError, ModelConfig, dump_toml, load_run
+from crosscut.config.published.folders import Published, published_table, read_published, reason_against_export
+
+GPT2 = {
+    "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2, "n_embd": 32, "n_head": 4,
+    "n_inner": None, "vocab_size": 300, "n_positions": 64, "layer_norm_epsilon": 1e-5,
+    "activation_function": "gelu_new", "resid_pdrop": 0.25, "eos_token_id": 7,
+}  # fmt: skip
+LLAMA = {
+    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 300, "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6, "rope_theta": 500000.0, "tie_word_embeddings": False, "hidden_act": "silu",
+}  # fmt: skip
+LLAMA3_ROPE = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+ROTARY = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none"}
+OURS = {
+    "num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "mlp_size": 48, "vocab_size": 300,
+    "max_sequence_length": 64, "norm_epsilon": 1e-6, "rotary_base": 500000.0, "tied": False, "dropout": 0.0, **ROTARY,
+}  # fmt: skip
+"""What `LLAMA` says."""
+
+
+def write(folder: Path, table: dict[str, Any], **more: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps({**table, **more}), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def read(tmp_path):
+    def published(table: dict[str, Any], **more: Any) -> Published:
+        return read_published(write(tmp_path, table, **more))
+
+    return published
+
+
+def test_gpt2_is_the_default_model(read):
+    ours = ModelConfig(
+        num_layers=2, hidden_size=32, num_heads=4, vocab_size=300, max_sequence_length=64, dropout=0.25
+    )  # fmt: skip
+    assert read(GPT2).model == ours
+    assert read(GPT2).stops == (7,)
+
+
+def test_llama_has_rotary_positions_and_its_own_sizes(read):
+    assert read(LLAMA).model == ModelConfig(**OURS)
+    assert read(LLAMA, attention_bias=True, mlp_bias=True).model == ModelConfig(**{**OURS, "biases": "all"})
+    assert read(LLAMA, head_dim=16).model.head_size == 16
+    assert read(LLAMA, num_key_value_heads=None).model.num_kv_heads == 4
+
+
+def test_qwens_have_biases_or_norms(read):
+    assert read(LLAMA, model_type="qwen2").model == ModelConfig(**{**OURS, "biases": "qkv"})
+    assert read(LLAMA, model_type="qwen3").model == ModelConfig(**{**OURS, "qk_norm": True})
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"rope_scaling": LLAMA3_ROPE}, {"rope_theta": None, "rope_parameters": {"rope_theta": 500000.0, **LLAMA3_ROPE}}],
+    ids=["older files", "newer files"],
+)
+def test_the_stretch_of_llama_3_is_read(read, more):
+    assert read(LLAMA, **more).model == ModelConfig(**OURS, rotary_factor=8.0, rotary_original_length=8192)
+
+
+def test_a_window_limits_the_sequence(read):
+    assert read(LLAMA, model_type="mistral", sliding_window=16).model.max_sequence_length == 16
+    assert read(LLAMA, model_type="mistral", sliding_window=None).model.max_sequence_length == 64
+    assert read(LLAMA, model_type="qwen2", sliding_window=16, use_sliding_window=False).model.max_sequence_length == 64
+    assert read(LLAMA, model_type="qwen2", sliding_window=16, use_sliding_window=True).model.max_sequence_length == 16
+
+
+def test_a_window_that_is_not_told_is_that_of_transformers(read):
+    long = {**LLAMA, "max_position_embeddings": 32768}
+    assert read(long, model_type="mistral").model.max_sequence_length == 4096
+    assert read(long, model_type="mistral", sliding_window=None).model.max_sequence_length == 32768
+    assert read(long, model_type="qwen3", use_sliding_window=True).model.max_sequence_length == 4096
+    assert read(long, model_type="qwen3").model.max_sequence_length == 32768
+    assert read(long).model.max_sequence_length == 32768
+    assert read(LLAMA, model_type="mistral").model.max_sequence_length == 64
+
+
+def test_ends_of_text_of_both_files_are_stops(read, tmp_path):
+    assert read(LLAMA).stops == ()
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [9, 5]}', encoding="utf-8")
+    assert read(LLAMA, eos_token_id=5).stops == (5, 9)
+
+
+REFUSED = [
+    ({"hidden_act": "relu"}, "`hidden_act` in `{path}` must be 'silu', but is 'relu'."),
+    ({"rope_scaling": {"type": "linear"}}, "`rope_type` in `{path}` must be 'default' or 'llama3', but is 'linear'."),
+    (
+        {"rope_scaling": {**LLAMA3_ROPE, "low_freq_factor": 2.0}},
+        "`low_freq_factor` in `{path}` must be 1.0, but is 2.0.",
+    ),
+    (
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        "`partial_rotary_factor` in `{path}` must be 1.0, but is 0.5.",
+    ),
+    ({"attention_bias": True}, "`attention_bias` in `{path}` must be False as `mlp_bias` is, but is True."),
+    ({"model_type": "qwen3", "attention_bias": True}, "`attention_bias` in `{path}` must be False, but is True."),
+    (
+        {"quantization_config": {"bits": 4}},
+        "`quantization_config` in `{path}` must be None, but is {{'bits': 4}}.",
+    ),
+]
+ADVICE = " Crosscut's model computes nothing else: choose another model."
+INCOMPLETE = [
+    (
+        {"model_type": "gemma", "architectures": ["GemmaForCausalLM"]},
+        (
+            "`model_type` in `{path}` must be 'gpt2', 'gpt_bigcode', 'llama', 'mistral', 'qwen2', 'qwen3' or "
+            "'starcoder2', but is 'gemma' (GemmaForCausalLM). Crosscut knows these families."
+        ),
+    ),
+    (
+        {"rope_scaling": {key: value for key, value in LLAMA3_ROPE.items() if key != "factor"}},
+        "`factor` must be given in `{path}` for rope_type 'llama3', but is missing.",
+    ),
+    ({"num_hidden_layers": None}, "`num_hidden_layers` must be given in `{path}`, but is missing."),
+    ({"hidden_size": "32"}, "`hidden_size` in `{path}` must be of type int, but is '32'."),
+]
+
+
+@pytest.mark.parametrize(("more", "message"), [*((more, told + ADVICE) for more, told in REFUSED), *INCOMPLETE])
+def test_what_the_model_cannot_do_is_named(read, tmp_path, more, message):
+    with pytest.raises(ConfigError) as error:
+        read(LLAMA, **more)
+    assert str(error.value) == message.format(path=tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("key", ["scale_attn_by_inverse_layer_idx", "add_cross_attention"])
+def test_variants_of_gpt2_are_named(read, key):
+    with pytest.raises(ConfigError, match=f"`{key}` in `.*` must be False, but is True"):
+        read(GPT2, **{key: True})
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    path = tmp_path / "config.json"
+    for content, must in ((None, "be a readable file"), ("{", "be valid JSON"), ("[]", "hold a JSON object")):
+        if content is not None:
+            path.write_text(content, encoding="utf-8")
+        with pytest.raises(ConfigError, match=f"`{path}` must {must}, but "):
+            read_published(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {}, {"biases": "all"}, {"biases": "qkv"}, {"qk_norm": True, "head_size": 16}, {"tied": True},
+        {"rotary_factor": 8.0, "rotary_original_length": 4096}, {"num_kv_heads": 1},
+    ],
+)  # fmt: skip
+def test_what_is_written_is_read_again(tmp_path, change):
+    ours = ModelConfig(**{**OURS, **change})
+    table = published_table(ours, dtype="float32", stops=(3, 4))
+    assert read_published(write(tmp_path, table)) == Published(ours, (3, 4))
+
+
+def test_gpt2_is_read_again(tmp_path):
+    ours = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, mlp_size=100, vocab_size=300, tied=False)
+    table = published_table(ours, dtype="bfloat16", stops=(3,))
+    assert table["eos_token_id"] == 3
+    assert table["torch_dtype"] == "bfloat16"
+    assert read_published(write(tmp_path, table)).model == ours
+
+
+def test_gpt2_with_multiple_queries_is_gpt_bigcode(tmp_path):
+    ours = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=1, mlp_size=100, vocab_size=300)
+    table = published_table(ours, dtype="float32", stops=(3,))
+    assert (table["model_type"], table["multi_query"]) == ("gpt_bigcode", True)
+    assert read_published(write(tmp_path, table)).model == ours
+    one_head = published_table(ModelConfig(num_layers=1, hidden_size=8, num_heads=1), dtype="float32", stops=(3,))
+    assert one_head["model_type"] == "gpt2"
+
+
+STARCODER2 = {
+    "model_type": "starcoder2", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 300, "max_position_embeddings": 64,
+    "norm_epsilon": 1e-6, "rope_theta": 500000.0, "residual_dropout": 0.25,
+}  # fmt: skip
+
+
+def test_starcoder2_is_gpt2_with_rotary_positions(read):
+    ours = {**OURS, "norm": "layer", "mlp": "gelu", "biases": "all", "tied": True, "dropout": 0.25}
+    assert read(STARCODER2).model == ModelConfig(**ours)
+    assert read(STARCODER2, use_bias=False).model == ModelConfig(**{**ours, "biases": "none"})
+    assert read(STARCODER2, sliding_window=16).model.max_sequence_length == 16
+
+
+@pytest.mark.parametrize("change", [{}, {"biases": "none", "tied": False}, {"num_kv_heads": 1, "head_size": 16}])
+def test_starcoder2_is_read_again(tmp_path, change):
+    ours = ModelConfig(**{**OURS, "norm": "layer", "mlp": "gelu", "biases": "all", "dropout": 0.5, **change})
+    table = published_table(ours, dtype="float32", stops=(3,))
+    assert (table["model_type"], table["attention_dropout"]) == ("starcoder2", 0.5)
+    assert read_published(write(tmp_path, table)).model == ours
+
+
+def test_gpt_bigcode_is_read_with_multiple_queries_only(read):
+    with pytest.raises(ConfigError, match=r"`multi_query` in `.*` must be True, but is False"):
+        read(GPT2, model_type="gpt_bigcode", multi_query=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "family", "wanted"),
+    [
+        ({"mlp": "gelu"}, "mlp", "llama", "'swiglu'"),
+        ({"biases": "qkv", "qk_norm": True}, "qk_norm", "qwen2", "False"),
+        ({"norm": "layer"}, "norm", "llama", "'rms'"),
+    ],
+)
+def test_a_model_of_no_family_is_named(change, name, family, wanted):
+    with pytest.raises(ConfigError, match=rf"`model.{name}` must be {wanted} in a model of .* family '{family}'"):
+        published_table(ModelConfig(**{**OURS, **change}), dtype="float32", stops=(0,))
+
+
+def test_what_keeps_a_model_from_all_families_can_be_asked_before():
+    grouped = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, vocab_size=300)
+    told = (
+        "`model.num_kv_heads` must be 4 in a model of Hugging Face's family 'gpt2', the nearest to this one, but is 2"
+    )
+    assert reason_against_export(grouped) == told
+    with pytest.raises(ConfigError) as error:
+        published_table(grouped, dtype="float32", stops=(0,))
+    assert str(error.value) == f"{told}. Crosscut knows no family to export it as."
+    assert reason_against_export(ModelConfig(**OURS)) == ""
+
+
+# A run that starts from a folder
+
+
+def start_from(folder: Path, **sections: Any) -> dict[str, Any]:
+    return {"training": {"initialize_from": str(folder), "sequence_length": 32}, **sections}
+
+
+def test_a_run_takes_model_and_tokenizer_of_the_folder(tmp_path):
+    write(tmp_path, LLAMA)
+    run = load_run(start_from(tmp_path), ["data.text=book.txt", "model.dropout=0.5"])
+    assert run.model == ModelConfig(**{**OURS, "dropout": 0.5})
+    assert run.data.tokenizer == str(tmp_path / "tokenizer.json")
+    assert load_run(start_from(tmp_path, data={"tokens": "shards"})).data.tokenizer == "", "they are there already"
+    own = load_run(start_from(tmp_path, data={"text": ["book.txt"], "tokenizer": "own.json"}))
+    assert own.data.tokenizer == "own.json"
+
+
+def test_a_model_that_agrees_may_be_given(tmp_path):
+    write(tmp_path, LLAMA)
+    assert load_run(start_from(tmp_path, model={**OURS, "vocab_size": 0})).model == ModelConfig(**OURS)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.num_layers=3", ("`model.num_layers` must be 2 as in `{0}`, which `training.initialize_from` names, but "
+         "is 3. Leave it out.")),
+        ("model.positions=learned", ("`model.positions` must be 'rotary' as in `{0}`, which `training.initialize_from` "
+         "names, but is 'learned'. Leave it out.")),
+        ("model.tied=true", ("`model.tied` must be False as in `{0}`, which `training.initialize_from` names, but is "
+         "True. Leave it out.")),
+    ],
+)  # fmt: skip
+def test_a_model_that_differs_is_named(tmp_path, override, message):
+    write(tmp_path, LLAMA)
+    with pytest.raises(ConfigError) as error:
+        load_run(start_from(tmp_path), [override])
+    assert str(error.value) == message.format(tmp_path)
+
+
+def test_false_is_not_left_out(tmp_path):
+    write(tmp_path, LLAMA, tie_word_embeddings=True)
+    with pytest.raises(ConfigError, match=r"`model\.tied` must be True"):
+        load_run(start_from(tmp_path), ["model.tied=false"])
+
+
+def test_an_unknown_key_beside_the_folder_is_named(tmp_path):
+    write(tmp_path, LLAMA)
+    with pytest.raises(ConfigError, match=r"`model.num_layer` must be a key of `model`"):
+        load_run(start_from(tmp_path), ["model.num_layer=2"])
+
+
+def test_a_resolved_run_does_without_the_folder(tmp_path):
+    write(tmp_path, LLAMA)
+    run = load_run(start_from(tmp_path, data={"text": ["book.txt"]}))
+    (tmp_path / "config.json").unlink()
+    path = tmp_path / "run.toml"
+    path.write_text(dump_toml(run), encoding="utf-8")
+    assert load_run(path) == run
+    with pytest.raises(ConfigError, match=r"config.json` must be a readable file, but is not: No such file"):
+        load_run(start_from(tmp_path))

@@ -1,0 +1,214 @@
+"""Stopping on all ranks alike, whichever of them a signal reaches, and when."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from crosscut.launch.stopping import REQUESTS, Stopped, StopRequest
+from tests.ranks import RankPool
+
+CHECKS = 8
+
+
+def send(request: StopRequest, number: int) -> None:
+    os.kill(os.getpid(), number)
+    deadline = time.monotonic() + 5
+    while not request.asked and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def handlers_now() -> list[object]:
+    return [signal.getsignal(number) for number in REQUESTS]
+
+
+def restore(handlers: list[object]) -> None:
+    """This process, which is kept, goes on to run other tests."""
+    for number, handler in zip(REQUESTS, handlers, strict=True):
+        signal.signal(number, handler)
+
+
+def stopped_at(asked: dict[int, int], number: int) -> int:
+    """The check at which this rank stopped, where rank r is sent a signal before check asked[r]."""
+    handlers = handlers_now()
+    descriptor = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(descriptor)
+    at = CHECKS
+    with StopRequest() as request:
+        for i in range(CHECKS):
+            if asked.get(dist.get_rank()) == i:
+                send(request, number)
+            try:
+                request.check()
+            except Stopped:
+                at = i
+                break
+    expected = handlers if at == CHECKS else [signal.SIG_IGN, signal.SIG_IGN]
+    left, _ = handlers_now(), restore(handlers)
+    assert left == expected
+    assert signal.set_wakeup_fd(descriptor) == descriptor
+    return at
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_all_ranks_stop_at_the_same_check_whichever_was_asked(ranks: RankPool, number: int) -> None:
+    assert ranks.run(3, stopped_at, {1: 2}, number) == [3, 3, 3]
+    assert ranks.run(3, stopped_at, {0: 2, 1: 3, 2: 2}, number) == [3, 3, 3]
+
+
+def test_a_rank_alone_stops_at_once(ranks: RankPool) -> None:
+    assert ranks.run(1, stopped_at, {0: 2}, signal.SIGTERM) == [2]
+
+
+def test_nobody_stops_unasked_nor_when_there_is_no_check_left(ranks: RankPool) -> None:
+    assert ranks.run(2, stopped_at, {}, signal.SIGTERM) == [CHECKS, CHECKS]
+    assert ranks.run(2, stopped_at, {0: CHECKS - 1}, signal.SIGTERM) == [CHECKS, CHECKS]
+
+
+def told_and_left(accepted: bool) -> tuple[bool, list[bool]]:
+    """Whether a callback was told of a SIGINT, and which signals are ignored afterwards."""
+    numbers = (*REQUESTS, signal.SIGINT)
+    handlers = [signal.getsignal(number) for number in numbers]
+    told = threading.Event()
+    with StopRequest(numbers, told.set) as request:
+        os.kill(os.getpid(), signal.SIGINT)
+        was_told = told.wait(5)
+        if accepted:
+            request.accept()
+    ignored = [signal.getsignal(number) == signal.SIG_IGN for number in numbers]
+    for number, handler in zip(numbers, handlers, strict=True):
+        signal.signal(number, handler)
+    return was_told, ignored
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_an_interrupt_is_a_request_where_it_is_taken_for_one(ranks: RankPool, accepted: bool) -> None:
+    assert ranks.run(2, told_and_left, accepted) == [(True, [accepted] * 3)] * 2
+
+
+def items_until_stopped() -> list[int]:
+    seen: list[int] = []
+    handlers = handlers_now()
+    with StopRequest() as request:
+        try:
+            for item in request.checked(range(CHECKS)):
+                seen.append(item)
+                if item == 2 and dist.get_rank() == 1:
+                    send(request, signal.SIGUSR1)
+        except Stopped:
+            pass
+    restore(handlers)
+    return seen
+
+
+def test_long_work_is_left_between_two_of_its_parts(ranks: RankPool) -> None:
+    assert ranks.run(2, items_until_stopped) == [[0, 1, 2, 3]] * 2
+
+
+def found_after_meeting(path: Path) -> bool:
+    with StopRequest() as request:
+        if dist.get_rank() == 0:
+            time.sleep(0.5)
+            path.touch()
+        request.meet()
+        return path.exists()
+
+
+def test_ranks_leave_together(ranks: RankPool, tmp_path: Path) -> None:
+    assert ranks.run(2, found_after_meeting, tmp_path / "written") == [True, True]
+
+
+def asked_while_waiting(path: Path) -> bool:
+    """Rank 1 waits for rank 0 inside a collective; the signal is seen all the same."""
+    with StopRequest() as request:
+        if dist.get_rank() == 1:
+            path.write_text(str(os.getpid()))
+            dist.barrier()
+        else:
+            while not path.exists() or not path.read_text():
+                time.sleep(0.01)
+            time.sleep(0.2)
+            os.kill(int(path.read_text()), signal.SIGTERM)
+            time.sleep(0.2)
+            dist.barrier()
+        return request.asked
+
+
+def test_a_signal_is_taken_while_the_main_thread_waits(ranks: RankPool, tmp_path: Path) -> None:
+    assert ranks.run(2, asked_while_waiting, tmp_path / "pid") == [False, True]
+
+
+ALONE = """
+import sys, time, torch
+from crosscut.launch import process_group, stopping
+stopping.SAME_REQUEST = 0.5
+with process_group(torch.device("cpu")), stopping.StopRequest() as request:
+    print("ready", flush=True)
+    while not request.asked:
+        time.sleep(0.01)
+    print("asked", flush=True)
+    time.sleep(float(sys.argv[1]))
+print("left", flush=True)
+"""
+
+
+def test_a_second_sigterm_ends_the_process_at_once_but_a_copy_of_the_first_does_not() -> None:
+    for wait, code, rest in ((0.1, 0, "left\n"), (1.0, 143, "")):
+        process = subprocess.Popen(
+            [sys.executable, "-c", ALONE, "1.5"], stdout=subprocess.PIPE, text=True, env={**os.environ, "RANK": ""}
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "asked\n"
+        time.sleep(wait)
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=20)
+        assert (process.returncode, out) == (code, rest)
+
+
+STOPPED = """
+import sys, time, torch
+from crosscut.launch import Stopped, process_group, stopping
+stopping.SAME_REQUEST = 0.1
+with process_group(torch.device("cpu")), stopping.StopRequest() as request:
+    print("ready", flush=True)
+    try:
+        while True:
+            time.sleep(0.01)
+            request.check()
+    except Stopped:
+        pass
+print("stopped", flush=True)
+time.sleep(1.5)
+sys.exit(75)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGTERM, 75),
+        pytest.param(signal.SIGUSR1, 75, marks=pytest.mark.slow),  # taken like SIGTERM
+        (signal.SIGINT, -2),
+    ],
+)
+def test_after_a_stop_further_requests_change_nothing_but_an_interrupt_ends_it(number: int, code: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        env={**os.environ, "RANK": ""},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout.readline() == "stopped\n"
+    time.sleep(0.3)
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    assert process.returncode == code

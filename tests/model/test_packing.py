@@ -1,0 +1,149 @@
+"""Packed weights: the products of plain ones, only where they can be used, and none that a gradient could pass."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from crosscut.config import Layout
+from crosscut.kernels import FLOAT8, ORDINARY, onednn
+from crosscut.model.packing import pack_weights
+from crosscut.parallel import (
+    ColumnParallelLinear,
+    ColumnParallelLinears,
+    ParallelMesh,
+    RowParallelLinear,
+    VocabParallelOutput,
+    local,
+    make_mesh,
+    normal_,
+    shard_model,
+    use_products,
+)
+from tests.parallel.twins import CPU
+from tests.ranks import RankPool
+
+IN, WIDTH, TEXTS = 23, 44, 8
+
+pytestmark = pytest.mark.skipif(not onednn.IS_THERE, reason="this PyTorch has no oneDNN")
+
+
+class Layers(nn.Module):
+    """A layer of each kind, one with blocks that are fewer than two ranks."""
+
+    def __init__(self, mesh: ParallelMesh, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.columns = ColumnParallelLinears(
+            a=ColumnParallelLinear(IN, WIDTH, mesh=mesh, dtype=dtype),
+            b=ColumnParallelLinear(IN, 7, mesh=mesh, dtype=dtype, bias=False, num_blocks=1),
+        )
+        self.row = RowParallelLinear(WIDTH, IN, mesh=mesh, dtype=dtype)
+        self.output = VocabParallelOutput(50, IN, mesh=mesh, dtype=dtype)
+        shard_model(self, mesh, units=[self.columns], always_used=True)
+        for name, parameter in self.named_parameters():
+            normal_(parameter, std=1.0, seed=1, name=name)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        a, b = self.columns(x)
+        y = self.row(a)
+        return a, b, y, self.output.products.output(y.flatten(0, 1), local(self.output.weight, y.dtype))
+
+
+@torch.no_grad()
+def _is_packed(weight: Tensor) -> bool:
+    return local(weight, weight.dtype).is_mkldnn
+
+
+@torch.no_grad()
+def _run_both(layout: Layout, num_tokens: int) -> list[tuple[Tensor, Tensor]]:
+    """What plain and packed layers make of the same tokens, whose columns lie apart, as those of other ranks do."""
+    mesh = make_mesh(layout, CPU)
+    layers = Layers(mesh)
+    x = torch.randn(IN, 2, num_tokens, generator=torch.Generator().manual_seed(0)).permute(1, 2, 0)
+    x = x.chunk(mesh.tensor.size, 1)[mesh.tensor.rank] if mesh.sequence_parallel else x
+    plain = layers(x)
+    pack_weights(layers, mesh, num_texts=TEXTS)
+    assert _is_packed(layers.columns.a.weight)
+    assert _is_packed(layers.columns.b.weight) == (mesh.tensor.size == 1), "whole on two ranks, each uses some rows"
+    assert _is_packed(layers.row.weight)
+    assert _is_packed(layers.output.weight)
+    return list(zip(plain, layers(x), strict=True))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 4, 16, 40])
+@pytest.mark.parametrize(
+    "layout", [Layout(), Layout(tensor=2), Layout(tensor=2, sequence_parallel=True)], ids=["one", "cut", "sequence"]
+)
+def test_packed_weights_give_the_products_of_plain_ones(ranks: RankPool, layout: Layout, num_tokens: int) -> None:
+    num_tokens = max(num_tokens, layout.tensor)
+    for pairs in ranks.run(layout.world_size, _run_both, layout, num_tokens):
+        for plain, packed in pairs:
+            torch.testing.assert_close(packed, plain, rtol=1e-5, atol=1e-3)
+            assert packed.is_contiguous()
+
+
+def _pack_wide(mesh: ParallelMesh) -> Layers:
+    layers = Layers(mesh, torch.float64)
+    pack_weights(layers, mesh, num_texts=TEXTS)
+    return layers
+
+
+def _pack_for_two(mesh: ParallelMesh) -> Layers:
+    layers = Layers(mesh)
+    pack_weights(layers, mesh, num_texts=2)
+    return layers
+
+
+def _pack_float8(mesh: ParallelMesh) -> Layers:
+    layers = Layers(mesh)
+    use_products(layers, FLOAT8)
+    pack_weights(layers, mesh, num_texts=TEXTS)
+    return layers
+
+
+def _pack_without_onednn(mesh: ParallelMesh) -> Layers:
+    layers = Layers(mesh)
+    has, onednn.IS_THERE = onednn.IS_THERE, False
+    try:
+        pack_weights(layers, mesh, num_texts=TEXTS)
+    finally:
+        onednn.IS_THERE = has
+    return layers
+
+
+def _pack(mesh: ParallelMesh) -> Layers:
+    layers = Layers(mesh)
+    pack_weights(layers, mesh, num_texts=TEXTS)
+    return layers
+
+
+def _what_is_packed(layout: Layout, make: Callable[[ParallelMesh], Layers]) -> list[bool]:
+    layers = make(make_mesh(layout, CPU))
+    assert (layers.output.products is ORDINARY) == (not _is_packed(layers.output.weight))
+    return [_is_packed(parameter) for name, parameter in layers.named_parameters() if name.endswith("weight")]
+
+
+@pytest.mark.parametrize("make", [_pack_wide, _pack_for_two, _pack_float8, _pack_without_onednn])
+def test_a_model_is_left_alone_where_packed_weights_cannot_be_used_or_are_slower(ranks: RankPool, make) -> None:
+    assert ranks.run(1, _what_is_packed, Layout(), make) == [[False] * 4]
+
+
+def test_weights_that_data_ranks_share_are_left_alone(ranks: RankPool) -> None:
+    assert ranks.run(2, _what_is_packed, Layout(data=2, sharding="zero3"), _pack) == [[False] * 4] * 2
+
+
+def _ask_for_a_gradient() -> str:
+    mesh = make_mesh(Layout(), CPU)
+    layers = _pack(mesh)
+    a, *_ = layers(torch.randn(1, 8, IN, requires_grad=True))
+    with pytest.raises(RuntimeError) as raised:
+        a.sum().backward()
+    return str(raised.value)
+
+
+def test_a_gradient_through_packed_weights_is_refused(ranks: RankPool) -> None:
+    assert ranks.run(1, _ask_for_a_gradient)[0] == (
+        "A model must have plain weights where a gradient is asked for, but `pack_weights` has packed this one's to "
+        "write text. Load it again."
+    )

@@ -1,0 +1,219 @@
+"""Replicas that differ in one bit are found, and so is where."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from crosscut.config import Layout
+from crosscut.parallel import CollectiveRecorder, make_mesh, replicated_parameter, shard_model, sharded_parameter
+from crosscut.parallel.state import agreement
+from crosscut.parallel.state.agreement import find_drift, hash_of
+from tests.parallel.twins import CPU
+from tests.ranks import RankPool
+
+TENSOR_2, DATA_2, SQUARE = Layout(tensor=2), Layout(data=2), Layout(tensor=2, data=2)
+
+
+HYBRID = Layout(data=4, sharding="zero3", shard_group=2)
+SHARED = Layout(tensor=2, data=2, sharding="zero3")
+
+
+def parameters_on(layout: Layout, dtype: torch.dtype) -> tuple[Any, dict[str, Tensor]]:
+    """Two parameters of each kind, with values as if drawn."""
+    mesh = make_mesh(layout, CPU)
+    model = nn.Module()
+    model.first, model.second = nn.Module(), nn.Module()
+    for number, part in enumerate(model.children()):
+        part.weight = sharded_parameter((8, 8), mesh.tensor, dim=number, dtype=dtype, device=mesh.parameter_device)
+        part.bias = replicated_parameter((8,), mesh.tensor, dtype=dtype, device=mesh.parameter_device)
+    shard_model(model, mesh, units=[model.first], always_used=True)
+    made: dict[str, Tensor] = dict(model.named_parameters())
+    for number, (name, parameter) in enumerate(made.items()):
+        seed = number * 100 + 10 * (0 if mesh.sharding is None else mesh.sharding.shard.rank)
+        seed += mesh.tensor.rank if name.endswith("weight") else 0
+        values = torch.randn(parameter.to_local().shape, generator=torch.Generator().manual_seed(seed))
+        parameter.data.to_local().copy_(values)
+    return mesh, made
+
+
+def drift_after(
+    layout: Layout, changes: dict[int, list[tuple[str, int, float]]], dtype: torch.dtype = torch.float32
+) -> Any:
+    """What is found when a rank's elements (name, index, value) are changed; and what was sent for it."""
+    mesh, parameters = parameters_on(layout, dtype)
+    for name, index, value in changes.get(dist.get_rank(), []):
+        parameters[name].data.to_local().view(-1)[index] = value
+    with CollectiveRecorder(mesh) as recorder:
+        drift = find_drift(parameters, mesh)
+    return None if drift is None else tuple(drift)[:3], [tuple(sent) for sent in recorder.sent]
+
+
+@pytest.mark.parametrize("layout", [Layout(), TENSOR_2, DATA_2, SQUARE, Layout(data=4), Layout(tensor=4)], ids=str)
+def test_replicas_that_agree_pass_for_two_small_messages(ranks: RankPool, layout: Layout) -> None:
+    sent = []
+    if layout.data > 1:
+        sent.append(("all_reduce", "data", 2 * 4))
+    if layout.tensor > 1:
+        sent.append(("all_reduce", "tensor", 2 * 2 + 1))
+    assert ranks.run(layout.world_size, drift_after, layout, {}) == [(None, sent)] * layout.world_size
+
+
+@pytest.mark.parametrize(
+    ("layout", "sent"),
+    [
+        (Layout(data=2, sharding="zero3"), []),  # nothing is held twice
+        (HYBRID, [("all_reduce", "replica", 2 * 4), ("all_reduce", "shard", 1)]),
+        (SHARED, [("all_reduce", "tensor", 2 * 2 + 1), ("all_reduce", "data", 1)]),
+    ],
+    ids=str,
+)
+def test_shares_are_compared_with_the_same_shares_of_other_copies(ranks: RankPool, layout: Layout, sent: Any) -> None:
+    assert ranks.run(layout.world_size, drift_after, layout, {}) == [(None, sent)] * layout.world_size
+
+
+CASES = {
+    "sharded, data axis": (DATA_2, {1: [("first.weight", 3, 7.0)]}, ("first.weight", (0, 1), ())),
+    "replicated, data axis": (DATA_2, {0: [("second.bias", 0, 7.0)]}, ("second.bias", (0, 1), ())),
+    "replicated, tensor axis": (TENSOR_2, {1: [("first.bias", 7, 7.0)]}, ("first.bias", (0, 1), ())),
+    "one rank of four": (SQUARE, {2: [("first.bias", 7, 7.0)]}, ("first.bias", (2,), (0, 1, 3))),
+    "a whole data group": (SQUARE, {r: [("first.bias", 7, 7.0)] for r in (0, 2)}, ("first.bias", (0, 1, 2, 3), ())),
+    "sharded, one tensor rank": (SQUARE, {3: [("second.weight", 0, 7.0)]}, ("second.weight", (1, 3), ())),
+    "sharded, majority": (Layout(data=4), {2: [("second.weight", 0, 7.0)]}, ("second.weight", (2,), (0, 1, 3))),
+    "two of four": (
+        Layout(tensor=4),
+        {1: [("first.bias", 7, 7.0)], 2: [("first.bias", 6, 7.0)]},
+        ("first.bias", (1, 2), (0, 3)),
+    ),
+    "a share of one copy": (HYBRID, {3: [("first.weight", 3, 7.0)]}, ("first.weight", (1, 3), ())),
+    "a share on one tensor rank": (SHARED, {2: [("second.bias", 3, 7.0)]}, ("second.bias", (2, 3), ())),
+    "the first of several": (
+        DATA_2,
+        {1: [("second.bias", 0, 7.0), ("second.weight", 0, 7.0)]},
+        ("second.weight", (0, 1), ()),
+    ),
+}
+
+
+@pytest.mark.parametrize(("layout", "changes", "expected"), CASES.values(), ids=CASES)
+def test_drift_is_named_alike_on_all_ranks(ranks: RankPool, layout: Layout, changes: Any, expected: Any) -> None:
+    told = ranks.run(layout.world_size, drift_after, layout, changes)
+    assert [drift for drift, _ in told] == [expected] * layout.world_size
+
+
+def drift_told(layout: Layout, changes: dict[int, list[tuple[str, int, float]]]) -> tuple[float, int]:
+    """How far replicas are apart after changes, and of how many parameters."""
+    mesh, parameters = parameters_on(layout, torch.float32)
+    for name, index, value in changes.get(dist.get_rank(), []):
+        parameters[name].data.to_local().view(-1)[index] = value
+    drift = find_drift(parameters, mesh)
+    assert drift is not None
+    return drift.size, drift.num_parameters
+
+
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [(DATA_2, "first.weight"), (SQUARE, "first.weight"), (SQUARE, "second.bias"), (HYBRID, "second.weight"),
+     (SHARED, "first.bias")],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("apart", [12.0, 1.5, 2.0**-20])
+def test_the_size_of_a_drift_is_told_alike_on_all_ranks(
+    ranks: RankPool, layout: Layout, name: str, apart: float
+) -> None:
+    everywhere = [(name, index, 8.0) for index in range(2)]  # larger than what is drawn
+    changes = dict.fromkeys(range(layout.world_size), everywhere)
+    changes[0] = [*everywhere, (name, 1, 8.0 - apart)]
+    assert ranks.run(layout.world_size, drift_told, layout, changes) == [(apart / 8.0, 1)] * layout.world_size
+
+
+@pytest.mark.parametrize("layout", [DATA_2, SQUARE, Layout(data=4)], ids=str)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_infinitely_far(ranks: RankPool, layout: Layout, value: float) -> None:
+    for rank in range(layout.world_size):
+        told = ranks.run(layout.world_size, drift_told, layout, {rank: [("first.bias", 3, value)]})
+        assert told == [(math.inf, 1)] * layout.world_size
+
+
+def test_an_infinity_on_all_ranks_hides_no_difference(ranks: RankPool) -> None:
+    everywhere = [("first.bias", 0, math.inf), ("first.bias", 1, 8.0)]
+    changes = {0: everywhere, 1: [*everywhere, ("first.bias", 1, 6.0)]}
+    assert ranks.run(2, drift_told, DATA_2, changes) == [(0.25, 1)] * 2
+
+
+def test_all_drifted_parameters_are_counted(ranks: RankPool) -> None:
+    changes = {1: [("first.bias", 0, 7.0)], 2: [("second.weight", 0, 7.0)], 3: [("second.bias", 0, 7.0)]}
+    assert [number for _, number in ranks.run(4, drift_told, SQUARE, changes)] == [3] * 4
+
+
+def test_tensor_ranks_may_hold_different_parts(ranks: RankPool) -> None:
+    changes = {1: [("first.weight", 0, 7.0)]}
+    assert [drift for drift, _ in ranks.run(2, drift_after, TENSOR_2, changes)] == [None, None]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.float16])
+def test_smallest_difference_is_seen(ranks: RankPool, dtype: torch.dtype) -> None:
+    """In the last bit, and of the two zeros."""
+    up = torch.tensor([1.0], dtype=dtype).nextafter(torch.tensor([2.0], dtype=dtype)).item()
+    for one, other in ((1.0, up), (0.0, -0.0)):
+        changes = {0: [("first.bias", 3, one)], 1: [("first.bias", 3, other)]}
+        told = ranks.run(2, drift_after, DATA_2, changes, dtype)
+        assert [drift for drift, _ in told] == [("first.bias", (0, 1), ())] * 2
+        changes[1] = changes[0]
+        assert ranks.run(2, drift_after, DATA_2, changes, dtype)[0][0] is None
+
+
+def test_every_bit_of_every_element_counts() -> None:
+    x = torch.randn(37)
+    hashes = {int(hash_of(x))}
+    for element in range(37):
+        for bit in range(32):
+            flipped = x.clone()
+            flipped.view(torch.int32)[element] ^= -(1 << 31) if bit == 31 else 1 << bit
+            hashes.add(int(hash_of(flipped)))
+    assert len(hashes) == 1 + 37 * 32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_swapped_elements_are_seen(dtype: torch.dtype) -> None:
+    """Also those that differ in high bits only, far apart by a power of two, which a plain weighted sum misses."""
+    x = torch.ones(8193, dtype=dtype)
+    x[0] = 2.0
+    places = [1, 2, 64, 4096, 8192]
+    hashes = {int(hash_of(x))}
+    for place in places:
+        swapped = x.clone()
+        swapped[0], swapped[place] = 1.0, 2.0
+        hashes.add(int(hash_of(swapped)))
+    assert len(hashes) == 1 + len(places)
+
+
+def test_hash_does_not_depend_on_how_many_elements_are_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(1000)
+    hashes = set()
+    for count in (1 << 22, 1000, 999, 64, 7):
+        monkeypatch.setattr(agreement, "_ELEMENTS_AT_ONCE", count)
+        hashes.add(int(hash_of(x)))
+    assert len(hashes) == 1
+
+
+def test_hash_is_the_formulas() -> None:
+    """By Python's whole numbers, modulo 2^64."""
+    x = torch.tensor([1.5, -2.0, 0.0, -0.0, float("inf")])
+    a, b, size = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 1 << 64
+    total = 0
+    for i, bits in enumerate(x.view(torch.int32).tolist()):
+        mixed = (bits + a * i) * b % size
+        total += (mixed ^ (mixed >> 32)) * b
+    assert int(hash_of(x)) % size == total % size
+
+
+def test_hash_leaves_the_tensor_alone_and_takes_any_shape() -> None:
+    x = torch.randn(6, 4)
+    before = x.clone()
+    assert int(hash_of(x.t().contiguous().t())) == int(hash_of(x))
+    assert torch.equal(x, before)
+    assert int(hash_of(torch.empty(0))) == 0

@@ -1,0 +1,197 @@
+"""A model of one's own whose data ranks share one copy."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from crosscut.config import Layout, LayoutError
+from crosscut.parallel import (
+    GradientReducer,
+    LayerNorm,
+    ParallelMesh,
+    local,
+    make_mesh,
+    make_reducer,
+    replicated_parameter,
+    reshard,
+    shard_model,
+)
+from crosscut.parallel.mesh import layout_of
+from crosscut.parallel.state import sharding
+from tests.parallel.twins import CPU
+from tests.ranks import RankPool
+
+SHARED = Layout(data=2, sharding="zero3")
+
+
+class Terms(nn.Module):
+    """A sum of parameters [3], each used on the data ranks that `used_by` names."""
+
+    def __init__(self, mesh: Any, used_by: list[set[int]]) -> None:
+        super().__init__()
+        self.mesh, self.used_by = mesh, used_by
+        kind = {"dtype": torch.float64, "device": mesh.parameter_device}
+        self.terms = nn.ParameterList(replicated_parameter((3,), mesh.tensor, **kind) for _ in used_by)
+
+    def forward(self) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64, requires_grad=True)
+        for i, (parameter, users) in enumerate(zip(self.terms, self.used_by, strict=True)):
+            if self.mesh.data.rank in users:
+                total = total + (local(parameter, torch.float64) * (10 * i + self.mesh.data.rank + 1)).sum()
+        return total * 1.0
+
+
+def _use_some(used_by: list[set[int]]) -> list[Tensor]:
+    mesh = make_mesh(SHARED, CPU)
+    model = Terms(mesh, used_by)
+    shard_model(model, mesh, units=[])
+    reducer = make_reducer(model, mesh)
+    reducer.arm()
+    model().backward()
+    reducer.finish()
+    return [p.grad.full_tensor() for p in model.parameters()]
+
+
+@pytest.mark.skipif(
+    not hasattr(FSDPModule, "set_reduce_scatter_unused_params"), reason="this torch scatters what all ranks use, only"
+)
+def test_parameters_that_some_ranks_do_not_use_are_summed_with_their_own(ranks: RankPool) -> None:
+    used_by = [{0, 1}, {0}, {1}, set()]
+    for gradients in ranks.run(2, _use_some, used_by):
+        expected = [sum(10 * i + rank + 1 for rank in users) for i, users in enumerate(used_by)]
+        assert [g.tolist() for g in gradients] == [[float(e)] * 3 for e in expected]
+
+
+def _first_values() -> tuple[list[bool], list[list[float]]]:
+    mesh = make_mesh(SHARED, CPU)
+    norm = LayerNorm(3, mesh=mesh)
+    on_meta = [p.is_meta for p in norm.parameters()]
+    shard_model(norm, mesh, units=[], always_used=True)
+    return on_meta, [p.full_tensor().tolist() for p in norm.parameters()]
+
+
+def test_parameters_take_no_memory_before_they_are_shared_and_then_have_their_first_values(ranks: RankPool) -> None:
+    assert ranks.run(2, _first_values) == [([True, True], [[1.0] * 3, [0.0] * 3])] * 2
+
+
+def _forward_without_gradient() -> list[int]:
+    mesh = make_mesh(SHARED, CPU)
+    model = Terms(mesh, [{0, 1}])
+    shard_model(model, mesh, units=[], always_used=True)
+    sizes = []
+    with torch.no_grad():
+        model()
+    sizes.append(next(model.parameters()).to_local().numel())
+    reshard(model)
+    sizes.append(next(model.parameters()).to_local().numel())
+    return sizes
+
+
+def test_what_a_forward_pass_without_gradient_gathered_is_given_back(ranks: RankPool) -> None:
+    assert ranks.run(2, _forward_without_gradient) == [[3, 2], [3, 1]]
+
+
+def _train_unshared() -> None:
+    mesh = make_mesh(SHARED, CPU)
+    make_reducer(Terms(mesh, [{0}]), mesh)
+
+
+def test_a_model_that_is_not_shared_as_its_mesh_says_is_refused(ranks: RankPool) -> None:
+    with pytest.raises(LayoutError, match="must be sharded as its mesh says before it is trained, but this one is not"):
+        ranks.run(2, _train_unshared)
+
+
+def _share_ordinary() -> None:
+    mesh = make_mesh(SHARED, CPU)
+    shard_model(nn.Linear(4, 4), mesh, units=[])
+
+
+def test_ordinary_parameters_are_refused(ranks: RankPool) -> None:
+    with pytest.raises(LayoutError, match="must be a DTensor on the tensor axis, but one of shape"):
+        ranks.run(2, _share_ordinary)
+
+
+def _share_a_scalar() -> None:
+    mesh = make_mesh(SHARED, CPU)
+    model = nn.Module()
+    model.scale = replicated_parameter((), mesh.tensor, dtype=torch.float64, device=mesh.parameter_device)
+    shard_model(model, mesh, units=[])
+
+
+def test_a_scalar_is_refused(ranks: RankPool) -> None:
+    with pytest.raises(
+        LayoutError, match=r"`scale` must have a dimension .* but is a scalar\. Give it the shape \(1,\)"
+    ):
+        ranks.run(2, _share_a_scalar)
+
+
+def _reduce_shares_as_copies() -> None:
+    GradientReducer([], make_mesh(SHARED, CPU))
+
+
+def test_buckets_of_whole_gradients_are_refused_where_they_are_shared(ranks: RankPool) -> None:
+    with pytest.raises(LayoutError, match="must have a mesh on which every data rank holds a whole copy, but this one"):
+        ranks.run(2, _reduce_shares_as_copies)
+
+
+class Masked(LayerNorm):
+    """With a buffer beside its parameters."""
+
+    def __init__(self, mesh: ParallelMesh, device: torch.device) -> None:
+        super().__init__(3, mesh=mesh)
+        self.register_buffer("mask", torch.arange(3.0, device=device))
+
+
+def _mask_after_sharding(device: str) -> list[float]:
+    mesh = make_mesh(SHARED, CPU)
+    model = Masked(mesh, torch.device(device))
+    shard_model(model, mesh, units=[], always_used=True)
+    mask: list[float] = model.mask.tolist()
+    return mask
+
+
+def test_buffers_stay_as_they_are(ranks: RankPool) -> None:
+    assert ranks.run(2, _mask_after_sharding, "cpu") == [[0.0, 1.0, 2.0]] * 2
+
+
+def test_a_buffer_without_values_is_refused(ranks: RankPool) -> None:
+    with pytest.raises(LayoutError) as error:
+        ranks.run(2, _mask_after_sharding, "meta")
+    assert str(error.value) == (
+        "`mask` must have its values before the model is sharded, but is a buffer on `meta`. Make it on the mesh's "
+        "`device`."
+    )
+
+
+def _shard_with_an_older_torch() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharding, "_SUMS_UNUSED", False)
+        mesh = make_mesh(SHARED, CPU)
+        shard_model(LayerNorm(3, mesh=mesh), mesh, units=[], always_used=True)
+        shard_model(LayerNorm(3, mesh=mesh), mesh, units=[])
+
+
+def test_an_older_torch_must_be_told_that_all_is_used(ranks: RankPool) -> None:
+    with pytest.raises(LayoutError, match=r"must be `always_used` with PyTorch before 2\.12, which sums wrongly"):
+        ranks.run(2, _shard_with_an_older_torch)
+
+
+def _layout_again(layout: Layout) -> Layout:
+    return layout_of(make_mesh(layout, CPU))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(tensor=2, data=2, sequence_parallel=True),
+        Layout(tensor=2, data=2, sharding="zero2"),
+        Layout(data=4, sharding="zero3", shard_group=2),
+        Layout(data=4, sharding="zero3"),
+    ],
+    ids=str,
+)
+def test_a_mesh_tells_its_layout(ranks: RankPool, layout: Layout) -> None:
+    assert ranks.run(4, _layout_again, layout) == [layout] * 4

@@ -1,0 +1,148 @@
+"""The page of `crosscut plan --html`: what it holds, and in a real browser what it shows."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig, load_run
+from crosscut.planner import forecast_memory
+from crosscut.planner.hardware import KNOWN_HARDWARE
+from crosscut.planner.paper.figures import page
+from crosscut.planner.search import Plans, search_layouts
+from crosscut.planner.time import model_flops_per_second, step_time
+
+DGX = KNOWN_HARDWARE["v100-32gb-dgx2h"]
+
+
+@pytest.fixture(scope="module")
+def plans() -> Plans:
+    run = load_run({"model": {"preset": "megatron-2.5b"}, "training": {"precision": "float16", "batch_size": 64}})
+    return search_layouts(run, DGX, 16)
+
+
+@pytest.fixture(scope="module")
+def text(plans: Plans) -> str:
+    return page(plans)
+
+
+def forecast(*, tensor: int, micro: int, recompute: str, sharding: str) -> tuple[str, str]:
+    """Memory and time of the 8.3B model as the page should tell them, from a run that is made here."""
+    run = RunConfig(
+        model=ModelConfig(**{**PRESETS["megatron-8.3b"], "dropout": 0.0}),
+        layout=Layout(tensor=tensor, data=8, sequence_parallel=tensor > 1, sharding=sharding),
+        training=TrainingConfig(
+            batch_size=64, micro_batch_size=micro, precision="float16", recompute=recompute, device="cuda"
+        ),
+    )
+    memory = forecast_memory(run).total / 1e9
+    time = step_time(run, DGX)
+    share = 100 * model_flops_per_second(run, time.total) / 130e12
+    return f"{memory:.1f} GB" if memory >= 10 else f"{memory:.2f} GB", f"{time.total * 1e3:.1f} ms, {share:.1f}%"
+
+
+def stored_in(text: str) -> dict[str, Any]:
+    return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])  # type: ignore[index]
+
+
+def test_the_page_loads_nothing(text: str) -> None:
+    assert "/*" not in re.sub(r"<style>.*?</style>", "", text, flags=re.DOTALL)
+    assert not re.search(r"(src|href)\s*=|https?://(?!www\.w3\.org/2000/svg)|@import|url\(", text)
+
+
+def test_the_page_holds_every_setting_that_the_heads_allow(plans: Plans, text: str) -> None:
+    stored = stored_in(text)
+    assert stored["limits"] == [32_000] * 5
+    assert stored["plan"]["limit"] == 32_000
+    assert len(stored["plan"]["points"]) == len(plans.fitting)
+    eight = stored["models"].index(next(m for m in stored["models"] if m["name"] == "megatron-8.3b"))
+    assert len([key for key in stored["grid"] if key.startswith(f"{eight} ")]) == 5 * 4 * 3 * 3
+
+
+@pytest.fixture(scope="module")
+def processor() -> str:
+    """The page of eight ranks that share a processor's 16 GB."""
+    training = {"batch_size": 8, "sequence_length": 256}
+    run = load_run({"model": {"preset": "gpt2-small"}, "training": training})
+    return page(search_layouts(run, KNOWN_HARDWARE["laptop"], 8))
+
+
+def test_ranks_that_share_a_processor_share_its_memory_on_the_page_too(processor: str) -> None:
+    stored = stored_in(processor)
+    assert stored["limits"] == [2_000, 1_000, 500, 250, 125]
+    assert stored["plan"]["limit"] == 2_000
+    assert all(point["megabytes"] <= 2_000 for point in stored["plan"]["points"])
+
+
+def test_shared_memory_is_told_beside_each_bar(processor: str, browser: Any, tmp_path: Path) -> None:
+    with showing(processor, browser, tmp_path) as shown:
+        choose(shown, model="0", micro="0")
+        wall = shown.locator("#wall text").all_text_contents()
+        assert wall[1].endswith(" GB of 2.00, does not fit")
+        assert wall[3].endswith(" GB of 1.00, does not fit")
+        assert shown.locator("#wall line.limit").count() == len(wall) // 2  # none below, where one stands for all
+        assert shown.locator("#plan text").first.text_content() == "2.00"
+
+
+@pytest.fixture(scope="module")
+def shown(text: str, browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with showing(text, browser, tmp_path_factory.mktemp("page")) as shown:
+        yield shown
+
+
+@contextmanager
+def showing(text: str, browser: Any, folder: Path) -> Iterator[Any]:
+    """The page in a browser that is offline; a message on its console is a mistake."""
+    file = folder / "plan.html"
+    file.write_text(text, encoding="utf-8")
+    context = browser.new_context(offline=True, viewport={"width": 1200, "height": 900})
+    shown, said = context.new_page(), []
+    shown.on("console", lambda message: said.append(message.text))
+    shown.on("pageerror", lambda error: said.append(str(error)))
+    shown.goto(file.as_uri())
+    yield shown
+    context.close()
+    assert said == []
+
+
+def choose(shown: Any, **values: str) -> None:
+    for name, value in values.items():
+        shown.evaluate(
+            "([id, value]) => { const control = document.getElementById(id); control.value = value;"
+            " control.dispatchEvent(new Event('input')); }",
+            [name, value],
+        )
+
+
+@pytest.mark.parametrize(
+    ("micro", "recompute", "sharding"),
+    [(1, "none", "none"), (4, "operators", "none"), (8, "full", "zero2"), (2, "none", "zero3")],
+)
+def test_the_sliders_show_what_the_planner_says(shown: Any, micro: int, recompute: str, sharding: str) -> None:
+    choose(shown, model="6", micro=str((1, 2, 4, 8).index(micro)), recompute=recompute, sharding=sharding)
+    wall, times = (shown.locator(f"#{name} text").all_text_contents() for name in ("wall", "time"))
+    for tensor in (1, 2, 4, 8, 16):
+        gigabytes, milliseconds = forecast(tensor=tensor, micro=micro, recompute=recompute, sharding=sharding)
+        assert wall[wall.index("one GPU" if tensor == 1 else f"tensor {tensor}") + 1].startswith(gigabytes)
+        assert times[times.index("one GPU" if tensor == 1 else f"tensor {tensor}") + 1] == milliseconds
+
+
+def test_the_wall_tells_the_papers_choice(shown: Any) -> None:
+    """Table 1's tensor sizes are the fewest that fit 32 GB: 1, 2, 4 and 8."""
+    choose(shown, micro="3", recompute="full", sharding="none")
+    for model, tensor in (("3", 1), ("4", 2), ("5", 4), ("6", 8)):
+        choose(shown, model=model)
+        assert shown.locator("#wall-words").text_content().endswith(f"with which it fits are {tensor}.")
+
+
+def test_every_layout_is_a_point_that_tells_of_itself(shown: Any, plans: Plans) -> None:
+    assert shown.locator("#plan circle").count() == len(plans.fitting)
+    best = plans.fitting[0]
+    assert shown.locator("#plan-words").text_content().startswith(f"{best.candidate.layout}, recompute")
+    shown.locator("#plan circle").first.dispatch_event("pointerenter")
+    slowest = plans.fitting[-1]
+    assert f"{slowest.time.total:.3g} s a step" in shown.locator("#plan-words").text_content()

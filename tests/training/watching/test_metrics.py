@@ -1,0 +1,134 @@
+import io
+import json
+import re
+import sys
+
+from crosscut.evaluation.progress import progress
+from crosscut.training.watching.metrics import Metrics, read_metrics
+
+VALUES = {
+    "loss": 2.5, "gradient_norm": 1.5, "learning_rate": 1e-3, "seconds": 0.5, "tokens_per_second": 100.0,
+    "model_flops_per_second": 1e9, "utilisation": 0.5,
+}  # fmt: skip
+
+
+def note(folder, steps, start=0) -> None:
+    with Metrics(folder, num_steps=10, start=start, active=True) as metrics:
+        for step in steps:
+            metrics.step(step, VALUES)
+
+
+def test_resuming_drops_the_rows_after_the_checkpoint(tmp_path):
+    note(tmp_path, range(1, 6))
+    note(tmp_path, range(4, 7), start=3)
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_half_written_row_of_a_killed_run_is_passed_over(tmp_path):
+    note(tmp_path, range(1, 3))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "lo')
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2]
+    note(tmp_path, [3], start=2)
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 3]
+
+
+def test_a_new_run_starts_an_empty_file(tmp_path):
+    note(tmp_path, range(1, 3))
+    note(tmp_path, [1])
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1]
+
+
+def test_numbers_that_are_none_are_null(tmp_path):
+    with Metrics(tmp_path, num_steps=1, start=0, active=True) as metrics:
+        metrics.validation(0, loss=float("nan"), perplexity=float("inf"))
+    line = (tmp_path / "metrics.jsonl").read_text()
+    assert json.loads(line) == {"step": 0, "validation_loss": None, "validation_perplexity": None}
+    assert "NaN" not in line
+
+
+def test_only_the_first_rank_writes(tmp_path):
+    with Metrics(tmp_path, num_steps=1, start=0, active=False) as metrics:
+        metrics.step(1, VALUES)
+        metrics.validation(1, loss=1.0, perplexity=2.0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_lines_tell_loss_norm_rate_and_speed(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("crosscut.training.watching.metrics._SECONDS_BETWEEN_LINES", 0.0)
+    note(tmp_path, [1])
+    out = capsys.readouterr().out
+    for expected in ("1/10", "loss 2.5000", "norm 1.50", "rate 1.0e-03", "100 tokens/s", "(50%)", "left"):
+        assert expected in out, expected
+
+
+def test_lines_tell_the_loss_scale_where_there_is_one(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("crosscut.training.watching.metrics._SECONDS_BETWEEN_LINES", 0.0)
+    note(tmp_path, [1])
+    assert "scale" not in capsys.readouterr().out
+    skipped = {**VALUES, "loss": float("inf"), "gradient_norm": float("nan"), "loss_scale": 65536.0, "skipped": 1}
+    with Metrics(tmp_path, num_steps=10, start=0, active=True) as metrics:
+        metrics.step(1, skipped)
+        metrics.step(2, {**VALUES, "loss_scale": 32768.0, "skipped": 0})
+    out = capsys.readouterr().out
+    assert "scale 65536 (skipped)  100 tokens/s" in out
+    assert "scale 32768  100 tokens/s" in out
+    assert [row["loss"] for row in read_metrics(tmp_path)] == [None, 2.5]
+
+
+def test_a_step_that_was_validated_before_the_stop_keeps_that_row(tmp_path):
+    for start, loss in ((0, 1.0), (3, 2.0)):
+        with Metrics(tmp_path, num_steps=10, start=start, active=True) as metrics:
+            metrics.validation(3, loss=loss, perplexity=2.0)
+            metrics.validation(4, loss=loss, perplexity=2.0)
+    assert [(row["step"], row["validation_loss"]) for row in read_metrics(tmp_path)] == [(3, 1.0), (4, 2.0)]
+
+
+def test_scores_are_a_row_and_a_line(tmp_path, capsys):
+    figures = {"wikitext103_perplexity": 19.31, "wikitext103_loss_per_token": 2.69, "lambada_accuracy": 0.4518}
+    with Metrics(tmp_path, num_steps=10, start=0, active=True) as metrics:
+        metrics.scores(4, {**figures, "text_perplexity": float("inf")})
+    assert read_metrics(tmp_path) == [{"step": 4, **figures, "text_perplexity": None}]
+    line = "step      4  wikitext103 perplexity 19.31, lambada accuracy 45.18%, text perplexity inf"
+    assert line in capsys.readouterr().out
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    def lines(self) -> list[str]:
+        """What stands on it, blank lines left out."""
+        lines, row = [""], 0
+        for code in re.findall(r"\x1b\[[0-9;?]*[a-zA-Z]|\r|\n|[^\x1b\r\n]+", self.getvalue()):
+            if code == "\n":
+                row += 1
+                lines += [""] * (row == len(lines))
+            elif code == "\x1b[1A":
+                row -= 1
+            elif code == "\x1b[2K":
+                lines[row] = ""
+            elif code[0] not in "\x1b\r":
+                lines[row] += code
+        return [line for line in lines if line.strip()]
+
+
+def test_the_bar_gives_way_to_another_and_comes_back(tmp_path, monkeypatch):
+    terminal = Terminal()
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, terminal)
+    for name, value in {"TERM": "xterm", "COLUMNS": "120"}.items():
+        monkeypatch.setenv(name, value)
+    with Metrics(tmp_path, num_steps=10, start=0, active=True) as metrics:
+        metrics.step(4, VALUES)
+        with metrics.aside():
+            assert terminal.lines() == []
+            with progress("lambada", 100, shown=True) as advance:
+                advance(40)
+                assert [line.split()[0] for line in terminal.lines()] == ["lambada"]
+            assert terminal.lines() == []
+        metrics.scores(4, {"lambada_accuracy": 0.5})
+        metrics.step(5, VALUES)
+    scores, bar = terminal.lines()
+    assert scores == "step      4  lambada accuracy 50.00%"
+    assert bar.startswith("step 5/10")

@@ -1,0 +1,92 @@
+"""A profile is of the run as it is, and says of it what is known otherwise."""
+
+import gzip
+import json
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from crosscut.config import ConfigError
+from crosscut.planner import parameters_per_rank
+from crosscut.training.speed import compilation
+from crosscut.training.watching.profiling import _operators, require_steps
+from crosscut.training.watching.trace import STEP_NAME
+from tests.training.jobs import loop
+
+
+def test_profile_of_two_ranks_tells_of_the_run_and_does_not_change_it(ranks, run_with, tmp_path):
+    plain_run = run_with("training.steps=7", "layout.tensor=2", f"output.folder={tmp_path / 'plain'}")
+    plain = ranks.run(2, loop, plain_run)[0]
+    run = run_with("training.steps=7", "layout.tensor=2")
+    profiled = ranks.run(2, loop, run, None, None, True)[0]
+    for name, weight in plain["weights"].items():
+        assert torch.equal(weight, profiled["weights"][name]), name
+
+    folder = Path(run.output.folder) / "profile"
+    assert sorted(path.name for path in folder.iterdir()) == ["profile.json", "trace.json.gz"]
+    told = json.loads((folder / "profile.json").read_text())
+    assert [step["step"] for step in told["steps"]] == [3, 4, 5], "as everywhere, counted from 1"
+    for step in told["steps"]:
+        parts = [step[name] for name in ("compute", "overlapped", "communication", "idle")]
+        assert sum(parts) == pytest.approx(1.0)
+        assert min(parts) >= 0.0
+        assert step["compute"] > 0.0
+        assert step["communication"] > 0.0
+    assert [len(seconds) for seconds in told["seconds_of_ranks"]] == [3, 3]
+    calls = {operator["name"]: operator["calls"] for operator in told["operators"]}
+    # In a step g forward and f backward of two blocks' attention and MLP and of embedding and loss, two sums of the
+    # loss, one of the norm; the validation after step 3 lies between.
+    sums = [calls.get(f"_c10d_functional::{name}", 0.0) for name in ("all_reduce", "all_reduce_")]
+    assert sum(sums) == 2 * 2 * 2 + 2 + 2 + 1
+
+    with gzip.open(folder / "trace.json.gz", "rt") as file:
+        names = {event["name"] for event in json.load(file)["traceEvents"]}
+    assert {"aten::mm", "crosscut step 3", "crosscut step 5"} <= names
+
+    holders = told["holders"]
+    assert sum(holders.values()) == told["peak_bytes"]
+    held = 4 * parameters_per_rank(run.model, run.layout)
+    assert holders["parameters"] == held
+    assert 2 * held <= holders["AdamW's moments"] < 2.1 * held
+    # It is in the loss: only the vocabulary's is there, of 512 / 2 ranks entries.
+    assert holders["gradients"] == 4 * 256 * 64
+    # GeLU's output in both layers, [4 sequences, 32 tokens, 4 x 64 / 2 ranks] in float32.
+    assert [size for name, size in holders.items() if name.startswith("model/mlp.py")] == [2 * 4 * 32 * 128 * 4]
+
+
+def test_compiled_graphs_are_not_told_apart_by_the_hashes_of_their_code():
+    with torch.profiler.profile() as recorder, torch.profiler.record_function(f"{STEP_NAME} 1"):
+        for name in ("fabc", "fdef"):
+            with torch._C._profiler._RecordFunctionFast(f"## Call CompiledFxGraph {name} ##"):
+                torch.ones(8)
+    calls = {operator["name"]: operator["calls"] for operator in _operators(recorder.events())}
+    assert calls["compiled graph"] == 2
+    assert not any("#" in name for name in calls)
+
+
+def compiled_loop(run):
+    with mock.patch.object(compilation, "BACKEND", "aot_eager"):
+        loop(run, profile=True)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what the compiler does inside is not ours to mend
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_compiled_layers_on_the_cpu_have_no_account_of_memory(ranks, run_with):
+    run = run_with("training.steps=6", "training.validate_every=0", "model.dropout=0.0", "training.compile=on")
+    ranks.run(1, compiled_loop, run)
+    told = json.loads((Path(run.output.folder) / "profile" / "profile.json").read_text())
+    assert told["holders"] == {}
+    assert told["steps"][0]["compute"] > 0.0
+
+
+def test_run_with_too_few_steps_for_a_profile_is_refused():
+    require_steps(6)
+    with pytest.raises(ConfigError) as error:
+        require_steps(5)
+    assert str(error.value) == (
+        "`training.steps` must leave at least 6 steps to do with --profile, but leaves 5. Train for more steps, "
+        "or leave out --profile."
+    )

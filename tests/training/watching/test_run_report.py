@@ -1,0 +1,64 @@
+import io
+import json
+
+from rich.console import Console
+
+from crosscut.training.watching.run_report import plot_losses, print_summary
+from tests.training.conftest import tiny_run
+
+SUMMARY = {
+    "parameters": 2_641_920,
+    "layout": "tensor 2 x data 1",
+    "steps": 300,
+    "training_tokens": 614_400,
+    "validation_perplexity_before": 4321.0,
+    "validation_perplexity_after": 98.765,
+    "validation_tokens": 16_384,
+    "evaluation": {"lambada_accuracy": 0.4518, "wikitext103_perplexity": 19.31},
+    "tokens_per_second": 6789.0,
+    "model_flops_per_second": 1.234e12,
+    "utilisation": 0.345,
+    "peak": "bfloat16 matrix rate measured on 2 ranks at once",
+    "peak_flops_per_second": 3.6e12,
+}
+
+
+def printed(tmp_path, text: str, *overrides: str) -> str:
+    run = tiny_run(tmp_path / "tokens", tmp_path / "a run", "layout.tensor=2", *overrides)
+    console = Console(file=io.StringIO(), width=200)
+    print_summary(run, SUMMARY, text, console)
+    return console.file.getvalue()
+
+
+def test_summary_says_what_came_out_and_what_comes_next(tmp_path):
+    out = printed(tmp_path, "And so it was.", "output.sample_prompt=It's")
+    for expected in (
+        "GPT-2, 2.64M parameters", "2 processes", "4,321.0 before, 98.8 after 300 steps (614k tokens)",
+        "6,789 tokens/s, 1.23 TFLOP/s: 34% of 3.6 TFLOP/s", "And so it was.", "training.steps=600",
+        "tensorboard --logdir", "sample.txt", "lambada accuracy 45.18%, wikitext103 perplexity 19.31",
+    ):  # fmt: skip
+        assert expected in out, expected
+    assert f"generate '{tmp_path}/a run' --prompt 'It'\"'\"'s'" in out
+
+
+def test_text_is_printed_as_it_is(tmp_path):
+    assert "[/Applause] [bold] :smile:" in printed(tmp_path, "[/Applause] [bold] :smile:")
+
+
+def test_no_sample_leaves_no_panel(tmp_path):
+    out = printed(tmp_path, "")
+    assert "─ sample ─" not in out
+    assert "sample.txt" not in out
+
+
+def test_losses_are_drawn_also_after_a_single_step(tmp_path):
+    rows = [
+        {"step": 0, "validation_loss": 5.0},
+        {"step": 1, "loss": 4.9},
+        {"step": 1, "validation_loss": None},
+        {"step": 2, "loss": None},  # of a step that a loss scale has skipped
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plot_losses(tmp_path)
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(tmp_path.glob(".loss*"))

@@ -1,0 +1,50 @@
+import pytest
+import torch
+
+from crosscut.parallel import make_mesh
+from crosscut.planner import model_flops_per_token
+from crosscut.training.watching.throughput import Throughput, find_peak, measure_matrix_rate
+from tests.training.jobs import CPU
+
+
+def throughput_of(run) -> tuple[Throughput, dict[str, float]]:
+    throughput = Throughput.of(run, make_mesh(run.layout, CPU))
+    return throughput, throughput.rates(0.5)
+
+
+def test_rates_are_the_planners_flops(ranks, run_with):
+    run = run_with()
+    throughput, rates = ranks.run(1, throughput_of, run)[0]
+    assert rates["tokens_per_second"] == 4 * 32 / 0.5
+    assert rates["model_flops_per_second"] == rates["tokens_per_second"] * model_flops_per_token(run.model, 32)
+    assert rates["utilisation"] == rates["model_flops_per_second"] / throughput.peak.flops_per_second
+    assert throughput.peak.name == "float32 matrix rate measured"
+
+
+def test_measured_peak_is_of_all_ranks_together(ranks, run_with):
+    results = ranks.run(2, throughput_of, run_with("layout.tensor=2"))
+    peaks = {throughput.peak for throughput, _ in results}
+    assert len(peaks) == 1
+    assert "on 2 ranks at once" in peaks.pop().name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_matrix_rate_is_a_plausible_number(dtype):
+    assert 1e8 < measure_matrix_rate(CPU, dtype, size=256, repeats=3) < 1e14
+
+
+def known_gpu(run) -> str:
+    """As if every rank had an H200."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.cuda.get_device_name", lambda _: "NVIDIA H200")
+        mesh = make_mesh(run.layout, CPU)
+        object.__setattr__(mesh, "device", torch.device("cuda", 0))
+        peak = find_peak("bfloat16", mesh)
+    assert peak.flops_per_second == 2 * 989e12
+    return peak.name
+
+
+def test_known_gpus_have_their_published_peak(ranks, run_with):
+    name = ranks.run(2, known_gpu, run_with("layout.tensor=2"))[0]
+    assert name.startswith("2 x H200")
+    assert name.endswith("published dense bfloat16 peak")
