@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from crosscut.config.errors import DataError
 from crosscut.corpus.documents import INGEST, Document, Part, Rows, read_columns
-from crosscut.corpus.line import LOCK_FILE, WORK_FOLDER, Line
+from crosscut.corpus.execution.stages import read_records
+from crosscut.corpus.finished import LOCK_FILE, WORK_FOLDER, FinishedRun
 from crosscut.corpus.parts import find_parts
-from crosscut.corpus.stages import read_records
 
 Numbers = npt.NDArray[np.uint64]
 
@@ -114,9 +114,9 @@ def collect(work: Path, earlier: tuple[str, ...], *, filters: tuple[str, ...], c
     return Collection((*(part for _, part in before), *own), tuple(folder for folder, _ in before))
 
 
-def require_line(folder: str) -> Line:
+def require_finished_run(folder: str) -> FinishedRun:
     """The stages of the earlier run with this output folder. Raises `DataError` where it has not ended well."""
-    line = Line.read(Path(folder) / WORK_FOLDER)
+    line = FinishedRun.read(Path(folder) / WORK_FOLDER)
     if line is None:
         raise DataError(
             f"`duplicates.against` must name output folders of `crosscut prepare` whose run has ended well, with their "
@@ -150,7 +150,7 @@ def reading(earlier: tuple[str, ...]) -> Iterator[None]:
 
 
 def _kept_parts(folder: str) -> list[Part]:
-    line = require_line(folder)
+    line = require_finished_run(folder)
     found = find_parts(Path(folder) / WORK_FOLDER, filters=line.filters, cleaned=line.cleaned)
     return [part for part, _ in found]
 
@@ -159,5 +159,5 @@ def _digest(folder: str) -> str:
     work = Path(folder) / WORK_FOLDER
     stages = sorted(path.name for path in work.iterdir() if path.is_dir())
     files = [record.files for stage in stages for record in read_records(work, stage)]
-    content = [folder, asdict(require_line(folder)), files]
+    content = [folder, asdict(require_finished_run(folder)), files]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -16,10 +16,10 @@ from typing import Any
 from crosscut.config.corpus import CorpusConfig, SourceConfig
 from crosscut.config.errors import DataError
 from crosscut.corpus.documents import DOCUMENTS, INGEST, count_bytes, write_table
-from crosscut.corpus.files import File, find_files
-from crosscut.corpus.line import WORK_FOLDER
+from crosscut.corpus.execution.stages import Counts, Output, Record, Task
+from crosscut.corpus.finished import WORK_FOLDER
 from crosscut.corpus.readers import Reading, Reject, Text, find_reader
-from crosscut.corpus.stages import Counts, Output, Record, Task
+from crosscut.corpus.readers.files import File, find_files
 from crosscut.data.hashing import sha256
 from crosscut.data.sources import unreadable
 

@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from crosscut.corpus.collection import Collection, Numbers, collect, first_number
 from crosscut.corpus.documents import Document, Drop, Part, drops_name, read_table, write_drops, write_table
-from crosscut.corpus.filters import count_rows
+from crosscut.corpus.execution.stages import Counts, Output, PlannedStage, Stage, Task, read_records
+from crosscut.corpus.filters.judging import count_rows
 from crosscut.corpus.parts import PartStage, files_of, find_parts
-from crosscut.corpus.stages import Counts, Output, PlannedStage, Stage, Task, read_records
 
 KEYS_PER_TASK = 2_000_000
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from crosscut.corpus.documents import CLEANING, INGEST, Part, drops_name
-from crosscut.corpus.stages import Counts, Task, read_records
+from crosscut.corpus.execution.stages import Counts, Task, read_records
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import pytest
 from crosscut.config import CorpusConfig, DataError, load_corpus
 from crosscut.corpus import explain_document, prepare_corpus
 from crosscut.corpus.collection import reading
-from crosscut.corpus.line import forget
+from crosscut.corpus.finished import mark_unfinished
 from crosscut.data import read_documents
 
 PAGE = 1500
@@ -83,7 +83,7 @@ def test_what_an_earlier_corpus_kept_goes_and_is_shown_as_its_document(old, page
 def test_an_earlier_corpus_that_has_not_ended_well_is_refused_before_anything_is_read(old, pages, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(old.folder, broken)
-    forget(broken / "work")
+    mark_unfinished(broken / "work")
     config = describe(tmp_path / "new", pages[5:9], f"duplicates.against={[str(broken)]}")
     with pytest.raises(DataError, match=r"whose run has ended well, .*, but `.*broken` has none"):
         prepare_corpus(config, progress=False)

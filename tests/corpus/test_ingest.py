@@ -20,8 +20,8 @@ import pytest
 from crosscut.config import DataError
 from crosscut.config.corpus import CorpusConfig, IngestConfig, SourceConfig
 from crosscut.corpus.documents import DOCUMENTS, Part, read_table
+from crosscut.corpus.execution.stages import Output, Record, add_counts, execute
 from crosscut.corpus.ingest import SLOWNESS, TASK_BYTES, IngestStage, check_rejects
-from crosscut.corpus.stages import Output, Record, add_counts, execute
 
 
 def corpus(folder: Path, *sources: SourceConfig, **ingest: Any) -> CorpusConfig:
@@ -310,7 +310,7 @@ import resource, sys
 from pathlib import Path
 from crosscut.config.corpus import CorpusConfig, IngestConfig, SourceConfig
 from crosscut.corpus.ingest import IngestStage
-from crosscut.corpus.stages import execute
+from crosscut.corpus.execution.stages import execute
 
 path, folder, longest = sys.argv[1:]
 source = SourceConfig(name="web", files=(path,))

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from crosscut.corpus.collection import earlier_id
 from crosscut.corpus.documents import CLEANING, INGEST, read_columns, read_table
-from crosscut.corpus.line import WORK_FOLDER, Line
+from crosscut.corpus.finished import WORK_FOLDER, FinishedRun
 
 _COMPARED = 4000
 """Ids whose spelling is compared with that of one that is not there."""
@@ -51,7 +51,7 @@ class Runs:
         """Whether the run with this folder of stages, one of these, cleans its texts."""
         if work == self.work:
             return self.cleaned
-        line = Line.read(work)
+        line = FinishedRun.read(work)
         return line is not None and line.cleaned
 
     def locate(self, name: str) -> tuple[Path, str]:

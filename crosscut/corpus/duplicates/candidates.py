@@ -20,8 +20,8 @@ import pyarrow as pa
 from crosscut.corpus.collection import Collection, Numbers
 from crosscut.corpus.documents import write_table
 from crosscut.corpus.duplicates.sketches import Sketches, Values, read_band
-from crosscut.corpus.stages import Counts, Output
-from crosscut.corpus.words import Hashes, Places
+from crosscut.corpus.execution.stages import Counts, Output
+from crosscut.corpus.words.ngrams import Hashes, Places
 
 CANDIDATES = "candidates"
 GROUP_LIMIT = 32

@@ -19,10 +19,10 @@ from crosscut.corpus.documents import Drop, Part, drops_name, read_table, write_
 from crosscut.corpus.duplicates.candidates import preference
 from crosscut.corpus.duplicates.similarity import Edges, concatenate
 from crosscut.corpus.duplicates.sketches import read_lengths
-from crosscut.corpus.filters import count_rows
+from crosscut.corpus.execution.stages import Counts, Output
+from crosscut.corpus.filters.judging import count_rows
 from crosscut.corpus.occurrences import rows_of_part
-from crosscut.corpus.stages import Counts, Output
-from crosscut.corpus.words import Places
+from crosscut.corpus.words.ngrams import Places
 
 CLUSTERS = "clusters"
 NEAR = "near"

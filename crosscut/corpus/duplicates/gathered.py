@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from crosscut.corpus.collection import Collection, collect
-from crosscut.corpus.stages import Counts, read_records
+from crosscut.corpus.execution.stages import Counts, read_records
 
 
 class Gathered(NamedTuple):

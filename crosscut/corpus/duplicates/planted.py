@@ -23,8 +23,8 @@ from crosscut.corpus.duplicates.bands import choose_bands, least_equal
 from crosscut.corpus.duplicates.candidates import CANDIDATES, find_candidates, groups_name, shares
 from crosscut.corpus.duplicates.similarity import SIMILAR, Check, check_groups, check_pairs, share_groups
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, write_sketches
-from crosscut.corpus.stages import Counts, Output
-from crosscut.corpus.words import words
+from crosscut.corpus.execution.stages import Counts, Output
+from crosscut.corpus.words.ngrams import words
 
 PLANTED = "planted"
 SAMPLE = 2000

@@ -21,8 +21,8 @@ from crosscut.corpus.collection import Collection, Numbers
 from crosscut.corpus.documents import read_table, write_table
 from crosscut.corpus.duplicates.candidates import Pairs, distinct, pairs_name
 from crosscut.corpus.duplicates.sketches import Sketches, read_lengths, read_sketches
-from crosscut.corpus.stages import Counts, Output
-from crosscut.corpus.words import Hashed, Hashes, Places, hash_words, ngrams
+from crosscut.corpus.execution.stages import Counts, Output
+from crosscut.corpus.words.ngrams import Hashed, Hashes, Places, hash_words, ngrams
 
 SIMILAR = "similar"
 PAIRS_PER_TASK = 1024

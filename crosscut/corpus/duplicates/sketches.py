@@ -1,6 +1,6 @@
 """Sketches: MinHash values of documents, from which the share of n-grams that two have in common can be told.
 
-The n-grams are those of the exact check (`crosscut.corpus.words`), so both see one set. Value j of a document is the
+The n-grams are those of the exact check (`crosscut.corpus.words.ngrams`), so both see one set. Value j of a document is the
 least of its n-grams' hashes after a multiplication that reorders them:
 
     value_j = min over n-grams g of (a_j * (hash(g) >> 32)) mod 2**32,   a_j odd
@@ -21,8 +21,8 @@ import pyarrow as pa
 from crosscut.corpus.collection import Collection, Numbers, split_by_part
 from crosscut.corpus.documents import Document, Part, read_table
 from crosscut.corpus.duplicates.bands import Bands
-from crosscut.corpus.stages import Counts, Output
-from crosscut.corpus.words import Hashed, Places, hash_words, ngrams
+from crosscut.corpus.execution.stages import Counts, Output
+from crosscut.corpus.words.ngrams import Hashed, Places, hash_words, ngrams
 
 Values = npt.NDArray[np.uint32]
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from crosscut.config.corpus import CorpusConfig
 from crosscut.config.errors import DataError
-from crosscut.corpus.collection import Collection, first_number, require_line
+from crosscut.corpus.collection import Collection, first_number, require_finished_run
 from crosscut.corpus.documents import INGEST, read_table
 from crosscut.corpus.duplicates.bands import choose_bands, least_equal
 from crosscut.corpus.duplicates.candidates import CANDIDATES, find_candidates, groups_name, pairs_name, shares
@@ -39,10 +39,10 @@ from crosscut.corpus.duplicates.similarity import (
     share_groups,
 )
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, read_settings, write_sketches
-from crosscut.corpus.line import WORK_FOLDER
+from crosscut.corpus.execution.stages import Counts, Output, PlannedStage, Stage, Task, read_records
+from crosscut.corpus.finished import WORK_FOLDER
 from crosscut.corpus.occurrences import first_stages, text_key
 from crosscut.corpus.parts import PartStage, files_of, find_parts
-from crosscut.corpus.stages import Counts, Output, PlannedStage, Stage, Task, read_records
 
 EXACT = "exact"
 _SAMPLED = 16
@@ -100,7 +100,7 @@ def check_earlier(config: CorpusConfig) -> None:
             raise DataError(
                 f"`duplicates.against` must name each earlier run once, but `{folder}` is there twice. Take one out."
             )
-        require_line(folder)
+        require_finished_run(folder)
         found.add(path)
 
 

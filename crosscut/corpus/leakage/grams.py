@@ -18,9 +18,9 @@ import pyarrow as pa
 from abloom import BloomFilter
 
 from crosscut.corpus.documents import read_table, write_table
+from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.leakage.test_sets import Item, read_test_set, set_names
-from crosscut.corpus.stages import Counts, Output
-from crosscut.corpus.words import Hashes, Places, hash_words, ngrams, words
+from crosscut.corpus.words.ngrams import Hashes, Places, hash_words, ngrams, words
 
 GRAMS_NAME, ITEMS_NAME, FILTER_NAME = FILES = "grams.arrow", "items.arrow", "grams.bloom"
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from crosscut.corpus.documents import read_table
+from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.leakage.grams import Grams, Numbers, open_grams
 from crosscut.corpus.leakage.removal import hits_name, matches_name
-from crosscut.corpus.stages import Counts, Output
 
 MOST = 20
 """Passages of a test set, and frequent n-grams, that are listed."""

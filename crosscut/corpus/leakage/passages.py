@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from crosscut.corpus.leakage.grams import Grams, Numbers
-from crosscut.corpus.word_places import WordPlaces
-from crosscut.corpus.words import Places, hash_words, ngrams
+from crosscut.corpus.words.ngrams import Places, hash_words, ngrams
+from crosscut.corpus.words.places import WordPlaces
 
 SLICE_CHARACTERS = 4 << 20
 """Text whose words are in memory at a time."""

@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from crosscut.config.corpus import LeakageConfig
 from crosscut.corpus.documents import Document, Drop, Part, drops_name, read_table, write_drops, write_table
-from crosscut.corpus.filters import count_drops
+from crosscut.corpus.execution.stages import Counts, Output
+from crosscut.corpus.filters.judging import count_drops
 from crosscut.corpus.leakage.grams import Grams, Numbers, open_grams
 from crosscut.corpus.leakage.passages import Passage, Shared, Span, passages, pieces, search, spans_to_cut
-from crosscut.corpus.stages import Counts, Output
-from crosscut.corpus.words import words
+from crosscut.corpus.words.ngrams import words
 
 ARTICLE_SHARE = 0.5
 """Share of the n-grams of an article of a test set that make a document that article, whatever its title."""

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 
 from crosscut.config.corpus import LeakageConfig
+from crosscut.corpus.execution.stages import Stage, Task
 from crosscut.corpus.leakage.grams import FILES, gather
 from crosscut.corpus.leakage.overlap import add_up
 from crosscut.corpus.leakage.removal import hits_name, matches_name, remove_leaks
 from crosscut.corpus.leakage.test_sets import read_test_set
 from crosscut.corpus.parts import PartStage, find_parts
-from crosscut.corpus.stages import Stage, Task
 from crosscut.data.hashing import sha256
 from crosscut.data.sources import unreadable
 

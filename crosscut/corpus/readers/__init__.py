@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 
 from crosscut.config.errors import DataError
-from crosscut.corpus.files import File
+from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text
 
 __all__ = ["Item", "Reader", "Reading", "Reject", "Skip", "Text", "find_reader"]

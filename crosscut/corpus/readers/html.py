@@ -11,8 +11,8 @@ from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.encoding import detect_encoding
 from resiliparse.parse.html import HTMLTree
 
-from crosscut.corpus.files import File
 from crosscut.corpus.readers.charsets import decode
+from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.lines import read_whole
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt
 

@@ -16,8 +16,8 @@ from email.message import Message
 
 from resiliparse.parse.encoding import detect_encoding
 
-from crosscut.corpus.files import File
 from crosscut.corpus.readers.charsets import decode
+from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.html import extract
 from crosscut.corpus.readers.lines import broken_off
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long, writable

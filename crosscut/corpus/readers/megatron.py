@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from crosscut.config.errors import DataError
-from crosscut.corpus.files import File
+from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, too_long
-from crosscut.corpus.tokenizer import load_tokenizer
+from crosscut.corpus.tokens.tokenizer import load_tokenizer
 from crosscut.data.megatron import IndexedTokens
 
 

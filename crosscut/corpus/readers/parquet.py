@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from crosscut.corpus.files import File
+from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.jsonl import as_document
 from crosscut.corpus.readers.record import Item, Reading, Reject, excerpt, too_long
 

@@ -18,7 +18,7 @@ from mwparserfromhell.wikicode import Wikicode
 from mwxml.element_iterator import ElementIterator
 
 from crosscut.config.errors import DataError
-from crosscut.corpus.files import File
+from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.lines import broken_off
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long
 from crosscut.data.sources import DamagedError

@@ -10,7 +10,7 @@ import pytest
 from crosscut.config.errors import DataError
 from crosscut.corpus.duplicates import candidates, duplicate_stages, similarity
 from crosscut.corpus.duplicates.planted import exact_jaccard
-from crosscut.corpus.line import Line, forget
+from crosscut.corpus.finished import FinishedRun, mark_unfinished
 from tests.corpus.duplicates.corpora import (
     VOCABULARY,
     corpus_config,
@@ -29,7 +29,7 @@ def deduplicate(folder: Path, parts, *, name="", workers=1, **duplicates):
     work = ingest(folder / "work", parts, name=name)
     stages = duplicate_stages(corpus_config(folder, **{**NEAR, **duplicates}), (), cleaned=False)
     results = run(work, [stage for stage in stages if stage.name != "planted"], workers)
-    Line(tuple(name for name in ("exact", "near") if name in results), cleaned=False).write(work)
+    FinishedRun(tuple(name for name in ("exact", "near") if name in results), cleaned=False).write(work)
     return results
 
 
@@ -208,7 +208,7 @@ def test_earlier_runs_must_be_there_with_the_same_settings(tmp_path):
         stages()
     with pytest.raises(DataError, match=r"must name each earlier run once, but `.*old/` is there twice"):
         stages(jaccard=1.0, against=(str(tmp_path / "old"), f"{tmp_path}/old/"))
-    forget(tmp_path / "old" / "work")
+    mark_unfinished(tmp_path / "old" / "work")
     with pytest.raises(DataError, match=r"whose run has ended well, .*, but `.*old` has none.* Finish it first"):
         stages()
 

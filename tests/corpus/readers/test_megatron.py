@@ -7,8 +7,8 @@ import pytest
 
 from crosscut.config import DataError
 from crosscut.config.corpus import SourceConfig
-from crosscut.corpus.files import find_files
 from crosscut.corpus.readers import Reject, Skip, Text
+from crosscut.corpus.readers.files import find_files
 from crosscut.data import Tokenizer
 from crosscut.data.megatron import write_indexed
 from tests.corpus.reads import read

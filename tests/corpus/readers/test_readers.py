@@ -6,8 +6,8 @@ import pytest
 
 from crosscut.config import DataError
 from crosscut.config.corpus import FORMATS
-from crosscut.corpus.files import SUFFIXES
 from crosscut.corpus.readers import find_reader
+from crosscut.corpus.readers.files import SUFFIXES
 
 
 def test_each_format_has_a_reader_and_suffixes() -> None:

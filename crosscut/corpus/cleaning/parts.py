@@ -1,0 +1,55 @@
+"""Cleaning: texts mended, and written anew beside the part they come from.
+
+All sources get ftfy's repair (`repair`): mojibake decoded, HTML entities outside HTML resolved, quotes and widths made
+plain, control characters removed, line ends written as newlines, NFC. Then each source gets the cleaners that it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from crosscut.config.corpus import CleaningConfig
+from crosscut.corpus.cleaning.paragraphs import join_lines
+from crosscut.corpus.cleaning.repair import repair
+from crosscut.corpus.documents import TEXTS, Drop, Part, count_bytes, drops_name, write_drops, write_table
+from crosscut.corpus.execution.stages import Counts, Output
+from crosscut.corpus.filters.judging import count_drops
+
+CLEANERS: Mapping[str, Callable[[str], str]] = {"join_lines": join_lines}
+"""Repairs for single sources, by the names of `sources.cleaners`."""
+
+
+def clean_part(part: Part, config: CleaningConfig, cleaners: Mapping[str, tuple[str, ...]], output: Output) -> Counts:
+    """Task: the texts of a part, cleaned; `cleaners` has the names of each source's own.
+
+    Writes `part.arrow` (columns `TEXTS`) with the rows that are left and `part.drops.arrow` with those that hold
+    nothing but blanks (rule `empty`). Counts also how many documents each repair changed.
+    """
+    documents = list(part.documents())
+    changed = dict.fromkeys(("unicode", *CLEANERS), 0)
+    rows: list[int] = []
+    texts: list[str] = []
+    drops: list[Drop] = []
+    for document in documents:
+        text = document.text
+        for name, cleaner in _cleaners_of(document.id, config, cleaners):
+            cleaned = cleaner(text)
+            changed[name] += cleaned != text
+            text = cleaned
+        if text.isspace() or not text:
+            drops.append(Drop(document.row, "empty"))
+        else:
+            rows.append(document.row)
+            texts.append(text)
+    write_table(output.path(f"{part.name}.arrow"), {"row": rows, "text": texts}, TEXTS)
+    write_drops(output.path(drops_name(part.name)), drops)
+    num_bytes = sum(map(count_bytes, texts))
+    return {**count_drops(documents, drops), "bytes_out": num_bytes, "changed": changed}
+
+
+def _cleaners_of(
+    document: str, config: CleaningConfig, cleaners: Mapping[str, tuple[str, ...]]
+) -> list[tuple[str, Callable[[str], str]]]:
+    source = document.partition("/")[0]
+    common = [("unicode", repair)] if config.unicode else []
+    return [*common, *((name, CLEANERS[name]) for name in cleaners.get(source, ()))]

@@ -1,0 +1,31 @@
+"""How short a document may be, in tokens of the run's tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from crosscut.config.corpus import LengthConfig
+from crosscut.corpus.documents import Document, Drop, Judgement
+from crosscut.corpus.tokens.tokenizer import count_tokens, load_tokenizer
+
+
+class LengthFilter:
+    """Drops documents of few tokens: rule `too short`, mark `tokens`, which does not count the end of text."""
+
+    def __init__(self, config: LengthConfig, tokenizer: Path) -> None:
+        self._min_tokens = config.min_tokens
+        self._tokenizer = tokenizer
+
+    def __call__(self, documents: Sequence[Document]) -> Judgement:
+        """The documents that are too short."""
+        tokenizer = load_tokenizer(self._tokenizer)
+        tokens = count_tokens(tokenizer, [document.text for document in documents])
+        drops = [
+            Drop(document.row, "too short", f"{length} tokens" if length != 1 else "1 token")
+            for document, length in zip(documents, tokens, strict=True)
+            if length < self._min_tokens
+        ]
+        return Judgement(drops, {"tokens": pa.array(tokens, pa.int64())})
