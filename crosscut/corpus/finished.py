@@ -1,7 +1,7 @@
-"""What a finished run says of its stages, for those who read its `work` folder later: a run that adds to it, the audit.
+"""A mark in the `work` folder of a finished run, for later readers: a run that adds to the corpus, and `--explain`.
 
-The file is removed when a run begins and written when it has ended well. So a `work` folder that has one is whole, and
-its stages' folders are those of that run and no others.
+The file is removed when a run begins and written when the run has succeeded. If a `work` folder has the file, the
+folder is complete, and it holds the stages of that run only.
 """
 
 from __future__ import annotations
@@ -13,31 +13,32 @@ from pathlib import Path
 from crosscut.config.files import write_whole
 
 WORK_FOLDER = "work"
-"""The stages' files, in a corpus's folder."""
+"""Folder of the stages' files, inside a corpus's folder."""
 
 FINISHED_FILE = "line.json"
 
 LOCK_FILE = ".lock"
-"""In a corpus's folder: held alone by the run that prepares it, and together by those that add to it."""
+"""Lock file in a corpus's folder. The run that prepares the corpus holds an exclusive lock; runs that add to the corpus
+hold shared locks."""
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """The stages of a run, as far as others must know them."""
+    """Facts about a run's stages that a later reader of its `work` folder needs."""
 
     filters: tuple[str, ...]
-    """Those that drop documents, in their order."""
+    """Names of the stages that drop documents, in order."""
 
     cleaned: bool
-    """Whether texts are those of the stage `cleaning`."""
+    """Whether the run has the stage `cleaning`, whose texts then replace the texts of `ingest`."""
 
     def write(self, work: Path) -> None:
-        """Say that the run has ended well."""
+        """Mark the run in this `work` folder as finished."""
         write_whole(work / FINISHED_FILE, json.dumps(asdict(self)) + "\n")
 
     @classmethod
     def read(cls, work: Path) -> FinishedRun | None:
-        """What the run in this `work` folder was; None where it has not ended well, or there was none."""
+        """Read the mark in this `work` folder. Return None if there is no finished run in the folder."""
         try:
             table = json.loads((work / FINISHED_FILE).read_text(encoding="utf-8"))
             return cls(tuple(table["filters"]), bool(table["cleaned"]))
@@ -46,5 +47,5 @@ class FinishedRun:
 
 
 def mark_unfinished(work: Path) -> None:
-    """Say that a run has begun."""
+    """Remove the mark of a finished run, because a new run begins."""
     (work / FINISHED_FILE).unlink(missing_ok=True)

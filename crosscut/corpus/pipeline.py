@@ -1,7 +1,7 @@
-"""From a corpus's description to its tokens and its report: the stages in their order.
+"""Prepare a corpus: list its stages in order, run them, and write the tokens and the report.
 
-What a stage reads is written by stages above it in `stages_of`, and a filter's documents are those that the filters
-above it let pass. The stages know little of each other; this is the only place that knows them all.
+Each stage reads only files that earlier stages in `_list_stages` wrote. Each filter sees the documents that all earlier
+filters kept. The stages know little about each other; this module is the only one that knows all of them.
 """
 
 from __future__ import annotations
@@ -50,29 +50,29 @@ from crosscut.data.progress import ProgressBar
 Paths = tuple[Path, ...]
 
 TOKENIZER = "tokenizer"
-"""Name of the stage that copies or trains it."""
+"""Name of the stage that copies or trains the tokenizer."""
 
 REPORT_FILE, PAGE_FILE, TIMINGS_FILE = "report.json", "report.html", "timings.json"
 
 
 @dataclass(frozen=True)
 class CorpusResult:
-    """A corpus that is prepared."""
+    """Result of preparing a corpus."""
 
     config: CorpusConfig
     report: dict[str, Any]
-    """What `report.json` holds."""
+    """The content of `report.json`."""
 
     stages: tuple[StageResult, ...]
-    """What each stage came to, in their order."""
+    """The result of each stage, in the order of the stages."""
 
 
 def prepare_corpus(config: CorpusConfig, *, progress: bool = True) -> CorpusResult:
-    """Bring a corpus up to date: what is done already stays, the rest is done.
+    """Bring a corpus up to date: keep finished tasks and run the other tasks.
 
-    Raises `DataError` for sources that cannot be read, lists, tokenizers and test sets that are not there, too many
-    rejects, a disk that is full, and a folder that another process is preparing. Where too few documents are left to be
-    packed, the report tells why the others went.
+    Raises `DataError` if a source cannot be read, if a list, a tokenizer or a test set does not exist, if there are too
+    many rejects, if the disk is full, or if another process is preparing the same folder. If too few documents are left
+    to be packed, the report is written before the error, so that it shows why the other documents were dropped.
     """
     folder = Path(config.folder)
     stages = _list_stages(config)
@@ -97,7 +97,10 @@ def prepare_corpus(config: CorpusConfig, *, progress: bool = True) -> CorpusResu
 
 
 def _begin(stages: _StageList) -> None:
-    """Take away what a run with other stages has left: whoever reads the folder would take it for this one's."""
+    """Mark the run as unfinished, and remove the folders of stages that this run does not have.
+
+    A reader of the work folder would otherwise take an older run's files for files of this run.
+    """
     names = {stage.name for stage in stages.all}
     stages.work.mkdir(exist_ok=True)
     mark_unfinished(stages.work)
@@ -122,26 +125,25 @@ def _writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(
-            f"`{folder}` must take what is written to it, but does not: {error.strerror or error}. Free some space or "
-            "choose another `folder`, and start again: finished parts are kept."
+            f"`{folder}` must be writable, but writing failed: {error.strerror or error}. Free some space or choose "
+            "another `folder`, then start again. Finished parts are kept."
         ) from None
 
 
 def explain_document(config: CorpusConfig, document_id: str) -> str:
-    """What happened to one document of a corpus that is prepared, as text. Raises `DataError` for an unknown id."""
+    """Tell, as text, what each stage did to one document of a prepared corpus.
+
+    Raises `DataError` if the corpus has no document with this id.
+    """
     stages = _list_stages(config)
     return explain(stages.work, stages.filters, document_id, cleaned=stages.cleaned, against=config.duplicates.against)
 
 
-def stages_of(config: CorpusConfig) -> list[Stage]:
-    """The stages that a corpus needs, in their order.
-
-    Raises `DataError` for a list, a tokenizer or a test set that is not there, before anything is run.
-    """
-    return _list_stages(config).stages
-
-
 def _list_stages(config: CorpusConfig) -> _StageList:
+    """List the stages that a corpus needs, in order.
+
+    Raises `DataError` if a list, a tokenizer or a test set does not exist, before any stage runs.
+    """
     stages = _StageList(config)
     stages.add(IngestStage(config))
     _add_url_filters(stages)
@@ -163,7 +165,7 @@ def _list_stages(config: CorpusConfig) -> _StageList:
 
 
 class _StageList:
-    """Stages as they are put one behind the other, and what those so far mean for the next one."""
+    """A growing list of stages, with the facts that the next stage must know about the earlier stages."""
 
     def __init__(self, config: CorpusConfig) -> None:
         self.config = config
@@ -173,18 +175,18 @@ class _StageList:
         self.cleaned = False
 
     def add(self, stage: Stage, *, filters: bool = False) -> None:
-        """Put a stage behind; say whether it drops documents."""
+        """Append a stage. `filters` says whether the stage drops documents."""
         self.add_all([stage], filters=(stage.name,) if filters else ())
 
     def add_all(self, stages: Sequence[Stage], *, filters: Sequence[str] = ()) -> None:
-        """Put stages behind; those of them that `filters` names drop documents."""
+        """Append stages. `filters` names the stages that drop documents."""
         self.all += stages
         self.filters += tuple(stage.name for stage in stages if stage.name in filters)
 
     def add_filter(
         self, name: str, make: Callable[..., Judge], *arguments: Any, settings: Mapping[str, Any], inputs: Paths = ()
     ) -> None:
-        """Put a filter behind that judges the documents of one part at a time, as `make(*arguments)` does."""
+        """Append a filter. The function that `make(*arguments)` returns judges the documents of one part at a time."""
         self.add(
             PartStage(
                 name=name,
@@ -218,7 +220,7 @@ def _add_cleaning(stages: _StageList) -> None:
     if not cleaning.unicode and not cleaners:
         return
     if cleaning.unicode:
-        repair("")  # finds out now whether ftfy is there
+        repair("")  # fails here, before any stage runs, if ftfy is not installed
     stages.add(
         PartStage(
             name=CLEANING,
@@ -236,13 +238,13 @@ def _add_cleaning(stages: _StageList) -> None:
 def _add_language(stages: _StageList) -> None:
     language = stages.config.language
     if language.keep:
-        LanguageFilter(language)  # finds out now whether the detector is there and knows these languages
+        LanguageFilter(language)  # fails here if the detector is not installed or does not know a language
         settings = {**asdict(language), "detector": [language.detector, version(language.detector)]}
         stages.add_filter("language", LanguageFilter, language, settings=settings)
 
 
 def _add_tokenizer(stages: _StageList) -> Path:
-    """Returns where the tokenizer will be."""
+    """Append the stage that copies or trains the tokenizer, and return the path of its `tokenizer.json`."""
     tokens = stages.config.tokens
     given = ""
     if tokens.tokenizer:
@@ -275,20 +277,20 @@ def _add_length(stages: _StageList, tokenizer: Path) -> None:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold the folder: one that prepared the same corpus, or read it, would have its files taken away."""
+    """Lock the folder, so that no other process prepares or reads the same corpus while this run changes its files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / LOCK_FILE).open("w")
     except OSError as error:
         raise DataError(
-            f"`folder` must be one that can be written to, but `{folder}` is not: {error.strerror}. Choose another."
+            f"`folder` must be writable, but `{folder}` is not: {error.strerror}. Choose another folder."
         ) from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DataError(
-                f"`{folder}` must be prepared by one process at a time, but another one is at it or adds to it. "
-                "Wait for it, or choose another `folder`."
+                f"`{folder}` must be used by one `crosscut prepare` at a time, but another process is preparing it or "
+                "reading it. Wait until that process has ended, or choose another `folder`."
             ) from None
         yield

@@ -76,7 +76,7 @@ def test_an_earlier_run_must_have_ended_well(tmp_path, harm):
     with pytest.raises(DataError) as raised:
         collect(tmp_path, (str(folder),), filters=(), cleaned=False)
     assert str(raised.value) == (
-        f"`duplicates.against` must name output folders of `crosscut prepare` whose run has ended well, with their "
-        f"`work` in them, but `{folder}` has none: it is not there, broke off or is running. Finish it first, or take "
-        f"it out."
+        f"`duplicates.against` must name output folders of finished runs of `crosscut prepare`, with their folder "
+        f"`work`, but `{folder}` holds no finished run: it does not exist, was interrupted or is still running. Finish "
+        f"that run first, or remove `{folder}` from `duplicates.against`."
     )

@@ -51,8 +51,8 @@ class Runs:
         """Whether the run with this folder of stages, one of these, cleans its texts."""
         if work == self.work:
             return self.cleaned
-        line = FinishedRun.read(work)
-        return line is not None and line.cleaned
+        finished = FinishedRun.read(work)
+        return finished is not None and finished.cleaned
 
     def locate(self, name: str) -> tuple[Path, str]:
         """The folder of stages of the run that a document is of, and its id there."""

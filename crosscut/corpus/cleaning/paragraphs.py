@@ -1,8 +1,8 @@
-"""Newlines that a text has only because its lines were once so long: out they go (the paper's CC-Stories, 4.1.2).
+"""Join the lines of hard-wrapped paragraphs, as the paper does for CC-Stories (4.1.2).
 
-Whoever wraps a paragraph ends a line because the next word no longer fits. So a newline is needless where the first
-word of the next line would have gone beyond the width of the text, and is kept where it would have fitted: the lines of
-a verse, an address or a table of contents end for reasons of their own. What is in doubt is kept.
+A wrapped line ends because the next word no longer fits. A newline is therefore removed if the first word of the next
+line would not have fitted into the width of the text, and kept if the word would have fitted: the lines of a verse, an
+address or a table of contents end for other reasons. In case of doubt the newline is kept.
 """
 
 import re
@@ -13,16 +13,16 @@ MIN_WIDTH = 40
 """Narrowest text that counts as wrapped, in characters."""
 
 MAX_WIDTH = 130
-"""Widest: lines beyond it are whole paragraphs."""
+"""Widest text that counts as wrapped, in characters. A longer line is a whole paragraph."""
 
 SLACK = 6
-"""Characters by which a line may fall short: some programs wrap for even lines rather than full ones."""
+"""Characters that a full line may be shorter than the width. Some programs prefer even lines to full lines."""
 
 MIN_FULL = 0.6
-"""Share of the lines that go on in the next one that must be full before a text as a whole counts as wrapped."""
+"""Least share of full lines, among lines that another line follows, for a text to count as wrapped."""
 
 MIN_CAPITALS = 0.75
-"""Share of lines that begin with a capital from which on a block is verse or a list: few lines of prose do."""
+"""Least share of lines beginning with a capital for a block to count as verse or a list."""
 
 _BLANK = re.compile(r"\n(?:[^\S\n]*\n)+")
 _ITEM = re.compile(r"\s*(?:[-*+•·‣>#|]|\(?(?:\d{1,3}|[a-zA-Z]|[ivxlIVXL]{1,5})[.)])(?:\s|$)")
@@ -33,11 +33,11 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 
 def join_lines(text: str) -> str:
-    """The text with the needless newlines of its paragraphs made blanks.
+    """Replace the newlines inside wrapped paragraphs by spaces.
 
-    Blank lines, verse, lists, headings, tables and indented lines such as code keep theirs. A word that was broken at
-    a hyphen becomes one when the text has it whole elsewhere, and otherwise keeps the hyphen: `self-` and `taught`
-    may have had one all along.
+    Newlines at blank lines, in verse, lists, headings and tables, and at indented lines such as code stay. A word that
+    was split at a hyphen is joined if the text contains the whole word elsewhere. Otherwise the hyphen stays, because
+    the word may always have had one, as in `self-taught`.
     """
     if "\n" not in text:
         return text
@@ -50,7 +50,7 @@ def join_lines(text: str) -> str:
 
 
 def _width(blocks: Sequence[Sequence[str]]) -> int:
-    """The width that a text is wrapped to; 0 where it is not."""
+    """Width that a text is wrapped to, or 0 if the text is not wrapped."""
     pairs = [(line, after) for lines in blocks for line, after in _pairs(lines)]
     lengths = sorted(len(line) for line, _ in pairs)
     if not lengths:
@@ -63,7 +63,7 @@ def _width(blocks: Sequence[Sequence[str]]) -> int:
 
 
 def _own_width(lines: Sequence[str]) -> int:
-    """The width of a block that is wrapped by itself, such as a quotation; 0 where that cannot be told."""
+    """Width of a block with its own wrapping, such as a quotation, or 0 if the block shows no clear width."""
     if len(lines) < 4 or _is_verse(lines[1:]):
         return 0
     width = max(map(len, lines[:-1]))
@@ -104,7 +104,7 @@ def _join(lines: Sequence[str], width: int, own: int, known: frozenset[str]) -> 
 
 
 def _stands_alone(line: str, after: str) -> bool:
-    """Whether a line begins something new, or one of the two is no prose."""
+    """Whether the second line begins something new, or one of the two lines is not prose."""
     indent, indent_after = (len(one) - len(one.lstrip()) for one in (line, after))
     return bool(
         _ITEM.match(after)
@@ -124,7 +124,7 @@ def _has_columns(line: str) -> bool:
 
 
 def _is_broken(line: str, after: str, known: frozenset[str]) -> bool:
-    """Whether the hyphen at the end of a line is one that the text's word does not have."""
+    """Whether the hyphen at the end of a line only splits a word that the text contains elsewhere without a hyphen."""
     if not line.endswith("-"):
         return False
     start = _WORD.match(after)

@@ -1,7 +1,8 @@
-"""Cleaning: texts mended, and written anew beside the part they come from.
+"""The stage `cleaning`: repair the texts of a part, and write the new texts beside the ingested part.
 
-All sources get ftfy's repair (`repair`): mojibake decoded, HTML entities outside HTML resolved, quotes and widths made
-plain, control characters removed, line ends written as newlines, NFC. Then each source gets the cleaners that it names.
+The texts of all sources are repaired as ftfy does: mojibake is decoded, HTML entities outside HTML are resolved, curly
+quotes and full-width characters become plain ones, control characters are removed, line ends become newlines, and the
+text is normalised to NFC. Then each source's own cleaners run.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.filters.judging import count_drops
 
 CLEANERS: Mapping[str, Callable[[str], str]] = {"join_lines": join_lines}
-"""Repairs for single sources, by the names of `sources.cleaners`."""
+"""Cleaners that a source can ask for, by their names in `sources.cleaners`."""
 
 
 def clean_part(part: Part, config: CleaningConfig, cleaners: Mapping[str, tuple[str, ...]], output: Output) -> Counts:
-    """Task: the texts of a part, cleaned; `cleaners` has the names of each source's own.
+    """Run a task: clean the texts of a part. `cleaners` gives the names of each source's own cleaners.
 
-    Writes `part.arrow` (columns `TEXTS`) with the rows that are left and `part.drops.arrow` with those that hold
-    nothing but blanks (rule `empty`). Counts also how many documents each repair changed.
+    Writes `part.arrow` (columns `TEXTS`) with the remaining rows, and `part.drops.arrow` with the documents that
+    contain only white space (rule `empty`). The counts include how many documents each repair changed.
     """
     documents = list(part.documents())
     changed = dict.fromkeys(("unicode", *CLEANERS), 0)

@@ -1,9 +1,10 @@
-"""ftfy's repair of text, to the letter, without the time that it takes.
+"""Repair text exactly as ftfy does, in a fraction of the time.
 
-ftfy takes a text line by line and turns each through a dozen passes until nothing changes; on most lines nothing does,
-or only curly quotes and line ends. So one search over the whole text finds the lines that could change in any other
-way, these alone go through ftfy, and quotes and line ends are replaced in all the others at once. The search may
-suspect too much, which costs time; what keeps it from suspecting too little stands beside each of its conditions.
+ftfy sends each line of a text through a dozen passes until nothing changes. Most lines do not change, or only in their
+curly quotes and line ends. Here one search over the whole text finds the lines that could change in any other way. Only
+these lines go through ftfy; in all other lines, quotes and line ends are replaced at once. If the search finds too many
+lines, the repair only takes longer. It must never miss a line; the reason that it does not stands beside each of its
+conditions.
 """
 
 import re
@@ -15,26 +16,26 @@ from typing import Any, NamedTuple
 from crosscut.config.errors import DataError
 
 DOUBLE_QUOTES = "\u201c\u201d\u201e\u201f"
-"""What ftfy's `uncurl_quotes` turns into a straight double quote."""
+"""Characters that ftfy's `uncurl_quotes` replaces by a straight double quote."""
 
 SINGLE_QUOTES = "\u02bc\u2018\u2019\u201a\u201b"
-"""What it turns into an apostrophe."""
+"""Characters that ftfy's `uncurl_quotes` replaces by an apostrophe."""
 
 EASY = DOUBLE_QUOTES + SINGLE_QUOTES + "\u2013\u2014\u2026"
-"""Quotes, dashes and the ellipsis: beside ASCII and each other they are never a sign of mojibake."""
+"""Quotes, dashes and the ellipsis. Next to ASCII or to each other, they are never a sign of mojibake."""
 
 LONE_SIGNS = "\u0152\u0153\u00c2\u00c3"
-"""Characters that can be a sign of mojibake beside ASCII; all others are one only beside another outside ASCII."""
+"""Characters that can be a sign of mojibake next to ASCII. Every other sign needs a second non-ASCII character."""
 
 SIGNS = "\u0080-\u04ff\u2000-\u26ff\uf8ff\ufb01\ufb02\ufffd"
-"""Ranges that hold all signs of mojibake: what wrong decoding makes of bytes. Other scripts have none."""
+"""Ranges with all characters that wrong decoding produces, which are the signs of mojibake."""
 
 MAX_LINE = 1_000_000
-"""Characters after which ftfy cuts a line (its `max_decode_length`)."""
+"""Characters after which ftfy splits a line (`max_decode_length` of ftfy)."""
 
 
 def repair(text: str) -> str:
-    """What `ftfy.fix_text` makes of a text; the same object where that changes nothing."""
+    """Return the same text as `ftfy.fix_text`. An unchanged text is returned as the same object."""
     engine = _engine()
     pieces: list[str] = []
     done = 0
@@ -43,7 +44,7 @@ def repair(text: str) -> str:
             pieces += (text[done:start], engine.mend(text[start:stop], stretch.unescape))
             done = stop
     mended = "".join((*pieces, text[done:])) if pieces else text
-    # In lines that ftfy has mended there is nothing more to replace.
+    # The replacements below change nothing in lines that ftfy has repaired.
     if "\r" in mended:
         mended = mended.replace("\r\n", "\n")
     if not mended.isascii():
@@ -54,21 +55,21 @@ def repair(text: str) -> str:
 
 
 class _Stretch(NamedTuple):
-    """Whole lines of a text, at most a million characters."""
+    """A stretch of whole lines of a text, at most `MAX_LINE` characters long."""
 
     start: int
     stop: int
     unescape: bool
-    """Whether ftfy decodes HTML entities here: it no longer does from the first line with a `<` on."""
+    """Whether ftfy decodes HTML entities here. ftfy stops decoding them at the first line that contains a `<`."""
 
     def line(self, text: str, place: int) -> tuple[int, int]:
-        """Start and end of the line around a place."""
+        """Start and end of the line that contains the position `place`."""
         start = max(self.start, text.rfind("\n", self.start, place) + 1)
         return start, text.find("\n", place, self.stop) + 1 or self.stop
 
 
 def _stretches(text: str) -> Iterator[_Stretch]:
-    """A text in pieces that begin and end where ftfy begins and ends a line."""
+    """Split a text into stretches that begin and end where ftfy begins and ends a line."""
     bracket = text.find("<")
     start = 0
     while start < len(text):
@@ -87,15 +88,15 @@ def _stretches(text: str) -> Iterator[_Stretch]:
 
 
 class _Engine:
-    """ftfy, and the search for the lines that need it."""
+    """ftfy, together with the search for the lines that need ftfy."""
 
     def __init__(self, ftfy: Any) -> None:
         tables = ftfy.chardata
-        certain = {*tables.LIGATURES, *tables.WIDTH_MAP, *tables.CONTROL_CHARS}  # steps that replace single characters
+        certain = {*tables.LIGATURES, *tables.WIDTH_MAP, *tables.CONTROL_CHARS}  # passes that replace one character
         certain.update(range(0x80, 0xA0))  # `fix_c1_controls`
         certain.update((0x2028, 0x2029))  # `fix_line_breaks`, with 0x85 and the lone carriage return below
         certain.update(range(0xD800, 0xE000))  # `fix_surrogates`
-        # `remove_terminal_escapes` begins with a control character.
+        # `remove_terminal_escapes` needs no entry: terminal escapes begin with a control character.
         self._searches = {unescape: _Search(certain, unescape) for unescape in (True, False)}
         self._widths = {**tables.LIGATURES, **tables.WIDTH_MAP}
         self._is_bad = ftfy.badness.is_bad
@@ -106,7 +107,7 @@ class _Engine:
         }
 
     def suspects(self, text: str, stretch: _Stretch) -> Iterator[tuple[int, int]]:
-        """Start and end of the lines in which ftfy may change more than quotes and line ends."""
+        """Yield start and end of the lines in which ftfy may change more than quotes and line ends."""
         search = self._searches[stretch.unescape]
         if not unicodedata.is_normalized("NFC", text[stretch.start : stretch.stop]):
             yield from self._denormalized(text, stretch)
@@ -118,7 +119,7 @@ class _Engine:
                 yield start, place
 
     def _denormalized(self, text: str, stretch: _Stretch) -> Iterator[tuple[int, int]]:
-        """As `suspects`, where a line may not be normalized; every part of a normalized text is."""
+        """Do the work of `suspects` for a stretch that is not in NFC, where each line must be checked for NFC too."""
         search = self._searches[stretch.unescape]
         place = stretch.start
         while place < stretch.stop:
@@ -128,7 +129,10 @@ class _Engine:
                 yield start, place
 
     def mend(self, line: str, unescape: bool) -> str:
-        """What ftfy makes of a line, but for quotes and line ends where only widths and ligatures are to mend."""
+        """Repair a line as ftfy does.
+
+        If only widths and ligatures need repair, quotes and line ends are left as they are, for `repair` to replace.
+        """
         wide = line.translate(self._widths)
         if (
             self._searches[unescape].certain(wide)
@@ -146,13 +150,16 @@ class _Engine:
 _ORDINARY = r"\t\n\x0c\x20-\x25\x27-\x7e"
 _SIGN = rf"(?<=[{LONE_SIGNS}\x80-\x9f])|(?<=[{SIGNS}])(?=[{SIGNS}])|(?<=[{SIGNS}][{SIGNS}])"
 _DOUBTFUL = re.compile(rf"[^{_ORDINARY}&{EASY}](?:{_SIGN})")
-"""What ftfy's heuristic, `is_bad`, needs to see: a control character of Latin-1, one of `LONE_SIGNS`, or two of `SIGNS`
-that are not both `EASY`."""
+"""Pattern without which ftfy's heuristic `is_bad` is never true: a control character of Latin-1, one of `LONE_SIGNS`,
+or two of `SIGNS` that are not both in `EASY`."""
 
 
 class _Search:
-    """Searches for what ftfy may change: `certain` for what no heuristic decides, `any` also for signs of mojibake,
-    without a group. Both begin with one set of characters, which is what makes them fast.
+    """Regular expressions for text that ftfy may change.
+
+    `certain` finds text that ftfy always changes. `any` also finds signs of mojibake, on which ftfy's heuristic
+    decides; a match of such a sign has no group. Both expressions begin with one set of characters, which makes them
+    fast.
     """
 
     def __init__(self, certain: Iterable[int], unescape: bool) -> None:
@@ -173,6 +180,7 @@ def _engine() -> _Engine:
         import ftfy
     except ImportError:
         raise DataError(
-            "`cleaning.unicode` needs the package ftfy, but it is not installed. Type `pip install 'crosscut[corpus]'`."
+            "`cleaning.unicode` needs the package ftfy, but ftfy is not installed. Type `pip install "
+            "'crosscut[corpus]'`."
         ) from None
     return _Engine(ftfy)

@@ -1,7 +1,7 @@
-"""What runs tasks: processes on this machine, or an existing Ray cluster. Both call one function on the same files.
+"""Engines run tasks: in processes on this machine, or on an existing Ray cluster. Both call the same function.
 
-A task reads and writes files, so an engine only has to call it somewhere and hand its record back. The machines of a
-cluster must see the corpus's folder under the same path, as ranks of a training run must.
+A task reads and writes files, so an engine only has to call the task somewhere and return its record. All machines of a
+cluster must see the corpus's folder under the same path, like the ranks of a training run.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from crosscut.config.machine import available_cores, leave_with_parent
 from crosscut.corpus.execution.stages import Record, Task, execute
 
 WORKERS_LOCK = ".workers.lock"
-"""A file in the work folder that every worker holds while it lives."""
+"""Lock file in the work folder. Every worker process holds a shared lock on it until the process ends."""
 
 AHEAD = 2
-"""Tasks handed out for each worker, so that none waits for the next."""
+"""Tasks submitted per worker, so that no worker waits for its next task."""
 
 
 class Call(NamedTuple):
-    """A task and where its result goes."""
+    """A task, its key, and the folder for its result."""
 
     folder: Path
     task: Task
@@ -42,15 +42,15 @@ class Engine(Protocol):
     """Runs tasks."""
 
     def run(self, calls: Sequence[Call]) -> Iterator[Record]:
-        """Run tasks and yield their records as they are done, in any order; raises what a task raises."""
+        """Run tasks and yield their records as they finish, in any order. An exception of a task is passed on."""
         ...
 
 
 @contextmanager
 def start_engine(config: EngineConfig, work: Path) -> Iterator[Engine]:
-    """The engine that a corpus asks for, until it is no longer needed; `work` is where its tasks write.
+    """Start the engine that the config names, for as long as the context lasts. Tasks write into `work`.
 
-    Waits until the workers of a run that was killed have ended, which takes them a second or two.
+    If an earlier run was killed, this function first waits a second or two until the workers of that run have ended.
     """
     workers = config.workers or available_cores()
     work.mkdir(parents=True, exist_ok=True)
@@ -63,14 +63,14 @@ def start_engine(config: EngineConfig, work: Path) -> Iterator[Engine]:
     elif workers == 1:
         yield _Here()
     else:
-        # Spawned, not forked: a fork would copy locks that libraries' threads may hold.
+        # Spawn, because a fork would copy locks that threads of libraries may hold.
         context = multiprocessing.get_context("spawn")
         others = set(multiprocessing.active_children())
         pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(lock,))
         try:
             yield _Processes(pool, workers)
         except BaseException:
-            for process in set(multiprocessing.active_children()) - others:  # what they are at is done again
+            for process in set(multiprocessing.active_children()) - others:  # the next run repeats their tasks
                 process.terminate()
             raise
         finally:
@@ -102,22 +102,22 @@ class _Processes:
                     yield future.result()
         except BrokenProcessPool:
             raise DataError(
-                f"All {self._workers} processes must live to the end of a stage, but one died, perhaps for want of "
-                "memory. Free some memory, or set a lower `engine.workers`, and start again: finished parts are kept."
+                f"One of the {self._workers} worker processes died, perhaps because memory ran out. Finished parts are "
+                "kept. Free some memory or set a lower `engine.workers`, then start again."
             ) from None
         finally:
             for future in under_way:
                 future.cancel()
 
 
-_held: list[IO[str]] = []  # open as long as the process lives
+_held: list[IO[str]] = []  # keeps the lock file open until the process ends
 
 
 def _start_worker(lock: Path) -> None:
     file = lock.open("w")
     fcntl.flock(file, fcntl.LOCK_SH)
     _held.append(file)
-    for number in (signal.SIGINT, signal.SIGUSR1):  # the parent stops the workers
+    for number in (signal.SIGINT, signal.SIGUSR1):  # the parent process handles these signals and stops the workers
         signal.signal(number, signal.SIG_IGN)
     leave_with_parent()
 
@@ -128,7 +128,7 @@ def _ray(config: EngineConfig) -> Iterator[Engine]:
         import ray
     except ImportError:
         raise DataError(
-            "`engine.kind` \"ray\" needs Ray, but it is not installed. Type `pip install 'crosscut[ray]'`."
+            "`engine.kind` \"ray\" needs Ray, but Ray is not installed. Type `pip install 'crosscut[ray]'`."
         ) from None
     try:
         ray.init(
@@ -140,10 +140,11 @@ def _ray(config: EngineConfig) -> Iterator[Engine]:
         )
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"`engine.address` must be a Ray cluster that answers, but `{config.address}` does not: {error}."
+            f"`engine.address` must be the address of a running Ray cluster, but `{config.address}` does not answer: "
+            f"{error}. Start the cluster, or set another address."
         ) from None
     try:
-        # Ray runs what it is given on all of its cores; told a number of workers, it is given no more than that.
+        # Ray uses all cores for submitted tasks, so `engine.workers` limits how many tasks are submitted at a time.
         yield _Cluster(ray, config.workers or AHEAD * int(ray.cluster_resources().get("CPU", 1)))
     finally:
         ray.shutdown()
@@ -173,7 +174,7 @@ class _Cluster:
             raise error.cause from None
         except errors.RayError as error:
             raise DataError(
-                f"A cluster's processes must live to the end of their task, but one died: {error}. Look at the "
-                "cluster, and start again: finished parts are kept."
+                f"A process of the Ray cluster died during a task: {error}. Finished parts are kept. Check the "
+                "cluster, then start again."
             ) from None
         return record

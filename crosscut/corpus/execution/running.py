@@ -1,4 +1,4 @@
-"""Running a stage: what is done already is taken as it is, the rest goes to the engine, and all of it is counted."""
+"""Run one stage: keep the finished tasks, give the other tasks to the engine, and add up the counts of all tasks."""
 
 from __future__ import annotations
 
@@ -13,30 +13,33 @@ from crosscut.data.progress import ProgressBar
 
 @dataclass(frozen=True, kw_only=True)
 class StageResult:
-    """What a stage came to."""
+    """Result of a stage."""
 
     name: str
 
     counts: Counts
-    """Of all its tasks."""
+    """Counts of all tasks, added up."""
 
     size: int
-    """Bytes of text that its tasks worked on."""
+    """Bytes of text that the tasks worked on."""
 
     seconds: float
-    """Of all its tasks, added up over the processes that ran them, in this run or an earlier one."""
+    """Seconds that processes spent on all tasks together, in this run and in earlier runs."""
 
     elapsed: float
-    """Seconds that it took this run, from the first task handed out to the last one back."""
+    """Wall-clock seconds of the stage in this run."""
 
     num_tasks: int
 
     num_run: int
-    """Tasks that this run had to do."""
+    """Tasks that were run in this run, and not kept from an earlier run."""
 
 
 def run_stage(stage: Stage, work: Path, *, engine: Engine, digests: Digests, bar: ProgressBar) -> StageResult:
-    """Bring a stage's files up to date. Raises what a task raises; what is done by then stays done."""
+    """Bring a stage's files up to date.
+
+    If a task raises an exception, the exception is passed on, and the tasks that are done by then stay done.
+    """
     started = time.monotonic()
     folder = work / stage.name
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,11 @@
-"""Stages and their tasks: what makes a killed run resume where it stopped and a changed setting redo only what it must.
+"""Stages, their tasks and the tasks' records. A killed run resumes where it stopped, and a changed setting repeats only
+the tasks that depend on it.
 
-A stage is a list of tasks. A task is a function of files that lie on the disk and of settings; it writes files of its
-own and nothing else. Its key is a hash of the stage's name and version, the settings, and the contents of its inputs.
-When it is done, its files are renamed into place and then its record, with the key and their hashes, is written. A task
-whose record has the same key is not run again. So neither the number of workers, nor the order in which they finish,
-nor where a run was killed can show in the result.
+A stage is a list of tasks. A task is a function of files on the disk and of settings; a task writes its own files and
+has no other effect. A task's key is a hash of the stage's name and version, the settings, and the contents of the input
+files. When a task is done, its files are renamed into place, and then its record is written, with the key and the
+hashes of the files. A task whose record has the same key is not run again. The result therefore does not depend on the
+number of workers, on the order in which they finish, or on where a run was killed.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from crosscut.config.files import write_whole
 from crosscut.data.hashing import sha256
 
 Counts = dict[str, Any]
-"""What a task tells of its work, as JSON has it; `add_counts` adds those of a stage's tasks."""
+"""Figures that a task reports about its work, as JSON values. `add_counts` adds up the counts of a stage's tasks."""
 
 
 class Output:
-    """Where a task writes: files that get their names when the task is done."""
+    """A temporary folder for a task's files. The files move to the stage's folder when the task is done."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def path(self, name: str) -> Path:
-        """Where to write the file that will be called `name` in the stage's folder."""
+        """Path to write to, for the file that will be called `name` in the stage's folder."""
         return self._folder / name
 
 
@@ -44,19 +45,19 @@ class Task:
     """A piece of a stage's work."""
 
     name: str
-    """Another for each task of the stage; tasks are reported in the order of their names."""
+    """Unique name within the stage. Tasks are reported in the order of their names."""
 
     function: Callable[[Output], Counts]
-    """Does it. Pickles: a function of a module, with `functools.partial` around it."""
+    """The function that does the work. It must be picklable: a module's function, wrapped in `functools.partial`."""
 
     inputs: tuple[Path, ...] = ()
     """Files of earlier stages whose contents the result depends on."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What else the result depends on, as JSON has it."""
+    """Everything else that the result depends on, as JSON values."""
 
     size: int = 0
-    """Bytes of text that it works on, for progress."""
+    """Bytes of text that the task works on, for the progress bar."""
 
 
 class Stage(Protocol):
@@ -64,54 +65,54 @@ class Stage(Protocol):
 
     @property
     def name(self) -> str:
-        """Its folder's name."""
+        """Name of the stage and of its folder."""
         ...
 
     @property
     def version(self) -> int:
-        """Goes up when the stage's code gives other results."""
+        """Version of the stage's code. It is raised when a change of the code changes the results."""
         ...
 
     def tasks(self, work: Path) -> Sequence[Task]:
-        """What there is to do, once the stages before are done; the same list every time."""
+        """List the stage's tasks. All earlier stages must be done. The list is the same on every call."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedStage:
-    """A stage whose tasks follow from what the stages before it wrote."""
+    """A stage whose tasks depend on the files that earlier stages wrote."""
 
     name: str
     version: int
     plan: Callable[[Path], Sequence[Task]]
-    """Gives the tasks of a work folder."""
+    """Function that lists the tasks for a work folder."""
 
     def tasks(self, work: Path) -> Sequence[Task]:
-        """What `plan` says."""
+        """List the tasks that `plan` returns."""
         return self.plan(work)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What is known of a task that is done."""
+    """Record of a finished task."""
 
     task: str
     key: str
     seconds: float
-    """Time of the process that did it."""
+    """Seconds that the process spent on the task."""
 
     size: int
     files: dict[str, str]
-    """Name to SHA-256 of the files it wrote."""
+    """SHA-256 of each file that the task wrote, by the file's name."""
 
     sizes: dict[str, int]
-    """Name to bytes of the same."""
+    """Size in bytes of each file that the task wrote, by the file's name."""
 
     counts: Counts
 
     @classmethod
     def read(cls, path: Path) -> Record | None:
-        """The record at `path`; None where there is none, or none that can be read."""
+        """Read the record at `path`. Return None if the file does not exist or cannot be read."""
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
@@ -119,23 +120,23 @@ class Record:
 
 
 def read_records(work: Path, stage: str) -> list[Record]:
-    """Records of all tasks of a stage that are done, by name."""
+    """Read the records of all finished tasks of a stage, ordered by the tasks' names."""
     records = (Record.read(path) for path in sorted((work / stage).glob("*.json")))
     return [record for record in records if record is not None]
 
 
 class Digests:
-    """The hashes of files that stages have written, from their records."""
+    """Hashes of the files that stages have written, taken from the records."""
 
     def __init__(self) -> None:
         self._known: dict[Path, str] = {}
 
     def learn(self, folder: Path, record: Record) -> None:
-        """Take up the files of a task."""
+        """Add the hashes of the files of one task."""
         self._known.update({folder / name: digest for name, digest in record.files.items()})
 
     def key(self, stage: Stage, task: Task) -> str:
-        """What the result of a task depends on, as one hash."""
+        """Hash everything that the result of a task depends on."""
         content = {
             "stage": stage.name,
             "version": stage.version,
@@ -147,7 +148,7 @@ class Digests:
 
 
 def is_done(folder: Path, task: Task, key: str) -> Record | None:
-    """The record of a task whose result is there already; None where it must be run."""
+    """Return the record of a task whose result exists already, or None if the task must be run."""
     record = Record.read(folder / f"{task.name}.json")
     if record is None or record.key != key:
         return None
@@ -162,10 +163,10 @@ def _has_size(path: Path, size: int) -> bool:
 
 
 def execute(folder: Path, task: Task, key: str) -> Record:
-    """Run a task, put its files into `folder`, and write its record last.
+    """Run a task, move its files into `folder`, and write its record last.
 
-    Raises what the task raises, and `DataError` where the disk does not take what it writes; then nothing of it is
-    left.
+    Raises `DataError` if the disk cannot take the files, and every exception that the task raises. After an exception
+    none of the task's unfinished files are left.
     """
     temporary = folder / f".{task.name}.{socket.gethostname()}.{os.getpid()}.unfinished"
     started = time.monotonic()
@@ -178,7 +179,7 @@ def execute(folder: Path, task: Task, key: str) -> Record:
         sizes = {path.name: path.stat().st_size for path in written}
         record_path = folder / f"{task.name}.json"
         assert record_path.name not in files, f"{record_path.name} is the task's record"
-        record_path.unlink(missing_ok=True)  # from here to the end the task counts as not done
+        record_path.unlink(missing_ok=True)  # the task counts as not done until its new record is written
         for path in written:
             _flush(path)
             path.replace(folder / path.name)
@@ -190,15 +191,15 @@ def execute(folder: Path, task: Task, key: str) -> Record:
         return record
     except OSError as error:
         raise DataError(
-            f"`{folder}` must take what the stage writes, but does not: {error.strerror or error}. Free some space or "
-            f"choose another `folder`, and start again: finished parts are kept."
+            f"`{folder}` must be writable, but writing failed: {error.strerror or error}. Free some space or choose "
+            f"another `folder`, then start again. Finished parts are kept."
         ) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def remove_others(folder: Path, tasks: Sequence[Task]) -> None:
-    """Remove the files of tasks that the stage no longer has, and what killed tasks left behind."""
+    """Remove the files of tasks that the stage no longer has, and the unfinished files of killed tasks."""
     names = {task.name for task in tasks}
     kept: set[str] = set()
     for record in _records_in(folder):
@@ -225,7 +226,7 @@ def _flush(path: Path) -> None:
 
 
 def add_counts(counts: Sequence[Counts]) -> Counts:
-    """The counts of several tasks as one: numbers are added, tables by their keys, and lists laid end to end."""
+    """Combine the counts of several tasks: add numbers, merge tables by key, and concatenate lists."""
     total: Counts = {}
     for one in counts:
         _add(total, one)

@@ -1,4 +1,4 @@
-"""Filters: stages that look at the documents of a part and say which of them go, and why."""
+"""The task that all filters share: judge the documents of a part, and write which documents are dropped and why."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from crosscut.corpus.documents import Document, Drop, Judgement, Part, drops_nam
 from crosscut.corpus.execution.stages import Counts, Output
 
 Judge = Callable[[Sequence[Document]], Judgement]
-"""What a filter is: a function of documents."""
+"""A filter: a function that judges documents."""
 
 
 def judge_part(
     part: Part, make: Callable[..., Judge], arguments: tuple[Any, ...], depends: str, output: Output
 ) -> Counts:
-    """Task of a filter: what `make(*arguments)` thinks of the documents of a part.
+    """Run a filter's task: judge the documents of a part with the filter that `make(*arguments)` returns.
 
-    Writes `part.drops.arrow` and, where something was measured, `part.marks.arrow`. A process calls `make` once for the
-    same arguments, which must be hashable, and the same `depends`: what else the judge follows from, such as a file.
+    Writes `part.drops.arrow`, and `part.marks.arrow` if the filter measures something. A process calls `make` only once
+    for the same `arguments` and `depends`. `arguments` must be hashable. `depends` describes everything else that the
+    filter depends on, such as the content of a file.
     """
     documents = list(part.documents())
     judgement = _made(make, arguments, depends)(documents)
@@ -36,17 +37,21 @@ def judge_part(
 
 
 @lru_cache(maxsize=8)
-def _made(make: Callable[..., Judge], arguments: tuple[Any, ...], depends: str) -> Judge:  # noqa: ARG001 - it is a key
+def _made(
+    make: Callable[..., Judge],
+    arguments: tuple[Any, ...],
+    depends: str,  # noqa: ARG001 - part of the cache key
+) -> Judge:
     return make(*arguments)
 
 
 def count_drops(documents: Sequence[Document], drops: Sequence[Drop]) -> Counts:
-    """What every filter counts: documents and bytes in and out, and both for each rule."""
+    """Count documents and bytes before and after a filter, and the documents and bytes that each rule dropped."""
     return count_rows({document.row: document.num_bytes for document in documents}, drops)
 
 
 def count_rows(sizes: Mapping[int, int], drops: Sequence[Drop]) -> Counts:
-    """The same where only the bytes of each document's text are known, by its row."""
+    """Do the same as `count_drops`, given only the bytes of each document's text, by row."""
     rules: dict[str, dict[str, int]] = {}
     for drop in drops:
         rule = rules.setdefault(drop.rule, {"documents": 0, "bytes": 0})

@@ -1,10 +1,11 @@
-"""Which languages stay, told from three passages of each document.
+"""Keep documents in chosen languages. The language is detected in three passages of each document.
 
-A passage is taken at the beginning, in the middle and at the end, and each is told by itself, since detectors make
-nothing sure of a mixture: so a notice in another language at the top decides nothing, and a book takes no longer than
-a page. The document is of the language that most of its passages have; its score is theirs, of all three. A text in
-which the detector finds no language, such as a table of numbers, is of the language `und` with score 0, and goes. A
-few words are judged as they are, and often wrongly: the filter on length is what such documents fall to.
+The passages are the beginning, the middle and the end. Each passage is detected separately, because detectors are
+unreliable on mixed languages. A notice in another language at the top therefore does not decide, and a book takes no
+longer than a page. The document has the language that most of its passages have. Its score is the sum of the scores of
+these passages, divided by the number of all passages. A text in which the detector finds no language, such as a table
+of numbers, has the language `und` with score 0 and is dropped. Texts of a few words are often detected wrongly; the
+filter on length drops such documents anyway.
 """
 
 from __future__ import annotations
@@ -23,35 +24,35 @@ from crosscut.config.errors import ConfigError, DataError
 from crosscut.corpus.documents import Document, Drop, Judgement
 
 PASSAGE = 1000
-"""Characters of a passage; eldc looks at no more than so many bytes."""
+"""Characters of a passage. The detector eldc reads no more than this many bytes."""
 
 UNDETERMINED = "und"
-"""The language of a text that has none."""
+"""Code for a text without a recognisable language."""
 
 
 class Detected(NamedTuple):
-    """What a detector says of a text."""
+    """Result of a detector for a text."""
 
     language: str
     """ISO 639-1 code, or `und`."""
 
     score: float
-    """How certain it is, 0 to 1, in the detector's own measure."""
+    """Certainty from 0 to 1, in the detector's own measure."""
 
 
 class Detector(NamedTuple):
-    """A way to tell languages."""
+    """A language detector."""
 
     detect: Callable[[str], Detected]
     languages: frozenset[str]
-    """Codes that it knows."""
+    """Codes of the languages that the detector knows."""
 
 
 class LanguageFilter:
-    """Keeps documents in some languages: rule `language`, marks `language` and `score`.
+    """Keeps documents in chosen languages. Its rule is `language`; its marks are `language` and `score`.
 
-    Raises `DataError` where the detector is not installed and `ConfigError` where it does not know a language to keep:
-    making one is the check before a run.
+    The constructor checks the config before a run: it raises `DataError` if the detector is not installed, and
+    `ConfigError` if the detector does not know a language to keep.
     """
 
     def __init__(self, config: LanguageConfig) -> None:
@@ -62,12 +63,13 @@ class LanguageFilter:
             if unknown:
                 known = ", ".join(sorted(self._detector.languages))
                 raise ConfigError(
-                    f"`language.keep` must hold languages that {config.detector} knows ({known}), but has "
-                    f"{listed(f'`{code}`' for code in unknown)}."
+                    f"`language.keep` must hold codes of languages that {config.detector} knows ({known}), but has "
+                    f"{listed(f'`{code}`' for code in unknown)}. Correct the code, or choose another "
+                    "`language.detector`."
                 )
 
     def __call__(self, documents: Sequence[Document]) -> Judgement:
-        """The documents in other languages, or too uncertain; none, and no marks, where all languages are kept."""
+        """Drop documents in other languages or with too low a score. Drop and measure nothing if `keep` is empty."""
         if not self._config.keep:
             return Judgement()
         found = [_told(document.text, self._detector) for document in documents]
@@ -84,7 +86,7 @@ class LanguageFilter:
 
 
 def passages(text: str) -> list[str]:
-    """What a detector looks at: a short text whole, of a longer one the beginning, the middle and the end."""
+    """Select the passages for the detector: the whole of a short text; beginning, middle and end of a longer text."""
     if len(text) <= PASSAGE:
         return [text]
     rest = len(text) - PASSAGE
@@ -107,7 +109,7 @@ def _eldc() -> Detector:
         import eldc
     except ImportError:
         raise DataError(
-            '`language.detector` "eldc" needs the package eldc, but it is not installed. Type `pip install '
+            '`language.detector` "eldc" needs the package eldc, but eldc is not installed. Type `pip install '
             "'crosscut[corpus]'`."
         ) from None
     eldc.init()
@@ -115,7 +117,7 @@ def _eldc() -> Detector:
     detector.set_scores(1)
 
     def detect(text: str) -> Detected:
-        result = detector.detect_details(text.replace("\0", " "))  # which ends a text in C
+        result = detector.detect_details(text.replace("\0", " "))  # a zero byte would end the text in C
         return Detected(result.language, result.scores.get(result.language, 0.0))
 
     return Detector(detect, frozenset(eldc.LANGUAGES))
@@ -127,10 +129,10 @@ def _langdetect() -> Detector:
         import langdetect
     except ImportError:
         raise DataError(
-            '`language.detector` "langdetect" needs the package langdetect, but it is not installed. Type `pip install '
-            "'crosscut[langdetect]'`."
+            '`language.detector` "langdetect" needs the package langdetect, but langdetect is not installed. Type '
+            "`pip install 'crosscut[langdetect]'`."
         ) from None
-    # Its own way to load them takes the order of the folder, which sums of scores would show.
+    # langdetect loads profiles in the order of the folder, which would change rounding in sums of scores.
     factory = langdetect.DetectorFactory()
     profiles = sorted(path for path in Path(langdetect.PROFILES_DIRECTORY).iterdir() if path.is_file())
     factory.load_json_profile([path.read_text(encoding="utf-8") for path in profiles])
@@ -149,7 +151,7 @@ def _langdetect() -> Detector:
 
 
 def _short(code: str) -> str:
-    """`zh-cn` and `zh-tw` are both `zh`."""
+    """Shorten a code to the language: `zh-cn` and `zh-tw` become `zh`."""
     return code.partition("-")[0]
 
 

@@ -1,4 +1,4 @@
-"""How short a document may be, in tokens of the run's tokenizer."""
+"""Drop documents that are too short, measured in tokens of the corpus's tokenizer."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from crosscut.corpus.tokens.tokenizer import count_tokens, load_tokenizer
 
 
 class LengthFilter:
-    """Drops documents of few tokens: rule `too short`, mark `tokens`, which does not count the end of text."""
+    """Drops documents with too few tokens.
+
+    Its rule is `too short`; its mark is `tokens`, the number of tokens without the end of text.
+    """
 
     def __init__(self, config: LengthConfig, tokenizer: Path) -> None:
         self._min_tokens = config.min_tokens
         self._tokenizer = tokenizer
 
     def __call__(self, documents: Sequence[Document]) -> Judgement:
-        """The documents that are too short."""
+        """Drop the documents that are too short."""
         tokenizer = load_tokenizer(self._tokenizer)
         tokens = count_tokens(tokenizer, [document.text for document in documents])
         drops = [

@@ -1,6 +1,6 @@
-"""Which documents go by their URL: unwanted hosts, files that are no text, links that few liked; and equal URLs.
+"""Drop documents by URL: unwanted hosts, types of files that are not text, links with few votes, and equal URLs.
 
-Documents without a URL pass, as do those whose karma is not known.
+Documents without a URL and documents without karma are kept.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from crosscut.corpus.documents import Document, Drop, Judgement
 from crosscut.data.lines import lines_of
 
 BUILTIN_LISTS = {f"builtin:{path.stem}": path for path in (Path(__file__).parents[1] / "lists").glob("*.txt")}
-"""Lists that come with Crosscut."""
+"""Lists that are part of Crosscut: the name in a config and the file."""
 
 TRACKING = re.compile(
     r"utm_\w+|_ga|_gl|fbclid|gclid|gclsrc|dclid|gbraid|wbraid|msclkid|yclid|twclid|ttclid|igshid|igsh|mc_[ce]id|"
     r"mkt_tok|_hsenc|_hsmi|oly_(?:anon|enc)_id|vero_id|ref_src|spm"
 )
-"""Query parameters that say where a reader came from and change nothing on the page."""
+"""Query parameters that only track where a reader came from. They do not change the page."""
 
 _ABSOLUTE = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*:)?//")
 _DOMAIN = re.compile(r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)*")
@@ -35,8 +35,8 @@ _DEFAULT_PORTS = {"http": (80,), "https": (443,), "": (80, 443)}
 class UrlFilter:
     """Drops documents by the host, the file type and the karma of their URL: rules `domain`, `file type`, `karma`.
 
-    A listed domain takes its subdomains with it. Raises `DataError` where a list cannot be read or holds something
-    else: making one is the check before a run.
+    A listed domain includes its subdomains. The constructor checks the config before a run: it raises `DataError` if a
+    list cannot be read or has an invalid entry.
     """
 
     def __init__(self, config: UrlsConfig) -> None:
@@ -46,11 +46,11 @@ class UrlFilter:
 
     @property
     def settings(self) -> dict[str, object]:
-        """What the result depends on, as JSON has it: the lists' contents, wherever their files lie."""
+        """Everything that the result depends on, as JSON values: the contents of the lists, and not their paths."""
         return {"domains": sorted(self._domains), "types": sorted(self._types), "min_karma": self._min_karma}
 
     def __call__(self, documents: Sequence[Document]) -> Judgement:
-        """The documents that go, each by the first rule that it breaks."""
+        """Drop documents that break a rule. The first broken rule counts."""
         drops = (self._judge(document) for document in documents)
         return Judgement(drops=[drop for drop in drops if drop is not None])
 
@@ -69,16 +69,16 @@ class UrlFilter:
 
 
 def url_key(document: Document) -> str:
-    """What documents of one URL have in common; empty for one without."""
+    """Key of a document's URL, equal for all spellings of the URL. It is empty for a document without a URL."""
     return canonical_url(document.url) if document.url else ""
 
 
 def canonical_url(url: str) -> str:
-    """A URL as all its spellings have it: two that are equal lead to the same page.
+    """Reduce all spellings of a URL to one. URLs with the same result lead to the same page.
 
-    Without scheme, user, `www.`, the scheme's own port, fragment (but for `#!`, which names a page), slash at the end
-    and parameters of `TRACKING`; host in lower case and ASCII, parameters in alphabetical order, characters escaped
-    only where they must be.
+    The result has no scheme, user, `www.`, default port, fragment (except a fragment that begins with `#!`, which
+    names a page), final slash, or parameters of `TRACKING`. The host is in lower case and ASCII, the parameters are in
+    alphabetical order, and only characters that need it are escaped.
     """
     scheme, authority, path, query, fragment = _split(url)
     host, port = _host_and_port(authority)
@@ -96,13 +96,13 @@ def canonical_url(url: str) -> str:
 
 
 def _split(url: str) -> tuple[str, str, str, str, str]:
-    """Scheme, authority, path, query and fragment; of what is no URL, all of it is the path."""
+    """Split into scheme, authority, path, query and fragment. If the text is not a URL, all of it becomes the path."""
     url = url.strip()
     if not _ABSOLUTE.match(url):
         url = f"//{url}"
     try:
         parts = urlsplit(url)
-    except ValueError:  # such as brackets that hold no address
+    except ValueError:  # for example brackets without an IP address
         return "", "", url, "", ""
     return parts.scheme.lower(), parts.netloc, parts.path, parts.query, parts.fragment
 
@@ -136,13 +136,13 @@ def _file_name(path: str) -> str:
 
 
 def _tails(name: str) -> list[str]:
-    """A dotted name and what follows each of its dots: `a.b.c`, `b.c`, `c`."""
+    """Return a dotted name and the text after each of its dots: `a.b.c`, `b.c`, `c`."""
     parts = name.split(".")
     return [".".join(parts[start:]) for start in range(len(parts))]
 
 
 def _escaped(text: str) -> str:
-    """Escapes of characters that need none undone, and all that need one escaped alike."""
+    """Escape a text in one way: escape each character that needs it, and undo all other escapes."""
 
     def restore(match: re.Match[str]) -> str:
         character = chr(int(match[1], 16))
@@ -162,7 +162,7 @@ def _as_type(entry: str) -> str | None:
 
 
 def _entries(name: str, lists: Sequence[str], read: Callable[[str], str | None]) -> frozenset[str]:
-    """The entries of files, one a line; what follows a `#` is a comment."""
+    """Read the entries of list files, one entry per line. Text after a `#` is a comment."""
     entries: set[str] = set()
     for file in lists:
         for number, line in enumerate(_lines(name, file), start=1):
@@ -178,7 +178,9 @@ def _entries(name: str, lists: Sequence[str], read: Callable[[str], str | None])
 def _lines(name: str, file: str) -> list[str]:
     if file.startswith("builtin:") and file not in BUILTIN_LISTS:
         known = " and ".join(f"`{builtin}`" for builtin in sorted(BUILTIN_LISTS))
-        raise DataError(f"`{name}` must name files or built-in lists ({known}), but has `{file}`.")
+        raise DataError(
+            f"`{name}` must name files or built-in lists ({known}), but has `{file}`. Correct the name of the list."
+        )
     try:
         return lines_of(BUILTIN_LISTS.get(file, Path(file)).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

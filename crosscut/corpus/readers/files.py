@@ -1,7 +1,7 @@
-"""Which files a source is made of: paths, folders, globs and URLs of any store that fsspec knows, in a fixed order.
+"""Find the files of a source in a fixed order. A source names paths, folders, globs, or URLs that fsspec supports.
 
-A file's name, which stands in the ids of its documents, is its path below what the user named: `/data/mail/2003/*.eml`
-gives `a.eml`, and `/data/mail` gives `2003/a.eml`, so a corpus that moves to another disk keeps its ids.
+The ids of documents contain the file's path relative to the folder that the user named: `/data/mail/2003/*.eml` gives
+`a.eml`, and `/data/mail` gives `2003/a.eml`. A corpus that moves to another disk therefore keeps its ids.
 """
 
 import glob
@@ -26,15 +26,15 @@ SUFFIXES = {
     "wikipedia": (".xml",),
     "megatron": (".idx",),
 }
-"""What the names of files of each format end in, before `COMPRESSIONS`."""
+"""File name suffixes of each format. A suffix of `COMPRESSIONS` may follow."""
 
 COMPRESSIONS = (".gz", ".zst", ".bz2")
 
 NAMED_FREELY = ("text", "html", "mail")
-"""Formats of which a folder's files count whatever they are called, if the source says that it has this format."""
+"""Formats whose files may have any suffix. If a source names one of these formats, all files of a folder are read."""
 
 _VERSIONS = ("mtime", "ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "created")
-"""Where file systems tell that a file has changed."""
+"""Keys under which file systems report the version or the last change of a file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,26 +42,26 @@ class File:
     """One file of a source."""
 
     name: str
-    """In document ids; another for each file of the source."""
+    """Name of the file in document ids, unique within the source."""
 
     url: str
-    """Where it lies: an absolute path, or a URL."""
+    """Absolute path or URL."""
 
     format: str
-    """One of `SUFFIXES`."""
+    """A key of `SUFFIXES`."""
 
     compression: str
-    """Empty or one of `COMPRESSIONS`."""
+    """An element of `COMPRESSIONS`, or empty."""
 
     size: int
-    """Bytes on disk, those of a `.bin` beside an `.idx` among them."""
+    """Bytes on disk. An `.idx` file includes the bytes of its `.bin` file."""
 
     version: str
-    """Changes when the file does: time of the last change, or what its store has for it."""
+    """A text that changes when the file changes: the time of the last change, or a version that the store reports."""
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
-        """Open it as it lies on disk. Raises `DataError` when it, or anything while it is open, cannot be read."""
+        """Open the file without unpacking it. Raises `DataError` if opening or reading fails."""
         try:
             with _open(self.url) as file:
                 yield file
@@ -69,9 +69,9 @@ class File:
             raise unreadable(self.url, error) from None
 
     def chunks(self) -> Iterator[tuple[bytes, int]]:
-        """Its unpacked bytes in order, each piece with the bytes on disk read so far.
+        """Yield the unpacked bytes in order. With each piece comes the number of bytes on disk that were read so far.
 
-        Raises `DataError` when it cannot be read, and `DamagedError` where packed data is damaged or ends too early.
+        Raises `DataError` if the file cannot be read, and `DamagedError` if packed data is damaged or incomplete.
         """
         with self.open() as file:
             yield from unpack(file, name=self.url, compression=self.compression)
@@ -93,11 +93,11 @@ class _Found(NamedTuple):
 
 
 def find_files(source: SourceConfig) -> list[File]:
-    """The files of a source: what it names in the order given, the files of each sorted by name, each file once.
+    """Find the files of a source, in the order of `sources.files`. The matches of one entry are sorted by name.
 
-    Folders are searched all the way down, hidden files left out, for files whose suffix is known or, where the source
-    has a format of `NAMED_FREELY`, for all. Raises `DataError` when something matches nothing, cannot be looked at, or
-    has a suffix that does not tell its format.
+    A file that matches several entries is listed once. Folders are searched recursively, without hidden files, for
+    files with a known suffix; if the source has a format of `NAMED_FREELY`, all files are taken. Raises `DataError` if
+    an entry matches nothing, if a folder cannot be read, or if a file's suffix does not tell its format.
     """
     files: dict[str, File] = {}
     names: set[str] = set()
@@ -124,31 +124,35 @@ def _match(source: SourceConfig, pattern: str) -> list[_Found]:
         raise
     except OSError as error:
         raise unreadable(error.filename or pattern, error) from None
-    except Exception as error:  # stores have exceptions of their own, and fsspec raises several for a URL that is none
+    except Exception as error:  # each store has its own exceptions, and fsspec raises several kinds for invalid URLs
         hint = " Try `pip install crosscut[s3]`." if pattern.startswith("s3://") else ""
         raise DataError(
-            f"`sources.files` of `{source.name}` must name files that can be read, but `{pattern}` cannot: "
+            f"`sources.files` of `{source.name}` must name readable files, but `{pattern}` cannot be read: "
             f"{str(error).rstrip('.') or type(error).__name__}.{hint}"
         ) from None
     if not matched:
         raise DataError(
-            f"`sources.files` of `{source.name}` must name files that are there, but nothing matches `{pattern}`."
+            f"`sources.files` of `{source.name}` must name existing files, but no file matches `{pattern}`. Correct "
+            "the path."
         )
     if not found:
         wanted = f"a file ending in {listed(suffixes)}" if suffixes else "a file"
-        raise DataError(f"`{pattern}` of the source `{source.name}` must hold {wanted}, but holds none.")
+        raise DataError(
+            f"`{pattern}` of the source `{source.name}` must contain {wanted}, but contains none. Correct the path, or "
+            "set the source's `format`."
+        )
     return found
 
 
 def _suffixes(kind: str) -> tuple[str, ...]:
-    """What the files of a folder must end in; empty where any will do."""
+    """Suffixes of the files to take from a folder. An empty result means all files."""
     if kind in NAMED_FREELY:
         return ()
     return tuple(suffix for name, suffixes in SUFFIXES.items() for suffix in suffixes if kind in ("auto", name))
 
 
 def _match_local(path: Path, suffixes: tuple[str, ...]) -> tuple[bool, list[_Found]]:
-    """Whether anything matches, and the files."""
+    """Return whether the path or glob matches anything, and the files found."""
     try:
         path.stat()
         matches, root = [path], path if path.is_dir() else path.parent
@@ -156,7 +160,7 @@ def _match_local(path: Path, suffixes: tuple[str, ...]) -> tuple[bool, list[_Fou
         for folder in path.parents:
             for match in _glob(folder):
                 if match.is_dir():
-                    os.scandir(match).close()  # glob would pass over a folder without rights in silence
+                    os.scandir(match).close()  # raises for an unreadable folder, which glob would skip silently
             if not glob.has_magic(str(folder)):
                 root = folder
                 break
@@ -165,7 +169,7 @@ def _match_local(path: Path, suffixes: tuple[str, ...]) -> tuple[bool, list[_Fou
     found = []
     for file in files:
         status = file.stat()
-        # Names on a disk are bytes, which need not be UTF-8 as an id must.
+        # File names are bytes and may not be UTF-8, but an id must be UTF-8.
         name = os.fsencode(file.relative_to(root).as_posix()).decode("utf-8", "backslashreplace")
         found.append(_Found(name, str(file), status.st_size, str(status.st_mtime_ns)))
     return bool(matches), found
@@ -176,14 +180,14 @@ def _glob(path: Path) -> list[Path]:
 
 
 def _walk(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    def stop(error: OSError) -> None:  # os.walk would pass over a folder without rights in silence
+    def stop(error: OSError) -> None:  # os.walk would skip an unreadable folder silently
         raise error
 
     found = []
     seen = {folder.resolve()}
     for parent, folders, names in os.walk(folder, onerror=stop, followlinks=True):
         inner = [Path(parent) / name for name in sorted(folders) if not name.startswith(".")]
-        inner = [path for path in inner if path.resolve() not in seen]  # links may lead in circles
+        inner = [path for path in inner if path.resolve() not in seen]  # symbolic links may form a cycle
         seen |= {path.resolve() for path in inner}
         folders[:] = [path.name for path in inner]
         found += [Path(parent) / name for name in names if _counts(name, suffixes)]
@@ -236,13 +240,15 @@ def _describe(source: SourceConfig, found: _Found, taken: set[str]) -> File:
     kind = source.format if source.format != "auto" else next(iter(kinds), "")
     if not kind:
         raise DataError(
-            f"`{found.url}` of the source `{source.name}` must end in {listed(_suffixes('auto'))}, or the source must "
-            "have a `format`, but neither is so."
+            f"`{found.url}` of the source `{source.name}` must end in {listed(_suffixes('auto'))}, but does not. Set "
+            "the source's `format`, or rename the file."
         )
     if compression and kind in ("parquet", "megatron"):
-        raise DataError(f"`{found.url}` must not be packed, as {kind} files are read in places. Unpack it first.")
+        raise DataError(
+            f"`{found.url}` must not be compressed, because {kind} files need random access. Unpack the file first."
+        )
     name, number = found.name, 1
-    while name in taken:  # two folders of the source may each have a file of that name
+    while name in taken:  # two folders of the source may contain files of the same name
         number += 1
         name = f"{found.name}~{number}"
     size, version = found.size, found.version
@@ -253,9 +259,11 @@ def _describe(source: SourceConfig, found: _Found, taken: set[str]) -> File:
 
 
 def _tokens_of(url: str) -> os.stat_result:
-    """What there is to know of the `.bin` beside an `.idx`."""
+    """Size and time of the `.bin` file beside an `.idx` file."""
     if "://" in url:
-        raise DataError(f"`{url}` must lie on a disk, as megatron files are mapped into memory. Copy it first.")
+        raise DataError(
+            f"`{url}` must be a local file, because megatron files are mapped into memory. Copy it to a local disk."
+        )
     path = Path(url).with_suffix(".bin")
     try:
         return path.stat()
@@ -264,7 +272,7 @@ def _tokens_of(url: str) -> os.stat_result:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """A file's name in lower case without the suffix of its compression, and that suffix."""
+    """Split a file's name, in lower case, into the name without the suffix of its compression, and that suffix."""
     lower = name.lower()
     compression = next((suffix for suffix in COMPRESSIONS if lower.endswith(suffix)), "")
     return lower.removesuffix(compression), compression

@@ -1,9 +1,9 @@
-"""The stage `tokens`: the documents that are left, without what is cut from them, as token ids.
+"""The stage `tokens`: encode the remaining documents, without the passages cut from them, as token ids.
 
-    work/tokens/000002-0001.tokens         ids in a row, each text with its end of text, as a token folder has them
-    work/tokens/000002-0001.index.arrow    row, piece, tokens, file, record     where each text begins and came from
+    work/tokens/000002-0001.tokens         ids of all texts, each with an end of text, as in a token folder
+    work/tokens/000002-0001.index.arrow    row, piece, tokens, file, record: length and origin of each text
 
-Of a document with cuts, each piece that is left is a text of its own.
+If passages are cut from a document, each remaining piece becomes a separate text.
 """
 
 from __future__ import annotations
@@ -39,41 +39,41 @@ INDEX = pa.schema(
         ("record", pa.uint64()),
     ]
 )
-"""Columns of the index, in the order of the ids: `piece` counts from 0 in its document; `file` has its source before
-it, as document ids have it; `tokens` counts the end of text."""
+"""Columns of the index, whose rows are in the order of the ids. `piece` counts from 0 within a document, `file` is
+`source/file` as in document ids, and `tokens` includes the end of text."""
 
 
 def tokens_name(part: str) -> str:
-    """Name of the file of a part's ids."""
+    """Name of the file with a part's token ids."""
     return f"{part}.tokens"
 
 
 def index_name(part: str) -> str:
-    """Name of the file that says whose they are."""
+    """Name of the index of a part's token ids."""
     return f"{part}.index.arrow"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokensStage:
-    """The stage, with a task for each part."""
+    """The stage `tokens`, with one task per part."""
 
     tokenizer: Path
     """The `tokenizer.json` that an earlier stage wrote."""
 
     min_tokens: int
-    """Tokens that a piece of a document with cuts must have, its end of text aside."""
+    """Least tokens, without the end of text, of a piece of a document with cuts. Shorter pieces are left out."""
 
     filters: tuple[str, ...]
-    """All filters; where `leakage` is among them, its cuts are made."""
+    """Names of all filters. If `leakage` is among them, the passages that it found are cut out."""
 
     cleaned: bool = True
     name: str = TOKENS
     version: int = 1
 
     def tasks(self, work: Path) -> list[Task]:
-        """One for each part."""
+        """List the tasks, one for each part."""
         with_cuts = LEAKAGE in self.filters
-        settings = self.tokenizer.with_name(TOKENIZER_CONFIG_FILE)  # not there for one that was trained
+        settings = self.tokenizer.with_name(TOKENIZER_CONFIG_FILE)  # a trained tokenizer does not have this file
         return [
             Task(
                 name=part.name,
@@ -92,7 +92,7 @@ class TokensStage:
 
 
 class _Text(NamedTuple):
-    """What is encoded at once: a document, or a piece of one."""
+    """A text to encode: a whole document or a piece of a document."""
 
     document: Document
     piece: int
@@ -102,7 +102,7 @@ class _Text(NamedTuple):
 
 @dataclass
 class _Written:
-    """What was written of a part."""
+    """Counts and index rows of the texts that were written for a part."""
 
     rows: list[tuple[int, int, int, str, int]] = field(default_factory=list)
     short_pieces: int = 0
@@ -112,9 +112,9 @@ class _Written:
 
 
 def encode_part(part: Part, tokenizer: Path, min_tokens: int, output: Output) -> Counts:
-    """Task of the stage: encode a part, some text at a time.
+    """Run a task of the stage: encode a part in batches of text.
 
-    A document of whose pieces none is long enough is dropped by the rule `cut to pieces`.
+    If all pieces of a document are too short, the document is dropped by the rule `cut to pieces`.
     """
     documents = list(part.documents())
     cuts = read_cuts(part.work, LEAKAGE, part.name) if LEAKAGE in part.filters else {}

@@ -1,10 +1,11 @@
-"""The stage `packing`: the tokens of all parts as a token folder, which `crosscut train` reads (paper, 4.1.3).
+"""The stage `packing`: write the tokens of all parts as a token folder, which `crosscut train` reads (paper, 4.1.3).
 
-Documents are split into training and validation at random; a training document is then written as often as the weight
-of its source says: twice for 2, and for 0.25 a quarter of them once, chosen from the seed and the document's id. So
-validation documents are never in training, and never repeated. The pieces of one document are all on the same side.
+Documents are split at random into training and validation. The weight of a source then says how often its training
+documents are written: with weight 2 each document is written twice; with weight 0.25 a quarter of the documents is
+written once, chosen by the seed and the document's id. Validation documents are therefore never in training and never
+repeated. All pieces of one document are on the same side.
 
-The task writes the folder's files among those of the stages; `publish` then links them into place, all at once.
+The task writes the token folder's files into the stage's folder. `publish` then links them into place, all at once.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ PACKING = "packing"
 _INDEX = ".idx"
 
 
-class TooFewDocuments(DataError):  # noqa: N818 - it tells what happened
-    """The filters have left too few documents to train and validate on."""
+class TooFewDocuments(DataError):  # noqa: N818 - the name says what happened
+    """Raised if the filters leave too few documents to train and validate on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackingStage:
-    """The stage, with one task."""
+    """The stage `packing`, with a single task."""
 
     config: CorpusConfig
     tokenizer: Path
@@ -59,7 +60,7 @@ class PackingStage:
     version: int = 1
 
     def tasks(self, work: Path) -> list[Task]:
-        """One, for all parts."""
+        """Return the single task, which packs all parts."""
         parts = [part.name for part, _ in find_parts(work)]
         tokens = [work / TOKENS / tokens_name(part) for part in parts]
         weights = {source.name: source.weight for source in self.config.sources}
@@ -92,9 +93,10 @@ def pack(
     seed: int,
     output: Output,
 ) -> Counts:
-    """Task of the stage: write the files of a token folder, one document in memory at a time.
+    """Run the stage's task: write the files of a token folder, with one document in memory at a time.
 
-    Raises `DataError` where fewer than two documents are left, or the weights leave none to train on.
+    Raises `TooFewDocuments` if fewer than two documents are left, and `DataError` if the weights leave no training
+    document.
     """
     _check_enough(work, parts)
     folder = output.path("")
@@ -107,7 +109,7 @@ def pack(
     )
     train, validation = write_shards(packed.blend(split), folder, num_shards=settings.num_shards)
     if not any(entry.documents for entry in train):
-        raise DataError("`sources.weight` must leave documents to train on, but leaves none. Set a higher weight.")
+        raise DataError("`sources.weight` must keep some training documents, but keeps none. Set a higher weight.")
     digest = sha256(tokenizer)
     Manifest(
         dtype=dtype.name,
@@ -148,20 +150,20 @@ def _check_enough(work: Path, parts: Iterable[str]) -> None:
         if num_documents > 1:
             return
     raise TooFewDocuments(
-        f"The corpus must have at least 2 documents, to train on one and validate on the other, but its filters leave "
-        f"{num_documents}. See in the report why the others went, and name more `sources`."
+        f"The corpus must have at least 2 documents, one for training and one for validation, but its filters keep "
+        f"{num_documents}. The report shows why the other documents were dropped. Relax the filters or add `sources`."
     )
 
 
 def _index_for_megatron(folder: Path, shard: str, dtype: np.dtype[Any]) -> None:
     ends = np.fromfile(folder / f"{shard}.index", dtype=INDEX_DTYPE)["end"]
     sizes = np.diff(ends, prepend=np.uint64(0))
-    # The format has no unsigned type of four bytes; ids are far below the highest that a signed one holds.
+    # The format has no unsigned four-byte type. Token ids are far below the maximum of the signed type.
     write_index(folder / f"{shard}{_INDEX}", sizes, np.int32 if dtype.itemsize == 4 else dtype)
 
 
 class _Document(NamedTuple):
-    """A document's pieces."""
+    """A document with all of its pieces."""
 
     source: str
     id: str
@@ -170,18 +172,18 @@ class _Document(NamedTuple):
 
 @dataclass
 class _Packed:
-    """Documents on their way from parts to shards, and what is counted of them."""
+    """Reads documents from the parts, repeats them by weight, and counts them."""
 
     weights: Mapping[str, float]
     seed: int
     files: dict[str, int] = field(default_factory=dict)
-    """Name, with the source before it, to its index in the manifest."""
+    """Index of each file in the manifest, by the name `source/file`."""
 
     counts: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
-    """Source, and training or validation, to documents and tokens, as often as they are written."""
+    """Numbers of written documents and tokens, copies included, by source and by `train` or `validation`."""
 
     def read(self, work: Path, parts: Iterable[str], width: int) -> Iterator[_Document]:
-        """The documents of the parts, in their order."""
+        """Read the documents of the parts, in order. A token id has `width` bytes."""
         for part in parts:
             table = read_table(work / TOKENS / index_name(part))
             data = _map(work / TOKENS / tokens_name(part))
@@ -196,7 +198,7 @@ class _Packed:
                 yield _Document(file.partition("/")[0], f"{file}#{record}", texts)
 
     def blend(self, split: Iterable[tuple[bool, _Document]]) -> Iterator[tuple[bool, TokenDocument]]:
-        """The texts of documents as often as they are to be written: (is for validation, text)."""
+        """Repeat each document's texts as often as its weight says, as pairs (is for validation, text)."""
         for for_validation, document in split:
             copies = 1 if for_validation else self._copies(document)
             count = self.counts.setdefault(document.source, {}).setdefault(
@@ -224,10 +226,10 @@ def _map(path: Path) -> memoryview:
 
 
 def publish(work: Path, target: Path) -> None:
-    """Put the token folder of the stage at `target`, whole, in the place of an older one of a corpus.
+    """Replace the token folder at `target` with the one that the stage wrote, all at once.
 
-    Its files are those of the stage, linked where the disk can, copied where not. Raises `DataError` where other things
-    lie there, or where the disk does not take it.
+    The files are hard links to the stage's files, or copies if the disk does not support links. Raises `DataError` if
+    `target` holds anything else than token shards of a corpus, or if the disk cannot take the files.
     """
     folder = work / PACKING
     (record,) = read_records(work, PACKING)
@@ -235,7 +237,7 @@ def publish(work: Path, target: Path) -> None:
     for name in record.files:
         if name.endswith(_INDEX):
             shard = name.removesuffix(_INDEX)
-            names[f"{shard}.bin"] = f"{shard}.tokens"  # the same ids in the same type
+            names[f"{shard}.bin"] = f"{shard}.tokens"  # the `.bin` file of Megatron-LM has the same bytes
     if is_taken(target) and _is_same(folder, target, names):
         return
     check_replaceable(target)
@@ -247,23 +249,27 @@ def publish(work: Path, target: Path) -> None:
             exchange(temporary, target)
     except OSError as error:
         raise DataError(
-            f"`{target}` must take the token shards, but does not: {error.strerror or error}. Free some space or "
-            f"choose another `folder`, and start again: finished parts are kept."
+            f"`{target}` must be writable, but writing the token shards failed: {error.strerror or error}. Free some "
+            f"space or choose another `folder`, then start again. Finished parts are kept."
         ) from None
 
 
 def _check_whole(folder: Path, record: Record) -> None:
-    """Raise `DataError` where files of the stage, which share their bytes with those published, have been damaged."""
+    """Raise `DataError` if a file of the stage has changed since it was written.
+
+    Published files may be links to the stage's files, so a change of one is a change of the other.
+    """
     damaged = [name for name, digest in sorted(record.files.items()) if sha256(folder / name) != digest]
     if damaged:
         (folder / f"{record.task}.json").unlink()
         raise DataError(
-            f"`{folder / damaged[0]}` must be as it was written, but is damaged. Start again: the shards are made anew."
+            f"`{folder / damaged[0]}` must be unchanged since it was written, but it is damaged. Start again: the "
+            "shards will be written again."
         )
 
 
 def _is_same(folder: Path, target: Path, names: Iterable[str]) -> bool:
-    """Whether the folder at `target` is whole and the one that would be put there."""
+    """Whether the folder at `target` is complete and equal to the folder that would be published."""
     if not target.is_dir() or {path.name for path in target.iterdir()} != set(names):
         return False
     try:
@@ -274,7 +280,7 @@ def _is_same(folder: Path, target: Path, names: Iterable[str]) -> bool:
 
 
 def check_replaceable(target: Path) -> None:
-    """Raise `DataError` where other things lie at `target` than token shards of a corpus."""
+    """Raise `DataError` if `target` exists and holds anything else than token shards of a corpus."""
     if not is_taken(target):
         return
     try:
@@ -287,8 +293,8 @@ def check_replaceable(target: Path) -> None:
         replaceable = False
     if not replaceable:
         raise DataError(
-            f"`{target}` must be free for the token shards, or hold older ones of a corpus, but holds other things. "
-            f"Choose another `folder`, or move them away."
+            f"`{target}` must not exist, or must hold older token shards of a corpus, but it holds other files. Choose "
+            f"another `folder`, or move the files away."
         )
 
 

@@ -1,4 +1,4 @@
-"""The run's tokenizer: a given one, or one trained on the cleaned documents."""
+"""The tokenizer of a corpus: a copy of a given tokenizer, or a tokenizer trained on the cleaned documents."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ FILE = "tokenizer.json"
 
 
 def make_tokenizer(parts: Sequence[Part], config: TokensConfig, output: Output) -> Counts:
-    """Task: copy the tokenizer that `tokens.tokenizer` names, or train one on the first documents of the parts.
+    """Run the task: copy the tokenizer that `tokens.tokenizer` names, or train one on the first documents.
 
-    Beside a copy lies what says how a text ends, as that may be said elsewhere beside the given one.
-
-    Raises `DataError` where the given one is no tokenizer, or has no token that ends a text.
+    Beside a copy, `tokenizer_config.json` is written with the end-of-text token, because the given tokenizer may define
+    this token in another file. Raises `DataError` if the given file is not a tokenizer, or if the tokenizer has no
+    end-of-text token.
     """
     path = output.path(FILE)
     if config.tokenizer:
@@ -37,7 +37,7 @@ def make_tokenizer(parts: Sequence[Part], config: TokensConfig, output: Output) 
     tokenizer = Tokenizer.train(_texts(parts, read), vocab_size=config.vocab_size)
     try:
         tokenizer.save(path)
-    except Exception as error:  # the library raises bare Exception where the disk does not take it
+    except Exception as error:  # the library raises a bare Exception if the disk cannot take the file
         raise OSError(str(error)) from None
     return {"vocab_size": tokenizer.vocab_size, "trained_on": read}
 
@@ -51,23 +51,23 @@ def _texts(parts: Sequence[Part], read: dict[str, int]) -> Iterator[str]:
 
 
 def check_tokenizer(config: TokensConfig) -> Tokenizer:
-    """The tokenizer that `tokens.tokenizer` names. Raises `DataError` where it cannot be used."""
+    """Load the tokenizer that `tokens.tokenizer` names. Raises `DataError` if it cannot be used."""
     return Tokenizer.load(Path(config.tokenizer), setting="tokens.tokenizer")
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer at `path`, which a process keeps until the file is another or it needs one of another file."""
+    """Load the tokenizer at `path`. A process keeps the last tokenizer, as long as its file does not change."""
     status = path.stat()
     return _kept(path, status.st_mtime_ns, status.st_size)
 
 
 @lru_cache(maxsize=1)
-def _kept(path: Path, modified: int, size: int) -> Tokenizer:  # noqa: ARG001 - what a file is known by
+def _kept(path: Path, modified: int, size: int) -> Tokenizer:  # noqa: ARG001 - time and size are part of the cache key
     return Tokenizer.load(path)
 
 
 def count_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
-    """Tokens of each text without the end of text, encoded some at a time, so that memory has a bound."""
+    """Count the tokens of each text without the end of text. Texts are encoded in batches, to bound memory."""
     cuts = [0]
     size = 0
     for number, text in enumerate(texts, start=1):

@@ -1,8 +1,8 @@
-"""Hashes of the words of texts, made from arrays of characters and not from words that are strings: far faster.
+"""Hash the words of texts on arrays of characters, which is far faster than hashing one string per word.
 
-A word's bytes in UTF-8 are taken eight at a time as a number, little-endian, the last ones filled up with zeros, which
-no word contains. Words of up to eight bytes, which are most, are that one number, so no two of them are taken for one;
-of a longer one the numbers c_0, c_1, ... are folded: h_0 = c_0, h_(i + 1) = (h_i ^ h_i >> 32) * FACTOR + c_(i + 1).
+Each group of eight bytes of a word's UTF-8 is read as a little-endian number; the last group is filled up with zeros,
+which no word contains. Most words have at most eight bytes, so their hash is one number and is unique. The numbers
+c_0, c_1, ... of a longer word are folded: h_0 = c_0, h_(i + 1) = (h_i ^ h_i >> 32) * FACTOR + c_(i + 1).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Hashes = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
 
 BLOCK_CHARACTERS = 1 << 16
-"""Few enough that the arrays of a block stay in the cache."""
+"""Characters that are processed at a time. The arrays of such a block fit into the processor's cache."""
 
 
 def fold_words(texts: Sequence[str]) -> tuple[Hashes, Places]:
-    """The hashes of the words of all texts in a row, not mixed yet, and how many words each text has."""
+    """Hash the words of all texts, in order. Returns the unmixed hashes and the number of words of each text."""
     counts = np.zeros(len(texts), np.int64)
     hashes = [np.empty(0, np.uint64)]
     for places, block in _blocks(texts):
@@ -35,7 +35,7 @@ def fold_words(texts: Sequence[str]) -> tuple[Hashes, Places]:
 
 
 def _blocks(texts: Sequence[str]) -> Iterator[tuple[list[int], list[str]]]:
-    """Pieces of texts in lower case, with the places of the texts that they are of."""
+    """Group pieces of the texts, in lower case, into blocks. With each piece comes the index of its text."""
     places: list[int] = []
     block: list[str] = []
     size = 0
@@ -52,7 +52,7 @@ def _blocks(texts: Sequence[str]) -> Iterator[tuple[list[int], list[str]]]:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """A text cut between words, so that a long one takes no more memory; at blanks, whatever the language."""
+    """Cut a long text into pieces at spaces or line ends, so that memory stays bounded."""
     start = 0
     while len(text) - start > BLOCK_CHARACTERS:
         stop = max(text.rfind(blank, start, start + BLOCK_CHARACTERS) for blank in " \n")
@@ -65,7 +65,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _hash_block(text: str) -> tuple[Hashes, Places]:
-    """Hashes of the words of a text that begins and ends between words, and the characters where they start."""
+    """Hash the words of a text, which must begin and end outside a word. Returns the hashes and the start positions."""
     if text.isascii():
         encoded = text.encode("ascii")
         edges = _edges(np.frombuffer(encoded.translate(_ASCII_IN_WORDS), np.bool_))
@@ -76,20 +76,20 @@ def _hash_block(text: str) -> tuple[Hashes, Places]:
 
 
 def _bytes_beyond(codes: npt.NDArray[np.uint32], places: Places) -> Places:
-    """How many bytes more than characters UTF-8 has before each place."""
+    """Number of bytes in UTF-8 minus number of characters, for the text before each place."""
     wide = np.flatnonzero(codes >= 0x80)
     more = 1 + (codes[wide] >= 0x800) + (codes[wide] >= 0x10000).astype(np.int64)
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(more)])[np.searchsorted(wide, places)]
 
 
 def _edges(inside: npt.NDArray[np.bool_]) -> Places:
-    """Where words begin and end, in turns."""
+    """Positions where words begin and end, alternating."""
     return np.flatnonzero(inside[1:] != inside[:-1]) + 1
 
 
 def _fold(encoded: bytes, edges: Places) -> Hashes:
     starts, lengths = edges[::2], edges[1::2] - edges[::2]
-    eights = np.ndarray(len(encoded), "<u8", encoded + bytes(8), strides=1)  # the eight bytes from each one on
+    eights = np.ndarray(len(encoded), "<u8", encoded + bytes(8), strides=1)  # eight bytes, starting at each byte
     hashes: Hashes = eights[starts] & _MASKS[np.minimum(lengths, 8)]
     longer = np.flatnonzero(lengths > 8)
     done = 8
@@ -104,12 +104,12 @@ def _fold(encoded: bytes, edges: Places) -> Hashes:
 
 _HALF = np.uint64(32)
 _MASKS = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
-"""What keeps so many of eight bytes."""
+"""Mask i keeps the first i of eight bytes."""
 
 
 @lru_cache(maxsize=24)
 def in_words(bits: int) -> npt.NDArray[np.bool_]:
-    """Whether each character whose code has so many bits belongs to words."""
+    """Table that tells for each character code of at most `bits` bits whether the character belongs to words."""
     count = min(1 << bits, sys.maxunicode + 1)
     return np.fromiter((chr(code).isalnum() for code in range(count)), np.bool_, count)
 

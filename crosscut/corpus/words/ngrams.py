@@ -1,8 +1,8 @@
-"""Texts as hashed words and n-grams of words: what two documents share, for duplicates and for leakage.
+"""Hashed words and n-grams of words. The searches for duplicates and for leakage compare documents by these n-grams.
 
-A word is a run of letters and digits, in lower case; punctuation, blanks and line breaks only part words, so that two
-renderings of one text have the same n-grams. Hashes have 64 bits: among a hundred million distinct n-grams, the chance
-that any two are taken for one is below one in three thousand.
+A word is a run of letters and digits, in lower case. Punctuation, spaces and line breaks only separate words, so two
+layouts of the same text have the same n-grams. Hashes have 64 bits: among a hundred million distinct n-grams, the
+probability that any two have the same hash is below one in three thousand.
 """
 
 import re
@@ -24,34 +24,35 @@ _HALF = np.uint64(32)
 
 
 class Hashed(NamedTuple):
-    """The words, or n-grams, of some documents in a row."""
+    """Hashes of the words, or of the n-grams, of several documents."""
 
     hashes: Hashes
-    """Of all of them, in the order of the text."""
+    """Hashes of all documents, one document after the other, in the order of the text."""
 
     starts: Places
-    """Where each document's begin, and at last where they end, [documents + 1]."""
+    """Index of each document's first hash, and the total number of hashes at the end, [documents + 1]."""
 
     def of(self, number: int) -> Hashes:
-        """Those of one document."""
+        """Hashes of one document."""
         return self.hashes[self.starts[number] : self.starts[number + 1]]
 
 
 def words(text: str) -> list[str]:
-    """The words of a text."""
+    """Split a text into its words."""
     return _BETWEEN_WORDS.sub(" ", text.lower()).split()
 
 
 def hash_words(texts: Iterable[str]) -> Hashed:
-    """The words of texts, each as a hash that is the same in every process and on every machine."""
+    """Hash the words of texts. A word has the same hash in every process and on every machine."""
     hashes, counts = fold_words(list(texts))
     return Hashed(_mixed(hashes, rounds=1), np.concatenate([np.zeros(1, dtype=np.int64), counts.cumsum()]))
 
 
 def ngrams(hashed: Hashed, n: int) -> Hashed:
-    """The n-grams of documents, in the order of the text: gram i of a document begins at its word i.
+    """Hash the n-grams of documents, in the order of the text: n-gram i of a document begins at its word i.
 
-    A document of fewer than `n` words has one, of all its words; one without words has none.
+    A document with fewer than `n` words has one n-gram, which holds all of its words. A document without words has no
+    n-gram.
     """
     lengths = np.diff(hashed.starts)
     counts = np.where(lengths >= n, lengths - n + 1, np.minimum(lengths, 1))
@@ -61,7 +62,7 @@ def ngrams(hashed: Hashed, n: int) -> Hashed:
     for place in range(1, n if total else 0):
         rolled *= _FACTOR
         rolled += hashed.hashes[place : place + total]
-    # Windows that reach into the next document are left out; a short document has none of its own.
+    # Windows that reach into the next document are removed. Documents shorter than a window are handled below.
     inside = np.ones(total, dtype=bool)
     across = (hashed.starts[1:-1, None] - np.arange(1, n)).ravel()
     inside[across[(across >= 0) & (across < total)]] = False
@@ -79,7 +80,10 @@ def _combine(hashes: Sequence[np.uint64] | Hashes) -> np.uint64:
 
 
 def _mixed(values: Hashes, *, rounds: int) -> Hashes:
-    """Every bit made to depend on every other, in place: sums of products leave the low ones to the last word."""
+    """Mix the bits of each value, in place, so that every bit depends on every other bit.
+
+    Without mixing, the low bits of an n-gram's hash would depend only on its last words.
+    """
     shifted = values >> _HALF
     for _ in range(rounds):
         values ^= shifted

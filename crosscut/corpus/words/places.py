@@ -1,4 +1,4 @@
-"""Where the words of a text stand: leads from n-grams back to what was written."""
+"""Positions of the words of a text, which lead from an n-gram back to the original passage."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from crosscut.corpus.words.hashes import in_words
 from crosscut.corpus.words.ngrams import Places, words
 
 _DOTTED_I = "\u0130"
-"""In lower case it has two characters, and it alone has more than one."""
+"""The only character whose lower case has two characters."""
 
 
 class WordPlaces:
-    """The words of one text, counted as `words` gives them."""
+    """Positions of the words of one text. Words are counted from 0, in the order of `words(text)`."""
 
     def __init__(self, text: str) -> None:
         self._lowered = text.lower()
@@ -28,11 +28,11 @@ class WordPlaces:
         return len(self._starts)
 
     def words(self, first: int, count: int) -> str:
-        """Consecutive words, with blanks between."""
+        """Return `count` consecutive words from word `first`, joined by spaces."""
         return " ".join(words(self._lowered[self._starts[first] : self._ends[first + count - 1]]))
 
     def spans(self, firsts: Places, count: int) -> tuple[Places, Places]:
-        """Where in the text `count` words begin and end, for each of some first words."""
+        """For each first word, return where in the text a run of `count` words begins and ends."""
         starts, lasts = self._starts[firsts], self._ends[firsts + (count - 1)] - 1
         if self._origins is not None:
             starts, lasts = self._origins[starts], self._origins[lasts]

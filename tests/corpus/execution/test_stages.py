@@ -139,7 +139,7 @@ def test_files_of_tasks_that_are_no_more_go(tmp_path):
     ("function", "message"),
     [
         (fail, "`it` must work, but does not."),
-        (fill, "must take what the stage writes, but does not: No space left on device. Free some space or choose an"),
+        (fill, "must be writable, but writing failed: No space left on device. Free some space or choose another"),
     ],
 )  # fmt: skip
 def test_a_task_that_fails_leaves_nothing_and_keeps_what_is_done(tmp_path, function, message):
@@ -154,7 +154,7 @@ def test_processes_give_what_one_gives_and_a_dead_one_is_told(tmp_path):
     alone = Runner(tmp_path / "alone")(Given(tasks))
     together = Runner(tmp_path / "together", workers=2)(Given(tasks))
     assert alone.counts == together.counts
-    with pytest.raises(DataError, match="All 2 processes must live to the end of a stage, but one died"):
+    with pytest.raises(DataError, match="One of the 2 worker processes died, perhaps because memory ran out"):
         Runner(tmp_path / "together", workers=2)(Given([*tasks, Task(name="worst", function=die)]))
     assert Runner(tmp_path / "together", workers=2)(Given(tasks)).num_run == 0
 

@@ -90,7 +90,9 @@ def test_a_text_is_told_the_same_language_each_time(detector: str) -> None:
 
 
 def test_a_language_that_the_detector_does_not_know_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"`language\.keep` must hold languages that eldc knows \(am, .*\), but has"):
+    with pytest.raises(
+        ConfigError, match=r"`language\.keep` must hold codes of languages that eldc knows \(am, .*\), but has"
+    ):
         LanguageFilter(LanguageConfig(keep=("en", "eng")))
 
 

@@ -125,14 +125,19 @@ def test_urls_are_searched_like_paths(store: str) -> None:
 def test_nothing_that_matches_is_an_error(tmp_path: Path, store: str) -> None:
     for pattern in (str(tmp_path / "*.txt"), str(tmp_path / "gone.txt"), f"{store}/*.txt", f"{store}/gone.txt"):
         check_message(
-            f"`sources.files` of `web` must name files that are there, but nothing matches `{pattern}`.", pattern
+            f"`sources.files` of `web` must name existing files, but no file matches `{pattern}`. Correct the path.",
+            pattern,
         )
 
 
 def test_folder_without_files_is_an_error(tmp_path: Path) -> None:
-    check_message(f"`{tmp_path}` of the source `web` must hold a file, but holds none.", tmp_path, kind="mail")
+    remedy = "Correct the path, or set the source's `format`."
     check_message(
-        f"`{tmp_path}` of the source `web` must hold a file ending in .jsonl or .ndjson, but holds none.",
+        f"`{tmp_path}` of the source `web` must contain a file, but contains none. {remedy}", tmp_path, kind="mail"
+    )
+    check_message(
+        f"`{tmp_path}` of the source `web` must contain a file ending in .jsonl or .ndjson, but contains none. "
+        f"{remedy}",
         tmp_path,
         kind="jsonl",
     )
@@ -143,7 +148,7 @@ def test_suffix_that_tells_no_format_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "notes.md"
     check_message(
         f"`{path}` of the source `web` must end in .jsonl, .ndjson, .parquet, .txt, .html, .htm, .xhtml, .eml, .mbox, "
-        ".xml or .idx, or the source must have a `format`, but neither is so.",
+        ".xml or .idx, but does not. Set the source's `format`, or rename the file.",
         path,
     )
     assert names(path, kind="text") == ["notes.md"]
@@ -152,14 +157,16 @@ def test_suffix_that_tells_no_format_is_an_error(tmp_path: Path) -> None:
 def test_packed_parquet_is_an_error(tmp_path: Path) -> None:
     touch(tmp_path, "a.parquet.gz")
     path = tmp_path / "a.parquet.gz"
-    check_message(f"`{path}` must not be packed, as parquet files are read in places. Unpack it first.", path)
+    check_message(
+        f"`{path}` must not be compressed, because parquet files need random access. Unpack the file first.", path
+    )
 
 
 def test_url_of_no_known_store_is_an_error() -> None:
     with pytest.raises(DataError) as error:
         find("nowhere://a/b.txt")
     assert str(error.value).startswith(
-        "`sources.files` of `web` must name files that can be read, but `nowhere://a/b.txt` cannot: "
+        "`sources.files` of `web` must name readable files, but `nowhere://a/b.txt` cannot be read: "
     )
 
 
@@ -202,8 +209,11 @@ def test_file_without_rights_is_an_error_that_names_it() -> None:
 def test_megatron_pair_in_a_store_is_an_error() -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe("/corpus/a.idx", b"x")
-    message = "`memory:///corpus/a.idx` must lie on a disk, as megatron files are mapped into memory. Copy it first."
-    check_message(message, "memory://corpus/a.idx")
+    check_message(
+        "`memory:///corpus/a.idx` must be a local file, because megatron files are mapped into memory. Copy it to a "
+        "local disk.",
+        "memory://corpus/a.idx",
+    )
     memory.rm("/corpus", recursive=True)
 
 

@@ -22,6 +22,6 @@ def test_library_that_is_not_installed_is_an_error_that_names_it(monkeypatch: py
     with pytest.raises(DataError) as error:
         find_reader("wikipedia")
     assert str(error.value) == (
-        "Files of the format `wikipedia` need `mwxml` to be read, but it is not installed. "
+        "Files of the format `wikipedia` need the package `mwxml`, but `mwxml` is not installed. "
         "Type `pip install 'crosscut[corpus]'`."
     )

@@ -216,7 +216,9 @@ def test_other_things_are_not_replaced(corpus: Corpus, before: str) -> None:
         corpus.pack()
     mine.parent.mkdir(exist_ok=True)
     mine.write_text("mine")
-    with pytest.raises(DataError, match=r"tokens` must be free for the token shards, .* but holds other things"):
+    with pytest.raises(
+        DataError, match=r"tokens` must not exist, or must hold older token shards .* but it holds other files"
+    ):
         corpus.pack(seed=6)
     assert mine.read_text() == "mine"
 
@@ -237,7 +239,9 @@ def test_disk_that_is_full_is_told_and_leaves_the_old_folder(corpus: Corpus, mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(packing_module, "_link", fill)
-    with pytest.raises(DataError, match="must take the token shards, but does not: No space left on device"):
+    with pytest.raises(
+        DataError, match="must be writable, but writing the token shards failed: No space left on device"
+    ):
         corpus.pack(seed=6)
     assert TokenFolder.open(corpus.target, verify=True).manifest == before.manifest
     assert [path.name for path in corpus.target.parent.iterdir() if path.name.startswith(".")] == []
@@ -247,12 +251,12 @@ def test_too_few_documents(corpus: Corpus, tmp_path: Path) -> None:
     work = tmp_path / "other" / "work"
     write_part(work, ["only one"], file="news/one.jsonl")
     lonely = Corpus(work, write_tokenizer(work, corpus.tokenizer))
-    with pytest.raises(DataError, match=r"must have at least 2 documents, .* its filters leave 1. See in the report"):
+    with pytest.raises(DataError, match=r"must have at least 2 documents, .* its filters keep 1\. The report shows"):
         lonely.pack()
 
 
 def test_weights_that_leave_nothing(corpus: Corpus) -> None:
-    with pytest.raises(DataError, match=r"`sources\.weight` must leave documents to train on, but leaves none"):
+    with pytest.raises(DataError, match=r"`sources\.weight` must keep some training documents, but keeps none"):
         corpus.pack(weights=(1e-12, 1e-12))
 
 
