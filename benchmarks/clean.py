@@ -23,9 +23,9 @@ from machine import describe_machine
 
 from crosscut.config.corpus import LanguageConfig
 from crosscut.config.machine import available_cores
+from crosscut.corpus.cleaning.repair import repair
 from crosscut.corpus.documents import Document
-from crosscut.corpus.language import LanguageFilter
-from crosscut.corpus.repair import repair
+from crosscut.corpus.filters.language import LanguageFilter
 from crosscut.data import read_documents
 
 CODECS = ("latin-1", "cp1252", "cp1251", "cp1250", "cp1253", "cp1254", "cp1257", "iso-8859-2", "mac-roman", "cp437")

@@ -49,10 +49,10 @@ from crosscut.corpus.duplicates.clusters import NEAR
 from crosscut.corpus.duplicates.planted import PLANTED, exact_jaccard
 from crosscut.corpus.duplicates.similarity import SIMILAR
 from crosscut.corpus.duplicates.stages import EXACT, duplicate_stages
-from crosscut.corpus.engine import start_engine
+from crosscut.corpus.execution.engine import start_engine
+from crosscut.corpus.execution.running import run_stage
+from crosscut.corpus.execution.stages import Digests, read_records
 from crosscut.corpus.parts import find_parts
-from crosscut.corpus.running import run_stage
-from crosscut.corpus.stages import Digests, read_records
 from crosscut.data.progress import ProgressBar
 
 PEERS = ("daft", "datatrove")

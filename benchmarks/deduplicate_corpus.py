@@ -15,8 +15,8 @@ import zstandard
 
 from crosscut.corpus.documents import CLEANING, DOCUMENTS, INGEST, TEXTS, write_table
 from crosscut.corpus.duplicates.planted import HIGHEST, LOWEST, plant
-from crosscut.corpus.stages import Record
-from crosscut.corpus.words import hash_words, ngrams
+from crosscut.corpus.execution.stages import Record
+from crosscut.corpus.words.ngrams import hash_words, ngrams
 from crosscut.data.hashing import sha256
 
 NGRAM = 5

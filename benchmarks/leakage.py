@@ -22,10 +22,10 @@ from peak import Peak, held_by
 
 from crosscut.config.corpus import EngineConfig, LeakageConfig
 from crosscut.corpus.documents import DOCUMENTS, INGEST, write_table
-from crosscut.corpus.engine import start_engine
+from crosscut.corpus.execution.engine import start_engine
+from crosscut.corpus.execution.running import StageResult, run_stage
+from crosscut.corpus.execution.stages import Counts, Digests, Output, Task, execute
 from crosscut.corpus.leakage.stages import leakage_stages
-from crosscut.corpus.running import StageResult, run_stage
-from crosscut.corpus.stages import Counts, Digests, Output, Task, execute
 from crosscut.data import read_documents
 from crosscut.data.progress import ProgressBar
 

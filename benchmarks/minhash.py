@@ -22,7 +22,7 @@ from machine import describe_machine
 
 from crosscut.corpus.duplicates.planted import plant
 from crosscut.corpus.duplicates.sketches import SketchSettings, minhash
-from crosscut.corpus.words import hash_words, ngrams, words
+from crosscut.corpus.words.ngrams import hash_words, ngrams, words
 
 VALUES = 128
 JACCARD = 0.7

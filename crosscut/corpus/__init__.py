@@ -1,6 +1,7 @@
-"""Raw sources to clean, unique and unleaked token shards, with a record of why every document went (paper, 4.1.2).
+"""Turn raw text into token shards that are clean, free of duplicates and free of test data (paper, 4.1.2).
 
-`crosscut prepare corpus.toml` runs it; docs/corpus.md describes the stages and what each guarantees.
+The command `crosscut prepare corpus.toml` runs this package. It records why each document was dropped. docs/corpus.md
+describes the stages and the guarantees of each stage.
 """
 
 from crosscut.corpus.pipeline import CorpusResult, explain_document, prepare_corpus

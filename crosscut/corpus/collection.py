@@ -1,7 +1,7 @@
-"""Documents of many parts, each known by a number: those of earlier runs' parts first, then those of this one.
+"""One numbering of the documents of many parts: first the parts of earlier runs, then the parts of this run.
 
-A number is that of the part times 2**32 plus the row, so that numbers ascend in the order of the corpus, and a table of
-them says in eight bytes where a document is read.
+A document's number is the index of its part times 2**32, plus its row. Numbers therefore ascend in the order of the
+corpus, and eight bytes in a table say where to read a document.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from crosscut.config.errors import DataError
 from crosscut.corpus.documents import INGEST, Document, Part, Rows, read_columns
-from crosscut.corpus.line import LOCK_FILE, WORK_FOLDER, Line
+from crosscut.corpus.execution.stages import read_records
+from crosscut.corpus.finished import LOCK_FILE, WORK_FOLDER, FinishedRun
 from crosscut.corpus.parts import find_parts
-from crosscut.corpus.stages import read_records
 
 Numbers = npt.NDArray[np.uint64]
 
@@ -32,40 +32,42 @@ _ROW_MASK = np.uint64(0xFFFFFFFF)
 
 @dataclass(frozen=True)
 class Collection:
-    """Parts in the order of their documents' numbers. Pickles."""
+    """Parts in the order of their documents' numbers. Instances can be pickled."""
 
     parts: tuple[Part, ...]
     earlier: tuple[str, ...] = ()
-    """For each part of an earlier run, which come first, that run's folder as `duplicates.against` has it."""
+    """The run's folder, as `duplicates.against` spells it, for each part of an earlier run. These parts come first."""
 
     @property
     def num_earlier(self) -> int:
-        """How many of the parts, the first ones, are of earlier runs."""
+        """Number of parts that belong to earlier runs."""
         return len(self.earlier)
 
     @property
     def own(self) -> tuple[Part, ...]:
-        """Those of this run."""
+        """The parts of this run."""
         return self.parts[self.num_earlier :]
 
     def numbers(self, index: int, rows: Rows) -> Numbers:
-        """Numbers of rows of the part at `index`."""
+        """Numbers of the documents in the given rows of the part at `index`."""
         return first_number(index) + rows.astype(np.uint64)
 
     def is_earlier(self, numbers: Numbers) -> npt.NDArray[np.bool_]:
-        """Which documents are of earlier runs."""
+        """Tell for each document whether it belongs to an earlier run."""
         return numbers < first_number(self.num_earlier)
 
     def earlier_digests(self) -> list[str]:
-        """A hash of each earlier run's name and of all that it wrote: what depends on these does so by no file of this
-        run. Reads all records of the earlier runs.
+        """Hash, for each earlier run, its folder and the records of all files that it wrote.
+
+        A task whose result depends on earlier runs puts these hashes into its settings, because the files of earlier
+        runs are not among its inputs.
         """
         return [_digest(folder) for folder in dict.fromkeys(self.earlier)]
 
     def ids(self, numbers: Numbers) -> list[str]:
-        """The ids of documents, in any order and as often as they are asked for; texts are not read.
+        """Look up the ids of documents. The numbers may be in any order and may repeat. No text is read.
 
-        Those of earlier runs stand behind their run, see `earlier_id`.
+        The id of a document of an earlier run has the run's folder in front (see `earlier_id`).
         """
         distinct, places = np.unique(numbers, return_inverse=True)
         ids: list[str] = []
@@ -77,26 +79,26 @@ class Collection:
         return [ids[place] for place in places.tolist()]
 
     def documents(self, numbers: Numbers) -> Iterator[Document]:
-        """The documents of ascending numbers; a part at a time is open."""
+        """Read the documents with these ascending numbers. One part is open at a time."""
         for index, rows in split_by_part(numbers):
             yield from self.parts[index].select(rows)
 
 
 def earlier_id(folder: str, document_id: str) -> str:
-    """How a document of an earlier run is called here: `[FOLDER] source/file#record`.
+    """Id in this run of a document of an earlier run: `[FOLDER] source/file#record`.
 
-    No document of this run is called so, as the names of sources have no brackets.
+    No document of this run has such an id, because the names of sources contain no brackets.
     """
     return f"[{folder}] {document_id}"
 
 
 def first_number(index: int) -> np.uint64:
-    """The number of the first row of the part at `index`."""
+    """Number of the first row of the part at `index`."""
     return np.uint64(index) << _ROW_BITS
 
 
 def split_by_part(numbers: Numbers) -> Iterator[tuple[int, Rows]]:
-    """Ascending numbers as the index of each part and its rows."""
+    """Split ascending numbers into pairs of a part's index and the rows in that part."""
     parts = (numbers >> _ROW_BITS).astype(np.int64)
     rows = (numbers & _ROW_MASK).astype(np.uint32)
     starts = np.flatnonzero(np.diff(parts, prepend=-1))
@@ -105,33 +107,33 @@ def split_by_part(numbers: Numbers) -> Iterator[tuple[int, Rows]]:
 
 
 def collect(work: Path, earlier: tuple[str, ...], *, filters: tuple[str, ...], cleaned: bool) -> Collection:
-    """The parts of this run as some filters left them, behind what the earlier runs with these output folders kept.
+    """Collect the documents that earlier runs kept and the documents of this run that passed the given filters.
 
-    Raises `DataError` for a folder whose run has not ended well.
+    `earlier` are the output folders of the earlier runs. Raises `DataError` if one of these runs has not finished.
     """
     before = [(folder, part) for folder in earlier for part in _kept_parts(folder)]
     own = [part for part, _ in find_parts(work, filters=filters, cleaned=cleaned)]
     return Collection((*(part for _, part in before), *own), tuple(folder for folder, _ in before))
 
 
-def require_line(folder: str) -> Line:
-    """The stages of the earlier run with this output folder. Raises `DataError` where it has not ended well."""
-    line = Line.read(Path(folder) / WORK_FOLDER)
-    if line is None:
+def require_finished_run(folder: str) -> FinishedRun:
+    """Read the mark of the finished run with this output folder. Raises `DataError` if the run has not finished."""
+    finished = FinishedRun.read(Path(folder) / WORK_FOLDER)
+    if finished is None:
         raise DataError(
-            f"`duplicates.against` must name output folders of `crosscut prepare` whose run has ended well, with their "
-            f"`{WORK_FOLDER}` in them, but `{folder}` has none: it is not there, broke off or is running. Finish it "
-            f"first, or take it out."
+            f"`duplicates.against` must name output folders of finished runs of `crosscut prepare`, with their folder "
+            f"`{WORK_FOLDER}`, but `{folder}` holds no finished run: it does not exist, was interrupted or is still "
+            f"running. Finish that run first, or remove `{folder}` from `duplicates.against`."
         )
-    return line
+    return finished
 
 
 @contextmanager
 def reading(earlier: tuple[str, ...]) -> Iterator[None]:
-    """Keep the earlier runs with these output folders from being started again while this one reads them.
+    """Hold shared locks on the output folders of earlier runs, so that no process prepares them again meanwhile.
 
-    Others may read them, too; a folder whose lock is gone or closed to this user is read without. Raises `DataError`
-    where such a run is at work.
+    Other runs may read the folders at the same time. A folder whose lock file is missing or not readable is used
+    without a lock. Raises `DataError` if a process is preparing one of the folders.
     """
     with ExitStack() as locks:
         for folder in earlier:
@@ -143,15 +145,15 @@ def reading(earlier: tuple[str, ...]) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise DataError(
-                    f"`duplicates.against` must name runs that have ended, but `{folder}` is being prepared. Wait for "
-                    f"it, or take it out."
+                    f"`duplicates.against` must name finished runs, but another process is preparing `{folder}`. Wait "
+                    f"until that process has ended, or remove `{folder}` from `duplicates.against`."
                 ) from None
         yield
 
 
 def _kept_parts(folder: str) -> list[Part]:
-    line = require_line(folder)
-    found = find_parts(Path(folder) / WORK_FOLDER, filters=line.filters, cleaned=line.cleaned)
+    finished = require_finished_run(folder)
+    found = find_parts(Path(folder) / WORK_FOLDER, filters=finished.filters, cleaned=finished.cleaned)
     return [part for part, _ in found]
 
 
@@ -159,5 +161,5 @@ def _digest(folder: str) -> str:
     work = Path(folder) / WORK_FOLDER
     stages = sorted(path.name for path in work.iterdir() if path.is_dir())
     files = [record.files for stage in stages for record in read_records(work, stage)]
-    content = [folder, asdict(require_line(folder)), files]
+    content = [folder, asdict(require_finished_run(folder)), files]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,13 +1,14 @@
-"""Parts: the documents of a corpus, some megabytes of them to a file, as they lie between the stages.
+"""Parts: files that hold the documents of a corpus between the stages, some megabytes of documents per file.
 
-A part is an Arrow file with a row for each document. Its name and its rows never change: a stage that drops documents
-writes which rows, why, and what they were matched with (`Drop`), and a stage that changes text writes the new text of
-the rows that are left. So what happened to a document can be read back, and no stage copies what it does not change.
+A part is an Arrow file with a row for each document. The name and the rows of a part never change. A stage that drops
+documents writes the dropped rows, the reasons, and the documents that they were matched with (`Drop`). A stage that
+changes text writes the new text of the remaining rows. The history of a document can therefore be read back, and no
+stage copies data that it does not change.
 
-    work/ingest/000002-0001.arrow            id, text, url, karma, title     as it was read
-    work/cleaning/000002-0001.arrow          row, text                       as it was mended
-    work/language/000002-0001.drops.arrow    row, rule, detail, other        who went
-    work/language/000002-0001.marks.arrow    row, language, score            what was measured
+    work/ingest/000002-0001.arrow            id, text, url, karma, title     documents as they were read
+    work/cleaning/000002-0001.arrow          row, text                       repaired texts
+    work/language/000002-0001.drops.arrow    row, rule, detail, other        dropped documents
+    work/language/000002-0001.marks.arrow    row, language, score            measurements of all documents
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 INGEST = "ingest"
-"""The stage that writes parts; its name is the folder's."""
+"""Name of the stage that writes the parts, and of its folder."""
 
 CLEANING = "cleaning"
-"""The stage that writes their texts anew."""
+"""Name of the stage that repairs texts, and of its folder."""
 
 DOCUMENTS = pa.schema(
     [
@@ -37,19 +38,20 @@ DOCUMENTS = pa.schema(
         ("title", pa.string()),
     ]
 )
-"""Columns of an ingested part. `url` and `title` are empty and `karma` is null where a document has none."""
+"""Columns of an ingested part. For a document without URL, title or karma, `url` and `title` are empty and `karma` is
+null."""
 
 TEXTS = pa.schema([("row", pa.uint32()), ("text", pa.large_string())])
-"""Columns of a part whose texts were written anew."""
+"""Columns of a part's repaired texts."""
 
 DROPS = pa.schema([("row", pa.uint32()), ("rule", pa.string()), ("detail", pa.string()), ("other", pa.string())])
-"""Columns of a filter's drops."""
+"""Columns of the documents that a filter dropped, as in `Drop`."""
 
 Rows = npt.NDArray[np.uint32]
 
 
 def count_bytes(text: str) -> int:
-    """Length of a text in UTF-8."""
+    """Length of a text in bytes of UTF-8."""
     return len(text) if text.isascii() else len(text.encode("utf-8"))
 
 
@@ -57,69 +59,72 @@ class Document(NamedTuple):
     """One document of a part."""
 
     row: int
-    """Its place in the part, from 0; the same in all stages."""
+    """Row of the document in its part, from 0. The row is the same in all stages."""
 
     id: str
-    """`source/file#record`: who reads it finds the text."""
+    """Id `source/file#record`, which says where the text comes from."""
 
     text: str
-    """As the latest stage left it."""
+    """Text after the latest stage."""
 
     url: str = ""
-    """Where it was published; empty where that is not known."""
+    """URL where the document was published, or empty if unknown."""
 
     karma: float | None = None
-    """Votes for its link."""
+    """Votes for the document's link."""
 
     title: str = ""
-    """Its title; empty where it has none."""
+    """Title, or empty if the document has none."""
 
     @property
     def num_bytes(self) -> int:
-        """Length of the text in UTF-8."""
+        """Length of the text in bytes of UTF-8."""
         return count_bytes(self.text)
 
 
 class Drop(NamedTuple):
-    """A document that a filter does not let pass."""
+    """A document that a filter drops, and the reason."""
 
     row: int
-    """Its place in the part."""
+    """Row of the document in its part."""
 
     rule: str
-    """Which rule: a few words that are the same for all that it drops, such as `domain` or `too short`."""
+    """Name of the rule that drops the document: a few fixed words, such as `domain` or `too short`."""
 
     detail: str = ""
-    """What the rule saw in this one, such as `93 tokens`."""
+    """The value that the rule found in this document, such as `93 tokens`."""
 
     other: str = ""
-    """What it was matched with: a document, as `Collection.ids` names it, or a test set."""
+    """The document that this one was matched with (named as in `Collection.ids`), or the test set."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part and the stages behind it: what a task of the next stage is given. Pickles in some bytes."""
+    """A reference to a part at a certain point of the pipeline: the input of a task of the next stage.
+
+    The pickled size is a few bytes, because the documents stay on the disk.
+    """
 
     work: Path
-    """Folder of the stages."""
+    """Work folder, which contains the folders of the stages."""
 
     name: str
-    """File name without its suffix."""
+    """Name of the part's files without the suffix."""
 
     filters: tuple[str, ...] = ()
-    """Stages whose drops are no longer among the documents, in their order."""
+    """Names, in order, of the earlier filters. The documents that they dropped are left out."""
 
     cleaned: bool = False
-    """Whether texts are those of the stage `cleaning`."""
+    """Whether the texts of the stage `cleaning` replace the texts of `ingest`."""
 
     def documents(self) -> Iterator[Document]:
-        """The documents that are left, in the order of their rows."""
+        """Read the remaining documents, in the order of their rows."""
         table = read_table(self.work / INGEST / f"{self.name}.arrow")
         left = np.setdiff1d(np.arange(table.num_rows, dtype=np.uint32), self.dropped(), assume_unique=True)
         yield from self._at(table, left)
 
     def select(self, rows: Rows) -> Iterator[Document]:
-        """The documents of some rows, which must be among those with a text, in their order."""
+        """Read the documents of the given rows, in that order. Each row must have a text."""
         yield from self._at(read_table(self.work / INGEST / f"{self.name}.arrow"), rows)
 
     def _at(self, table: pa.Table, rows: Rows) -> Iterator[Document]:
@@ -130,7 +135,7 @@ class Part:
             yield Document(row, name, text, url, karma, title)
 
     def sizes(self) -> dict[int, int]:
-        """Bytes of text of each document that is left, by its row; mapped texts are not read."""
+        """Bytes of text of each remaining document, by its row. The texts themselves are not read."""
         table = read_table(self.work / (CLEANING if self.cleaned else INGEST) / f"{self.name}.arrow")
         rows = table["row"].to_numpy() if self.cleaned else np.arange(table.num_rows, dtype=np.uint32)
         lengths = pc.binary_length(table["text"]).to_numpy()
@@ -151,23 +156,23 @@ class Part:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a filter thinks of the documents of a part."""
+    """Decision of a filter about the documents of a part."""
 
     drops: Sequence[Drop] = ()
-    """Those that do not pass."""
+    """The documents that the filter drops."""
 
     marks: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """What was measured of each document, passing or not: name to a value for each document given."""
+    """Measurements: for each name a sequence with one value per document, also for the dropped documents."""
 
 
 def read_table(path: Path) -> pa.Table:
-    """Read an Arrow file; its columns are mapped from the disk, not copied, where the file is not packed."""
+    """Read an Arrow file. The columns of an uncompressed file are mapped from the disk and not copied."""
     with pa.memory_map(str(path)) as source:
         return pa.ipc.open_file(source).read_all()
 
 
 def read_columns(path: Path, *names: str) -> pa.Table:
-    """Some columns of an Arrow file; the others are neither read nor unpacked."""
+    """Read some columns of an Arrow file. The other columns are neither read nor uncompressed."""
     with pa.memory_map(str(path)) as source:
         schema = pa.ipc.open_file(source).schema
         options = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in names])
@@ -175,7 +180,10 @@ def read_columns(path: Path, *names: str) -> pa.Table:
 
 
 def write_table(path: Path, columns: Mapping[str, Any], schema: pa.Schema, *, packed: bool = False) -> None:
-    """Write columns as an Arrow file, the same bytes for the same values; `packed` with LZ4, for what is read whole."""
+    """Write columns as an Arrow file. Equal values give equal bytes.
+
+    `packed` compresses the file with LZ4, which suits files that are always read completely.
+    """
     table = pa.table(dict(columns), schema=schema)
     options = pa.ipc.IpcWriteOptions(compression="lz4" if packed else None)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema, options=options) as writer:
@@ -183,22 +191,22 @@ def write_table(path: Path, columns: Mapping[str, Any], schema: pa.Schema, *, pa
 
 
 def drops_name(part: str) -> str:
-    """Name of the file of a filter's drops from a part."""
+    """Name of the file with the documents of a part that a filter dropped."""
     return f"{part}.drops.arrow"
 
 
 def marks_name(part: str) -> str:
-    """Name of the file of a filter's marks on a part."""
+    """Name of the file with a filter's measurements of the documents of a part."""
     return f"{part}.marks.arrow"
 
 
 def read_drops(work: Path, stage: str, part: str) -> pa.Table:
-    """The drops of a filter from a part, columns `DROPS`."""
+    """Read the documents of a part that a filter dropped, as a table with the columns `DROPS`."""
     return read_table(work / stage / drops_name(part))
 
 
 def write_drops(path: Path, drops: Sequence[Drop]) -> None:
-    """Write the drops of a part, ascending by row."""
+    """Write the dropped documents of a part, ascending by row."""
     ordered = sorted(drops)
     columns = {name: [getattr(drop, name) for drop in ordered] for name in DROPS.names}
     write_table(path, columns, DROPS)

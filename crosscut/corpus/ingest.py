@@ -1,7 +1,7 @@
-"""Ingest: files of all kinds to parts of documents, with a list of all that could not be read.
+"""Ingest: read source files of all formats into parts of documents, and list everything that could not be read.
 
-A task reads some consecutive files of one source. It writes parts `<task>-<number>.arrow`, and `<task>.rejects.jsonl`
-with the file, the place and the reason of each reject. It holds one part in memory at a time.
+A task reads some consecutive files of one source. The task writes parts `<task>-<number>.arrow`, and
+`<task>.rejects.jsonl` with the file, the place and the reason of each reject. It holds one part in memory at a time.
 """
 
 import json
@@ -9,44 +9,43 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from crosscut.config.corpus import CorpusConfig, SourceConfig
 from crosscut.config.errors import DataError
 from crosscut.corpus.documents import DOCUMENTS, INGEST, count_bytes, write_table
-from crosscut.corpus.files import File, find_files
-from crosscut.corpus.line import WORK_FOLDER
+from crosscut.corpus.execution.stages import Counts, Output, Record, Task
+from crosscut.corpus.finished import WORK_FOLDER
 from crosscut.corpus.readers import Reading, Reject, Text, find_reader
-from crosscut.corpus.stages import Counts, Output, Record, Task
+from crosscut.corpus.readers.files import File, find_files
 from crosscut.data.hashing import sha256
 from crosscut.data.sources import unreadable
 
 TASK_BYTES = 64 << 20
-"""Files on disk that a task reads; more only where one file is larger."""
+"""Bytes on disk that a task reads. A task reads more only if a single file is larger."""
 
 SLOWNESS = {"html": 8, "mail": 8, "wikipedia": 8}
-"""How many times as much their bytes count of formats that take long to read, so that all workers have some."""
-
-LIBRARIES = {"jsonl": (), "parquet": (), "text": (), "megatron": ("tokenizers",), "html": ("resiliparse",)}
-ALL_LIBRARIES = ("resiliparse", "mwparserfromhell", "mwxml")
-"""What makes the text of each format, another version perhaps another text."""
+"""Weight of a byte of formats that are slow to read. The weight makes the tasks of these formats smaller, so that every
+worker gets some."""
 
 FILE_BYTES = 4096
-"""What a file counts at least: opening it takes about as long as reading so much of it."""
+"""Least number of bytes that a file counts. Opening a file takes about as long as reading this many bytes."""
 
 
 @dataclass(frozen=True)
 class IngestStage:
-    """The first stage."""
+    """The first stage, which reads the source files."""
 
     config: CorpusConfig
     name: str = field(default=INGEST, init=False)
     version: int = field(default=1, init=False)
 
     def tasks(self, work: Path) -> list[Task]:  # noqa: ARG002 - no stage comes before
-        """One for some files of a source. Raises `DataError` for what `find_files` raises it for."""
+        """List the tasks; each reads some files of one source.
+
+        Raises `DataError` if files are missing, unreadable, or of unknown format (see `find_files`).
+        """
         tasks: list[Task] = []
         for source in self.config.sources:
             reading = Reading.of(self.config, source)
@@ -82,13 +81,6 @@ class IngestStage:
         return {"source": source.name, "part_mb": self.config.ingest.part_mb, **settings}
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # a reader that needs it says so
-        return ""
-
-
 def _groups(files: Sequence[File]) -> Iterator[list[File]]:
     group: list[File] = []
     total = 0
@@ -106,7 +98,7 @@ def _groups(files: Sequence[File]) -> Iterator[list[File]]:
 def ingest_files(
     task: str, source: str, files: Sequence[File], reading: Reading, part_bytes: int, output: Output
 ) -> Counts:
-    """Task of the stage: read files of a source and write their documents as parts of about `part_bytes` of text."""
+    """Run a task of the stage: read files of a source and write their documents as parts of about `part_bytes`."""
     parts = _Parts(task, part_bytes, output)
     rules: dict[str, Counter[str]] = {}
     notes: Counter[str] = Counter()
@@ -163,7 +155,7 @@ def _described(source: str, file: File, reject: Reject) -> dict[str, str]:
 
 
 class _Parts:
-    """The parts of a task, each written when it has enough text."""
+    """Collects the documents of a task and writes a part as soon as it has enough text."""
 
     def __init__(self, task: str, part_bytes: int, output: Output) -> None:
         self._task = task
@@ -173,7 +165,7 @@ class _Parts:
         self._num_bytes = 0
         self.num_documents = 0
         self.sizes: dict[str, int] = {}
-        """Bytes of text of each part that is written, by name."""
+        """Bytes of text of each written part, by the part's name."""
 
     def add(self, name: str, item: Text) -> None:
         for column, value in zip(DOCUMENTS.names, (name, item.text, item.url, item.karma, item.title), strict=True):
@@ -194,10 +186,10 @@ class _Parts:
 
 
 def check_rejects(records: Sequence[Record], config: CorpusConfig) -> None:
-    """Raise `DataError` when more of a source cannot be read than `ingest.max_rejects`, or all of it is empty.
+    """Raise `DataError` if the unreadable share of a source is above `ingest.max_rejects`, or a source has no document.
 
-    Each source is looked at by itself, since a large one would hide that a small one is wholly lost. What counts is the
-    share of records or, where files are damaged, the share of their bytes, whichever is more.
+    Each source is checked separately, because a large source would hide that a small source is completely lost. The
+    share is that of rejected records or that of lost bytes in damaged files, whichever is larger.
     """
     for source in config.sources:
         of_source = [record for record in records if source.name in record.counts["sources"]]
@@ -214,12 +206,12 @@ def check_rejects(records: Sequence[Record], config: CorpusConfig) -> None:
                 else f"{found['lost']:,} of {found['bytes_in']:,} bytes ({by_bytes:.1%})"
             )
             raise DataError(
-                f"At most {config.ingest.max_rejects:.1%} of the source `{source.name}` must be unreadable "
-                f"(`ingest.max_rejects`), but {what} are, the first: {first}"
+                f"`ingest.max_rejects` allows {config.ingest.max_rejects:.1%} of the source `{source.name}` to be "
+                f"unreadable, but {what} cannot be read. Repair the files, or set a higher share. First reject: {first}"
             )
         if not found["documents"]:
             raise DataError(
-                f"The source `{source.name}` must hold documents, but its {found['files']:,} file(s) hold none. "
+                f"The source `{source.name}` must contain documents, but its {found['files']:,} file(s) contain none. "
                 f"Check `files` and `format`, or remove the source."
             )
 
@@ -230,5 +222,5 @@ def _first_reject(records: Sequence[Record], source: SourceConfig, folder: Path)
             path = folder / f"{record.task}.rejects.jsonl"
             with path.open(encoding="utf-8") as file:
                 reject = json.loads(file.readline())
-            return f"`{reject['file']}`, {reject['place']}: {reject['reason']}. All of them are in `{path.parent}`."
+            return f"`{reject['file']}`, {reject['place']}: {reject['reason']}. All rejects are in `{path.parent}`."
     return ""

@@ -1,8 +1,9 @@
-"""First occurrences: of the documents that have one key in common (the same text, the same URL), the first one stays.
+"""Keep the first occurrence: among documents with the same key (the same text or the same URL), only the first stays.
 
-Three stages find them without ever holding all keys: each part's keys are written as 128-bit hashes; a task takes those
-of all parts that fall into its share of the hashes, sorts them, and writes who comes second; each part reads its own
-from that. Memory is bounded by a share, whose size does not depend on the corpus.
+Three stages do so without holding all keys in memory. The first writes the keys of each part as 128-bit hashes. In the
+second, each task takes one share of the hashes of all parts, sorts it, and writes the repeated documents. In the third,
+each part reads its own repeated documents from these files. Memory is bounded by the size of a share, which does not
+depend on the size of the corpus.
 """
 
 from __future__ import annotations
@@ -18,23 +19,24 @@ import pyarrow as pa
 
 from crosscut.corpus.collection import Collection, Numbers, collect, first_number
 from crosscut.corpus.documents import Document, Drop, Part, drops_name, read_table, write_drops, write_table
-from crosscut.corpus.filters import count_rows
+from crosscut.corpus.execution.stages import Counts, Output, PlannedStage, Stage, Task, read_records
+from crosscut.corpus.filters.judging import count_rows
 from crosscut.corpus.parts import PartStage, files_of, find_parts
-from crosscut.corpus.stages import Counts, Output, PlannedStage, Stage, Task, read_records
 
 KEYS_PER_TASK = 2_000_000
 
 Key = Callable[[Document], str]
-"""What is compared, a function of a module; documents whose key is empty are never the same."""
+"""Function that returns the key of a document. It must be picklable. Documents with an empty key are never equal."""
 
 KEYS = np.dtype([("row", "<u4"), ("high", "<u8"), ("low", "<u8")])
 
 REPEATS = pa.schema([("number", pa.uint64()), ("other", pa.string())])
-"""Documents that are not the first, ascending, and the one that is, as `Collection.ids` names it."""
+"""Columns of the repeated documents: the number, ascending, and in `other` the id of the first document with the same
+key, as `Collection.ids` names it."""
 
 
 def text_key(document: Document) -> str:
-    """The text as it is."""
+    """Return the unchanged text as the key."""
     return document.text
 
 
@@ -48,9 +50,10 @@ def first_stages(
     against: tuple[str, ...] = (),
     version: int = 1,
 ) -> list[Stage]:
-    """Stages `name-keys`, `name-repeats` and `name`, the last a filter that drops all but the first of each key.
+    """Make the stages `name-keys`, `name-repeats` and `name`. The last one is the filter that drops repeated documents.
 
-    Documents of earlier runs, given by the output folders `against`, come before all; their own `name-keys` are read.
+    `against` are output folders of earlier runs, whose documents come before all documents of this run. Their keys are
+    read from their own folders `name-keys`.
     """
     keys, repeats = f"{name}-keys", f"{name}-repeats"
     collected = partial(collect, earlier=against, filters=filters, cleaned=cleaned)
@@ -70,7 +73,7 @@ def first_stages(
 
 
 def write_keys(part: Part, key: Key, output: Output) -> Counts:
-    """Task: the keys of a part's documents, hashed, in the order of their rows."""
+    """Run a task: write the hashed keys of a part's documents, in the order of their rows."""
     keys = [(document.row, *_hash(value)) for document in part.documents() if (value := key(document))]
     np.save(output.path(f"{part.name}.npy"), np.array(keys, KEYS))
     return {"keys": len(keys)}
@@ -99,7 +102,7 @@ def _plan_repeats(collected: Callable[[Path], Collection], stage: str, work: Pat
 
 
 def find_repeats(collection: Collection, stage: str, share: int, num_shares: int, output: Output) -> Counts:
-    """Task: which documents have a key that an earlier one has, among the keys of one share."""
+    """Run a task: among the keys of one share, find the documents whose key an earlier document has too."""
     numbers, keys = [], []
     for index, part in enumerate(collection.parts):
         own = np.load(part.work / stage / f"{part.name}.npy", mmap_mode="r")
@@ -116,7 +119,11 @@ def find_repeats(collection: Collection, stage: str, share: int, num_shares: int
 
 
 def match_first(numbers: Numbers, keys: npt.NDArray[np.void]) -> tuple[Numbers, Numbers]:
-    """Of documents with ascending numbers, those that are not the first of their key, ascending, and who is."""
+    """Find the repeated documents, given the numbers (ascending) and the keys of some documents.
+
+    Returns the numbers of the repeated documents, ascending, and for each the number of the first document with the
+    same key.
+    """
     order = np.lexsort((keys["low"], keys["high"]))  # stable: numbers ascend within a key
     numbers, keys = numbers[order], keys[order]
     is_new = np.ones(len(keys), dtype=bool)
@@ -144,7 +151,7 @@ def _plan_drops(collected: Callable[[Path], Collection], stage: str, rule: str, 
 
 
 def drop_repeats(part: Part, index: int, shares: Sequence[Path], rule: str, output: Output) -> Counts:
-    """Task: drops of the part at `index`, of its documents that are not the first."""
+    """Run a task: write the drops of the part at `index`, which are its repeated documents."""
     drops = []
     for path in shares:
         table = rows_of_part(read_table(path), index)
@@ -155,7 +162,7 @@ def drop_repeats(part: Part, index: int, shares: Sequence[Path], rule: str, outp
 
 
 def rows_of_part(table: pa.Table, index: int) -> pa.Table:
-    """The rows of a table with ascending `number` that belong to the part at `index`."""
+    """Select the rows that belong to the part at `index`, from a table with ascending `number`."""
     bounds = np.array([first_number(index), first_number(index + 1)])
     start, stop = np.searchsorted(table["number"].to_numpy(), bounds).tolist()
     return table.slice(start, stop - start)

@@ -1,4 +1,4 @@
-"""Stages that do one thing to every part by itself: a task for each part."""
+"""Stages that process each part independently, with one task per part."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from pathlib import Path
 from typing import Any
 
 from crosscut.corpus.documents import CLEANING, INGEST, Part, drops_name
-from crosscut.corpus.stages import Counts, Task, read_records
+from crosscut.corpus.execution.stages import Counts, Task, read_records
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartStage:
-    """A stage with a task `function(part, *arguments, output)` for each part."""
+    """A stage that calls `function(part, *arguments, output)` as one task for each part."""
 
     name: str
     version: int
     function: Callable[..., Counts]
     arguments: tuple[Any, ...] = ()
-    """What the function takes between the part and the output. Pickles."""
+    """Arguments of the function between the part and the output. They must be picklable."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What of the arguments the result depends on, as JSON has it."""
+    """The values among the arguments that the result depends on, as JSON values."""
 
     inputs: tuple[Path, ...] = ()
-    """Files of other stages that it reads besides the parts, such as a tokenizer."""
+    """Files of other stages, besides the parts, that the function reads, such as a tokenizer."""
 
     filters: tuple[str, ...] = ()
-    """The filters before it."""
+    """Names of the filters that come before this stage."""
 
     cleaned: bool = False
-    """Whether it comes after the texts were cleaned."""
+    """Whether this stage comes after the stage `cleaning`."""
 
     def tasks(self, work: Path) -> list[Task]:
-        """One for each part."""
+        """List the tasks, one for each part."""
         return [
             Task(
                 name=part.name,
@@ -49,7 +49,7 @@ class PartStage:
 
 
 def find_parts(work: Path, *, filters: tuple[str, ...] = (), cleaned: bool = False) -> list[tuple[Part, int]]:
-    """The parts of a corpus that is ingested, in its order, each with the bytes of its text."""
+    """List the parts of an ingested corpus in order, each with the bytes of its text."""
     found = []
     for record in read_records(work, INGEST):
         sizes: dict[str, int] = record.counts["parts"]
@@ -58,7 +58,7 @@ def find_parts(work: Path, *, filters: tuple[str, ...] = (), cleaned: bool = Fal
 
 
 def files_of(part: Part) -> tuple[Path, ...]:
-    """The files that the documents of a part come from."""
+    """List the files that the documents of a part are read from."""
     files = [part.work / INGEST / f"{part.name}.arrow"]
     if part.cleaned:
         files.append(part.work / CLEANING / f"{part.name}.arrow")

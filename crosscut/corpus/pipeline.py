@@ -1,7 +1,7 @@
-"""From a corpus's description to its tokens and its report: the stages in their order.
+"""Prepare a corpus: list its stages in order, run them, and write the tokens and the report.
 
-What a stage reads is written by stages above it in `stages_of`, and a filter's documents are those that the filters
-above it let pass. The stages know little of each other; this is the only place that knows them all.
+Each stage reads only files that earlier stages in `_list_stages` wrote. Each filter sees the documents that all earlier
+filters kept. The stages know little about each other; this module is the only one that knows all of them.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from typing import Any
 
 from crosscut.config import CorpusConfig, DataError, write_toml, write_whole
 from crosscut.config.conventions import CONFIG_FILE, TOKENS_FOLDER
+from crosscut.corpus.audit.corpus_report import build_report, measure_timings
 from crosscut.corpus.audit.explain import explain
 from crosscut.corpus.audit.page import write_page
-from crosscut.corpus.audit.report import build_report, measure_timings
 from crosscut.corpus.audit.samples import AuditStage
-from crosscut.corpus.cleaning import clean_part
+from crosscut.corpus.cleaning.parts import clean_part
+from crosscut.corpus.cleaning.repair import repair
 from crosscut.corpus.collection import reading
 from crosscut.corpus.documents import CLEANING, INGEST
 from crosscut.corpus.duplicates import duplicate_stages
-from crosscut.corpus.engine import start_engine
-from crosscut.corpus.filters import Judge, judge_part
+from crosscut.corpus.execution.engine import start_engine
+from crosscut.corpus.execution.running import StageResult, run_stage
+from crosscut.corpus.execution.stages import Digests, PlannedStage, Stage, Task, read_records
+from crosscut.corpus.filters.judging import Judge, judge_part
+from crosscut.corpus.filters.language import LanguageFilter
+from crosscut.corpus.filters.length import LengthFilter
+from crosscut.corpus.filters.urls import UrlFilter, url_key
+from crosscut.corpus.finished import LOCK_FILE, WORK_FOLDER, FinishedRun, mark_unfinished
 from crosscut.corpus.ingest import IngestStage, check_rejects
-from crosscut.corpus.language import LanguageFilter
 from crosscut.corpus.leakage.stages import leakage_stages
-from crosscut.corpus.length import LengthFilter
-from crosscut.corpus.line import LOCK_FILE, WORK_FOLDER, Line, forget
 from crosscut.corpus.occurrences import first_stages
-from crosscut.corpus.packing import PackingStage, TooFewDocuments, check_replaceable, publish
 from crosscut.corpus.parts import PartStage, files_of, find_parts
-from crosscut.corpus.repair import repair
-from crosscut.corpus.running import StageResult, run_stage
-from crosscut.corpus.stages import Digests, PlannedStage, Stage, Task, read_records
-from crosscut.corpus.tokenizer import check_tokenizer, make_tokenizer
-from crosscut.corpus.tokens import TokensStage
-from crosscut.corpus.urls import UrlFilter, url_key
+from crosscut.corpus.tokens.encoding import TokensStage
+from crosscut.corpus.tokens.packing import PackingStage, TooFewDocuments, check_replaceable, publish
+from crosscut.corpus.tokens.tokenizer import check_tokenizer, make_tokenizer
 from crosscut.data.hashing import sha256
 from crosscut.data.manifest import TOKENIZER_NAME
 from crosscut.data.progress import ProgressBar
@@ -50,65 +50,68 @@ from crosscut.data.progress import ProgressBar
 Paths = tuple[Path, ...]
 
 TOKENIZER = "tokenizer"
-"""Name of the stage that copies or trains it."""
+"""Name of the stage that copies or trains the tokenizer."""
 
 REPORT_FILE, PAGE_FILE, TIMINGS_FILE = "report.json", "report.html", "timings.json"
 
 
 @dataclass(frozen=True)
 class CorpusResult:
-    """A corpus that is prepared."""
+    """Result of preparing a corpus."""
 
     config: CorpusConfig
     report: dict[str, Any]
-    """What `report.json` holds."""
+    """The content of `report.json`."""
 
     stages: tuple[StageResult, ...]
-    """What each stage came to, in their order."""
+    """The result of each stage, in the order of the stages."""
 
 
 def prepare_corpus(config: CorpusConfig, *, progress: bool = True) -> CorpusResult:
-    """Bring a corpus up to date: what is done already stays, the rest is done.
+    """Bring a corpus up to date: keep finished tasks and run the other tasks.
 
-    Raises `DataError` for sources that cannot be read, lists, tokenizers and test sets that are not there, too many
-    rejects, a disk that is full, and a folder that another process is preparing. Where too few documents are left to be
-    packed, the report tells why the others went.
+    Raises `DataError` if a source cannot be read, if a list, a tokenizer or a test set does not exist, if there are too
+    many rejects, if the disk is full, or if another process is preparing the same folder. If too few documents are left
+    to be packed, the report is written before the error, so that it shows why the other documents were dropped.
     """
     folder = Path(config.folder)
-    line = _line_of(config)
+    stages = _list_stages(config)
     results: list[StageResult] = []
     with _alone_in(folder), reading(config.duplicates.against), _writing(folder):
         check_replaceable(folder / TOKENS_FOLDER)
-        _begin(line)
+        _begin(stages)
         try:
-            with start_engine(config.engine, line.work) as engine, ProgressBar(shown=progress) as bar:
+            with start_engine(config.engine, stages.work) as engine, ProgressBar(shown=progress) as bar:
                 digests = Digests()
-                for stage in line.stages:
-                    results.append(run_stage(stage, line.work, engine=engine, digests=digests, bar=bar))
+                for stage in stages.all:
+                    results.append(run_stage(stage, stages.work, engine=engine, digests=digests, bar=bar))
                     if stage.name == INGEST:
-                        check_rejects(read_records(line.work, INGEST), config)
-            publish(line.work, folder / TOKENS_FOLDER)
+                        check_rejects(read_records(stages.work, INGEST), config)
+            publish(stages.work, folder / TOKENS_FOLDER)
         except TooFewDocuments:
-            _report(config, line, results)
+            _report(config, stages, results)
             raise
-        report = _report(config, line, results)
-        Line(line.filters, line.cleaned).write(line.work)
+        report = _report(config, stages, results)
+        FinishedRun(stages.filters, stages.cleaned).write(stages.work)
     return CorpusResult(config, report, tuple(results))
 
 
-def _begin(line: _Line) -> None:
-    """Take away what a run with other stages has left: whoever reads the folder would take it for this one's."""
-    names = {stage.name for stage in line.stages}
-    line.work.mkdir(exist_ok=True)
-    forget(line.work)
-    for path in line.work.iterdir():
+def _begin(stages: _StageList) -> None:
+    """Mark the run as unfinished, and remove the folders of stages that this run does not have.
+
+    A reader of the work folder would otherwise take an older run's files for files of this run.
+    """
+    names = {stage.name for stage in stages.all}
+    stages.work.mkdir(exist_ok=True)
+    mark_unfinished(stages.work)
+    for path in stages.work.iterdir():
         if path.is_dir() and path.name not in names:
             shutil.rmtree(path)
 
 
-def _report(config: CorpusConfig, line: _Line, results: Sequence[StageResult]) -> dict[str, Any]:
+def _report(config: CorpusConfig, stages: _StageList, results: Sequence[StageResult]) -> dict[str, Any]:
     folder = Path(config.folder)
-    report, timings = build_report(results, config, line.work), measure_timings(results, config)
+    report, timings = build_report(results, config, stages.work), measure_timings(results, config)
     write_toml(config, folder / CONFIG_FILE)
     write_whole(folder / REPORT_FILE, json.dumps(report, indent=1) + "\n")
     write_whole(folder / TIMINGS_FILE, json.dumps(timings, indent=1) + "\n")
@@ -122,68 +125,68 @@ def _writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(
-            f"`{folder}` must take what is written to it, but does not: {error.strerror or error}. Free some space or "
-            "choose another `folder`, and start again: finished parts are kept."
+            f"`{folder}` must be writable, but writing failed: {error.strerror or error}. Free some space or choose "
+            "another `folder`, then start again. Finished parts are kept."
         ) from None
 
 
 def explain_document(config: CorpusConfig, document_id: str) -> str:
-    """What happened to one document of a corpus that is prepared, as text. Raises `DataError` for an unknown id."""
-    line = _line_of(config)
-    return explain(line.work, line.filters, document_id, cleaned=line.cleaned, against=config.duplicates.against)
+    """Tell, as text, what each stage did to one document of a prepared corpus.
 
-
-def stages_of(config: CorpusConfig) -> list[Stage]:
-    """The stages that a corpus needs, in their order.
-
-    Raises `DataError` for a list, a tokenizer or a test set that is not there, before anything is run.
+    Raises `DataError` if the corpus has no document with this id.
     """
-    return _line_of(config).stages
+    stages = _list_stages(config)
+    return explain(stages.work, stages.filters, document_id, cleaned=stages.cleaned, against=config.duplicates.against)
 
 
-def _line_of(config: CorpusConfig) -> _Line:
-    line = _Line(config)
-    line.add(IngestStage(config))
-    _add_url_filters(line)
-    _add_cleaning(line)
-    _add_language(line)
-    tokenizer = _add_tokenizer(line)
-    _add_length(line, tokenizer)
-    line.add_all(duplicate_stages(config, line.filters, line.cleaned), filters=("exact", "near"))
-    line.add_all(
-        leakage_stages(config.leakage, line.work, filters=line.filters, cleaned=line.cleaned), filters=("leakage",)
+def _list_stages(config: CorpusConfig) -> _StageList:
+    """List the stages that a corpus needs, in order.
+
+    Raises `DataError` if a list, a tokenizer or a test set does not exist, before any stage runs.
+    """
+    stages = _StageList(config)
+    stages.add(IngestStage(config))
+    _add_url_filters(stages)
+    _add_cleaning(stages)
+    _add_language(stages)
+    tokenizer = _add_tokenizer(stages)
+    _add_length(stages, tokenizer)
+    stages.add_all(duplicate_stages(config, stages.filters, stages.cleaned), filters=("exact", "near"))
+    stages.add_all(
+        leakage_stages(config.leakage, stages.work, filters=stages.filters, cleaned=stages.cleaned),
+        filters=("leakage",),
     )
     min_tokens = config.length.min_tokens
-    tokens = TokensStage(tokenizer=tokenizer, min_tokens=min_tokens, filters=line.filters, cleaned=line.cleaned)
-    line.add(tokens, filters=True)
-    line.add(AuditStage(filters=line.filters, cleaned=line.cleaned, seed=config.seed))
-    line.add(PackingStage(config=config, tokenizer=tokenizer))
-    return line
+    tokens = TokensStage(tokenizer=tokenizer, min_tokens=min_tokens, filters=stages.filters, cleaned=stages.cleaned)
+    stages.add(tokens, filters=True)
+    stages.add(AuditStage(filters=stages.filters, cleaned=stages.cleaned, seed=config.seed))
+    stages.add(PackingStage(config=config, tokenizer=tokenizer))
+    return stages
 
 
-class _Line:
-    """Stages as they are put one behind the other, and what those so far mean for the next one."""
+class _StageList:
+    """A growing list of stages, with the facts that the next stage must know about the earlier stages."""
 
     def __init__(self, config: CorpusConfig) -> None:
         self.config = config
         self.work = Path(config.folder) / WORK_FOLDER
-        self.stages: list[Stage] = []
+        self.all: list[Stage] = []
         self.filters: tuple[str, ...] = ()
         self.cleaned = False
 
     def add(self, stage: Stage, *, filters: bool = False) -> None:
-        """Put a stage behind; say whether it drops documents."""
+        """Append a stage. `filters` says whether the stage drops documents."""
         self.add_all([stage], filters=(stage.name,) if filters else ())
 
     def add_all(self, stages: Sequence[Stage], *, filters: Sequence[str] = ()) -> None:
-        """Put stages behind; those of them that `filters` names drop documents."""
-        self.stages += stages
+        """Append stages. `filters` names the stages that drop documents."""
+        self.all += stages
         self.filters += tuple(stage.name for stage in stages if stage.name in filters)
 
     def add_filter(
         self, name: str, make: Callable[..., Judge], *arguments: Any, settings: Mapping[str, Any], inputs: Paths = ()
     ) -> None:
-        """Put a filter behind that judges the documents of one part at a time, as `make(*arguments)` does."""
+        """Append a filter. The function that `make(*arguments)` returns judges the documents of one part at a time."""
         self.add(
             PartStage(
                 name=name,
@@ -199,57 +202,57 @@ class _Line:
         )
 
 
-def _add_url_filters(line: _Line) -> None:
-    urls = line.config.urls
+def _add_url_filters(stages: _StageList) -> None:
+    urls = stages.config.urls
     if urls.domains or urls.types or urls.min_karma > 0:
         rules = UrlFilter(urls)
-        line.add_filter("urls", UrlFilter, urls, settings=rules.settings)
+        stages.add_filter("urls", UrlFilter, urls, settings=rules.settings)
     if urls.duplicates:
-        line.add_all(
-            first_stages("url-duplicates", rule="same url", key=url_key, filters=line.filters, cleaned=False),
+        stages.add_all(
+            first_stages("url-duplicates", rule="same url", key=url_key, filters=stages.filters, cleaned=False),
             filters=("url-duplicates",),
         )
 
 
-def _add_cleaning(line: _Line) -> None:
-    cleaning = line.config.cleaning
-    cleaners = {source.name: source.cleaners for source in line.config.sources if source.cleaners}
+def _add_cleaning(stages: _StageList) -> None:
+    cleaning = stages.config.cleaning
+    cleaners = {source.name: source.cleaners for source in stages.config.sources if source.cleaners}
     if not cleaning.unicode and not cleaners:
         return
     if cleaning.unicode:
-        repair("")  # finds out now whether ftfy is there
-    line.add(
+        repair("")  # fails here, before any stage runs, if ftfy is not installed
+    stages.add(
         PartStage(
             name=CLEANING,
             version=1,
             function=clean_part,
             arguments=(cleaning, cleaners),
             settings={**asdict(cleaning), "ftfy": version("ftfy") if cleaning.unicode else "", "cleaners": cleaners},
-            filters=line.filters,
+            filters=stages.filters,
         ),
         filters=True,
     )
-    line.cleaned = True
+    stages.cleaned = True
 
 
-def _add_language(line: _Line) -> None:
-    language = line.config.language
+def _add_language(stages: _StageList) -> None:
+    language = stages.config.language
     if language.keep:
-        LanguageFilter(language)  # finds out now whether the detector is there and knows these languages
+        LanguageFilter(language)  # fails here if the detector is not installed or does not know a language
         settings = {**asdict(language), "detector": [language.detector, version(language.detector)]}
-        line.add_filter("language", LanguageFilter, language, settings=settings)
+        stages.add_filter("language", LanguageFilter, language, settings=settings)
 
 
-def _add_tokenizer(line: _Line) -> Path:
-    """Returns where the tokenizer will be."""
-    tokens = line.config.tokens
+def _add_tokenizer(stages: _StageList) -> Path:
+    """Append the stage that copies or trains the tokenizer, and return the path of its `tokenizer.json`."""
+    tokens = stages.config.tokens
     given = ""
     if tokens.tokenizer:
         end = check_tokenizer(tokens).end_of_text
         given = f"{sha256(Path(tokens.tokenizer))}, end of text {end}"
-    plan = partial(_plan_tokenizer, line.config, given, line.filters, line.cleaned)
-    line.add(PlannedStage(name=TOKENIZER, version=1, plan=plan))
-    return line.work / TOKENIZER / TOKENIZER_NAME
+    plan = partial(_plan_tokenizer, stages.config, given, stages.filters, stages.cleaned)
+    stages.add(PlannedStage(name=TOKENIZER, version=1, plan=plan))
+    return stages.work / TOKENIZER / TOKENIZER_NAME
 
 
 def _plan_tokenizer(
@@ -267,27 +270,27 @@ def _plan_tokenizer(
     ]
 
 
-def _add_length(line: _Line, tokenizer: Path) -> None:
-    length = line.config.length
-    line.add_filter("length", LengthFilter, length, tokenizer, settings=asdict(length), inputs=(tokenizer,))
+def _add_length(stages: _StageList, tokenizer: Path) -> None:
+    length = stages.config.length
+    stages.add_filter("length", LengthFilter, length, tokenizer, settings=asdict(length), inputs=(tokenizer,))
 
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold the folder: one that prepared the same corpus, or read it, would have its files taken away."""
+    """Lock the folder, so that no other process prepares or reads the same corpus while this run changes its files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / LOCK_FILE).open("w")
     except OSError as error:
         raise DataError(
-            f"`folder` must be one that can be written to, but `{folder}` is not: {error.strerror}. Choose another."
+            f"`folder` must be writable, but `{folder}` is not: {error.strerror}. Choose another folder."
         ) from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DataError(
-                f"`{folder}` must be prepared by one process at a time, but another one is at it or adds to it. "
-                "Wait for it, or choose another `folder`."
+                f"`{folder}` must be used by one `crosscut prepare` at a time, but another process is preparing it or "
+                "reading it. Wait until that process has ended, or choose another `folder`."
             ) from None
         yield

@@ -1,4 +1,4 @@
-"""What a prepared corpus came to, for a person at a terminal."""
+"""Print the summary of a prepared corpus in a terminal."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from crosscut.config import CorpusConfig
 from crosscut.config.conventions import TOKENS_FOLDER
 
 VALIDATION = "validation"
-"""Name of the shard that is not for training."""
+"""Name of the validation shard."""
 
 
 def print_summary(config: CorpusConfig, report: Mapping[str, Any], console: Console) -> None:
-    """Print what each stage left and why the rest went, what leaked, where the files are and what to type next."""
+    """Print a table of the stages with what each stage kept and dropped, the duplicates, the leakage, and the files.
+
+    The last lines name the command that trains on the tokens, and the report.
+    """
     console.print(_flow(report["flow"]))
     for line in (*_duplicates(report.get("duplicates")), *_leakage(report.get("leakage"))):
         console.print(Text(line), soft_wrap=True)
@@ -39,7 +42,7 @@ def _flow(flow: list[Mapping[str, Any]]) -> Table:
     table.add_column("stage")
     for name in ("documents", "MB", "tokens"):
         table.add_column(name, justify="right")
-    table.add_column("went", overflow="fold")
+    table.add_column("dropped", overflow="fold")
     for stage in flow:
         out = stage["out"]
         tokens = _short(out["tokens"], about=out.get("estimated", False)) if out.get("tokens") is not None else ""
@@ -59,15 +62,15 @@ def _duplicates(duplicates: Mapping[str, Any] | None) -> list[str]:
         return []
     recall, precision = f"{planted['recall']:.1%}", f"{planted['precision']:.1%}"
     found = f"{recall} of {planted['planted']:,} planted near-duplicates were found"
-    return [f"duplicates  {found}; {precision} of the pairs found are"]
+    return [f"duplicates  {found}; {precision} of the pairs found are near-duplicates"]
 
 
 def _leakage(leakage: Mapping[str, Any] | None) -> list[str]:
     if not leakage:
         return []
     return [
-        f"leakage     {one['name']}: {one['grams_found']:,} of {one['grams']:,} {leakage['ngram']}-grams occur, in "
-        f"{one['documents_touched']:,} documents"
+        f"leakage     {one['name']}: {one['grams_found']:,} of {one['grams']:,} {leakage['ngram']}-grams occur in the "
+        f"corpus, in {one['documents_touched']:,} documents"
         for one in leakage["sets"]
     ]
 

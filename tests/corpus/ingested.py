@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from crosscut.corpus.documents import CLEANING, DOCUMENTS, INGEST, TEXTS, Part, write_table
-from crosscut.corpus.engine import _Here
-from crosscut.corpus.running import StageResult, run_stage
-from crosscut.corpus.stages import Digests, Output, Record, Stage, Task, execute
+from crosscut.corpus.execution.engine import _Here
+from crosscut.corpus.execution.running import StageResult, run_stage
+from crosscut.corpus.execution.stages import Digests, Output, Record, Stage, Task, execute
 from crosscut.data.progress import ProgressBar
 
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from crosscut.config.corpus import SourceConfig
-from crosscut.corpus.files import find_files
 from crosscut.corpus.readers import Item, Reading, Reject, Skip, Text, find_reader
+from crosscut.corpus.readers.files import find_files
 
 
 def read(path: Path, kind: str = "auto", **options: object) -> list[Item]:

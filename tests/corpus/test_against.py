@@ -11,7 +11,7 @@ import pytest
 from crosscut.config import CorpusConfig, DataError, load_corpus
 from crosscut.corpus import explain_document, prepare_corpus
 from crosscut.corpus.collection import reading
-from crosscut.corpus.line import forget
+from crosscut.corpus.finished import mark_unfinished
 from crosscut.data import read_documents
 
 PAGE = 1500
@@ -83,9 +83,11 @@ def test_what_an_earlier_corpus_kept_goes_and_is_shown_as_its_document(old, page
 def test_an_earlier_corpus_that_has_not_ended_well_is_refused_before_anything_is_read(old, pages, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(old.folder, broken)
-    forget(broken / "work")
+    mark_unfinished(broken / "work")
     config = describe(tmp_path / "new", pages[5:9], f"duplicates.against={[str(broken)]}")
-    with pytest.raises(DataError, match=r"whose run has ended well, .*, but `.*broken` has none"):
+    with pytest.raises(
+        DataError, match=r"finished runs of `crosscut prepare`, .*, but `.*broken` holds no finished run"
+    ):
         prepare_corpus(config, progress=False)
     assert not Path(config.folder, "work").exists()
 
@@ -97,11 +99,13 @@ def test_an_earlier_corpus_is_not_prepared_and_read_at_once(old, pages, tmp_path
         with pytest.raises(DataError) as raised:
             prepare_corpus(config, progress=False)
     assert str(raised.value) == (
-        f"`duplicates.against` must name runs that have ended, but `{old.folder}` is being prepared. Wait for it, or "
-        f"take it out."
+        f"`duplicates.against` must name finished runs, but another process is preparing `{old.folder}`. Wait until "
+        f"that process has ended, or remove `{old.folder}` from `duplicates.against`."
     )
     assert not Path(config.folder, "work").exists()
-    refused = pytest.raises(DataError, match=r"by one process at a time, but another one is at it or adds to it")
+    refused = pytest.raises(
+        DataError, match=r"one `crosscut prepare` at a time, but another process is preparing it or reading it"
+    )
     with reading((old.folder, str(tmp_path))), reading((old.folder,)), refused:  # `tmp_path` has no lock
         prepare_corpus(old, progress=False)
     prepare_corpus(old, progress=False)

@@ -9,12 +9,12 @@ from crosscut.config.corpus import SourceConfig
 from crosscut.config.errors import ConfigError, DataError
 from crosscut.corpus.collection import Collection, collect, earlier_id, split_by_part
 from crosscut.corpus.documents import TEXTS, Drop, drops_name, write_drops, write_table
-from crosscut.corpus.line import Line, forget
+from crosscut.corpus.finished import FinishedRun, mark_unfinished
 from tests.corpus.duplicates.corpora import ingest
 
 
 def finish(work: Path, *filters: str, cleaned: bool = False) -> None:
-    Line(filters, cleaned).write(work)
+    FinishedRun(filters, cleaned).write(work)
 
 
 def test_numbers_lead_to_documents_of_earlier_runs_and_of_this_one(tmp_path):
@@ -67,7 +67,7 @@ def test_documents_of_earlier_runs_are_named_as_no_source_can_be():
         SourceConfig(name=earlier_id("runs/old", "web/a.jsonl#1").partition("/")[0], files=("-",))
 
 
-@pytest.mark.parametrize("harm", [None, forget], ids=["gone", "begun"])
+@pytest.mark.parametrize("harm", [None, mark_unfinished], ids=["gone", "begun"])
 def test_an_earlier_run_must_have_ended_well(tmp_path, harm):
     folder = tmp_path / "old"
     if harm:
@@ -76,7 +76,7 @@ def test_an_earlier_run_must_have_ended_well(tmp_path, harm):
     with pytest.raises(DataError) as raised:
         collect(tmp_path, (str(folder),), filters=(), cleaned=False)
     assert str(raised.value) == (
-        f"`duplicates.against` must name output folders of `crosscut prepare` whose run has ended well, with their "
-        f"`work` in them, but `{folder}` has none: it is not there, broke off or is running. Finish it first, or take "
-        f"it out."
+        f"`duplicates.against` must name output folders of finished runs of `crosscut prepare`, with their folder "
+        f"`work`, but `{folder}` holds no finished run: it does not exist, was interrupted or is still running. Finish "
+        f"that run first, or remove `{folder}` from `duplicates.against`."
     )

@@ -19,9 +19,9 @@ from crosscut.corpus.documents import (
     write_drops,
     write_table,
 )
-from crosscut.corpus.filters import judge_part
+from crosscut.corpus.execution.stages import Output
+from crosscut.corpus.filters.judging import judge_part
 from crosscut.corpus.parts import PartStage, find_parts
-from crosscut.corpus.stages import Output
 
 NAME = "000000-0000"
 

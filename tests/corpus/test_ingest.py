@@ -20,8 +20,8 @@ import pytest
 from crosscut.config import DataError
 from crosscut.config.corpus import CorpusConfig, IngestConfig, SourceConfig
 from crosscut.corpus.documents import DOCUMENTS, Part, read_table
+from crosscut.corpus.execution.stages import Output, Record, add_counts, execute
 from crosscut.corpus.ingest import SLOWNESS, TASK_BYTES, IngestStage, check_rejects
-from crosscut.corpus.stages import Output, Record, add_counts, execute
 
 
 def corpus(folder: Path, *sources: SourceConfig, **ingest: Any) -> CorpusConfig:
@@ -195,9 +195,10 @@ def test_too_many_rejects_of_one_source_are_an_error_that_names_the_first(tmp_pa
     with pytest.raises(DataError) as error:
         check_rejects(run(config), config)
     assert str(error.value) == (
-        "At most 5.0% of the source `forum` must be unreadable (`ingest.max_rejects`), but 2 of 20 records (10.0%) "
-        f"are, the first: `{bad}`, line 19: Expecting property name enclosed in double quotes at column 2. "
-        f"All of them are in `{config.folder}/work/ingest`."
+        "`ingest.max_rejects` allows 5.0% of the source `forum` to be unreadable, but 2 of 20 records (10.0%) cannot "
+        "be read. Repair the files, or set a higher share. "
+        f"First reject: `{bad}`, line 19: Expecting property name enclosed in double quotes at column 2. "
+        f"All rejects are in `{config.folder}/work/ingest`."
     )
 
 
@@ -239,7 +240,7 @@ def test_parquet_files_of_other_schemas_leave_the_good_ones(tmp_path: Path) -> N
     config = corpus(tmp_path, source("web", tmp_path))
     records = run(config)
     assert documents(config, records) == [("web/a.parquet#1", "one"), ("web/d.parquet#1", "two")]
-    with pytest.raises(DataError, match=r"/b\.parquet`, row 1: there is no column `text`, but body\."):
+    with pytest.raises(DataError, match=r"/b\.parquet`, row 1: there is no column `text`; the columns are: body\."):
         check_rejects(records, config)
 
 
@@ -250,8 +251,8 @@ def test_source_without_any_document_is_an_error(tmp_path: Path, content: bytes)
     with pytest.raises(DataError) as error:
         check_rejects(run(config), config)
     assert str(error.value) == (
-        "The source `web` must hold documents, but its 1 file(s) hold none. Check `files` and `format`, or remove the "
-        "source."
+        "The source `web` must contain documents, but its 1 file(s) contain none. Check `files` and `format`, or "
+        "remove the source."
     )
 
 
@@ -300,7 +301,7 @@ def test_disk_that_takes_no_more_stops_the_task_and_leaves_nothing_of_it(tmp_pat
     with disk_takes(room), pytest.raises(DataError) as error:
         run(config)
     folder = Path(config.folder) / "work" / "ingest"
-    assert str(error.value).startswith(f"`{folder}` must take what the stage writes, but does not: ")
+    assert str(error.value).startswith(f"`{folder}` must be writable, but writing failed: ")
     assert list(folder.iterdir()) == []
     assert len(documents(config, run(config))) == 400
 
@@ -310,7 +311,7 @@ import resource, sys
 from pathlib import Path
 from crosscut.config.corpus import CorpusConfig, IngestConfig, SourceConfig
 from crosscut.corpus.ingest import IngestStage
-from crosscut.corpus.stages import execute
+from crosscut.corpus.execution.stages import execute
 
 path, folder, longest = sys.argv[1:]
 source = SourceConfig(name="web", files=(path,))

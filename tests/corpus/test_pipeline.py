@@ -173,7 +173,8 @@ def test_shards_that_are_damaged_are_made_anew(copied, raw, harm):
         prepare_corpus(config, progress=False)
     except DataError as error:
         assert str(error) == (
-            f"`{shard}` must be as it was written, but is damaged. Start again: the shards are made anew."
+            f"`{shard}` must be unchanged since it was written, but it is damaged. Start again: the shards will be "
+            "written again."
         )
         prepare_corpus(config, progress=False)
     TokenFolder.open(copied / "tokens", verify=True)
@@ -203,7 +204,7 @@ def test_a_run_that_fails_leaves_the_settings_of_what_is_there(copied, raw, tmp_
     for name in ("web.jsonl", "test.jsonl"):
         shutil.copy(raw / name, tmp_path / name)
     (tmp_path / "web.jsonl").write_text("{}\n")
-    assert "must be unreadable" in message(lambda: prepare_corpus(describe(tmp_path, copied), progress=False))
+    assert "to be unreadable" in message(lambda: prepare_corpus(describe(tmp_path, copied), progress=False))
     assert (copied / "config.toml").read_text() == before
     assert not (copied / "work" / "line.json").exists(), "nobody may take it for a run that has ended"
 
@@ -263,8 +264,8 @@ def test_one_process_at_a_time_prepares_a_folder(raw, tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         said = message(lambda: prepare_corpus(describe(raw, folder), progress=False))
     assert said == (
-        f"`{folder}` must be prepared by one process at a time, but another one is at it or adds to it. Wait for it, "
-        "or choose another `folder`."
+        f"`{folder}` must be used by one `crosscut prepare` at a time, but another process is preparing it or reading "
+        "it. Wait until that process has ended, or choose another `folder`."
     )
 
 
@@ -275,7 +276,7 @@ def test_one_process_at_a_time_prepares_a_folder(raw, tmp_path):
         ("tokens.tokenizer=nowhere.json", "`nowhere.json` must be a readable `tokenizer.json`, but is not"),
         ('leakage.test_sets=["nowhere.txt"]', "`nowhere.txt` must be a readable file, but is not"),
         ('urls.domains=["nowhere.txt"]', "nowhere.txt"),
-        ("folder=/dev/null/out", "`folder` must be one that can be written to, but `/dev/null/out` is not"),
+        ("folder=/dev/null/out", "`folder` must be writable, but `/dev/null/out` is not"),
     ],
 )
 def test_what_is_not_there_is_told_before_anything_is_read(raw, tmp_path, override, told):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from crosscut.corpus.documents import INGEST
-from crosscut.corpus.running import StageResult
+from crosscut.corpus.execution.running import StageResult
 
 Counts = Mapping[str, Any]
 

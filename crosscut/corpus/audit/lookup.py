@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from crosscut.corpus.collection import earlier_id
 from crosscut.corpus.documents import CLEANING, INGEST, read_columns, read_table
-from crosscut.corpus.line import WORK_FOLDER, Line
+from crosscut.corpus.finished import WORK_FOLDER, FinishedRun
 
 _COMPARED = 4000
 """Ids whose spelling is compared with that of one that is not there."""
@@ -51,8 +51,8 @@ class Runs:
         """Whether the run with this folder of stages, one of these, cleans its texts."""
         if work == self.work:
             return self.cleaned
-        line = Line.read(work)
-        return line is not None and line.cleaned
+        finished = FinishedRun.read(work)
+        return finished is not None and finished.cleaned
 
     def locate(self, name: str) -> tuple[Path, str]:
         """The folder of stages of the run that a document is of, and its id there."""

@@ -22,12 +22,12 @@ import pyarrow.compute as pc
 
 from crosscut.corpus.audit.excerpts import excerpt, excerpts_of_pair
 from crosscut.corpus.documents import CLEANING, INGEST, TEXTS, Part, marks_name, read_drops, read_table
+from crosscut.corpus.execution.stages import Counts, Output, Task
 from crosscut.corpus.leakage.passages import pieces
 from crosscut.corpus.leakage.removal import cuts_name, read_cuts
 from crosscut.corpus.leakage.stages import LEAKAGE
 from crosscut.corpus.parts import files_of, find_parts
-from crosscut.corpus.stages import Counts, Output, Task
-from crosscut.corpus.tokens import TOKENS, index_name
+from crosscut.corpus.tokens.encoding import TOKENS, index_name
 
 AUDIT = "audit"
 """The stage's name."""

@@ -1,7 +1,7 @@
-"""Duplicates of a corpus: the same text, and texts whose n-grams of words are mostly the same (paper, 4.1.2).
+"""Remove duplicates: documents with the same text, and documents that share most of their n-grams (paper, 4.1.2).
 
-Of near-duplicates a MinHash search proposes pairs, at a stated recall; each is then checked exactly, so that none goes
-that is not.
+A MinHash search with a stated recall proposes pairs of near-duplicates. Each pair is then checked exactly, so that no
+document is dropped wrongly.
 """
 
 from crosscut.corpus.duplicates.stages import duplicate_stages

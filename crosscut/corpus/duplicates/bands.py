@@ -1,7 +1,8 @@
-"""How wide the search must be: bands and rows from the similarity and the recall that a user states.
+"""Choose the bands and rows of the MinHash search from the similarity and the recall that the user sets.
 
-A MinHash value of two documents is equal with probability J, their Jaccard similarity. A band is `rows` values; a pair
-is found when all values of one of the `bands` are equal, and then passes when enough of all values are:
+Two documents have the same MinHash value with probability J, their Jaccard similarity. A band consists of `rows`
+values. A pair is found if all values of at least one of the `bands` are equal. A found pair then passes if enough of
+all its values are equal:
 
     P(found) = 1 - (1 - J^rows)^bands        P(passes) >= P(found) - LOSS * (1 - recall)
 """
@@ -12,14 +13,15 @@ import math
 from typing import NamedTuple
 
 LOSS = 0.05
-"""Share of the pairs that may be missed which the look at whole sketches may cost; the bands make up for it."""
+"""Part of the allowed misses (1 - recall) that the check of whole sketches may use up. The bands find that many more
+pairs, to make up for it."""
 
 CLOSE_PAIR = 300.0
-"""What it costs to compare two texts, in MinHash values of one document."""
+"""Cost of comparing two texts. The unit is the cost of one MinHash value of one document."""
 
 FAR_PAIRS = 300_000.0
-"""What it would cost to compare a document's sketch with those of the hundred thousand others that have some phrases in
-common with it, a similarity of `FAR`, in the same unit."""
+"""Cost, in the same unit, of comparing a document's sketch with a hundred thousand sketches of similarity `FAR`. This
+many documents share some phrases with an average document of a large corpus."""
 
 FAR = 0.03
 
@@ -27,26 +29,27 @@ _MAX_HASHES = 1024
 
 
 class Bands(NamedTuple):
-    """A shape of the search."""
+    """Shape of the search: the number of bands and the rows of each band."""
 
     bands: int
     rows: int
 
     @property
     def num_hashes(self) -> int:
-        """MinHash values of a document."""
+        """Number of MinHash values of a document."""
         return self.bands * self.rows
 
     def recall(self, jaccard: float) -> float:
-        """Share of the pairs of a similarity that have a band in common."""
+        """Share of the pairs of the given similarity that have at least one band in common."""
         return 1 - (1 - jaccard**self.rows) ** self.bands
 
 
 def choose_bands(jaccard: float, recall: float) -> Bands:
-    """The cheapest shape that finds a share `recall` of the pairs at exactly `jaccard`, and so more of closer ones.
+    """Choose the cheapest shape that finds a share `recall` of the pairs of similarity `jaccard`.
 
-    The cost of a document is its MinHash values, and the pairs below `jaccard` that it is found in: with one neighbour
-    whose similarity is anything up to `jaccard` alike, and with very many that are far from it.
+    More similar pairs are found with a higher recall. The cost of a document consists of its MinHash values and of the
+    comparisons of pairs below `jaccard`. The model assumes one neighbour whose similarity is uniform between 0 and
+    `jaccard`, and very many neighbours of similarity `FAR`.
     """
     needed = recall + LOSS * (1 - recall)
     shapes = []
@@ -66,7 +69,10 @@ def _mean_recall(shape: Bands, jaccard: float, steps: int = 100) -> float:
 
 
 def least_equal(shape: Bands, jaccard: float, recall: float) -> int:
-    """Equal values that a pair must have to be looked at further: at `jaccard`, only LOSS * (1 - recall) have fewer."""
+    """Least number of equal MinHash values for the texts of a pair to be compared.
+
+    At similarity `jaccard`, at most a share `LOSS * (1 - recall)` of the pairs has fewer equal values.
+    """
     budget = LOSS * (1 - recall)
     below = 0.0
     for equal in range(shape.num_hashes + 1):

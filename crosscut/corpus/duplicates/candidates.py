@@ -1,10 +1,10 @@
-"""Candidates: documents with a band of their sketches in common, as pairs, or as groups where they are many.
+"""Find candidates: documents whose sketches share a band, written as pairs, or as a group if there are many of them.
 
-All pairs of a group would be quadratic: ten thousand pages of one template would make fifty million. So the pairs of up
-to `GROUP_LIMIT` documents are written out, and a greater group is written as it is, its documents in the order in which
-they would be kept. `crosscut.corpus.duplicates.similarity` then compares each of them with those before it that are no
-duplicates of one before them. What that leaves out are pairs of which one is a proven duplicate of a document that
-would be kept rather than it: of any pair of the group that is similar enough, one still goes.
+The number of pairs grows with the square of the group: ten thousand pages of one template would make fifty million
+pairs. Groups of up to `GROUP_LIMIT` documents are therefore written as pairs, and a larger group is written as a list,
+with the documents that would be kept first. The module `similarity` then compares each document of the list only with
+earlier documents that are not duplicates themselves. A pair is skipped only if one of its documents is already a
+duplicate of a preferred document, so of every pair of similar documents in the group, one is still dropped.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ import pyarrow as pa
 from crosscut.corpus.collection import Collection, Numbers
 from crosscut.corpus.documents import write_table
 from crosscut.corpus.duplicates.sketches import Sketches, Values, read_band
-from crosscut.corpus.stages import Counts, Output
-from crosscut.corpus.words import Hashes, Places
+from crosscut.corpus.execution.stages import Counts, Output
+from crosscut.corpus.words.ngrams import Hashes, Places
 
 CANDIDATES = "candidates"
 GROUP_LIMIT = 32
-"""Documents of a group of which all pairs are compared."""
+"""Largest group whose pairs are all compared, in documents."""
 
 DOCUMENTS_PER_TASK = 500_000
-"""Documents, counted once for each band, that a task sorts."""
+"""Documents that a task sorts. A document counts once for each band of the task."""
 
 PAIRS = pa.schema([("left", pa.uint64()), ("right", pa.uint64())])
-"""Pairs of numbers, the left one less, ascending and each once."""
+"""Columns of the pairs of document numbers. `left` is less than `right`; pairs are distinct and ascending."""
 
 GROUPS = pa.schema([("members", pa.large_list(pa.uint64()))])
-"""Groups of more than `GROUP_LIMIT` documents, in the order of preference."""
+"""Column of the groups of more than `GROUP_LIMIT` documents. The members are in the order of `preference`."""
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _MIXER = np.uint64(0xD6E8FEB86659FD93)
@@ -42,14 +42,14 @@ _HALF = np.uint64(32)
 
 
 class Pairs(NamedTuple):
-    """Pairs of documents, left less than right, ascending."""
+    """Pairs of document numbers, ascending, with the left number less than the right number."""
 
     left: Numbers
     right: Numbers
 
 
 class Share(NamedTuple):
-    """A task's share of the work: some bands, and of the documents those whose keys fall to it."""
+    """A task's share of the work: some bands, and the keys with `key % of == which`."""
 
     bands: tuple[int, ...]
     which: int
@@ -57,17 +57,17 @@ class Share(NamedTuple):
 
 
 def pairs_name(task: str) -> str:
-    """Name of the file of a task's pairs."""
+    """Name of the file with a task's pairs."""
     return f"{task}.pairs.arrow"
 
 
 def groups_name(task: str) -> str:
-    """Name of the file of a task's groups."""
+    """Name of the file with a task's groups."""
     return f"{task}.groups.arrow"
 
 
 def shares(num_documents: int, num_bands: int) -> list[Share]:
-    """The work in shares of about `DOCUMENTS_PER_TASK`."""
+    """Divide the work into shares of about `DOCUMENTS_PER_TASK` documents."""
     count = max(1, -(-num_documents // DOCUMENTS_PER_TASK))
     width = max(1, min(num_bands, DOCUMENTS_PER_TASK // max(1, num_documents)))
     bands = [tuple(range(start, min(start + width, num_bands))) for start in range(0, num_bands, width)]
@@ -75,7 +75,7 @@ def shares(num_documents: int, num_bands: int) -> list[Share]:
 
 
 def find_candidates(collection: Collection, share: Share, name: str, output: Output) -> Counts:
-    """Task: the pairs and the large groups of a share."""
+    """Run a task: write the pairs and the large groups of a share."""
     pairs: list[Pairs] = []
     groups: list[Numbers] = []
     for band in share.bands:
@@ -102,7 +102,7 @@ def _sketches_of(collection: Collection, band: int, share: Share) -> Sketches:
 
 
 def band_keys(values: Values) -> Hashes:
-    """A hash of each row of values [documents, rows]."""
+    """Hash each row of MinHash values [documents, rows]."""
     keys = np.zeros(len(values), np.uint64)
     for column in values.T:
         keys ^= column
@@ -112,7 +112,10 @@ def band_keys(values: Values) -> Hashes:
 
 
 def group(keys: Hashes, numbers: Numbers) -> Iterator[tuple[Numbers, int]]:
-    """Documents whose keys are equal, with their number: groups of the same size up to `GROUP_LIMIT` end to end."""
+    """Yield the documents of groups with equal keys, together with the size of a group.
+
+    All groups of one size up to `GROUP_LIMIT` come in one array, concatenated. Each larger group comes separately.
+    """
     order = np.argsort(keys, kind="stable")
     keys, numbers = keys[order], numbers[order]
     starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])) if len(keys) else np.empty(0, np.int64)
@@ -125,7 +128,7 @@ def group(keys: Hashes, numbers: Numbers) -> Iterator[tuple[Numbers, int]]:
 
 
 def all_pairs(groups: npt.NDArray[np.uint64]) -> Pairs:
-    """All pairs within each row of groups [groups, size] of ascending numbers."""
+    """Make all pairs within each row of `groups` [groups, size]. The numbers in a row are ascending."""
     left, right = _triangle(groups.shape[1])
     return Pairs(groups[:, left].ravel(), groups[:, right].ravel())
 
@@ -137,18 +140,21 @@ def _triangle(size: int) -> tuple[Places, Places]:
 
 
 def by_preference(collection: Collection, sketches: Sketches, members: Numbers) -> Numbers:
-    """Members of a group, those first that would be kept: of earlier runs, then longer, then first in the corpus."""
+    """Order the members of a group by `preference`."""
     lengths = sketches.lengths[np.searchsorted(sketches.numbers, members)]
     return members[preference(collection.is_earlier(members), lengths, members)]
 
 
 def preference(is_earlier: npt.NDArray[np.bool_], lengths: npt.NDArray[np.uint64], numbers: Numbers) -> Places:
-    """The order of documents in which one would be kept rather than the next."""
+    """Order documents by preference: first those of earlier runs, then the longer ones, then the first in the corpus.
+
+    Returns indices. Of two duplicates, the document that comes first in this order is kept.
+    """
     return np.lexsort((numbers, -lengths.astype(np.int64), ~is_earlier))
 
 
 def distinct(pairs: Sequence[Pairs]) -> Pairs:
-    """Pairs from several places, ascending and each once."""
+    """Merge several sets of pairs into distinct, ascending pairs."""
     left = np.concatenate([np.empty(0, np.uint64), *(some.left for some in pairs)])
     right = np.concatenate([np.empty(0, np.uint64), *(some.right for some in pairs)])
     order = np.lexsort((right, left))
@@ -159,6 +165,6 @@ def distinct(pairs: Sequence[Pairs]) -> Pairs:
 
 
 def without_earlier(collection: Collection, pairs: Pairs) -> Pairs:
-    """Pairs of which at least one document is of this run."""
-    new = ~collection.is_earlier(pairs.right)  # the greater number
+    """Keep only the pairs in which at least one document belongs to this run."""
+    new = ~collection.is_earlier(pairs.right)  # the right number is the greater one, and earlier runs come first
     return Pairs(pairs.left[new], pairs.right[new])

@@ -1,7 +1,7 @@
-"""Clusters: documents that a chain of near-duplicates connects; the best of each stays.
+"""Form clusters: documents that a chain of near-duplicates connects. The best document of each cluster stays.
 
-The best document is one of an earlier run, where there is one, and else the longest, and of equally long ones the first
-in the order of the corpus. Memory is some 100 bytes for each pair of near-duplicates; texts are not read.
+The best document is one of an earlier run if there is one, otherwise the longest document, and among equally long ones
+the first in the corpus. Memory is about 100 bytes for each pair of near-duplicates. Texts are not read.
 """
 
 from __future__ import annotations
@@ -19,42 +19,43 @@ from crosscut.corpus.documents import Drop, Part, drops_name, read_table, write_
 from crosscut.corpus.duplicates.candidates import preference
 from crosscut.corpus.duplicates.similarity import Edges, concatenate
 from crosscut.corpus.duplicates.sketches import read_lengths
-from crosscut.corpus.filters import count_rows
+from crosscut.corpus.execution.stages import Counts, Output
+from crosscut.corpus.filters.judging import count_rows
 from crosscut.corpus.occurrences import rows_of_part
-from crosscut.corpus.stages import Counts, Output
-from crosscut.corpus.words import Places
+from crosscut.corpus.words.ngrams import Places
 
 CLUSTERS = "clusters"
 NEAR = "near"
 RULE = "near-duplicate"
 LARGEST = 20
-"""Clusters that the report shows."""
+"""Number of clusters that the report shows."""
 
 SHOWN = 20
-"""Documents of each."""
+"""Number of documents shown per cluster."""
 
 MATCHES = pa.schema([("number", pa.uint64()), ("other", pa.string()), ("jaccard", pa.float64())])
-"""Documents that go, ascending, and a document that each was found to be like, as `Collection.ids` names it."""
+"""Columns of the dropped documents: the number, ascending, and a similar document, named as in `Collection.ids`, with
+their similarity."""
 
 
 class Clusters(NamedTuple):
-    """Documents with near-duplicates, one cluster after the other, the one that stays first in each."""
+    """Documents with near-duplicates, cluster by cluster. The first document of each cluster is the one that stays."""
 
     numbers: Numbers
     starts: Places
-    """Where each cluster begins."""
+    """Index in `numbers` of each cluster's first document."""
 
     def sizes(self) -> Places:
-        """Documents of each."""
+        """Number of documents of each cluster."""
         return np.diff(self.starts, append=len(self.numbers))
 
     def kept(self) -> Numbers:
-        """Of each document, the one of its cluster that stays."""
+        """For each document, the document of its cluster that stays."""
         return np.repeat(self.numbers[self.starts], self.sizes())
 
 
 def join(collection: Collection, files: Sequence[Path], output: Output) -> Counts:
-    """Task: clusters from all near-duplicates, and who goes."""
+    """Run the task: form clusters from all pairs of near-duplicates, and write the documents to drop."""
     tables = [read_table(path) for path in files]
     edges = concatenate([Edges(*(table[name].to_numpy() for name in Edges._fields)) for table in tables])
     clusters = find_clusters(collection, edges)
@@ -72,7 +73,7 @@ def join(collection: Collection, files: Sequence[Path], output: Output) -> Count
 
 
 def find_clusters(collection: Collection, edges: Edges) -> Clusters:
-    """The clusters that pairs connect, those with the lowest number in front."""
+    """Find the clusters that pairs connect, ordered by the lowest document number of each cluster."""
     numbers, places = np.unique(np.concatenate([edges.left, edges.right]), return_inverse=True)
     labels = connect(places[: len(edges.left)], places[len(edges.left) :], len(numbers))
     ranks = np.empty(len(numbers), np.int64)
@@ -83,9 +84,10 @@ def find_clusters(collection: Collection, edges: Edges) -> Clusters:
 
 
 def connect(left: Places, right: Places, count: int) -> Places:
-    """Of each of `count` things the lowest that pairs connect it with.
+    """For each of `count` nodes, find the lowest node that pairs connect it with, directly or through other nodes.
 
-    Union-find on arrays: each round hooks the roots of every pair onto the lower one and lets all point at their roots.
+    This is union-find on arrays: each round attaches the roots of every pair to the lower root, and then lets every
+    node point at its root.
     """
     labels = np.arange(count)
     while len(left):
@@ -100,7 +102,10 @@ def connect(left: Places, right: Places, count: int) -> Places:
 
 
 def best_matches(edges: Edges, clusters: Clusters) -> Edges:
-    """Of each document that goes, ascending: the one that stays, where they are a pair, and else its most similar."""
+    """For each dropped document, ascending, choose the document that it matched.
+
+    This is the document that stays, if the two are a pair of near-duplicates, and otherwise the most similar document.
+    """
     stays = np.zeros(len(clusters.numbers), dtype=bool)
     stays[clusters.starts] = True
     order = np.argsort(clusters.numbers)
@@ -130,7 +135,7 @@ def _largest(collection: Collection, clusters: Clusters) -> list[dict[str, Any]]
 
 
 def drop_near(part: Part, index: int, matches: Path, output: Output) -> Counts:
-    """Task: drops of the part at `index`."""
+    """Run a task: write the drops of the part at `index`."""
     table = rows_of_part(read_table(matches), index)
     rows = (table["number"].to_numpy() - first_number(index)).tolist()
     drops = [

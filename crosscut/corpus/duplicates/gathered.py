@@ -1,8 +1,8 @@
-"""A collection as a task is given it: by what it is gathered from, in a few bytes however many parts it has.
+"""A short description of a collection for tasks, a few bytes long however many parts the collection has.
 
-There are more tasks the more parts there are. A task that held all parts, or a key that named the files of each, would
-make both quadratic in the size of the corpus; so what all tasks of a stage have in common is hashed once for all keys,
-and each process gathers the collection once.
+The number of tasks grows with the number of parts. If each task held all parts, or each key named all files, the total
+would grow with the square of the corpus. Therefore everything that the tasks of a stage have in common is hashed once
+for all keys, and each process gathers the collection once.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from crosscut.corpus.collection import Collection, collect
-from crosscut.corpus.stages import Counts, read_records
+from crosscut.corpus.execution.stages import Counts, read_records
 
 
 class Gathered(NamedTuple):
-    """What a collection is gathered from. Pickles."""
+    """Everything that a collection is gathered from. Instances can be pickled."""
 
     work: Path
     earlier: tuple[str, ...]
     filters: tuple[str, ...]
     cleaned: bool
     digest: str
-    """Of the collection itself, so that a process that lives on never takes an older one for it."""
+    """Hash of the collection, so that a long-lived process never uses an older collection by mistake."""
 
     @property
     def collection(self) -> Collection:
-        """The collection, which a process that asks again already has."""
+        """The collection. A process gathers it once and keeps it."""
         return _gather(self)
 
 
@@ -40,7 +40,7 @@ def _gather(gathered: Gathered) -> Collection:
 
 
 class Gather(NamedTuple):
-    """The parts that some stages look at together."""
+    """The rule that says which parts form the collection of some stages."""
 
     earlier: tuple[str, ...]
     """Output folders of earlier runs."""
@@ -49,21 +49,21 @@ class Gather(NamedTuple):
     cleaned: bool
 
     def now(self, work: Path) -> Collection:
-        """The collection in a work folder as it is."""
+        """Gather the collection from the present state of a work folder."""
         return collect(work, self.earlier, filters=self.filters, cleaned=self.cleaned)
 
     def described(self, work: Path, collection: Collection) -> Gathered:
-        """The same for tasks."""
+        """Describe the collection for tasks."""
         return Gathered(work, *self, digest=_sha256(repr(collection)))
 
 
 def with_collection(gathered: Gathered, function: Callable[..., Counts], *arguments: Any) -> Counts:
-    """Task: what a function makes of a collection and its other arguments."""
+    """Run a task: call a function with a collection and its other arguments."""
     return function(gathered.collection, *arguments)
 
 
 def common_digest(work: Path, collection: Collection, *stages: str) -> str:
-    """A hash of all files of stages, and of earlier runs: what every task that looks at all of them depends on."""
+    """Hash all files of the given stages and of earlier runs, for the keys of tasks that depend on all of them."""
     files = [[stage, record.task, record.files] for stage in stages for record in read_records(work, stage)]
     return _sha256(json.dumps([files, collection.earlier_digests()], sort_keys=True))
 

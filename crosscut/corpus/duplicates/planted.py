@@ -1,9 +1,9 @@
-"""Planted duplicates: what the search finds where the truth is known.
+"""Measure the search on planted duplicates, whose true similarity is known.
 
-Some documents of the corpus itself are copied and the copies edited, word by word or by blocks that change places, up
-to a similarity that is wanted. What it then is, is counted on the n-grams themselves, not on hashes. The stages' own
-functions run on originals and copies; recall is the share of the planted pairs that come out, precision the share of
-the pairs that come out which are similar enough.
+Some documents of the corpus are copied. Each copy is edited, by changing words or by swapping blocks of words, until it
+has about a chosen similarity to the original. The exact similarity is then computed on the n-grams themselves, without
+hashes. The functions of the stages run on the originals and copies. Recall is the share of the planted pairs that the
+search finds. Precision is the share of the found pairs that are similar enough.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from crosscut.corpus.duplicates.bands import choose_bands, least_equal
 from crosscut.corpus.duplicates.candidates import CANDIDATES, find_candidates, groups_name, shares
 from crosscut.corpus.duplicates.similarity import SIMILAR, Check, check_groups, check_pairs, share_groups
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, write_sketches
-from crosscut.corpus.stages import Counts, Output
-from crosscut.corpus.words import words
+from crosscut.corpus.execution.stages import Counts, Output
+from crosscut.corpus.words.ngrams import words
 
 PLANTED = "planted"
 SAMPLE = 2000
-"""Documents of the corpus that take part."""
+"""Greatest number of documents in the sample."""
 
 LOWEST, HIGHEST = 0.5, 0.98
-"""Similarities that are planted."""
+"""Range of the similarities that are planted."""
 
 _PARTS_READ = 16
 _CHARACTERS = (200, 20_000)
@@ -39,23 +39,23 @@ _BLOCK_WORDS = 12
 
 
 class Planted(NamedTuple):
-    """A copy of a document."""
+    """An edited copy of a document."""
 
     text: str
     jaccard: float
-    """Its similarity to the original."""
+    """Exact similarity of the copy to the original."""
 
 
 def spread_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """The parts that the sample is taken from, evenly spread over the corpus."""
+    """Choose the parts for the sample, evenly spread over the corpus."""
     count = min(len(parts), _PARTS_READ)
     return tuple(parts[place * len(parts) // count] for place in range(count))
 
 
 def measure_planted(parts: Sequence[Part], config: DuplicatesConfig, seed: int, output: Output) -> Counts:
-    """Task: recall by similarity, and precision, on a sample of the documents of parts."""
-    del output  # what it finds is counts
-    chance = random.Random(seed)  # noqa: S311 - a sample, not a secret
+    """Run the task: measure recall by similarity, and precision, on a sample of the documents of parts."""
+    del output  # the result consists of counts only
+    chance = random.Random(seed)  # noqa: S311 - the numbers only choose a sample
     originals = _sample(parts, chance)
     copies = [plant(text, chance.uniform(LOWEST, HIGHEST), config.ngram, originals, chance) for text in originals[::2]]
     texts = [*originals, *(copy.text for copy in copies)]
@@ -83,9 +83,9 @@ def _sample(parts: Sequence[Part], chance: random.Random) -> list[str]:
 
 
 def plant(text: str, jaccard: float, ngram: int, others: Sequence[str], chance: random.Random) -> Planted:
-    """A copy of a text, edited until its similarity is about `jaccard`; new words are those of other texts."""
+    """Copy a text and edit the copy until its similarity is about `jaccard`. New words come from other texts."""
     pieces = text.split(" ")
-    changed = len(words(text)) * (1 - jaccard) / (1 + jaccard)  # n-grams that must go, as many come
+    changed = len(words(text)) * (1 - jaccard) / (1 + jaccard)  # n-grams to replace
     if chance.random() < 0.7:
         for _ in range(round(changed / ngram)):
             _edit_word(pieces, chance.choice(others).split(" ", 50)[:50], chance)
@@ -117,7 +117,7 @@ def _swap_blocks(pieces: list[str], chance: random.Random) -> None:
 
 
 def exact_jaccard(one: str, other: str, ngram: int) -> float:
-    """Similarity of two texts by their n-grams themselves, without hashes."""
+    """Compute the similarity of two texts from their n-grams, without hashes."""
     left, right = _grams(one, ngram), _grams(other, ngram)
     return len(left & right) / len(left | right) if left or right else 0.0
 
@@ -128,7 +128,10 @@ def _grams(text: str, ngram: int) -> set[tuple[str, ...]]:
 
 
 def find_similar(texts: Sequence[str], config: DuplicatesConfig) -> dict[tuple[int, int], float]:
-    """Near-duplicates among texts by their places, with their similarity, as the stages find them."""
+    """Find near-duplicates among texts with the stages' own functions.
+
+    Returns the similarity of each pair, by the indices of the two texts.
+    """
     settings = SketchSettings(config.ngram, *choose_bands(config.jaccard, config.recall))
     check = Check(config.ngram, config.jaccard, least_equal(settings.shape, config.jaccard, config.recall))
     with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,10 @@
-"""Similarity: which candidates are near-duplicates, by the exact Jaccard similarity of their sets of n-grams.
+"""Decide which candidates are near-duplicates, by the exact Jaccard similarity of their sets of n-grams.
 
     J(A, B) = |A and B| / |A or B|
 
-Candidates whose whole sketches have too few values in common are left out first, which loses at `jaccard` no more than
-`crosscut.corpus.duplicates.bands` allows for. Only texts of the others are read, some megabytes at a time.
+Candidates whose sketches have too few values in common are removed first; `least_equal` in the module `bands` bounds
+how many near-duplicates are lost that way. Only the texts of the remaining candidates are read, some megabytes at a
+time.
 """
 
 from __future__ import annotations
@@ -21,34 +22,34 @@ from crosscut.corpus.collection import Collection, Numbers
 from crosscut.corpus.documents import read_table, write_table
 from crosscut.corpus.duplicates.candidates import Pairs, distinct, pairs_name
 from crosscut.corpus.duplicates.sketches import Sketches, read_lengths, read_sketches
-from crosscut.corpus.stages import Counts, Output
-from crosscut.corpus.words import Hashed, Hashes, Places, hash_words, ngrams
+from crosscut.corpus.execution.stages import Counts, Output
+from crosscut.corpus.words.ngrams import Hashed, Hashes, Places, hash_words, ngrams
 
 SIMILAR = "similar"
 PAIRS_PER_TASK = 1024
 CHARACTERS_AT_A_TIME = 8_000_000
 
 EDGES = pa.schema([("left", pa.uint64()), ("right", pa.uint64()), ("jaccard", pa.float64())])
-"""Pairs that are similar enough, ascending."""
+"""Columns of compared pairs, ascending, with their similarity."""
 
 Similarities = npt.NDArray[np.float64]
 
 
 Groups = tuple[tuple[Path, list[int]], ...]
-"""Large groups by the file and the rows that they stand in."""
+"""References to large groups: files, and the rows of the groups in each file."""
 
 
 class Check(NamedTuple):
-    """When two documents are near-duplicates."""
+    """Settings that decide whether two documents are near-duplicates."""
 
     ngram: int
     jaccard: float
     least_equal: int
-    """MinHash values that must be equal before texts are read."""
+    """Least number of equal MinHash values. The texts of pairs with fewer equal values are not compared."""
 
 
 class Edges(NamedTuple):
-    """Pairs and their exact similarity."""
+    """Pairs of document numbers with their exact similarity."""
 
     left: Numbers
     right: Numbers
@@ -58,7 +59,7 @@ class Edges(NamedTuple):
 def check_pairs(
     collection: Collection, check: Check, folder: Path, bounds: tuple[int, int], name: str, output: Output
 ) -> Counts:
-    """Task: the near-duplicates among the pairs in a folder whose left number lies within bounds."""
+    """Run a task: find the near-duplicates among the pairs in a folder whose left number lies within `bounds`."""
     found = []
     for path in sorted(folder.glob(pairs_name("*"))):
         table = read_table(path)
@@ -72,7 +73,10 @@ def check_pairs(
 
 
 def share_groups(files: Sequence[Path], members_per_task: int) -> list[Groups]:
-    """The groups in files by tasks with so many members each; those with the same first member fall to one task."""
+    """Divide the groups in files among tasks, with about `members_per_task` members each.
+
+    Groups with the same first member go to the same task.
+    """
     columns = [read_table(path)["members"].combine_chunks() for path in files]
     count = -(-sum(len(column.flatten()) for column in columns) // members_per_task)
     found: list[list[tuple[Path, list[int]]]] = [[] for _ in range(count)]
@@ -87,7 +91,7 @@ def share_groups(files: Sequence[Path], members_per_task: int) -> list[Groups]:
 
 
 def check_groups(collection: Collection, check: Check, groups: Groups, name: str, output: Output) -> Counts:
-    """Task: the near-duplicates in some large groups."""
+    """Run a task: find the near-duplicates in some large groups."""
     measured: list[Edges] = []
     known: dict[int, Edges] = {}
     for path, rows in groups:
@@ -98,9 +102,11 @@ def check_groups(collection: Collection, check: Check, groups: Groups, name: str
 
 
 def compare_group(collection: Collection, check: Check, members: Numbers, known: dict[int, Edges]) -> Iterator[Edges]:
-    """Similarities of each member that is no duplicate of one before it to all behind it that are none either.
+    """Compare the members of a group, without the pairs in which one document is already a duplicate.
 
-    `known` holds what was measured of a document in other groups, and takes up what is new.
+    The members are in the order of preference. The first member is compared with all others, and its duplicates are
+    removed from the list; then the next remaining member is compared with the members behind it, and so on. `known`
+    holds the similarities of a document that were measured in other groups. New similarities are added to it.
     """
     ordered = np.sort(members)
     sketches = read_sketches(collection, ordered)
@@ -120,7 +126,7 @@ def compare_group(collection: Collection, check: Check, members: Numbers, known:
 
 
 def concatenate(edges: Sequence[Edges]) -> Edges:
-    """Edges of several places, end to end."""
+    """Concatenate several sets of edges."""
     left = np.concatenate([np.empty(0, np.uint64), *(some.left for some in edges)])
     right = np.concatenate([np.empty(0, np.uint64), *(some.right for some in edges)])
     return Edges(left, right, np.concatenate([np.empty(0, np.float64), *(some.jaccard for some in edges)]))
@@ -138,13 +144,13 @@ def _slices(pairs: Pairs) -> Iterator[Pairs]:
 
 
 def equal_values(sketches: Sketches, pairs: Pairs) -> Places:
-    """How many values each pair has in common."""
+    """Number of equal MinHash values of each pair."""
     left, right = (np.searchsorted(sketches.numbers, column) for column in pairs)
     return np.asarray((sketches.values[left] == sketches.values[right]).sum(axis=1))
 
 
 def measure(collection: Collection, pairs: Pairs, ngram: int) -> Edges:
-    """Exact similarity of pairs, ordered by their left number."""
+    """Measure the exact similarity of pairs. The pairs must be ordered by their left number."""
     found = [np.empty(0, np.float64)]
     for some, numbers in _portions(collection, pairs):
         grams = ngrams(hash_words(document.text for document in collection.documents(numbers)), ngram)
@@ -153,7 +159,7 @@ def measure(collection: Collection, pairs: Pairs, ngram: int) -> Edges:
 
 
 def _portions(collection: Collection, pairs: Pairs) -> Iterator[tuple[Pairs, Numbers]]:
-    """Pairs in portions with not too much text, and the documents of each."""
+    """Split pairs into portions of about `CHARACTERS_AT_A_TIME`. With each portion come its documents' numbers."""
     if not len(pairs.left):
         return
     numbers = np.unique(np.concatenate(pairs))
@@ -167,7 +173,7 @@ def _portions(collection: Collection, pairs: Pairs) -> Iterator[tuple[Pairs, Num
 
 
 def jaccards(grams: Hashed, left: Places, right: Places) -> Similarities:
-    """Similarities of pairs of documents by their places; those with the same left one must follow each other."""
+    """Compute the similarities of pairs of documents, given by index. Pairs with one left index must be adjacent."""
     sets = [as_set(grams.of(place)) for place in range(len(grams.starts) - 1)]
     found = np.empty(len(left), np.float64)
     starts = np.flatnonzero(np.diff(left, prepend=-1)).tolist()
@@ -177,7 +183,10 @@ def jaccards(grams: Hashed, left: Places, right: Places) -> Similarities:
 
 
 def as_set(grams: Hashes) -> Hashes:
-    """N-grams ascending, each once; for a few thousand a sort is much faster than the hash table of `np.unique`."""
+    """Sort n-grams and remove repetitions.
+
+    For a few thousand n-grams, sorting is much faster than the hash table of `np.unique`.
+    """
     ordered = np.sort(grams)
     new = np.ones(len(ordered), dtype=bool)
     np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
@@ -185,7 +194,7 @@ def as_set(grams: Hashes) -> Hashes:
 
 
 def similarities(one: Hashes, others: Sequence[Hashes]) -> Similarities:
-    """Similarity of a set of n-grams, ascending, to others, all without repetition and not empty."""
+    """Compute the similarity of one set of n-grams to other sets. Each set is ascending, distinct and not empty."""
     sizes = np.fromiter(map(len, others), np.int64, len(others))
     grams = np.concatenate(others)
     places = np.searchsorted(one, grams)
@@ -195,9 +204,9 @@ def similarities(one: Hashes, others: Sequence[Hashes]) -> Similarities:
 
 
 def refused_name(task: str) -> str:
-    """Name of the Arrow file of a task's pairs that were compared and are not similar enough.
+    """Name of the file with a task's compared pairs that are not similar enough.
 
-    Those that are stand in all files that end in `.arrow`.
+    It is an Arrow file, but does not end in `.arrow`, because files with that suffix hold the near-duplicates.
     """
     return f"{task}.refused"
 
@@ -214,9 +223,9 @@ def _write(path: Path, measured: Sequence[Edges], check: Check, *, candidates: i
 
 
 def count_pairs(files: Sequence[Path], *, candidates: int) -> Counts:
-    """Counts of all tasks' pairs, each once: a pair of a large group may stand in others, and among the pairs.
+    """Count the pairs of all tasks without repetitions: a pair can occur in several groups and in the list of pairs.
 
-    `candidates` is the sum over the tasks; what was compared again was a candidate again.
+    `candidates` is the sum over the tasks, in which a pair that was compared several times counts several times.
     """
     tables = [read_table(path) for path in files]
     edges = concatenate([Edges(*(table[name].to_numpy() for name in Edges._fields)) for table in tables])
@@ -233,6 +242,6 @@ def count_pairs(files: Sequence[Path], *, candidates: int) -> Counts:
 
 
 def histogram(jaccard: Similarities) -> dict[str, int]:
-    """Pairs by twentieths of their similarity: `0.70` counts those from 0.70 to below 0.75."""
+    """Count pairs by similarity in steps of 0.05: `0.70` counts the pairs from 0.70 to below 0.75."""
     counts = Counter((np.minimum(jaccard, 0.9999) * 20 + 1e-9).astype(int).tolist())
     return {f"{place / 20:.2f}": counts[place] for place in sorted(counts)}

@@ -1,11 +1,11 @@
-"""Sketches: MinHash values of documents, from which the share of n-grams that two have in common can be told.
+"""Compute sketches: MinHash values of documents, which estimate the share of n-grams that two documents have in common.
 
-The n-grams are those of the exact check (`crosscut.corpus.words`), so both see one set. Value j of a document is the
-least of its n-grams' hashes after a multiplication that reorders them:
+The exact check uses the same n-grams (`crosscut.corpus.words.ngrams`). Value j of a document is the least of its
+n-grams' hashes after a permutation of the 32-bit numbers:
 
     value_j = min over n-grams g of (a_j * (hash(g) >> 32)) mod 2**32,   a_j odd
 
-in which an odd factor makes a permutation of the 32-bit numbers.
+Multiplication by an odd number is a permutation modulo 2**32.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import pyarrow as pa
 from crosscut.corpus.collection import Collection, Numbers, split_by_part
 from crosscut.corpus.documents import Document, Part, read_table
 from crosscut.corpus.duplicates.bands import Bands
-from crosscut.corpus.stages import Counts, Output
-from crosscut.corpus.words import Hashed, Places, hash_words, ngrams
+from crosscut.corpus.execution.stages import Counts, Output
+from crosscut.corpus.words.ngrams import Hashed, Places, hash_words, ngrams
 
 Values = npt.NDArray[np.uint32]
 
@@ -33,7 +33,7 @@ _BLOCK_GRAMS = 1 << 17
 
 
 class SketchSettings(NamedTuple):
-    """What sketches must have in common to be compared."""
+    """Settings of sketches. Only sketches with equal settings can be compared."""
 
     ngram: int
     bands: int
@@ -42,25 +42,25 @@ class SketchSettings(NamedTuple):
 
     @property
     def shape(self) -> Bands:
-        """Bands and rows."""
+        """Shape of the search: bands and rows."""
         return Bands(self.bands, self.rows)
 
     def schema(self) -> pa.Schema:
-        """Columns of a part's sketches: a column for each band, so that a task reads no other."""
+        """Columns of a part's sketches. Each band has its own column, so that a task reads only the bands it needs."""
         bands = [(f"band {band}", pa.list_(pa.uint32(), self.rows)) for band in range(self.bands)]
         columns = [("row", pa.uint32()), ("length", pa.uint64()), *bands]
         return pa.schema(columns, {name: str(value) for name, value in self._asdict().items()})
 
 
 def read_settings(path: Path) -> SketchSettings:
-    """The settings that a file of sketches was made with."""
+    """Read the settings that a file of sketches was made with."""
     with pa.memory_map(str(path)) as source:
         metadata = pa.ipc.open_file(source).schema.metadata
     return SketchSettings(*(int(metadata[name.encode()]) for name in SketchSettings._fields))
 
 
 def write_sketches(part: Part, settings: SketchSettings, output: Output) -> Counts:
-    """Task: the sketches of a part's documents, without those that have no words."""
+    """Run a task: write the sketches of a part's documents. Documents without words are left out."""
     rows: list[int] = []
     lengths: list[int] = []
     values: list[Values] = [np.empty((0, settings.shape.num_hashes), np.uint32)]
@@ -90,7 +90,7 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 def write_values(
     path: Path, settings: SketchSettings, rows: Sequence[int], lengths: Sequence[int], values: Values
 ) -> None:
-    """Write sketches [documents, hashes] of documents by ascending row, with their texts' lengths in characters."""
+    """Write sketches [documents, hashes], ascending by row, together with the lengths of the texts in characters."""
     bands = np.split(values, settings.bands, axis=1)
     columns = [pa.array(rows, pa.uint32()), pa.array(lengths, pa.uint64())]
     columns += [pa.FixedSizeListArray.from_arrays(pa.array(band.ravel()), settings.rows) for band in bands]
@@ -100,7 +100,10 @@ def write_values(
 
 
 def minhash(grams: Hashed, settings: SketchSettings) -> Values:
-    """Values [documents, hashes] of the documents that have n-grams; worked on in blocks that stay in the cache."""
+    """Compute the MinHash values [documents, hashes] of the documents that have n-grams.
+
+    The n-grams are processed in blocks that fit into the processor's cache.
+    """
     factors = _factors(settings)
     starts = grams.starts[:-1][np.diff(grams.starts) > 0]
     ends = np.append(starts[1:], len(grams.hashes))
@@ -119,28 +122,28 @@ def minhash(grams: Hashed, settings: SketchSettings) -> Values:
 
 
 def _factors(settings: SketchSettings) -> Values:
-    # The stream of PCG64 is fixed by numpy's compatibility policy, and of it only whole words are taken.
+    # numpy's compatibility policy guarantees the raw stream of PCG64, so the factors never change.
     words = np.random.PCG64(settings.seed).random_raw(settings.shape.num_hashes)
     return (np.asarray(words, np.uint64) >> np.uint64(32)).astype(np.uint32) | np.uint32(1)
 
 
 class Sketches(NamedTuple):
-    """The sketches of some documents."""
+    """Sketches of several documents."""
 
     numbers: Numbers
     lengths: npt.NDArray[np.uint64]
-    """Of their texts, in characters."""
+    """Lengths of the documents' texts, in characters."""
 
     values: Values
-    """[documents, hashes], or of one band [documents, rows]."""
+    """MinHash values [documents, hashes], or those of one band [documents, rows]."""
 
     def at(self, chosen: npt.NDArray[np.bool_]) -> Sketches:
-        """Those of some of the documents."""
+        """Select the sketches of the chosen documents."""
         return Sketches(self.numbers[chosen], self.lengths[chosen], self.values[chosen])
 
 
 def read_band(collection: Collection, index: int, band: int) -> Sketches:
-    """One band of the sketches of a part's documents, of an earlier run's those that it kept."""
+    """Read one band of the sketches of a part's documents. In a part of an earlier run, only of the kept documents."""
     table = _read(collection.parts[index])
     rows = table["row"].to_numpy()
     sketches = Sketches(collection.numbers(index, rows), table["length"].to_numpy(), _band(table, band))
@@ -151,13 +154,13 @@ def read_band(collection: Collection, index: int, band: int) -> Sketches:
 
 
 def read_lengths(collection: Collection, numbers: Numbers) -> npt.NDArray[np.uint64]:
-    """Lengths of documents' texts by their ascending numbers."""
+    """Read the lengths of the texts of documents with these ascending numbers."""
     read = (table["length"].to_numpy()[places] for table, places in _places(collection, numbers))
     return np.concatenate([np.empty(0, np.uint64), *read])
 
 
 def read_sketches(collection: Collection, numbers: Numbers) -> Sketches:
-    """Whole sketches of documents by their ascending numbers."""
+    """Read the whole sketches of documents with these ascending numbers."""
     lengths, values = [], []
     for table, places in _places(collection, numbers):
         lengths.append(table["length"].to_numpy()[places])

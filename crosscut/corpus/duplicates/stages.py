@@ -1,12 +1,12 @@
-"""The stages that remove duplicates, in their order.
+"""The stages that remove duplicates, in order.
 
-exact-keys, exact-repeats, exact     the same text: all but the first go
-sketches                             MinHash values of what is left, a task for each part
-candidates                           documents with a band in common, a task for each share of the bands
-similar                              their exact similarity, a task for some thousands of pairs
-clusters                             what near-duplicates connect, and who of it stays; one task
-near                                 the drops, a task for each part
-planted                              what the search finds of duplicates planted into the user's own text; one task
+exact-keys, exact-repeats, exact     drop all but the first document with the same text
+sketches                             compute MinHash values of the remaining documents; a task for each part
+candidates                           find documents with a band in common; a task for each share of the bands
+similar                              compute exact similarities of candidates; a task for about a thousand pairs
+clusters                             connect near-duplicates, and choose the document that stays; one task
+near                                 write the drops; a task for each part
+planted                              measure the search on duplicates planted into the user's own text; one task
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from crosscut.config.corpus import CorpusConfig
 from crosscut.config.errors import DataError
-from crosscut.corpus.collection import Collection, first_number, require_line
+from crosscut.corpus.collection import Collection, first_number, require_finished_run
 from crosscut.corpus.documents import INGEST, read_table
 from crosscut.corpus.duplicates.bands import choose_bands, least_equal
 from crosscut.corpus.duplicates.candidates import CANDIDATES, find_candidates, groups_name, pairs_name, shares
@@ -39,21 +39,21 @@ from crosscut.corpus.duplicates.similarity import (
     share_groups,
 )
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, read_settings, write_sketches
-from crosscut.corpus.line import WORK_FOLDER
+from crosscut.corpus.execution.stages import Counts, Output, PlannedStage, Stage, Task, read_records
+from crosscut.corpus.finished import WORK_FOLDER
 from crosscut.corpus.occurrences import first_stages, text_key
 from crosscut.corpus.parts import PartStage, files_of, find_parts
-from crosscut.corpus.stages import Counts, Output, PlannedStage, Stage, Task, read_records
 
 EXACT = "exact"
 _SAMPLED = 16
-"""Of that many pairs one is looked at to divide them into tasks."""
+"""Every n-th pair is sampled to divide the pairs evenly among the tasks."""
 
 
 def duplicate_stages(config: CorpusConfig, filters: tuple[str, ...], cleaned: bool) -> list[Stage]:
-    """The stages, behind those that `filters` names; the filters among them are `exact` and, below 1, `near`.
+    """List the stages that remove duplicates, after the given `filters`.
 
-    Raises `DataError` where an earlier run of `duplicates.against` has not ended well, was made with other settings, or
-    is this one.
+    The filters among the stages are `exact` and, if `duplicates.jaccard` is below 1, `near`. Raises `DataError` if an
+    earlier run of `duplicates.against` has not finished, has other settings, or is this run.
     """
     wanted = config.duplicates
     check_earlier(config)
@@ -87,20 +87,20 @@ def duplicate_stages(config: CorpusConfig, filters: tuple[str, ...], cleaned: bo
 
 
 def check_earlier(config: CorpusConfig) -> None:
-    """Raise `DataError` where a run of `duplicates.against` has not ended well, is this one, or stands there twice."""
+    """Raise `DataError` if a run of `duplicates.against` has not finished, is this run, or is named twice."""
     found: set[Path] = set()
     for folder in config.duplicates.against:
         path = Path(folder).resolve()
         if path == Path(config.folder).resolve():
             raise DataError(
                 f"`duplicates.against` must name output folders of earlier runs, but `{folder}` is this run's own "
-                f"`folder`. Choose another `folder`, or take it out."
+                f"`folder`. Choose another `folder`, or remove `{folder}` from `duplicates.against`."
             )
         if path in found:
             raise DataError(
-                f"`duplicates.against` must name each earlier run once, but `{folder}` is there twice. Take one out."
+                f"`duplicates.against` must name each earlier run once, but names `{folder}` twice. Remove one of them."
             )
-        require_line(folder)
+        require_finished_run(folder)
         found.add(path)
 
 
@@ -110,14 +110,15 @@ def _require_sketches(against: tuple[str, ...], settings: SketchSettings) -> Non
         found = read_settings(files[0]) if files else None
         if found != settings:
             raise DataError(
-                f"`duplicates.against` must name runs with the same n-grams and bands, here {_named(settings)}, but "
-                f"`{folder}` has {_named(found)}. Take its `duplicates` settings, or run it again with these."
+                f"`duplicates.against` must name runs with the same n-grams and bands as this run, {_named(settings)}, "
+                f"but `{folder}` has {_named(found)}. Use the `duplicates` settings of that run, or prepare it again "
+                "with the settings of this run."
             )
 
 
 def _named(settings: SketchSettings | None) -> str:
     if settings is None:
-        return "none: it looked for exact duplicates only"
+        return "none, because it removed exact duplicates only"
     return ", ".join(f"{name} {value}" for name, value in settings._asdict().items())
 
 
@@ -163,7 +164,7 @@ def _plan_similar(gather: Gather, check: Check, work: Path) -> Sequence[Task]:
         *((f"groups-{at:06}", (check_groups, check, own), (at, len(groups))) for at, own in enumerate(groups)),
     ]
     gathered = gather.described(work, collection)
-    common = common_digest(work, collection, CANDIDATES, f"{EXACT}-keys")  # other texts have other keys
+    common = common_digest(work, collection, CANDIDATES, f"{EXACT}-keys")  # the keys change if any text changes
     size = _size(work) // max(1, len(calls))
     return [
         Task(
@@ -177,7 +178,7 @@ def _plan_similar(gather: Gather, check: Check, work: Path) -> Sequence[Task]:
 
 
 def _bounds(pairs: Sequence[Path], num_parts: int) -> list[tuple[int, int]]:
-    """Ranges of left numbers that hold about `PAIRS_PER_TASK` each, together all."""
+    """Divide all left numbers into ranges that hold about `PAIRS_PER_TASK` pairs each."""
     samples = [read_table(path)["left"].to_numpy()[_SAMPLED // 2 :: _SAMPLED] for path in pairs]
     sample = np.sort(np.concatenate(samples))[:: PAIRS_PER_TASK // _SAMPLED][1:]
     cuts = [0, *np.unique(sample).tolist(), int(first_number(num_parts))]
@@ -206,7 +207,7 @@ def _plan_clusters(gather: Gather, work: Path) -> Sequence[Task]:
 def _join(
     collection: Collection, files: Sequence[Path], refused: Sequence[Path], candidates: int, output: Output
 ) -> Counts:
-    """Task: clusters from all near-duplicates, and the counts of all pairs, each once."""
+    """Run the task: form clusters from all near-duplicates, and count all pairs without repetitions."""
     return {**count_pairs([*files, *refused], candidates=candidates), **join(collection, files, output)}
 
 

@@ -1,6 +1,6 @@
-"""Test sets that the corpus must not hold: what they share with it is found, reported and cut out (paper, 4.1.2).
+"""Find text of test sets in the corpus, report it, and cut it out (paper, 4.1.2).
 
-Three stages. `test-sets` gathers the 8-grams of all test sets and a Bloom filter of them. `leakage`, a filter, asks the
-Bloom filter for every 8-gram of every document, confirms each hit word by word, and cuts or drops. `overlap` adds up
-what share of each test set was found.
+There are three stages. `test-sets` gathers the 8-grams of all test sets and makes a Bloom filter of them. `leakage`, a
+filter, looks up every 8-gram of every document in the Bloom filter, confirms each hit word by word, and cuts passages
+or drops documents. `overlap` computes the share of each test set that the corpus contains.
 """

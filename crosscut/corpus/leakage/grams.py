@@ -1,7 +1,8 @@
-"""The n-grams of all test sets: gathered once, then mapped from a file by every process that looks for them.
+"""The n-grams of all test sets. They are gathered once; every process that searches for them maps them from a file.
 
-A Bloom filter lets through the n-grams that a test set has and few others; those are looked up among the hashes, which
-are sorted; and the words themselves decide. So the filter's false positives and collisions of hashes cost time only.
+An n-gram of a document passes three checks: the Bloom filter, which admits the n-grams of test sets and few others; a
+look-up in the sorted hashes; and a comparison of the words. False positives of the filter and collisions of hashes
+therefore cost time but never change the result.
 """
 
 from __future__ import annotations
@@ -18,25 +19,25 @@ import pyarrow as pa
 from abloom import BloomFilter
 
 from crosscut.corpus.documents import read_table, write_table
+from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.leakage.test_sets import Item, read_test_set, set_names
-from crosscut.corpus.stages import Counts, Output
-from crosscut.corpus.words import Hashes, Places, hash_words, ngrams, words
+from crosscut.corpus.words.ngrams import Hashes, Places, hash_words, ngrams, words
 
 GRAMS_NAME, ITEMS_NAME, FILTER_NAME = FILES = "grams.arrow", "items.arrow", "grams.bloom"
 
 GRAMS = pa.schema([("hash", pa.uint64()), ("gram", pa.large_string()), ("items", pa.large_list(pa.uint32()))])
-"""Columns of the distinct n-grams, ascending by hash. `items` are rows of the table of items."""
+"""Columns of the distinct n-grams, ascending by hash. `items` holds row numbers of the table of items."""
 
 ITEMS = pa.schema([("test_set", pa.string()), ("number", pa.uint32()), ("title", pa.string()), ("grams", pa.uint32())])
-"""Columns of the items: `number` counts from 1 in its test set, `grams` are the distinct n-grams that it has."""
+"""Columns of the items. `number` counts from 1 within the test set; `grams` is the number of distinct n-grams."""
 
 Numbers = npt.NDArray[np.int64]
 
 
 def gather(files: Sequence[str], text_key: str, n: int, false_positives: float, output: Output) -> Counts:
-    """Task of the stage `test-sets`: write the n-grams of test sets, their items, and the Bloom filter.
+    """Run the task of the stage `test-sets`: write the n-grams of the test sets, the items, and the Bloom filter.
 
-    A text of fewer than `n` words has no n-gram and is not looked for; it is counted as too short.
+    An item of fewer than `n` words has no n-gram, so it cannot be found. Such items are counted as too short.
     """
     files = list(dict.fromkeys(files))
     sets = [
@@ -68,7 +69,7 @@ def gather(files: Sequence[str], text_key: str, n: int, false_positives: float, 
 class _Gathered(NamedTuple):
     hashes: Hashes  # distinct, ascending
     texts: list[str]
-    starts: Places  # of each gram's items, [grams + 1]
+    starts: Places  # index of each gram's first item, [grams + 1]
     items: Numbers
 
 
@@ -76,7 +77,7 @@ def _gather(items: Sequence[Item], n: int) -> _Gathered:
     spoken, places, owners, hashes = _all_grams(items, n)
     distinct, firsts, numbers = np.unique(hashes, return_index=True, return_inverse=True)
     texts = [" ".join(spoken[place : place + n]) for place in places[firsts].tolist()]
-    # Other words of the same hash, should there ever be any, are not told apart and not looked for.
+    # If different n-grams have the same hash, only the first is kept; the others are not searched for.
     again = np.flatnonzero(firsts[numbers] != np.arange(len(numbers)))
     same = np.ones(len(numbers), dtype=np.bool_)
     same[again] = [
@@ -89,9 +90,9 @@ def _gather(items: Sequence[Item], n: int) -> _Gathered:
 
 
 def _all_grams(items: Sequence[Item], n: int) -> tuple[list[str], Places, Numbers, Hashes]:
-    """All words in a row; and of each n-gram its first word's place there, its item, and its hash."""
+    """Return all words in order, and for each n-gram the place of its first word, its item, and its hash."""
     spoken: list[str] = []
-    known: dict[str, str] = {}  # one string for each word, however often it comes
+    known: dict[str, str] = {}  # one shared string per distinct word, to save memory
     segments: list[str] = []
     begins: list[int] = []
     owners: list[int] = []
@@ -111,44 +112,44 @@ def _all_grams(items: Sequence[Item], n: int) -> tuple[list[str], Places, Number
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Grams:
-    """The n-grams of all test sets, as they lie on the disk."""
+    """The n-grams of all test sets, mapped from the disk."""
 
     n: int
-    """Words of each."""
+    """Words of an n-gram."""
 
     hashes: Hashes
-    """Distinct, ascending, [grams]."""
+    """Distinct hashes of the n-grams, ascending, [grams]."""
 
     texts: pa.ChunkedArray
-    """Their words, [grams]."""
+    """Words of each n-gram, [grams]."""
 
     items: npt.NDArray[np.uint32]
-    """The items that have each gram: those of gram i stand from `starts[i]` to `starts[i + 1]`."""
+    """Items that contain each n-gram: those of n-gram i are at `starts[i]` to `starts[i + 1]`."""
 
     starts: Places
-    """[grams + 1]."""
+    """Index in `items` of each n-gram's first item, [grams + 1]."""
 
     set_names: tuple[str, ...]
-    """The test sets."""
+    """Names of the test sets."""
 
     set_of_item: Numbers
-    """Place of each item's test set among them, [items]."""
+    """Index in `set_names` of each item's test set, [items]."""
 
     numbers: Numbers
     """Number of each item in its test set, from 1, [items]."""
 
     sizes: Numbers
-    """Distinct grams of each item, [items]."""
+    """Number of distinct n-grams of each item, [items]."""
 
     titles: tuple[str, ...]
-    """Title of each item, empty for what is no article, [items]."""
+    """Title of each item, or empty if the item is not an article, [items]."""
 
     bloom: BloomFilter
-    """Holds all hashes."""
+    """Bloom filter of all hashes."""
 
     @classmethod
     def open(cls, folder: Path, n: int) -> Grams:
-        """What the stage `test-sets` wrote into `folder`."""
+        """Map the files that the stage `test-sets` wrote into `folder`."""
         grams, items = read_table(folder / GRAMS_NAME), read_table(folder / ITEMS_NAME)
         lists = grams["items"].combine_chunks()
         sets = items["test_set"].to_pylist()
@@ -171,9 +172,9 @@ class Grams:
         return len(self.hashes)
 
     def look_up(self, hashes: Hashes) -> tuple[Places, Numbers, int]:
-        """Which of some hashes are there: (their places among those asked, the grams' numbers, false positives).
+        """Look up hashes. Returns the indices of the hashes that were found, their n-gram numbers, and a count.
 
-        False positives are those that the Bloom filter let through and that are not there.
+        The count is the number of false positives: hashes that pass the Bloom filter but belong to no n-gram.
         """
         bloom = self.bloom
         let_through = np.flatnonzero(np.array([value in bloom for value in hashes.tolist()], dtype=np.bool_))
@@ -184,7 +185,10 @@ class Grams:
         return let_through[found], numbers[found], int((~found).sum())
 
     def items_of(self, numbers: Numbers) -> tuple[Places, Numbers]:
-        """The items that have some grams: (place of the gram in `numbers`, item), ascending by place, then item."""
+        """Find the items that contain the given n-grams.
+
+        Returns indices into `numbers` and the items, as two arrays, ascending by index and then by item.
+        """
         begins, ends = self.starts[numbers], self.starts[numbers + 1]
         counts = ends - begins
         places = np.repeat(np.arange(len(numbers)), counts)
@@ -193,7 +197,7 @@ class Grams:
 
 
 def open_grams(folder: Path, n: int) -> Grams:
-    """`Grams.open`, once in a process for each version of the files."""
+    """Call `Grams.open` only once per process, unless the files change."""
     return _opened(folder, n, (folder / GRAMS_NAME).stat().st_mtime_ns)
 
 

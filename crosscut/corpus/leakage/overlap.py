@@ -1,7 +1,7 @@
-"""The stage `overlap`: what share of each test set the corpus holds, and with which passages (paper, 4.1.2).
+"""The stage `overlap`: compute the share of each test set that the corpus contains, and list passages (paper, 4.1.2).
 
-Counted before anything is cut: it is what a model would have seen. An n-gram that many documents have is nothing that
-leaked but what people write alike, so the ones found most often are listed.
+The share is computed before anything is cut, so it is what a model would have seen. An n-gram that occurs in many
+documents is a common phrase and not a leak, so the most frequent n-grams are listed too.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ from typing import Any
 import numpy as np
 
 from crosscut.corpus.documents import read_table
+from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.leakage.grams import Grams, Numbers, open_grams
 from crosscut.corpus.leakage.removal import hits_name, matches_name
-from crosscut.corpus.stages import Counts, Output
 
 MOST = 20
-"""Passages of a test set, and frequent n-grams, that are listed."""
+"""Number of passages listed per test set, and number of frequent n-grams listed."""
 
 SHOWN_CHARACTERS = 500
-"""Longest passage that is listed whole."""
+"""Characters of the longest passage that is listed in full."""
 
 
 def add_up(work: Path, folder: Path, n: int, stage: str, parts: Sequence[str], _output: Output) -> Counts:
-    """Task of the stage: one table for each test set, and the most frequent n-grams.
+    """Run the stage's task: make a table for each test set, and list the most frequent n-grams.
 
-    Reads what the stage `stage` found in the `parts`, one after the other; memory holds a number for each n-gram of the
-    test sets.
+    Reads the findings of the stage `stage` part by part. Memory holds one number for each n-gram of the test sets.
     """
     grams = open_grams(folder, n)
     documents = np.zeros(len(grams), dtype=np.int64)
@@ -80,14 +79,14 @@ def _frequent(grams: Grams, documents: Numbers, sets: np.ndarray[Any, np.dtype[n
 
 
 class _Passages:
-    """The passages shared with each test set: how many, in how many documents, and the longest."""
+    """For each test set: the number of shared passages, the number of documents with passages, the longest passages."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._counts = {name: {"documents_touched": 0, "passages": 0} for name in names}
         self._longest: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
 
     def add(self, matches: Sequence[dict[str, Any]]) -> None:
-        """Take up the passages of a part."""
+        """Add the passages of a part."""
         for name, longest in self._longest.items():
             own = [match for match in matches if match["test_set"] == name]
             self._counts[name]["passages"] += len(own)
@@ -95,7 +94,7 @@ class _Passages:
             self._longest[name] = heapq.nlargest(MOST, [*longest, *self._shown(own)], key=lambda one: one["grams"])
 
     def of(self, name: str) -> Counts:
-        """What there is to say of a test set."""
+        """Return the counts and the longest passages of a test set."""
         return {**self._counts[name], "longest": self._longest[name]}
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""What documents share with test sets: n-grams, the passages that they form, and what is left when those are cut out.
+"""Find the n-grams that documents share with test sets, join them to passages, and cut passages out.
 
-A passage is a longest run of consecutive n-grams that are all in one test set; it is what somebody copied, or what many
-people write alike.
+A passage is a longest run of consecutive n-grams that are all in one test set. It is either copied text or a common
+phrase.
 """
 
 from __future__ import annotations
@@ -12,43 +12,43 @@ from typing import NamedTuple
 import numpy as np
 
 from crosscut.corpus.leakage.grams import Grams, Numbers
-from crosscut.corpus.word_places import WordPlaces
-from crosscut.corpus.words import Places, hash_words, ngrams
+from crosscut.corpus.words.ngrams import Places, hash_words, ngrams
+from crosscut.corpus.words.places import WordPlaces
 
 SLICE_CHARACTERS = 4 << 20
-"""Text whose words are in memory at a time."""
+"""Characters of text that are searched at a time, to bound memory."""
 
 REACH = 100
-"""How far the edge of a cut moves to stand at a blank."""
+"""Characters that the edge of a cut may move, so that the cut begins and ends at a space or line end."""
 
 Span = tuple[int, int]
 
 
 class Shared(NamedTuple):
-    """The n-grams that one document shares with the test sets, in the order of its text; empty for most."""
+    """The n-grams that one document shares with the test sets, in the order of the text. Most documents share none."""
 
     numbers: Numbers
-    """Which grams, [hits]."""
+    """Number of each shared n-gram in `Grams`, [hits]."""
 
     words: Places
-    """The word with which each begins, counted through the document, [hits]."""
+    """Index of each n-gram's first word in the document, [hits]."""
 
     starts: Places
-    """Where each begins, in characters, [hits]."""
+    """Position of each n-gram's first character, [hits]."""
 
     ends: Places
-    """Where each ends, [hits]."""
+    """Position after each n-gram's last character, [hits]."""
 
 
 class Found(NamedTuple):
-    """What a search came to."""
+    """Result of a search."""
 
     documents: list[Shared]
     asked: int
-    """N-grams that were asked for."""
+    """Number of n-grams that were looked up."""
 
     by_chance: int
-    """Those that the Bloom filter let through and that no test set has."""
+    """Number of n-grams that passed the Bloom filter although no test set contains them."""
 
 
 class Passage(NamedTuple):
@@ -56,7 +56,7 @@ class Passage(NamedTuple):
 
     test_set: int
     item: int
-    """The item that has most of them, the first of several."""
+    """The item that contains most of the n-grams, or the first of several such items."""
 
     num_grams: int
     span: Span
@@ -65,12 +65,12 @@ class Passage(NamedTuple):
 class _Slice(NamedTuple):
     document: int
     text: str
-    offset: int  # of its first character in the document
+    offset: int  # position of the slice in the document
     first_word: int
 
 
 def search(texts: Sequence[str], grams: Grams) -> Found:
-    """The n-grams that each text shares with the test sets, each confirmed by its words."""
+    """Find the n-grams that each text shares with the test sets. Each hit is confirmed by comparing the words."""
     shared: list[list[Shared]] = [[] for _ in texts]
     asked = by_chance = 0
     for batch in _batches(texts, grams.n):
@@ -93,7 +93,7 @@ def _join(of_slices: list[Shared]) -> Shared:
 
 def _confirm(one: _Slice, places: Places, numbers: Numbers, grams: Grams) -> Shared:
     located = WordPlaces(one.text)
-    whole = places + grams.n <= len(located)  # a text of fewer words has a gram that is none
+    whole = places + grams.n <= len(located)  # the single n-gram of a text of fewer than n words does not count
     places, numbers = places[whole], numbers[whole]
     expected = grams.texts.take(numbers).to_pylist()
     same = [located.words(place, grams.n) == words for place, words in zip(places.tolist(), expected, strict=True)]
@@ -117,7 +117,9 @@ def _batches(texts: Sequence[str], n: int) -> Iterator[list[_Slice]]:
 
 
 def _slices(document: int, text: str, n: int) -> Iterator[_Slice]:
-    """A text, or pieces of a long one that repeat the last n - 1 words of the one before: each n-gram is in one."""
+    """Cut a long text into slices. Each slice repeats the last n - 1 words of the previous slice, so that no n-gram is
+    lost between slices and none occurs twice.
+    """
     start = first_word = 0
     while len(text) - start > SLICE_CHARACTERS:
         end = _blank_before(text, start + SLICE_CHARACTERS, SLICE_CHARACTERS // 2)
@@ -131,7 +133,7 @@ def _slices(document: int, text: str, n: int) -> Iterator[_Slice]:
 
 
 def _blank_before(text: str, place: int, reach: int) -> int:
-    """The last blank or line end up to a place, or the place itself where there is none within reach."""
+    """Position of the last space or line end up to `place`, or `place` itself if there is none within reach."""
     low = max(place - reach, 0)
     found = max(text.rfind(" ", low, place + 1), text.rfind("\n", low, place + 1))
     return found if found >= 0 else (place if low else 0)
@@ -144,7 +146,7 @@ def _blank_after(text: str, place: int) -> int:
 
 
 def passages(shared: Shared, grams: Grams) -> Iterator[Passage]:
-    """The passages that a document shares with each test set, test set by test set, in the order of the text."""
+    """Yield the passages that a document shares with the test sets, by test set and in the order of the text."""
     hits, items = grams.items_of(shared.numbers)
     sets = grams.set_of_item[items]
     for test_set in np.unique(sets).tolist():
@@ -158,7 +160,7 @@ def passages(shared: Shared, grams: Grams) -> Iterator[Passage]:
 
 
 def _runs(numbers: Numbers) -> Iterator[tuple[int, int]]:
-    """First and last place of each run of consecutive numbers."""
+    """Index of the first and of the last element of each run of consecutive numbers."""
     if not len(numbers):
         return iter(())
     breaks = np.flatnonzero(np.diff(numbers) != 1)
@@ -167,7 +169,10 @@ def _runs(numbers: Numbers) -> Iterator[tuple[int, int]]:
 
 
 def spans_to_cut(text: str, shared: Shared, *, margin: int) -> list[Span]:
-    """Where a document is to be cut: its shared n-grams with a margin, from blank to blank, apart from each other."""
+    """Compute the spans to cut from a document: its shared n-grams with a margin on both sides.
+
+    Spans begin and end at spaces if possible. Overlapping spans are merged.
+    """
     cuts: list[Span] = []
     for first, last in _runs(shared.words):
         start = _blank_before(text, max(int(shared.starts[first]) - margin, 0), REACH)
@@ -180,7 +185,7 @@ def spans_to_cut(text: str, shared: Shared, *, margin: int) -> list[Span]:
 
 
 def pieces(text: str, cuts: Sequence[Span]) -> list[str]:
-    """What is left of a text when spans are cut out, without the blanks around each piece and without empty ones."""
+    """Cut spans out of a text. Returns the remaining pieces, stripped of white space, without empty pieces."""
     bounds = [0, *(place for span in cuts for place in span), len(text)]
     left = (text[start:end].strip() for start, end in zip(bounds[::2], bounds[1::2], strict=True))
     return [piece for piece in left if piece]

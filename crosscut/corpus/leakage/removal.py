@@ -1,4 +1,4 @@
-"""The stage `leakage`: each document against the n-grams of the test sets, and what is done about it."""
+"""The stage `leakage`: find the n-grams of test sets in each document, and cut passages or drop documents."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import pyarrow as pa
 
 from crosscut.config.corpus import LeakageConfig
 from crosscut.corpus.documents import Document, Drop, Part, drops_name, read_table, write_drops, write_table
-from crosscut.corpus.filters import count_drops
+from crosscut.corpus.execution.stages import Counts, Output
+from crosscut.corpus.filters.judging import count_drops
 from crosscut.corpus.leakage.grams import Grams, Numbers, open_grams
 from crosscut.corpus.leakage.passages import Passage, Shared, Span, passages, pieces, search, spans_to_cut
-from crosscut.corpus.stages import Counts, Output
-from crosscut.corpus.words import words
+from crosscut.corpus.words.ngrams import words
 
 ARTICLE_SHARE = 0.5
-"""Share of the n-grams of an article of a test set that make a document that article, whatever its title."""
+"""Share of an article's n-grams from which on a document counts as that article of the test set, whatever its title."""
 
 CUTS = pa.schema([("row", pa.uint32()), ("start", pa.uint64()), ("end", pa.uint64())])
-"""Columns of what is to be cut from the texts that the stage was given, in characters; ascending, and apart."""
+"""Columns of the spans to cut, in characters of the stage's input texts. Spans are ascending and do not touch."""
 
 HITS = pa.schema([("gram", pa.uint32()), ("documents", pa.uint32())])
-"""Columns of the test sets' n-grams that are in a part, by their row among all, and in how many documents."""
+"""Columns of the n-grams found in a part: the number of the n-gram and the number of documents that contain it."""
 
 MATCHES = pa.schema(
     [
@@ -39,26 +39,26 @@ MATCHES = pa.schema(
         ("passage", pa.large_string()),
     ]
 )
-"""Columns of the passages that documents share with test sets; `item` counts from 1."""
+"""Columns of the passages that documents share with test sets. `item` counts from 1."""
 
 
 def cuts_name(part: str) -> str:
-    """Name of the file of what is to be cut from the documents of a part."""
+    """Name of the file with the spans to cut from the documents of a part."""
     return f"{part}.cuts.arrow"
 
 
 def hits_name(part: str) -> str:
-    """Name of the file of the n-grams found in a part."""
+    """Name of the file with the n-grams found in a part."""
     return f"{part}.hits.arrow"
 
 
 def matches_name(part: str) -> str:
-    """Name of the file of the passages found in a part."""
+    """Name of the file with the passages found in a part."""
     return f"{part}.matches.arrow"
 
 
 def read_cuts(work: Path, stage: str, part: str) -> dict[int, list[Span]]:
-    """What is to be cut from the documents of a part, by row."""
+    """Read the spans to cut from the documents of a part, by row."""
     cuts: dict[int, list[Span]] = {}
     table = read_table(work / stage / cuts_name(part))
     for row, start, end in zip(*(table[name].to_pylist() for name in CUTS.names), strict=True):
@@ -68,7 +68,7 @@ def read_cuts(work: Path, stage: str, part: str) -> dict[int, list[Span]]:
 
 @dataclass
 class _Outcome:
-    """What comes of the documents of a part."""
+    """Findings and decisions about the documents of a part."""
 
     drops: list[Drop] = field(default_factory=list)
     cuts: list[tuple[int, int, int]] = field(default_factory=list)
@@ -79,7 +79,7 @@ class _Outcome:
 
 
 def remove_leaks(part: Part, folder: Path, config: LeakageConfig, output: Output) -> Counts:
-    """Task of the stage: find what the documents of a part share with the test sets gathered in `folder`.
+    """Run a task of the stage: find the text that the documents of a part share with the test sets in `folder`.
 
     Writes `part.drops.arrow`, `part.cuts.arrow`, `part.hits.arrow` and `part.matches.arrow`.
     """
@@ -110,7 +110,7 @@ def _spoken(title: str) -> str:
 def _treat(
     document: Document, shared: Shared, article: int | None, grams: Grams, config: LeakageConfig, outcome: _Outcome
 ) -> None:
-    """Note what a document shares, and what comes of it."""
+    """Record the n-grams that a document shares with test sets, and decide whether to cut or drop it."""
     distinct = np.unique(shared.numbers)
     found = list(passages(shared, grams))
     outcome.grams.append(distinct)
@@ -131,7 +131,7 @@ def _treat(
 
 
 def _match(document: Document, passage: Passage, grams: Grams) -> tuple[Any, ...]:
-    """A row of `MATCHES`."""
+    """Make a row of `MATCHES`."""
     start, end = passage.span
     test_set, item = grams.set_names[passage.test_set], int(grams.numbers[passage.item])
     return document.row, document.id, test_set, item, passage.num_grams, start, end, document.text[start:end]
@@ -140,7 +140,7 @@ def _match(document: Document, passage: Passage, grams: Grams) -> tuple[Any, ...
 def _leak(
     row: int, num_grams: int, num_cuts: int, found: Sequence[Passage], grams: Grams, config: LeakageConfig
 ) -> Drop:
-    """The drop of a document for what it shares, mostly with one test set."""
+    """Make the drop of a document that shares too much. It names the test set with most of the shared n-grams."""
     by_set = np.zeros(len(grams.set_names), dtype=np.int64)
     for passage in found:
         by_set[passage.test_set] += passage.num_grams
@@ -151,7 +151,7 @@ def _leak(
 
 
 def _article(row: int, titled: int | None, distinct: Numbers, grams: Grams) -> Drop | None:
-    """The drop of a document that is an article of a test set, by its title or by its n-grams."""
+    """Make the drop of a document that is an article of a test set, by its title or by its n-grams."""
     item, detail = titled, "by its title"
     if item is None:
         items, counts = np.unique(grams.items_of(distinct)[1], return_counts=True)

@@ -1,4 +1,4 @@
-"""The three stages, in their order, as the pipeline runs them."""
+"""The three stages of the leakage check, in order: `test-sets`, `leakage` and `overlap`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 
 from crosscut.config.corpus import LeakageConfig
+from crosscut.corpus.execution.stages import Stage, Task
 from crosscut.corpus.leakage.grams import FILES, gather
 from crosscut.corpus.leakage.overlap import add_up
 from crosscut.corpus.leakage.removal import hits_name, matches_name, remove_leaks
 from crosscut.corpus.leakage.test_sets import read_test_set
 from crosscut.corpus.parts import PartStage, find_parts
-from crosscut.corpus.stages import Stage, Task
 from crosscut.data.hashing import sha256
 from crosscut.data.sources import unreadable
 
@@ -22,9 +22,9 @@ GATHERING, LEAKAGE, OVERLAP = "test-sets", "leakage", "overlap"
 
 
 def leakage_stages(config: LeakageConfig, work: Path, *, filters: tuple[str, ...], cleaned: bool) -> Sequence[Stage]:
-    """The stages that a corpus needs for its test sets, after the `filters`; none where it names no test set.
+    """List the stages that check a corpus against its test sets, after the `filters`. No test set means no stages.
 
-    Only `leakage` is a filter. Raises `DataError` for a test set that cannot be read.
+    Only `leakage` is a filter. Raises `DataError` if a test set cannot be read.
     """
     if not config.test_sets:
         return ()
@@ -43,7 +43,7 @@ def leakage_stages(config: LeakageConfig, work: Path, *, filters: tuple[str, ...
 
 
 def _digests(config: LeakageConfig) -> tuple[str, ...]:
-    for file in config.test_sets:  # what is wrong with one is told now, not hours later
+    for file in config.test_sets:  # report a faulty test set now and not hours later
         read_test_set(Path(file), text_key=config.text_key)
     try:
         return tuple(sha256(Path(file)) for file in config.test_sets)
@@ -61,7 +61,7 @@ class _Gathering:
     version: int = 1
 
     def tasks(self, _work: Path) -> list[Task]:
-        """One, for all test sets."""
+        """Return the single task, which gathers all test sets."""
         config = self.config
         return [
             Task(
@@ -83,7 +83,7 @@ class _Overlap:
     version: int = 1
 
     def tasks(self, work: Path) -> list[Task]:
-        """One, for all parts."""
+        """Return the single task, which reads the findings of all parts."""
         parts = [part.name for part, _ in find_parts(work)]
         files = [work / LEAKAGE / name(part) for part in parts for name in (hits_name, matches_name)]
         return [

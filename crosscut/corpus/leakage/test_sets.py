@@ -1,9 +1,9 @@
-"""Reading test sets: files to items, the texts whose n-grams the corpus must not have.
+"""Read the files of test sets into items, which are the texts whose n-grams the corpus must not contain.
 
-A line of a .jsonl file is an item. WikiText's files are cut into their articles. Any other text has an item in each
-passage between blank lines, or in each line where there are no blank lines. N-grams are of words without their
-punctuation, so that WikiText's ` @-@ ` and ` 's` need no repair: its tokenised words are those of the text. Two things
-do: what stands around an `<unk>` is not consecutive, and `do n't` is `don't`.
+Each line of a .jsonl file is an item. Each article of a WikiText file is an item. In any other text, each passage
+between blank lines is an item, or each line if there are no blank lines. N-grams ignore punctuation, so the tokenised
+` @-@ ` and ` 's` of WikiText need no repair. Two things do: a text is split at `<unk>`, because the words around it are
+not consecutive, and `do n't` becomes `don't`.
 """
 
 import json
@@ -20,7 +20,7 @@ from crosscut.data.sources import unreadable
 SUFFIXES = (".jsonl", ".txt", ".raw", ".tokens")
 
 UNKNOWN = "<unk>"
-"""What stands for a rare word in tokenised test sets."""
+"""Placeholder for a rare word in tokenised test sets."""
 
 _ARTICLE = re.compile(r"(?:\A|(?<=\n)) ?\n = (?!= )(.+?)(?<! =) = \n(?= ?\n)")
 _BLANK_LINES = re.compile(r"\n[ \t]*\n+")
@@ -30,42 +30,45 @@ class Item(NamedTuple):
     """A text of a test set."""
 
     text: str
-    """All of it."""
+    """The whole text."""
 
     title: str = ""
-    """Of an article of WikiText; empty for what is none."""
+    """Title of an article of WikiText. Empty for all other items."""
 
     @property
     def segments(self) -> list[str]:
-        """Its consecutive words, as texts."""
+        """The text split into segments of consecutive words."""
         return [part.replace(" n't", "n't") for part in self.text.split(UNKNOWN)]
 
 
 def set_names(files: Sequence[str]) -> list[str]:
-    """What the test sets are called: their files' names, with their folders where two have the same."""
+    """Name the test sets by their files' names, or by their whole paths if two files have the same name."""
     names = [Path(file).name for file in files]
     return [file if names.count(name) > 1 else name for file, name in zip(files, names, strict=True)]
 
 
 def read_test_set(path: Path, *, text_key: str) -> list[Item]:
-    """Read the items of a test set; item numbers count from 1 in their order.
+    """Read the items of a test set, in the order of the file.
 
-    Raises `DataError` for a file that cannot be read, is not UTF-8, has another suffix or no text, and for a line of a
-    .jsonl file that has no text under `text_key`.
+    Raises `DataError` if the file cannot be read, is not UTF-8, has an unknown suffix or contains no text. Also raises
+    it if a line of a .jsonl file has no text under `text_key`.
     """
     if path.suffix not in SUFFIXES:
-        raise DataError(f"`leakage.test_sets` must name files that end in {listed(SUFFIXES)}, but names `{path}`.")
+        raise DataError(
+            f"`leakage.test_sets` must name files that end in {listed(SUFFIXES)}, but names `{path}`. Convert or "
+            "rename the file."
+        )
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise unreadable(str(path), error) from None
     except UnicodeDecodeError as error:
         raise DataError(
-            f"`{path}` must be UTF-8 text, but is not at byte {error.start}. Convert it to UTF-8 first."
+            f"`{path}` must be UTF-8 text, but byte {error.start} is not valid UTF-8. Convert the file to UTF-8."
         ) from None
     items = list(_from_lines(path, text, text_key)) if path.suffix == ".jsonl" else _from_text(text)
     if not items:
-        raise DataError(f"`{path}` must hold texts of a test set, but holds none. Check `leakage.test_sets`.")
+        raise DataError(f"`{path}` must contain texts of a test set, but contains none. Check `leakage.test_sets`.")
     return items
 
 
@@ -85,11 +88,11 @@ def _from_lines(path: Path, text: str, text_key: str) -> Iterator[Item]:
         try:
             row = json.loads(line)
         except (json.JSONDecodeError, RecursionError):
-            raise DataError(f"`{path}`, line {number}, must be valid JSON, but is not. Mend the line.") from None
+            raise DataError(f"`{path}`, line {number}, must be valid JSON, but is not. Correct the line.") from None
         found = row.get(text_key) if isinstance(row, dict) else None
         if not isinstance(found, str):
-            what = f"its keys are: {', '.join(row) or 'none'}" if isinstance(row, dict) else "is no JSON object"
+            what = f"the keys are: {', '.join(row) or 'none'}" if isinstance(row, dict) else "it is not a JSON object"
             raise DataError(
-                f"`{path}`, line {number}, must hold a string under `{text_key}`, but {what}. Set `leakage.text_key`."
+                f"`{path}`, line {number}, must have a string under `{text_key}`, but {what}. Set `leakage.text_key`."
             )
         yield Item(found)

@@ -1,14 +1,14 @@
-"""Readers: the documents of a file, one by one, each in its place, and what of the file cannot be read.
+"""Readers yield the documents of a file one by one, and a reject for everything that cannot be read.
 
-A reader is a function of a `File` and a `Reading`. It holds little of the file at a time, and what it cannot read costs
-no other document: it says where and why (`Reject`) and goes on.
+A reader is a function of a `File` and a `Reading`. It holds little of the file in memory at a time. An unreadable
+record costs no other document: the reader yields the place and the reason (`Reject`) and continues.
 """
 
 from collections.abc import Callable, Iterator
 from importlib import import_module
 
 from crosscut.config.errors import DataError
-from crosscut.corpus.files import File
+from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text
 
 __all__ = ["Item", "Reader", "Reading", "Reject", "Skip", "Text", "find_reader"]
@@ -17,12 +17,12 @@ Reader = Callable[[File, Reading], Iterator[Item]]
 
 
 def find_reader(kind: str) -> Reader:
-    """The reader of a format, with the libraries that only it needs. Raises `DataError` when one is not installed."""
+    """Import the reader of a format. Raises `DataError` if a library that the reader needs is not installed."""
     try:
         module = import_module(f"crosscut.corpus.readers.{kind}")
     except ModuleNotFoundError as error:
         raise DataError(
-            f"Files of the format `{kind}` need `{error.name}` to be read, but it is not installed. "
+            f"Files of the format `{kind}` need the package `{error.name}`, but `{error.name}` is not installed. "
             f"Type `pip install 'crosscut[corpus]'`."
         ) from None
     reader: Reader = getattr(module, f"read_{kind}")

@@ -1,21 +1,21 @@
-"""Bytes whose declared charset may be wrong or missing, as pages and mails have them, to text."""
+"""Decode the bytes of web pages and mails, whose declared charset may be wrong or missing."""
 
 import codecs
 
 from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 
 MAX_REPLACED = 0.05
-"""Share of characters that may be lost to a charset before a text is of no use."""
+"""Largest share of undecodable characters in a usable text."""
 
 _WIDE = ("utf-16", "utf-32")
 _MULTIBYTE = ("big5", "cp932", "cp949", "euc", "gb", "hz", "iso2022", "iso-2022", "shift", "utf-7", "utf7", *_WIDE)
 
 
 def decode(data: bytes, declared: str = "") -> tuple[str, bool] | None:
-    """The text, and whether it took another charset than the declared one; None where no charset fits.
+    """Return the text, and whether another charset than the declared one was used. Return None if no charset fits.
 
-    Bytes that are UTF-8 beyond ASCII are hardly ever anything else, so UTF-8 goes before a declared charset of single
-    bytes. Where neither fits, the charset is guessed from the bytes, and what that leaves over becomes U+FFFD.
+    Non-ASCII bytes that are valid UTF-8 are hardly ever anything else, so UTF-8 is tried before a declared single-byte
+    charset. If neither fits, the charset is guessed from the bytes, and undecodable bytes become U+FFFD.
     """
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", "replace"), False

@@ -1,6 +1,6 @@
-"""An .html file is a document: its main text, without what frames it, and its title.
+"""Read .html files. Each file is one document: the main text of the page, without menus and footers, and the title.
 
-Resiliparse finds the main text; docs/decisions/0019-ingest.md compares it with others.
+The library resiliparse finds the main text; docs/decisions/0019-ingest.md compares it with other libraries.
 """
 
 import re
@@ -11,27 +11,27 @@ from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.encoding import detect_encoding
 from resiliparse.parse.html import HTMLTree
 
-from crosscut.corpus.files import File
 from crosscut.corpus.readers.charsets import decode
+from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.lines import read_whole
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt
 
 MAX_DEPTH = 1000
-"""Nesting beyond which no main text is looked for: the time that takes grows with the square of the depth. Browsers
-show half as much."""
+"""Deepest nesting for which the main text is searched; a deeper page is taken whole. The time of the search grows with
+the square of the depth. Browsers support half of this depth."""
 
 _DIVISION = re.compile(r"<(/?)div\b", re.IGNORECASE)
 
 
 def read_html(file: File, reading: Reading) -> Iterator[Item]:
-    """The one document of a page; its charset is the declared one where that is so, else guessed."""
+    """Yield the document of a page. The declared charset is used if it fits, otherwise the charset is guessed."""
     data = read_whole(file, reading.max_bytes)
     if isinstance(data, Reject):
         yield data
         return
     decoded = decode(data, detect_encoding(data, from_html_meta=True) or "")
     if decoded is None:
-        yield Reject("byte 0", "charset", "the page is in no charset that fits its bytes", excerpt(data))
+        yield Reject("byte 0", "charset", "no charset fits the bytes of the page", excerpt(data))
         return
     markup, other = decoded
     title, text = extract(markup, main_content=True)
@@ -42,7 +42,10 @@ def read_html(file: File, reading: Reading) -> Iterator[Item]:
 
 
 def extract(markup: str, *, main_content: bool) -> tuple[str, str]:
-    """Title and text of a page: paragraphs parted by blank lines, without menus where only main content is wanted."""
+    """Return the title and the text of a page, with blank lines between paragraphs.
+
+    `main_content` leaves out menus and everything else that surrounds the main text.
+    """
     tree = HTMLTree.parse(markup)
     text = extract_plain_text(tree, main_content=main_content and _depth(markup) <= MAX_DEPTH, alt_texts=False)
     return " ".join((tree.title or "").split()), text.strip()

@@ -1,6 +1,6 @@
-"""A line of a .jsonl file is a document: an object with the text under a key.
+"""Read .jsonl files. Each line is a document: a JSON object with the text under a key.
 
-Each line is decoded and parsed by itself, so a bad one costs no other.
+Each line is decoded and parsed separately, so a bad line costs no other document.
 """
 
 import json
@@ -8,15 +8,15 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from crosscut.corpus.files import File
+from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.lines import Line, read_lines
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long, writable
 
-_PARSER = json.JSONDecoder(strict=False)  # control characters in texts are the cleaning stage's concern
+_PARSER = json.JSONDecoder(strict=False)  # accept control characters; the stage `cleaning` removes them
 
 
 def read_jsonl(file: File, reading: Reading) -> Iterator[Item]:
-    """The documents of a .jsonl file, in order; blank lines are passed over."""
+    """Yield the documents of a .jsonl file, in order. Blank lines are ignored."""
     for line in read_lines(file, reading.max_bytes):
         if isinstance(line, Reject):
             yield line
@@ -28,7 +28,7 @@ def _read_line(line: Line, reading: Reading) -> Item | None:
     place = f"line {line.number}"
     if line.too_long:
         return too_long(place, "the line", line.data, reading.max_bytes)
-    # A file that was written while a machine went down has runs of zeros between whole lines.
+    # A file that was being written when a machine crashed can have runs of zero bytes between complete lines.
     data = line.data.strip(b"\0 \t\r")
     try:
         decoded = data.decode("utf-8-sig" if line.number == 1 else "utf-8")
@@ -41,26 +41,28 @@ def _read_line(line: Line, reading: Reading) -> Item | None:
         row = _PARSER.decode(decoded)
     except json.JSONDecodeError as error:
         return Reject(place, "no JSON", f"{error.msg} at column {error.colno}", excerpt(decoded))
-    except (RecursionError, ValueError) as error:  # nested too deep, or a number of thousands of digits
+    except (RecursionError, ValueError) as error:  # nested too deeply, or a number with thousands of digits
         return Reject(place, "no JSON", str(error), excerpt(decoded))
     if not isinstance(row, dict):
-        return Reject(place, "no object", f"it is a {type(row).__name__} and no JSON object", excerpt(decoded))
+        reason = f"the line holds a value of type {type(row).__name__} instead of a JSON object"
+        return Reject(place, "no object", reason, excerpt(decoded))
     return as_document(row, reading, place=place, record=line.number, position=line.position)
 
 
 def as_document(row: dict[str, Any], reading: Reading, *, place: str, record: int, position: int) -> Item:
-    """The document in a row of named values: `Reject` for a missing or bad text, `Skip` for a blank one.
+    """Make a document from a row of named values.
 
-    A bad URL, number of votes or title is left out; the text is good without it.
+    The result is a `Reject` if the text is missing or invalid, and a `Skip` if the text is blank. An invalid URL,
+    number of votes or title is left out, and the document is kept.
     """
     text = row.get(reading.text_key)
     if not isinstance(text, str):
         key = reading.text_key
         if text is None:
             rule = "no text"
-            reason = f"`{key}` is null" if key in row else f"there is no `{key}`, but {_keys(row)}"
+            reason = f"`{key}` is null" if key in row else f"there is no key `{key}`; the keys are: {_keys(row)}"
         else:
-            rule, reason = "text is no string", f"`{key}` is a {type(text).__name__}"
+            rule, reason = "text is no string", f"`{key}` has the type {type(text).__name__} instead of string"
         shown = ", ".join(f"{name}: {value!s:.60}" for name, value in row.items())
         return Reject(place, rule, reason, excerpt(shown))
     if not text or text.isspace():
@@ -78,7 +80,7 @@ def as_document(row: dict[str, Any], reading: Reading, *, place: str, record: in
 
 
 def _keys(row: dict[str, Any]) -> str:
-    return excerpt(", ".join(row)) or "nothing"
+    return excerpt(", ".join(row)) or "none"
 
 
 def _string(value: Any) -> str:

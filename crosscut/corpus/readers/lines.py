@@ -1,9 +1,9 @@
-"""A file's lines and a file as a whole, held in bounded memory, and what is left of a file that breaks off."""
+"""Read a file line by line or as a whole, in bounded memory, also if the file is damaged or ends too early."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from crosscut.corpus.files import File
+from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.record import Reject, too_long
 from crosscut.data.sources import DamagedError
 
@@ -12,22 +12,22 @@ class Line(NamedTuple):
     """A line of a file."""
 
     number: int
-    """From 1."""
+    """Line number, from 1."""
 
     data: bytes
-    """Without its end; the first bytes of one that is too long."""
+    """Bytes of the line without its line end. If the line is too long, only the first bytes."""
 
     position: int
-    """Bytes on disk of the file that had been read by then."""
+    """Bytes on disk that were read up to this line."""
 
     too_long: bool = False
-    """Whether it is longer than was asked for."""
+    """Whether the line is longer than `max_bytes` of `read_lines`."""
 
 
 def read_lines(file: File, max_bytes: int) -> Iterator[Line | Reject]:
-    """The lines of a file; of one with more than `max_bytes` the rest is read and forgotten.
+    """Yield the lines of a file. The rest of a line longer than `max_bytes` is discarded.
 
-    When packed data is damaged or ends too early, the line that it breaks off in is lost, and a reject comes last.
+    If compressed data is damaged or ends too early, the incomplete line is lost, and the last item is a reject.
     """
     held: list[bytes] = []
     number, length, position = 1, 0, 0
@@ -56,7 +56,7 @@ def read_lines(file: File, max_bytes: int) -> Iterator[Line | Reject]:
 
 
 def read_whole(file: File, max_bytes: int) -> bytes | Reject:
-    """All of a file that is one document; a reject when it has more than `max_bytes`, or cannot be read to its end."""
+    """Read all bytes of a file. Return a reject if the file is longer than `max_bytes` or damaged."""
     held, length = [], 0
     try:
         for chunk, _ in file.chunks():
@@ -70,6 +70,6 @@ def read_whole(file: File, max_bytes: int) -> bytes | Reject:
 
 
 def broken_off(file: File, error: DamagedError, what: str) -> Reject:
-    """The reject for all that comes after the place where a file is damaged or ends too early."""
+    """Make the reject for the rest of a file, from the place where the file is damaged or ends too early."""
     reason = f"{what} and all after it cannot be read: {error}"
     return Reject(f"byte {error.place}", "damaged file", reason, lost=max(file.size - error.place, 1))

@@ -1,8 +1,8 @@
-r"""Mails: a message a file, or many in an mbox, where a line like `From jo@example.org Sat Nov 21 22:44:22 2026` begins
-each.
+r"""Read mails: files with one message, and mbox files with many.
 
-A document is what a reader would see first: the plain text of a message, or the text of its HTML where it has no plain
-one. Attachments are left out. Its title is the subject.
+In an mbox file, each message begins with a line like `From jo@example.org Sat Nov 21 22:44:22 2026`. The document is
+the plain text of the message, or the text of its HTML if the message has no plain text. Attachments are left out. The
+title is the subject.
 """
 
 import email
@@ -16,8 +16,8 @@ from email.message import Message
 
 from resiliparse.parse.encoding import detect_encoding
 
-from crosscut.corpus.files import File
 from crosscut.corpus.readers.charsets import decode
+from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.html import extract
 from crosscut.corpus.readers.lines import broken_off
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long, writable
@@ -27,13 +27,13 @@ _START = re.compile(
     rb"From \S+ +(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [^\n]*\n"
 )
 _START_BYTES = 1000
-"""Longest line that begins a message, with the blank line before it."""
+"""Greatest length of the line that begins a message, together with the blank line before it."""
 
 _QUOTED_FROM = re.compile(rb"^>(>*From )", re.MULTILINE)
 
 
 def read_mail(file: File, reading: Reading) -> Iterator[Item]:
-    """The documents of a mail file, a record for each message."""
+    """Yield the documents of a mail file. Each message is a record."""
     try:
         for number, (message, position) in enumerate(_split(file, reading.max_bytes), start=1):
             if len(message) > reading.max_bytes:
@@ -45,7 +45,10 @@ def read_mail(file: File, reading: Reading) -> Iterator[Item]:
 
 
 def _split(file: File, max_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """The messages of a file, each with the bytes on disk read by then; of a long one its first `max_bytes` and one."""
+    """Yield the messages of a file, each with the number of bytes on disk that were read so far.
+
+    Only the first `max_bytes` + 1 bytes of a longer message are kept.
+    """
     held = bytearray()
     started = False
     searched = position = 0
@@ -62,7 +65,7 @@ def _split(file: File, max_bytes: int) -> Iterator[tuple[bytes, int]]:
             del held[: start.end()]
             started, searched, first = True, 0, b""
         searched = max(len(held) - _START_BYTES, 0)
-        if searched > max_bytes:  # the rest is read for the next message's sake
+        if searched > max_bytes:  # the message is too long; the rest is only searched for the next message
             first = first or bytes(held[: max_bytes + 1])
             del held[:searched]
             searched = 0
@@ -71,7 +74,7 @@ def _split(file: File, max_bytes: int) -> Iterator[tuple[bytes, int]]:
 
 
 def _find_start(held: bytearray, place: int, *, is_first: bool) -> re.Match[bytes] | None:
-    """The line that begins the next message: the first of the file, or one after a blank line."""
+    """Find the line that begins the next message. It is the first line of the file, or it follows a blank line."""
     while (place := held.find(b"From ", place)) >= 0:
         before = held[max(place - 3, 0) : place]
         if before.endswith((b"\n\n", b"\n\r\n")) or (is_first and not place):
@@ -87,12 +90,12 @@ def _read_message(raw: bytes, number: int, position: int) -> Item:
     raw = _QUOTED_FROM.sub(rb"\1", raw).lstrip(b"\r\n") if b"\n>From " in raw else raw.lstrip(b"\r\n")
     texts = _Texts()
     try:
-        message = email.message_from_bytes(raw, policy=email.policy.compat32)  # the newer ones raise on broken headers
+        message = email.message_from_bytes(raw, policy=email.policy.compat32)  # newer policies raise on broken headers
         texts.take(message)
     except RecursionError:
-        return Reject(place, "no mail", "its parts are nested too deep", excerpt(raw))
+        return Reject(place, "no mail", "the parts of the message are nested too deeply", excerpt(raw))
     if texts.undecodable and not texts.found:
-        return Reject(place, "charset", "the message is in no charset that fits its bytes", excerpt(raw))
+        return Reject(place, "charset", "no charset fits the bytes of the message", excerpt(raw))
     text = "\n\n".join(texts.found)
     if not text or text.isspace():
         return Skip("blank")
@@ -100,7 +103,7 @@ def _read_message(raw: bytes, number: int, position: int) -> Item:
 
 
 class _Texts:
-    """The texts of a message, gathered part by part."""
+    """Collects the texts of a message, part by part."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
@@ -121,7 +124,7 @@ class _Texts:
             for part in parts:
                 self.take(part)
             return
-        # Renderings of one text: the first that has any, plain ones before others.
+        # The parts are versions of one text. Take the first version that is not blank, plain text before HTML.
         before = len(self.found)
         for part in sorted(parts, key=lambda part: part.get_content_type() != "text/plain"):
             if len(self.found) == before:
@@ -146,7 +149,7 @@ class _Texts:
 
 
 def _subject(message: Message) -> str:
-    """The subject in one line; a broken one as it stands."""
+    """Return the subject in one line. A subject that cannot be decoded is returned unchanged."""
     raw = message.get("Subject", "")
     try:
         subject = "".join(_decode_word(*word) for word in email.header.decode_header(raw))

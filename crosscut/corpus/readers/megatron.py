@@ -1,19 +1,19 @@
-"""Megatron-LM's token files, an `.idx` beside a `.bin`: their documents as text again."""
+"""Read token files of Megatron-LM (an `.idx` file beside a `.bin` file), and decode their documents to text."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 from crosscut.config.errors import DataError
-from crosscut.corpus.files import File
+from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, too_long
-from crosscut.corpus.tokenizer import load_tokenizer
+from crosscut.corpus.tokens.tokenizer import load_tokenizer
 from crosscut.data.megatron import IndexedTokens
 
 
 def read_megatron(file: File, reading: Reading) -> Iterator[Item]:
-    """The documents of a pair, decoded with the tokenizer that it was made with; ends of text are no text.
+    """Yield the documents of a pair of files, decoded with the tokenizer that made them, without ends of text.
 
-    A document with ids that the tokenizer does not have is rejected, as all are when it was made with another one.
+    A document with token ids outside the tokenizer's vocabulary is rejected, because another tokenizer made it.
     """
     tokenizer = load_tokenizer(Path(reading.tokenizer))
     try:
@@ -25,7 +25,10 @@ def read_megatron(file: File, reading: Reading) -> Iterator[Item]:
         ids = tokens.document(number)
         place, position = f"document {number + 1}", file.size * (number + 1) // tokens.num_documents
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < tokenizer.vocab_size:
-            reason = f"its ids go from {ids.min()} to {ids.max()}, the tokenizer's from 0 to {tokenizer.vocab_size - 1}"
+            reason = (
+                f"the token ids go from {ids.min()} to {ids.max()}, but the tokenizer has ids 0 to "
+                f"{tokenizer.vocab_size - 1}"
+            )
             yield Reject(place, "other tokenizer", reason)
             continue
         text = tokenizer.decode(ids[ids != tokenizer.end_of_text].tolist())

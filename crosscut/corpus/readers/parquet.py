@@ -1,7 +1,7 @@
-"""A row of a .parquet file is a document: its text stands in a column.
+"""Read .parquet files. Each row is a document, with the text in one column.
 
-Files may each have columns and types of their own. One whose text column is missing or holds no strings is rejected as
-a whole, with the columns it has.
+Each file may have different columns and types. A file whose text column is missing or does not hold strings is rejected
+as a whole, with a list of its columns.
 """
 
 import itertools
@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from crosscut.corpus.files import File
+from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.jsonl import as_document
 from crosscut.corpus.readers.record import Item, Reading, Reject, excerpt, too_long
 
@@ -19,7 +19,7 @@ ROWS_AT_ONCE = 16
 
 
 def read_parquet(file: File, reading: Reading) -> Iterator[Item]:
-    """The documents of a parquet file, in order; of a row group that is damaged, those before the damage."""
+    """Yield the documents of a parquet file, in order. In a damaged row group, only the rows before the damage."""
     with file.open() as stream:
         try:
             parquet = pq.ParquetFile(stream, buffer_size=1 << 20, pre_buffer=False)
@@ -52,7 +52,7 @@ def _read_group(file: File, parquet: pq.ParquetFile, group: int, start: int, rea
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno:  # the disk's fault; pyarrow's own have no number
+    if isinstance(error, OSError) and error.errno:  # an error of the disk; errors of pyarrow have no number
         raise error
     return str(error).partition("\n")[0].rstrip(".")
 
@@ -60,19 +60,22 @@ def _reason(error: Exception) -> str:
 def _wrong_schema(file: File, parquet: pq.ParquetFile, reading: Reading) -> Reject | None:
     schema = parquet.schema_arrow
     if reading.text_key not in schema.names:
-        reason = f"there is no column `{reading.text_key}`, but {', '.join(schema.names) or 'none at all'}"
+        reason = f"there is no column `{reading.text_key}`; the columns are: {', '.join(schema.names) or 'none'}"
     else:
         kind = schema.field(reading.text_key).type
         if kind.id in (t.id for t in (pa.string(), pa.large_string(), pa.string_view(), pa.null())):
             return None
         if pa.types.is_dictionary(kind) and pa.types.is_string(kind.value_type):
             return None
-        reason = f"column `{reading.text_key}` holds {kind} and no strings"
+        reason = f"column `{reading.text_key}` holds {kind} instead of strings"
     return Reject("row 1", "other schema", reason, excerpt(str(schema)), lost=max(file.size, 1))
 
 
 def _columns(schema: pa.Schema, reading: Reading) -> list[str]:
-    """The columns to read, the text's first. What is no plain value is left out: it can be no URL, votes or title."""
+    """Names of the columns to read, the text column first.
+
+    Nested columns are left out, because a nested value cannot be a URL, a number of votes or a title.
+    """
     optional = (reading.url_key, reading.karma_key, reading.title_key)
     plain = (name for name in optional if name in schema.names and not pa.types.is_nested(schema.field(name).type))
     return list(dict.fromkeys(itertools.chain([reading.text_key], plain)))

@@ -1,4 +1,4 @@
-"""What readers give: documents, what they could not read, and what they were not meant to."""
+"""Items that readers yield: documents (`Text`), unreadable records (`Reject`) and records to ignore (`Skip`)."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,48 +9,48 @@ EXCERPT_CHARACTERS = 200
 
 
 class Text(NamedTuple):
-    """A document as it stands in a file."""
+    """A document as it was read from a file."""
 
     text: str
 
     record: int
-    """Its line, row, message or page in the file, from 1."""
+    """Number of the line, row, message or page in the file, from 1."""
 
     position: int = 0
-    """Bytes on disk of the file that had been read by then; for progress."""
+    """Bytes on disk that were read up to this document."""
 
     url: str = ""
     karma: float | None = None
     title: str = ""
 
     note: str = ""
-    """What had to be done to read it, such as `charset`; empty where nothing."""
+    """Name of a correction that reading needed, such as `charset`. Empty if none was needed."""
 
 
 class Reject(NamedTuple):
-    """Something in a file that is no document but should be."""
+    """A record that should be a document but cannot be read."""
 
     place: str
-    """Where in the file: `line 17`, `row 3`, `byte 1024`."""
+    """Place in the file: `line 17`, `row 3`, `byte 1024`."""
 
     rule: str
-    """What is wrong, in words that are the same for all of a kind."""
+    """Kind of problem, in a few fixed words."""
 
     reason: str
-    """What is wrong with this one."""
+    """Problem of this record, in detail."""
 
     excerpt: str = ""
-    """Its first characters."""
+    """First characters of the record."""
 
     lost: int = 0
-    """Bytes on disk that cannot be read for it, where it is more than one record: to the end of a damaged file."""
+    """Bytes on disk that are lost, if more than one record is affected, as in the rest of a damaged file."""
 
 
 class Skip(NamedTuple):
-    """Something in a file that is not meant to become a document, such as a redirect."""
+    """A record that is not meant to become a document, such as a redirect."""
 
     rule: str
-    """What it is."""
+    """Kind of record, such as `redirect`."""
 
 
 Item = Text | Reject | Skip
@@ -58,7 +58,7 @@ Item = Text | Reject | Skip
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How the files of a source are read."""
+    """Settings for reading the files of a source."""
 
     text_key: str = "text"
     url_key: str = "url"
@@ -66,14 +66,14 @@ class Reading:
     title_key: str = "title"
 
     max_bytes: int = 64 * 10**6
-    """Longest document in bytes of UTF-8, and longest line, file or message that may hold one."""
+    """Greatest length, in bytes, of a document and of a line, file or message that may hold a document."""
 
     tokenizer: str = ""
-    """A `tokenizer.json`; for megatron."""
+    """Path of a `tokenizer.json`, which only the megatron reader needs."""
 
     @classmethod
     def of(cls, config: CorpusConfig, source: SourceConfig) -> "Reading":
-        """As a corpus has it for one of its sources."""
+        """Take the settings for one source from a corpus's config."""
         return cls(
             text_key=source.text_key,
             url_key=source.url_key,
@@ -85,14 +85,14 @@ class Reading:
 
 
 def excerpt(data: bytes | str) -> str:
-    """The first characters of something, whatever it is, as UTF-8 can write them."""
+    """Return the first characters of bytes or of a text. Characters that UTF-8 cannot encode are replaced."""
     if isinstance(data, str):
         return data[:EXCERPT_CHARACTERS].encode("utf-8", "replace").decode()
     return data[:EXCERPT_CHARACTERS].decode("utf-8", "replace")
 
 
 def writable(text: str) -> bool:
-    """Whether UTF-8 can write a text: one half of a surrogate pair it cannot."""
+    """Whether UTF-8 can encode a text. Half of a surrogate pair cannot be encoded."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -101,6 +101,6 @@ def writable(text: str) -> bool:
 
 
 def too_long(place: str, what: str, start: bytes | str, max_bytes: int) -> Reject:
-    """The reject for something longer than a document may be."""
-    reason = f"{what} is longer than {max_bytes / 1e6:g} MB, `ingest.max_document_mb`"
+    """Make the reject for a record that is longer than a document may be."""
+    reason = f"{what} is longer than {max_bytes / 1e6:g} MB (`ingest.max_document_mb`)"
     return Reject(place, "too long", reason, excerpt(start))

@@ -1,14 +1,14 @@
-"""A .txt file is a document, however long, as far as `ingest.max_document_mb` goes."""
+"""Read .txt files. Each file is one document of at most `ingest.max_document_mb`."""
 
 from collections.abc import Iterator
 
-from crosscut.corpus.files import File
+from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.lines import read_whole
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt
 
 
 def read_text(file: File, reading: Reading) -> Iterator[Item]:
-    """The one document of a UTF-8 file; a byte-order mark is dropped."""
+    """Yield the document of a UTF-8 file. A byte-order mark is removed."""
     data = read_whole(file, reading.max_bytes)
     if isinstance(data, Reject):
         yield data

@@ -1,7 +1,8 @@
-"""An XML dump of Wikipedia, or of any MediaWiki: an article is a document.
+"""Read XML dumps of Wikipedia or any other MediaWiki. Each article is a document.
 
-mwxml reads the dump and mwparserfromhell its markup. Redirects, pages that are no articles, and what of a page is no
-prose (templates, tables, references, files, categories, lists of links at the end) are left out.
+The library mwxml reads the dump, and mwparserfromhell reads the markup. Redirects and pages that are not articles are
+skipped. Parts of a page that are not prose are removed: templates, tables, references, files, categories, and lists of
+links at the end.
 """
 
 import io
@@ -18,13 +19,13 @@ from mwparserfromhell.wikicode import Wikicode
 from mwxml.element_iterator import ElementIterator
 
 from crosscut.config.errors import DataError
-from crosscut.corpus.files import File
+from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.lines import broken_off
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long
 from crosscut.data.sources import DamagedError
 
 ARTICLES = 0
-"""The namespace of articles."""
+"""Number of the namespace of articles."""
 
 _NO_PROSE = frozenset(
     {"see also", "references", "external links", "further reading", "notes", "bibliography", "sources"}
@@ -38,7 +39,7 @@ _EMPTY_BRACKETS = re.compile(r" ?\(\s*[,;]?\s*\)")
 
 
 def read_wikipedia(file: File, reading: Reading) -> Iterator[Item]:
-    """The articles of a dump, a record for each page; of a page with several revisions, the last."""
+    """Yield the articles of a dump. Each page is a record. If a page has several revisions, the last one is taken."""
     stream = _Stream(file)
     number = 0
     try:
@@ -47,25 +48,25 @@ def read_wikipedia(file: File, reading: Reading) -> Iterator[Item]:
         site = _Site.of(dump)
         for number, page in enumerate(dump.pages, start=1):
             yield _read_page(page, reading, site, number, stream.position)
-            root.element.clear()  # it would keep an empty element for each page
+            root.element.clear()  # otherwise the root would keep an empty element for each page
     except DamagedError as error:
         yield broken_off(file, error, f"page {number + 1}")
     except DataError:
         raise
-    except Exception as error:  # mwxml stumbles in many ways over what is no dump, or a page without an id or a time
+    except Exception as error:  # mwxml raises many kinds of errors for a damaged dump or a page without id or time
         reason = f"page {number + 1} and all after it cannot be read: {str(error) or type(error).__name__}"
         yield Reject(f"page {number + 1}", "no MediaWiki dump", reason, lost=max(file.size - stream.position, 1))
 
 
 class _Stream(io.RawIOBase):
-    """A file's unpacked bytes as a file to read from."""
+    """A readable stream of a file's unpacked bytes."""
 
     def __init__(self, file: File) -> None:
         super().__init__()
         self._chunks = file.chunks()
         self._left = memoryview(b"")
         self.position = 0
-        """Bytes on disk that were read."""
+        """Bytes on disk that were read so far."""
 
     def readable(self) -> bool:
         return True
@@ -83,7 +84,7 @@ class _Stream(io.RawIOBase):
 
 
 class _Site(NamedTuple):
-    """What a dump says of itself."""
+    """Facts that a dump states about its wiki: the base URL and the namespaces that are not articles."""
 
     base: str
     namespaces: frozenset[str]
@@ -117,19 +118,20 @@ def _read_page(page: Any, reading: Reading, site: _Site, number: int, position: 
 
 
 def prose(markup: str, namespaces: frozenset[str] = _NO_ARTICLES) -> str:
-    """The prose of a page's markup, its headings as lines of their own.
+    """Extract the prose of a page's markup. Each heading is a separate line.
 
-    Links to pages of `namespaces`, in lower case, show files and set categories.
+    `namespaces` are names, in lower case, of namespaces such as `file` and `category`. Links into these namespaces show
+    files or set categories, and are removed.
     """
     code = mwparserfromhell.parse(markup, skip_style_tags=True)
     kept = Wikicode([node for node in _sections(code) if not _is_no_prose(node, namespaces)])
     text = kept.strip_code(normalize=True, collapse=False)
-    text = _EMPTY_BRACKETS.sub("", _QUOTES.sub("", text))  # what a template leaves that gave a pronunciation
+    text = _EMPTY_BRACKETS.sub("", _QUOTES.sub("", text))  # a removed pronunciation template leaves empty brackets
     return _BLANK_LINES.sub("\n\n", "\n".join(" ".join(line.split()) for line in text.splitlines())).strip()
 
 
 def _sections(code: Wikicode) -> Iterator[Any]:
-    """The nodes of a page without those of the sections that hold no prose."""
+    """Yield the nodes of a page, without the sections that hold no prose."""
     within = 0
     for node in code.nodes:
         if isinstance(node, Heading) and (not within or node.level <= within):
@@ -143,7 +145,7 @@ def _is_no_prose(node: Any, namespaces: frozenset[str]) -> bool:
         return str(node.tag).strip().lower() in _NO_PROSE_TAGS
     if not isinstance(node, Wikilink):
         return False
-    # What shows a link to a file or a category, and does not put the article there, begins with a colon.
+    # A link that begins with a colon is an ordinary link to a file or category, and its text is prose.
     space, colon, _ = str(node.title).partition(":")
     return bool(colon) and (
         space.strip().lower() in namespaces or bool(node.text is None and _LANGUAGE.fullmatch(space))

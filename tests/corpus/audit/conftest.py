@@ -30,11 +30,11 @@ from crosscut.corpus.documents import (
     write_drops,
     write_table,
 )
-from crosscut.corpus.engine import start_engine
-from crosscut.corpus.filters import count_drops, judge_part
+from crosscut.corpus.execution.engine import start_engine
+from crosscut.corpus.execution.running import StageResult, run_stage
+from crosscut.corpus.execution.stages import Counts, Digests, Output, Stage, Task
+from crosscut.corpus.filters.judging import count_drops, judge_part
 from crosscut.corpus.parts import PartStage, find_parts
-from crosscut.corpus.running import StageResult, run_stage
-from crosscut.corpus.stages import Counts, Digests, Output, Stage, Task
 from crosscut.data.progress import ProgressBar
 from crosscut.data.sources import BUILTIN_CORPORA
 

@@ -10,7 +10,7 @@ from crosscut.corpus.audit.explain import explain
 from crosscut.corpus.audit.lookup import Runs, find_documents, latest_texts
 from crosscut.corpus.collection import earlier_id
 from crosscut.corpus.documents import DOCUMENTS, Drop, drops_name, write_drops, write_table
-from crosscut.corpus.line import Line, forget
+from crosscut.corpus.finished import FinishedRun, mark_unfinished
 from tests.corpus.audit.conftest import FILTERS, FOREIGN, HOSTILE, LEAKED, Audited, texts
 
 MIDDLE = len(texts()) // 2
@@ -115,11 +115,11 @@ def test_texts_are_those_of_the_stages_that_the_run_has(audited):
     earlier = Runs(audited.work.parent / "other", cleaned=True, against=(audited.config.folder,))
     found = find_documents(earlier, [earlier_id(audited.config.folder, id_of(number))])
     assert list(found.values()) == [place]
-    Line(FILTERS, cleaned=True).write(audited.work)
+    FinishedRun(FILTERS, cleaned=True).write(audited.work)
     assert latest_texts(earlier, [place])[place].startswith("It's said")
-    Line(FILTERS, cleaned=False).write(audited.work)
+    FinishedRun(FILTERS, cleaned=False).write(audited.work)
     assert latest_texts(earlier, [place])[place].startswith("It\u00e2")
-    forget(audited.work)
+    mark_unfinished(audited.work)
 
 
 def test_a_record_that_could_not_be_read_is_explained(audited):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from crosscut.corpus.audit.corpus_report import build_report, measure_timings
 from crosscut.corpus.audit.page import make_page, write_page
-from crosscut.corpus.audit.report import build_report, measure_timings
 from tests.corpus.audit.conftest import HOSTILE, LEAKED, Audited
 
 DESK, PHONE = {"width": 1200, "height": 800}, {"width": 390, "height": 844}

@@ -9,10 +9,10 @@ from crosscut.corpus.collection import Collection, collect
 from crosscut.corpus.documents import DOCUMENTS, INGEST, Part, read_drops, write_table
 from crosscut.corpus.duplicates.candidates import preference
 from crosscut.corpus.duplicates.planted import exact_jaccard
-from crosscut.corpus.engine import start_engine
+from crosscut.corpus.execution.engine import start_engine
+from crosscut.corpus.execution.running import StageResult, run_stage
+from crosscut.corpus.execution.stages import Digests, Output, Stage, Task, execute, read_records
 from crosscut.corpus.parts import find_parts
-from crosscut.corpus.running import StageResult, run_stage
-from crosscut.corpus.stages import Digests, Output, Stage, Task, execute, read_records
 from crosscut.data.progress import ProgressBar
 
 VOCABULARY = [f"word{number}" for number in range(400)]

@@ -23,7 +23,7 @@ from crosscut.corpus.duplicates.candidates import (
     without_earlier,
 )
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, write_values
-from crosscut.corpus.stages import Output
+from crosscut.corpus.execution.stages import Output
 
 SETTINGS = SketchSettings(5, 2, 2)
 

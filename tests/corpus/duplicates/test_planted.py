@@ -8,8 +8,8 @@ from crosscut.config.corpus import DuplicatesConfig
 from crosscut.corpus.documents import Part
 from crosscut.corpus.duplicates import candidates, duplicate_stages, planted
 from crosscut.corpus.duplicates.planted import exact_jaccard, find_similar, measure_planted, plant, spread_parts
+from crosscut.corpus.execution.stages import Output
 from crosscut.corpus.parts import find_parts
-from crosscut.corpus.stages import Output
 from tests.corpus.duplicates.corpora import VOCABULARY, corpus_config, ingest, run
 
 

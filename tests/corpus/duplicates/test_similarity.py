@@ -22,7 +22,7 @@ from crosscut.corpus.duplicates.similarity import (
     similarities,
 )
 from crosscut.corpus.duplicates.sketches import SKETCHES, SketchSettings, write_sketches
-from crosscut.corpus.stages import Output
+from crosscut.corpus.execution.stages import Output
 from tests.corpus.duplicates.corpora import VOCABULARY, collection_of, made_texts
 
 SETTINGS = SketchSettings(3, 16, 4)

@@ -18,8 +18,8 @@ from crosscut.corpus.duplicates.sketches import (
     read_sketches,
     write_sketches,
 )
-from crosscut.corpus.stages import Output
-from crosscut.corpus.words import hash_words, ngrams
+from crosscut.corpus.execution.stages import Output
+from crosscut.corpus.words.ngrams import hash_words, ngrams
 from tests.corpus.duplicates.corpora import VOCABULARY, collection_of
 
 SETTINGS = SketchSettings(ngram=3, bands=4, rows=5)

@@ -10,7 +10,7 @@ import pytest
 from crosscut.config.errors import DataError
 from crosscut.corpus.duplicates import candidates, duplicate_stages, similarity
 from crosscut.corpus.duplicates.planted import exact_jaccard
-from crosscut.corpus.line import Line, forget
+from crosscut.corpus.finished import FinishedRun, mark_unfinished
 from tests.corpus.duplicates.corpora import (
     VOCABULARY,
     corpus_config,
@@ -29,7 +29,7 @@ def deduplicate(folder: Path, parts, *, name="", workers=1, **duplicates):
     work = ingest(folder / "work", parts, name=name)
     stages = duplicate_stages(corpus_config(folder, **{**NEAR, **duplicates}), (), cleaned=False)
     results = run(work, [stage for stage in stages if stage.name != "planted"], workers)
-    Line(tuple(name for name in ("exact", "near") if name in results), cleaned=False).write(work)
+    FinishedRun(tuple(name for name in ("exact", "near") if name in results), cleaned=False).write(work)
     return results
 
 
@@ -198,18 +198,22 @@ def test_earlier_runs_must_be_there_with_the_same_settings(tmp_path):
         return duplicate_stages(corpus_config(tmp_path / "new", **settings), (), cleaned=False)
 
     assert len(stages()) == 9
-    with pytest.raises(DataError, match=r"here ngram 3, .* but `.*old` has ngram 2, .*Take its `duplicates` settings"):
+    with pytest.raises(
+        DataError, match=r"this run, ngram 3, .* but `.*old` has ngram 2, .*Use the `duplicates` settings"
+    ):
         stages(ngram=3)
     with pytest.raises(DataError, match=r"must name runs with the same n-grams and bands"):
         stages(recall=0.9)
     shutil.rmtree(tmp_path / "old" / "work" / "sketches")
     assert len(stages(jaccard=1.0)) == 3
-    with pytest.raises(DataError, match=r"but `.*old` has none: it looked for exact duplicates only"):
+    with pytest.raises(DataError, match=r"but `.*old` has none, because it removed exact duplicates only"):
         stages()
-    with pytest.raises(DataError, match=r"must name each earlier run once, but `.*old/` is there twice"):
+    with pytest.raises(DataError, match=r"must name each earlier run once, but names `.*old/` twice"):
         stages(jaccard=1.0, against=(str(tmp_path / "old"), f"{tmp_path}/old/"))
-    forget(tmp_path / "old" / "work")
-    with pytest.raises(DataError, match=r"whose run has ended well, .*, but `.*old` has none.* Finish it first"):
+    mark_unfinished(tmp_path / "old" / "work")
+    with pytest.raises(
+        DataError, match=r"of finished runs .*, but `.*old` holds no finished run.* Finish that run first"
+    ):
         stages()
 
 
@@ -220,5 +224,5 @@ def test_a_run_does_not_add_to_itself(tmp_path, monkeypatch):
         duplicate_stages(corpus_config(tmp_path / "out", against=("../" + tmp_path.name + "/out",)), (), cleaned=False)
     assert str(raised.value) == (
         f"`duplicates.against` must name output folders of earlier runs, but `../{tmp_path.name}/out` is this run's "
-        f"own `folder`. Choose another `folder`, or take it out."
+        f"own `folder`. Choose another `folder`, or remove `../{tmp_path.name}/out` from `duplicates.against`."
     )

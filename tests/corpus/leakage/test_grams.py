@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from crosscut.corpus.execution.stages import Output
 from crosscut.corpus.leakage import grams as grams_module
 from crosscut.corpus.leakage.grams import Grams, gather, open_grams
-from crosscut.corpus.stages import Output
-from crosscut.corpus.words import Hashed, hash_words, ngrams
+from crosscut.corpus.words.ngrams import Hashed, hash_words, ngrams
 
 
 def make(folder: Path, *items: str, n: int = 3, **others: list[str]) -> Grams:

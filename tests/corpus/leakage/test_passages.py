@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from crosscut.corpus.leakage import passages as passages_module
 from crosscut.corpus.leakage.grams import Grams
 from crosscut.corpus.leakage.passages import Shared, passages, pieces, search, spans_to_cut
-from crosscut.corpus.words import words
+from crosscut.corpus.words.ngrams import words
 from tests.corpus.leakage.test_grams import make
 
 SECRET = "the moon was made of green cheese and nobody knew"

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.leakage.grams import Grams, gather
 from crosscut.corpus.leakage.passages import passages, pieces, search, spans_to_cut
 from crosscut.corpus.leakage.test_sets import read_test_set
-from crosscut.corpus.stages import Counts, Output
 from crosscut.data import read_documents
 
 

@@ -61,16 +61,16 @@ def test_names_tell_test_sets_apart() -> None:
     ("name", "data", "message"),
     [
         ("set.parquet", b"", r"must name files that end in .*jsonl.*but names `.*set\.parquet`"),
-        ("set.txt", b"\n \n", r"set\.txt` must hold texts of a test set, but holds none"),
-        ("set.txt", b"good \xff", r"set\.txt` must be UTF-8 text, but is not at byte 5"),
+        ("set.txt", b"\n \n", r"set\.txt` must contain texts of a test set, but contains none"),
+        ("set.txt", b"good \xff", r"set\.txt` must be UTF-8 text, but byte 5 is not valid UTF-8"),
         ("set.jsonl", b'{"text": "a"}\n{"text"', r"set\.jsonl`, line 2, must be valid JSON"),
         (
             "set.jsonl",
             b'{"txt": "a"}',
-            r"line 1, must hold a string under `text`, but its keys are: txt\. Set `leakage",
+            r"line 1, must have a string under `text`, but the keys are: txt\. Set `leakage",
         ),
-        ("set.jsonl", b'{"text": 5}', r"line 1, must hold a string under `text`, but its keys are: text"),
-        ("set.jsonl", b"[5]", r"line 1, must hold a string under `text`, but is no JSON object"),
+        ("set.jsonl", b'{"text": 5}', r"line 1, must have a string under `text`, but the keys are: text"),
+        ("set.jsonl", b"[5]", r"line 1, must have a string under `text`, but it is not a JSON object"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, name: str, data: bytes, message: str) -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from crosscut.config import DataError
 from crosscut.config.corpus import SourceConfig
-from crosscut.corpus.files import find_files
 from crosscut.corpus.readers import Reject, Skip, Text
+from crosscut.corpus.readers.files import find_files
 from crosscut.data import Tokenizer
 from crosscut.data.megatron import write_indexed
 from tests.corpus.reads import read
@@ -44,7 +44,7 @@ def test_ids_that_the_tokenizer_does_not_have_are_rejected(tmp_path: Path, token
     assert isinstance(reject, Reject) and isinstance(text, Text)
     assert (reject.place, reject.rule) == ("document 1", "other tokenizer")
     size = Tokenizer.load(tokenizer).vocab_size
-    assert reject.reason == f"its ids go from 5 to 40000, the tokenizer's from 0 to {size - 1}"
+    assert reject.reason == f"the token ids go from 5 to 40000, but the tokenizer has ids 0 to {size - 1}"
 
 
 def test_document_that_is_too_long_is_rejected(pair: Path, tokenizer: Path) -> None:

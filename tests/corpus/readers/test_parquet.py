@@ -49,9 +49,9 @@ def test_url_that_is_no_plain_value_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ({"body": ["a"], "n": [1]}, "there is no column `text`, but body, n"),
-        ({"text": [1, 2]}, "column `text` holds int64 and no strings"),
-        ({"text": [["a"]]}, "column `text` holds list<element: string> and no strings"),
+        ({"body": ["a"], "n": [1]}, "there is no column `text`; the columns are: body, n"),
+        ({"text": [1, 2]}, "column `text` holds int64 instead of strings"),
+        ({"text": [["a"]]}, "column `text` holds list<element: string> instead of strings"),
     ],
 )
 def test_file_with_another_schema_is_rejected_as_a_whole(

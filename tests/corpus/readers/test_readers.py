@@ -6,8 +6,8 @@ import pytest
 
 from crosscut.config import DataError
 from crosscut.config.corpus import FORMATS
-from crosscut.corpus.files import SUFFIXES
 from crosscut.corpus.readers import find_reader
+from crosscut.corpus.readers.files import SUFFIXES
 
 
 def test_each_format_has_a_reader_and_suffixes() -> None:
@@ -22,6 +22,6 @@ def test_library_that_is_not_installed_is_an_error_that_names_it(monkeypatch: py
     with pytest.raises(DataError) as error:
         find_reader("wikipedia")
     assert str(error.value) == (
-        "Files of the format `wikipedia` need `mwxml` to be read, but it is not installed. "
+        "Files of the format `wikipedia` need the package `mwxml`, but `mwxml` is not installed. "
         "Type `pip install 'crosscut[corpus]'`."
     )

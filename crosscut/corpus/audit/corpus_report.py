@@ -1,0 +1,251 @@
+"""The report of a corpus, put together from what its stages counted and from samples of what they did.
+
+`report.json` is a function of the sources and the settings: it has no times, no machine and no folder, so it is the
+same for an unbroken run, a resumed one, and any engine. Those stand in `timings.json`. A stage that did not run leaves
+its section out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from crosscut.config.corpus import CorpusConfig
+from crosscut.config.machine import available_cores
+from crosscut.corpus.audit.excerpts import excerpt, excerpts_of_pair
+from crosscut.corpus.audit.flow import make_flow, tokens_of_byte, with_estimate
+from crosscut.corpus.audit.lookup import Place, Runs, find_documents, latest_texts
+from crosscut.corpus.audit.rejects import rejected_samples
+from crosscut.corpus.audit.samples import CHANGED, NOTHING, merge_samples
+from crosscut.corpus.documents import CLEANING, INGEST
+from crosscut.corpus.execution.running import StageResult
+
+FORMAT = "crosscut-corpus-report"
+VERSION = 1
+
+SHOWN_DOCUMENTS = 6
+"""Documents of a large cluster that are shown."""
+
+SHOWN_PASSAGES = 20
+"""Passages that corpus and test sets have in common that are shown."""
+
+PACKAGES = ("crosscut", "pyarrow", "numpy", "ftfy", "eldc", "gigatoken", "abloom", "tokenizers")
+"""Whose versions stand on the page."""
+
+_WHERE = ("engine", "folder")
+"""Settings that tell where a corpus is made and change nothing of it."""
+
+Counts = Mapping[str, Any]
+
+
+def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Path) -> dict[str, Any]:
+    """The report: what passed each stage and why the rest went, with samples; duplicates; leakage; texts; sources."""
+    counts = {result.name: result.counts for result in results}
+    flow = make_flow(results)
+    runs = Runs(work, cleaned=CLEANING in counts, against=config.duplicates.against)
+    _add_samples(flow, counts, config, runs)
+    audit = counts.get("audit", {})
+    ratio = tokens_of_byte(counts)
+    report = {
+        "format": FORMAT,
+        "version": VERSION,
+        "summary": _summary(flow),
+        "rejects": sum(one["rejects"] for one in counts[INGEST]["sources"].values()) if INGEST in counts else None,
+        "flow": flow,
+        "duplicates": _duplicates(counts, config, runs),
+        "leakage": _leakage(counts, config),
+        "lengths": _columns(audit.get("lengths", {}), ratio, "from"),
+        "languages": _columns(audit.get("languages", {}), ratio, "name"),
+        "scores": _columns(audit.get("scores", {}), ratio, "from"),
+        "sources": _sources(counts, config, ratio),
+        "written": [{"name": name, **one} for name, one in counts.get("packing", {}).get("shards", {}).items()],
+        "settings": {name: value for name, value in dataclasses.asdict(config).items() if name not in _WHERE},
+    }
+    return {name: value for name, value in report.items() if name == "flow" or value not in ({}, [], None)}
+
+
+def measure_timings(results: Sequence[StageResult], config: CorpusConfig) -> dict[str, Any]:
+    """How long the stages took, on what: `timings.json`.
+
+    `seconds` are those of all tasks, over all processes and runs; `elapsed` is what passed in this run.
+    """
+    return {
+        "folder": Path(config.folder).name,
+        "machine": f"{available_cores()} cores, {platform.system()} {platform.machine()}, "
+        f"Python {platform.python_version()}, engine {config.engine.kind}",
+        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "stages": [
+            {
+                "name": result.name,
+                "bytes": result.size,
+                "seconds": result.seconds,
+                "elapsed": result.elapsed,
+                "tasks": result.num_tasks,
+                "run": result.num_run,
+            }
+            for result in results
+        ],
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _summary(flow: Sequence[Counts]) -> dict[str, Any]:
+    if not flow:
+        return {}
+    return {"read": flow[0]["out"] if flow[0]["stage"] == INGEST else flow[0]["in"], "kept": flow[-1]["out"]}
+
+
+def _add_samples(flow: Sequence[dict[str, Any]], counts: Counts, config: CorpusConfig, runs: Runs) -> None:
+    """Put samples to the rules of a flow, and to each the text of what it was matched with."""
+    samples = merge_samples(runs.work)
+    dropped = [one for (_, rule), of_rule in samples.items() if rule != CHANGED for one in of_rule]
+    places = {one["id"]: Place(runs.work, *one.pop("at")) for one in dropped}
+    matched = [one for one in dropped if one["other"]]
+    texts = _Texts(runs, [one["other"] for one in matched], [places[one["id"]] for one in matched])
+    for entry in flow:
+        stage = entry["stage"]
+        for rule, amount in entry["rules"].items():
+            amount["samples"] = [texts.beside(one, places[one["id"]]) for one in samples.get((stage, rule), [])]
+        if stage == CLEANING:
+            entry["changed"] = counts[stage].get("changed", {})
+            entry["changed_samples"] = samples.get((stage, CHANGED), [])
+        if stage == INGEST:
+            for rule, rejected in rejected_samples(runs.work, config.seed).items():
+                if rule in entry["rules"]:
+                    entry["rules"][rule]["samples"] = rejected
+
+
+class _Texts:
+    """The texts of some documents, of this run and of earlier ones."""
+
+    def __init__(self, runs: Runs, names: Sequence[str], places: Sequence[Place] = ()) -> None:
+        self._places = find_documents(runs, names)
+        self._texts = latest_texts(runs, [*self._places.values(), *places])
+
+    def head(self, name: str) -> str:
+        """How a document begins; empty where it is not known."""
+        return excerpt(self._texts[self._places[name]]) if name in self._places else ""
+
+    def beside(self, sample: dict[str, Any], place: Place) -> dict[str, Any]:
+        """A sample with the text of its other document, both from where they differ first."""
+        if sample.get("other") not in self._places:
+            return sample
+        text, other = excerpts_of_pair(self._texts[place], self._texts[self._places[sample["other"]]])
+        return {**sample, "text": text, "other_text": other}
+
+
+def _columns(amounts: Counts, ratio: float | None, name: str) -> list[dict[str, Any]]:
+    """Amounts by label as a list: of languages by `name`, of numbers by the `from` of their bucket."""
+    kind = str if name == "name" else float
+    columns = ({name: kind(label), **with_estimate(amount, ratio)} for label, amount in amounts.items())
+    return sorted(columns, key=lambda one: one[name])
+
+
+def _duplicates(counts: Counts, config: CorpusConfig, runs: Runs) -> dict[str, Any]:
+    if "similar" not in counts and "near" not in counts:
+        return {}
+    found = counts.get("clusters", {})
+    largest = [(one["documents"], [one["kept"], *one["dropped"]][:SHOWN_DOCUMENTS]) for one in found.get("largest", [])]
+    texts = _Texts(runs, [name for _, ids in largest for name in ids])
+    return {
+        "jaccard": config.duplicates.jaccard,
+        "recall": config.duplicates.recall,
+        "ngram": config.duplicates.ngram,
+        "candidates": found.get("candidates"),
+        "compared": found.get("compared"),
+        "pairs": [
+            {"from": float(low), "to": round(float(low) + 0.05, 2), "pairs": pairs}
+            for low, pairs in sorted(found.get("jaccard", {}).items())
+        ],
+        "sizes": _sizes({int(size): number for size, number in found.get("sizes", {}).items()}),
+        "clusters": [
+            {"size": size, "documents": [{"id": name, "text": texts.head(name)} for name in ids]}
+            for size, ids in largest
+        ],
+        "planted": _planted(counts.get("planted", {}), config.duplicates.jaccard),
+    }
+
+
+def _sizes(sizes: Mapping[int, int]) -> list[dict[str, Any]]:
+    """Clusters of 2, 3, 4, and then of 5 to 8, 9 to 16 and so on, with the documents that they lost."""
+    rows: list[dict[str, Any]] = []
+    low = high = 2
+    while sizes and low <= max(sizes):
+        here = {size: number for size, number in sizes.items() if low <= size <= high}
+        if here:
+            rows.append(
+                {
+                    "from": low,
+                    "to": high,
+                    "clusters": sum(here.values()),
+                    "removed": sum((size - 1) * number for size, number in here.items()),
+                }
+            )
+        low, high = high + 1, high + 1 if high < 4 else 2 * high
+    return rows
+
+
+def _planted(counts: Counts, jaccard: float) -> dict[str, Any]:
+    """Recall and precision of the search, measured on duplicates planted into the corpus, by tenths of similarity."""
+    if not counts.get("planted"):
+        return {}
+    tenths = [
+        {"from": float(low), "planted": planted, "found": counts["planted_found"].get(low, 0)}
+        for low, planted in sorted(counts["planted"].items())
+    ]
+    above = [one for one in tenths if one["from"] >= jaccard - 1e-9]
+    planted, found = (sum(one[name] for one in above) for name in ("planted", "found"))
+    return {
+        "sample": counts["sample"],
+        "tenths": tenths,
+        "from": above[0]["from"] if above else None,
+        "planted": planted,
+        "found": found,
+        "recall": found / planted if planted else None,
+        "pairs_found": counts["found"],
+        "precision": counts["right"] / counts["found"] if counts["found"] else None,
+    }
+
+
+def _leakage(counts: Counts, config: CorpusConfig) -> dict[str, Any]:
+    found = counts.get("overlap", {}).get("test_sets", {})
+    if not found:
+        return {}
+    passages = [{"set": name, **passage} for name, one in sorted(found.items()) for passage in one.get("longest", [])]
+    return {
+        **{name: getattr(config.leakage, name) for name in ("ngram", "action", "margin", "max_cuts", "min_matches")},
+        "sets": [
+            {"name": name, **{key: value for key, value in one.items() if key != "longest"}}
+            for name, one in sorted(found.items())
+        ],
+        "passages": sorted(passages, key=lambda one: -one["grams"])[:SHOWN_PASSAGES],
+        "frequent": counts["overlap"].get("frequent", []),
+    }
+
+
+def _sources(counts: Counts, config: CorpusConfig, ratio: float | None) -> list[dict[str, Any]]:
+    """What each source gave, and what was written of it, as often as its weight says; that with ends of text."""
+    read = counts.get(INGEST, {}).get("sources", {})
+    kept = counts.get("audit", {}).get("sources", {})
+    written = counts.get("packing", {}).get("sources", {})
+    rows = []
+    for source in config.sources if read and "audit" in counts else ():
+        came = {unit: read.get(source.name, NOTHING)[unit] for unit in ("documents", "bytes")}
+        row = {
+            "name": source.name,
+            "weight": source.weight,
+            "read": with_estimate({**came, "tokens": 0, "uncounted": came["bytes"]}, ratio),
+            "kept": with_estimate(kept.get(source.name, NOTHING), ratio),
+        }
+        rows.append({**row, **{split: dict(one) for split, one in sorted(written.get(source.name, {}).items())}})
+    return rows

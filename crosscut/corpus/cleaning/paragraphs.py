@@ -1,0 +1,132 @@
+"""Join the lines of hard-wrapped paragraphs, as the paper does for CC-Stories (4.1.2).
+
+A wrapped line ends because the next word no longer fits. A newline is therefore removed if the first word of the next
+line would not have fitted into the width of the text, and kept if the word would have fitted: the lines of a verse, an
+address or a table of contents end for other reasons. In case of doubt the newline is kept.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+MIN_WIDTH = 40
+"""Narrowest text that counts as wrapped, in characters."""
+
+MAX_WIDTH = 130
+"""Widest text that counts as wrapped, in characters. A longer line is a whole paragraph."""
+
+SLACK = 6
+"""Characters that a full line may be shorter than the width. Some programs prefer even lines to full lines."""
+
+MIN_FULL = 0.6
+"""Least share of full lines, among lines that another line follows, for a text to count as wrapped."""
+
+MIN_CAPITALS = 0.75
+"""Least share of lines beginning with a capital for a block to count as verse or a list."""
+
+_BLANK = re.compile(r"\n(?:[^\S\n]*\n)+")
+_ITEM = re.compile(r"\s*(?:[-*+•·‣>#|]|\(?(?:\d{1,3}|[a-zA-Z]|[ivxlIVXL]{1,5})[.)])(?:\s|$)")
+_COLUMNS = re.compile(r"\S(?:\s{3,}|\t|\s*\|\s)\S")
+_RULE = re.compile(r"\W*$")
+_NO_BLANK_AFTER = ("-", "\N{EM DASH}", "\N{EN DASH}")
+_WORD = re.compile(r"[^\W\d_]+")
+
+
+def join_lines(text: str) -> str:
+    """Replace the newlines inside wrapped paragraphs by spaces.
+
+    Newlines at blank lines, in verse, lists, headings and tables, and at indented lines such as code stay. A word that
+    was split at a hyphen is joined if the text contains the whole word elsewhere. Otherwise the hyphen stays, because
+    the word may always have had one, as in `self-taught`.
+    """
+    if "\n" not in text:
+        return text
+    blocks = [block.split("\n") for block in _BLANK.split(text)]
+    between = [*_BLANK.findall(text), ""]
+    width = _width(blocks)
+    known = frozenset(_WORD.findall(text.lower())) if "-\n" in text else frozenset()
+    joined = [_join(lines, width, _own_width(lines), known) for lines in blocks]
+    return "".join(part for pair in zip(joined, between, strict=True) for part in pair)
+
+
+def _width(blocks: Sequence[Sequence[str]]) -> int:
+    """Width that a text is wrapped to, or 0 if the text is not wrapped."""
+    pairs = [(line, after) for lines in blocks for line, after in _pairs(lines)]
+    lengths = sorted(len(line) for line, _ in pairs)
+    if not lengths:
+        return 0
+    width = lengths[int(0.9 * (len(lengths) - 1))]
+    if not MIN_WIDTH <= width <= MAX_WIDTH:
+        return 0
+    full = sum(_is_full(line, after, width) for line, after in pairs)
+    return width if full >= MIN_FULL * len(pairs) and not _is_verse([after for _, after in pairs]) else 0
+
+
+def _own_width(lines: Sequence[str]) -> int:
+    """Width of a block with its own wrapping, such as a quotation, or 0 if the block shows no clear width."""
+    if len(lines) < 4 or _is_verse(lines[1:]):
+        return 0
+    width = max(map(len, lines[:-1]))
+    full = all(_is_full(line, after, width) for line, after in _pairs(lines))
+    return width if full and MIN_WIDTH <= width <= MAX_WIDTH else 0
+
+
+def _pairs(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
+    stripped = [line.rstrip() for line in lines]
+    return pairwise(stripped)
+
+
+def _is_full(line: str, after: str, width: int) -> bool:
+    first, _, _ = after.lstrip().partition(" ")
+    return len(line) + 1 + len(first) > width - SLACK
+
+
+def _is_verse(lines: Sequence[str]) -> bool:
+    return len(lines) > 2 and sum(line.lstrip()[:1].isupper() for line in lines) >= MIN_CAPITALS * len(lines)
+
+
+def _join(lines: Sequence[str], width: int, own: int, known: frozenset[str]) -> str:
+    widths = [one for one in (width, own) if one]
+    if not widths or _is_verse(lines[1:]):
+        return "\n".join(lines)
+    pieces = [lines[0].rstrip()]
+    for line, after in _pairs(lines):
+        goes_on = len(line) <= MAX_WIDTH and any(_is_full(line, after, one) for one in widths)
+        if goes_on and not _stands_alone(line, after):
+            after = after.lstrip()
+            if _is_broken(line, after, known):
+                pieces[-1] = pieces[-1][:-1]
+            glued = line.endswith(_NO_BLANK_AFTER) and not line[-2:-1].isspace()
+            pieces += ("" if glued else " ", after)
+        else:
+            pieces += ("\n", after)
+    return "".join(pieces)
+
+
+def _stands_alone(line: str, after: str) -> bool:
+    """Whether the second line begins something new, or one of the two lines is not prose."""
+    indent, indent_after = (len(one) - len(one.lstrip()) for one in (line, after))
+    return bool(
+        _ITEM.match(after)
+        or " " not in line.strip()  # an entry of a list of names
+        or (indent_after > indent and not _ITEM.match(line))
+        or indent_after >= 4 > indent
+        or "\t" in line[:1]
+        or _has_columns(line)
+        or _has_columns(after)
+        or _RULE.match(line)
+        or _RULE.match(after)
+    )
+
+
+def _has_columns(line: str) -> bool:
+    return any(mark in line for mark in ("   ", "\t", "|")) and _COLUMNS.search(line) is not None
+
+
+def _is_broken(line: str, after: str, known: frozenset[str]) -> bool:
+    """Whether the hyphen at the end of a line only splits a word that the text contains elsewhere without a hyphen."""
+    if not line.endswith("-"):
+        return False
+    start = _WORD.match(after)
+    end = _WORD.fullmatch(line[:-1].rpartition(" ")[2])
+    return bool(start and end and start[0].islower() and (end[0] + start[0]).lower() in known)

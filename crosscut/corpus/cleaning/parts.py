@@ -1,0 +1,56 @@
+"""The stage `cleaning`: repair the texts of a part, and write the new texts beside the ingested part.
+
+The texts of all sources are repaired as ftfy does: mojibake is decoded, HTML entities outside HTML are resolved, curly
+quotes and full-width characters become plain ones, control characters are removed, line ends become newlines, and the
+text is normalised to NFC. Then each source's own cleaners run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from crosscut.config.corpus import CleaningConfig
+from crosscut.corpus.cleaning.paragraphs import join_lines
+from crosscut.corpus.cleaning.repair import repair
+from crosscut.corpus.documents import TEXTS, Drop, Part, count_bytes, drops_name, write_drops, write_table
+from crosscut.corpus.execution.stages import Counts, Output
+from crosscut.corpus.filters.judging import count_drops
+
+CLEANERS: Mapping[str, Callable[[str], str]] = {"join_lines": join_lines}
+"""Cleaners that a source can ask for, by their names in `sources.cleaners`."""
+
+
+def clean_part(part: Part, config: CleaningConfig, cleaners: Mapping[str, tuple[str, ...]], output: Output) -> Counts:
+    """Run a task: clean the texts of a part. `cleaners` gives the names of each source's own cleaners.
+
+    Writes `part.arrow` (columns `TEXTS`) with the remaining rows, and `part.drops.arrow` with the documents that
+    contain only white space (rule `empty`). The counts include how many documents each repair changed.
+    """
+    documents = list(part.documents())
+    changed = dict.fromkeys(("unicode", *CLEANERS), 0)
+    rows: list[int] = []
+    texts: list[str] = []
+    drops: list[Drop] = []
+    for document in documents:
+        text = document.text
+        for name, cleaner in _cleaners_of(document.id, config, cleaners):
+            cleaned = cleaner(text)
+            changed[name] += cleaned != text
+            text = cleaned
+        if text.isspace() or not text:
+            drops.append(Drop(document.row, "empty"))
+        else:
+            rows.append(document.row)
+            texts.append(text)
+    write_table(output.path(f"{part.name}.arrow"), {"row": rows, "text": texts}, TEXTS)
+    write_drops(output.path(drops_name(part.name)), drops)
+    num_bytes = sum(map(count_bytes, texts))
+    return {**count_drops(documents, drops), "bytes_out": num_bytes, "changed": changed}
+
+
+def _cleaners_of(
+    document: str, config: CleaningConfig, cleaners: Mapping[str, tuple[str, ...]]
+) -> list[tuple[str, Callable[[str], str]]]:
+    source = document.partition("/")[0]
+    common = [("unicode", repair)] if config.unicode else []
+    return [*common, *((name, CLEANERS[name]) for name in cleaners.get(source, ()))]

@@ -1,0 +1,76 @@
+"""Run one stage: keep the finished tasks, give the other tasks to the engine, and add up the counts of all tasks."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from crosscut.corpus.execution.engine import Call, Engine
+from crosscut.corpus.execution.stages import Counts, Digests, Record, Stage, add_counts, is_done, remove_others
+from crosscut.data.progress import ProgressBar
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageResult:
+    """Result of a stage."""
+
+    name: str
+
+    counts: Counts
+    """Counts of all tasks, added up."""
+
+    size: int
+    """Bytes of text that the tasks worked on."""
+
+    seconds: float
+    """Seconds that processes spent on all tasks together, in this run and in earlier runs."""
+
+    elapsed: float
+    """Wall-clock seconds of the stage in this run."""
+
+    num_tasks: int
+
+    num_run: int
+    """Tasks that were run in this run, and not kept from an earlier run."""
+
+
+def run_stage(stage: Stage, work: Path, *, engine: Engine, digests: Digests, bar: ProgressBar) -> StageResult:
+    """Bring a stage's files up to date.
+
+    If a task raises an exception, the exception is passed on, and the tasks that are done by then stay done.
+    """
+    started = time.monotonic()
+    folder = work / stage.name
+    folder.mkdir(parents=True, exist_ok=True)
+    tasks = stage.tasks(work)
+    remove_others(folder, tasks)
+    records: dict[str, Record] = {}
+    calls: list[Call] = []
+    for task in tasks:
+        key = digests.key(stage, task)
+        record = is_done(folder, task, key)
+        if record is None:
+            calls.append(Call(folder, task, key))
+        else:
+            records[task.name] = record
+    phase = bar.phase(stage.name, sum(task.size for task in tasks))
+    position = sum(record.size for record in records.values())
+    phase.advance(position)
+    for record in engine.run(calls):
+        records[record.task] = record
+        position += record.size
+        phase.advance(position, record.size)
+    phase.finish()
+    ordered = [records[task.name] for task in tasks]
+    for record in ordered:
+        digests.learn(folder, record)
+    return StageResult(
+        name=stage.name,
+        counts=add_counts([record.counts for record in ordered]),
+        size=sum(record.size for record in ordered),
+        seconds=sum(record.seconds for record in ordered),
+        elapsed=time.monotonic() - started,
+        num_tasks=len(tasks),
+        num_run=len(calls),
+    )

@@ -1,0 +1,243 @@
+"""Stages, their tasks and the tasks' records. A killed run resumes where it stopped, and a changed setting repeats only
+the tasks that depend on it.
+
+A stage is a list of tasks. A task is a function of files on the disk and of settings; a task writes its own files and
+has no other effect. A task's key is a hash of the stage's name and version, the settings, and the contents of the input
+files. When a task is done, its files are renamed into place, and then its record is written, with the key and the
+hashes of the files. A task whose record has the same key is not run again. The result therefore does not depend on the
+number of workers, on the order in which they finish, or on where a run was killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from crosscut.config.errors import DataError
+from crosscut.config.files import write_whole
+from crosscut.data.hashing import sha256
+
+Counts = dict[str, Any]
+"""Figures that a task reports about its work, as JSON values. `add_counts` adds up the counts of a stage's tasks."""
+
+
+class Output:
+    """A temporary folder for a task's files. The files move to the stage's folder when the task is done."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def path(self, name: str) -> Path:
+        """Path to write to, for the file that will be called `name` in the stage's folder."""
+        return self._folder / name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A piece of a stage's work."""
+
+    name: str
+    """Unique name within the stage. Tasks are reported in the order of their names."""
+
+    function: Callable[[Output], Counts]
+    """The function that does the work. It must be picklable: a module's function, wrapped in `functools.partial`."""
+
+    inputs: tuple[Path, ...] = ()
+    """Files of earlier stages whose contents the result depends on."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Everything else that the result depends on, as JSON values."""
+
+    size: int = 0
+    """Bytes of text that the task works on, for the progress bar."""
+
+
+class Stage(Protocol):
+    """One step of the pipeline."""
+
+    @property
+    def name(self) -> str:
+        """Name of the stage and of its folder."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Version of the stage's code. It is raised when a change of the code changes the results."""
+        ...
+
+    def tasks(self, work: Path) -> Sequence[Task]:
+        """List the stage's tasks. All earlier stages must be done. The list is the same on every call."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedStage:
+    """A stage whose tasks depend on the files that earlier stages wrote."""
+
+    name: str
+    version: int
+    plan: Callable[[Path], Sequence[Task]]
+    """Function that lists the tasks for a work folder."""
+
+    def tasks(self, work: Path) -> Sequence[Task]:
+        """List the tasks that `plan` returns."""
+        return self.plan(work)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """Record of a finished task."""
+
+    task: str
+    key: str
+    seconds: float
+    """Seconds that the process spent on the task."""
+
+    size: int
+    files: dict[str, str]
+    """SHA-256 of each file that the task wrote, by the file's name."""
+
+    sizes: dict[str, int]
+    """Size in bytes of each file that the task wrote, by the file's name."""
+
+    counts: Counts
+
+    @classmethod
+    def read(cls, path: Path) -> Record | None:
+        """Read the record at `path`. Return None if the file does not exist or cannot be read."""
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+def read_records(work: Path, stage: str) -> list[Record]:
+    """Read the records of all finished tasks of a stage, ordered by the tasks' names."""
+    records = (Record.read(path) for path in sorted((work / stage).glob("*.json")))
+    return [record for record in records if record is not None]
+
+
+class Digests:
+    """Hashes of the files that stages have written, taken from the records."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, str] = {}
+
+    def learn(self, folder: Path, record: Record) -> None:
+        """Add the hashes of the files of one task."""
+        self._known.update({folder / name: digest for name, digest in record.files.items()})
+
+    def key(self, stage: Stage, task: Task) -> str:
+        """Hash everything that the result of a task depends on."""
+        content = {
+            "stage": stage.name,
+            "version": stage.version,
+            "task": task.name,
+            "settings": dict(task.settings),
+            "inputs": [[path.name, self._known[path]] for path in task.inputs],
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def is_done(folder: Path, task: Task, key: str) -> Record | None:
+    """Return the record of a task whose result exists already, or None if the task must be run."""
+    record = Record.read(folder / f"{task.name}.json")
+    if record is None or record.key != key:
+        return None
+    return record if all(_has_size(folder / name, size) for name, size in record.sizes.items()) else None
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False
+
+
+def execute(folder: Path, task: Task, key: str) -> Record:
+    """Run a task, move its files into `folder`, and write its record last.
+
+    Raises `DataError` if the disk cannot take the files, and every exception that the task raises. After an exception
+    none of the task's unfinished files are left.
+    """
+    temporary = folder / f".{task.name}.{socket.gethostname()}.{os.getpid()}.unfinished"
+    started = time.monotonic()
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        counts = task.function(Output(temporary))
+        written = sorted(temporary.iterdir())
+        files = {path.name: sha256(path) for path in written}
+        sizes = {path.name: path.stat().st_size for path in written}
+        record_path = folder / f"{task.name}.json"
+        assert record_path.name not in files, f"{record_path.name} is the task's record"
+        record_path.unlink(missing_ok=True)  # the task counts as not done until its new record is written
+        for path in written:
+            _flush(path)
+            path.replace(folder / path.name)
+        seconds = time.monotonic() - started
+        record = Record(
+            task=task.name, key=key, seconds=seconds, size=task.size, files=files, sizes=sizes, counts=counts
+        )
+        write_whole(record_path, json.dumps(asdict(record)))
+        return record
+    except OSError as error:
+        raise DataError(
+            f"`{folder}` must be writable, but writing failed: {error.strerror or error}. Free some space or choose "
+            f"another `folder`, then start again. Finished parts are kept."
+        ) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_others(folder: Path, tasks: Sequence[Task]) -> None:
+    """Remove the files of tasks that the stage no longer has, and the unfinished files of killed tasks."""
+    names = {task.name for task in tasks}
+    kept: set[str] = set()
+    for record in _records_in(folder):
+        if record.task in names:
+            kept |= {*record.files, f"{record.task}.json"}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name not in kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _records_in(folder: Path) -> Iterator[Record]:
+    for path in folder.glob("*.json"):
+        record = Record.read(path)
+        if record is not None:
+            yield record
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def add_counts(counts: Sequence[Counts]) -> Counts:
+    """Combine the counts of several tasks: add numbers, merge tables by key, and concatenate lists."""
+    total: Counts = {}
+    for one in counts:
+        _add(total, one)
+    return total
+
+
+def _add(total: Counts, one: Mapping[str, Any]) -> None:
+    for name, value in one.items():
+        if isinstance(value, Mapping):
+            _add(total.setdefault(name, {}), value)
+        elif isinstance(value, list):
+            total.setdefault(name, []).extend(value)
+        else:
+            total[name] = total[name] + value if name in total else value

@@ -1,0 +1,68 @@
+"""The task that all filters share: judge the documents of a part, and write which documents are dropped and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+
+from crosscut.corpus.documents import Document, Drop, Judgement, Part, drops_name, marks_name, write_drops
+from crosscut.corpus.execution.stages import Counts, Output
+
+Judge = Callable[[Sequence[Document]], Judgement]
+"""A filter: a function that judges documents."""
+
+
+def judge_part(
+    part: Part, make: Callable[..., Judge], arguments: tuple[Any, ...], depends: str, output: Output
+) -> Counts:
+    """Run a filter's task: judge the documents of a part with the filter that `make(*arguments)` returns.
+
+    Writes `part.drops.arrow`, and `part.marks.arrow` if the filter measures something. A process calls `make` only once
+    for the same `arguments` and `depends`. `arguments` must be hashable. `depends` describes everything else that the
+    filter depends on, such as the content of a file.
+    """
+    documents = list(part.documents())
+    judgement = _made(make, arguments, depends)(documents)
+    write_drops(output.path(drops_name(part.name)), judgement.drops)
+    if judgement.marks:
+        columns = {"row": pa.array([document.row for document in documents], pa.uint32()), **judgement.marks}
+        with pa.OSFile(str(output.path(marks_name(part.name))), "wb") as sink:
+            table = pa.table(columns)
+            with pa.ipc.new_file(sink, table.schema) as writer:
+                writer.write_table(table)
+    return count_drops(documents, judgement.drops)
+
+
+@lru_cache(maxsize=8)
+def _made(
+    make: Callable[..., Judge],
+    arguments: tuple[Any, ...],
+    depends: str,  # noqa: ARG001 - part of the cache key
+) -> Judge:
+    return make(*arguments)
+
+
+def count_drops(documents: Sequence[Document], drops: Sequence[Drop]) -> Counts:
+    """Count documents and bytes before and after a filter, and the documents and bytes that each rule dropped."""
+    return count_rows({document.row: document.num_bytes for document in documents}, drops)
+
+
+def count_rows(sizes: Mapping[int, int], drops: Sequence[Drop]) -> Counts:
+    """Do the same as `count_drops`, given only the bytes of each document's text, by row."""
+    rules: dict[str, dict[str, int]] = {}
+    for drop in drops:
+        rule = rules.setdefault(drop.rule, {"documents": 0, "bytes": 0})
+        rule["documents"] += 1
+        rule["bytes"] += sizes[drop.row]
+    num_bytes = sum(sizes.values())
+    dropped = sum(rule["bytes"] for rule in rules.values())
+    return {
+        "documents_in": len(sizes),
+        "documents_out": len(sizes) - len(drops),
+        "bytes_in": num_bytes,
+        "bytes_out": num_bytes - dropped,
+        "rules": rules,
+    }

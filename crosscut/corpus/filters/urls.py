@@ -1,0 +1,188 @@
+"""Drop documents by URL: unwanted hosts, types of files that are not text, links with few votes, and equal URLs.
+
+Documents without a URL and documents without karma are kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+from crosscut.config.corpus import UrlsConfig
+from crosscut.config.errors import DataError
+from crosscut.corpus.documents import Document, Drop, Judgement
+from crosscut.data.lines import lines_of
+
+BUILTIN_LISTS = {f"builtin:{path.stem}": path for path in (Path(__file__).parents[1] / "lists").glob("*.txt")}
+"""Lists that are part of Crosscut: the name in a config and the file."""
+
+TRACKING = re.compile(
+    r"utm_\w+|_ga|_gl|fbclid|gclid|gclsrc|dclid|gbraid|wbraid|msclkid|yclid|twclid|ttclid|igshid|igsh|mc_[ce]id|"
+    r"mkt_tok|_hsenc|_hsmi|oly_(?:anon|enc)_id|vero_id|ref_src|spm"
+)
+"""Query parameters that only track where a reader came from. They do not change the page."""
+
+_ABSOLUTE = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*:)?//")
+_DOMAIN = re.compile(r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)*")
+_TYPE = re.compile(r"[^\s/.?#]+(?:\.[^\s/.?#]+)*")
+_ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
+_UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
+_DEFAULT_PORTS = {"http": (80,), "https": (443,), "": (80, 443)}
+
+
+class UrlFilter:
+    """Drops documents by the host, the file type and the karma of their URL: rules `domain`, `file type`, `karma`.
+
+    A listed domain includes its subdomains. The constructor checks the config before a run: it raises `DataError` if a
+    list cannot be read or has an invalid entry.
+    """
+
+    def __init__(self, config: UrlsConfig) -> None:
+        self._domains = _entries("urls.domains", config.domains, _as_domain)
+        self._types = _entries("urls.types", config.types, _as_type)
+        self._min_karma = config.min_karma
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Everything that the result depends on, as JSON values: the contents of the lists, and not their paths."""
+        return {"domains": sorted(self._domains), "types": sorted(self._types), "min_karma": self._min_karma}
+
+    def __call__(self, documents: Sequence[Document]) -> Judgement:
+        """Drop documents that break a rule. The first broken rule counts."""
+        drops = (self._judge(document) for document in documents)
+        return Judgement(drops=[drop for drop in drops if drop is not None])
+
+    def _judge(self, document: Document) -> Drop | None:
+        if document.url:
+            host, path = _host_and_path(document.url)
+            for domain in _tails(host):
+                if domain in self._domains:
+                    return Drop(document.row, "domain", domain)
+            for suffix in _tails(_file_name(path))[1:]:
+                if suffix in self._types:
+                    return Drop(document.row, "file type", suffix)
+        if document.karma is not None and document.karma < self._min_karma:
+            return Drop(document.row, "karma", f"{document.karma:g}")
+        return None
+
+
+def url_key(document: Document) -> str:
+    """Key of a document's URL, equal for all spellings of the URL. It is empty for a document without a URL."""
+    return canonical_url(document.url) if document.url else ""
+
+
+def canonical_url(url: str) -> str:
+    """Reduce all spellings of a URL to one. URLs with the same result lead to the same page.
+
+    The result has no scheme, user, `www.`, default port, fragment (except a fragment that begins with `#!`, which
+    names a page), final slash, or parameters of `TRACKING`. The host is in lower case and ASCII, the parameters are in
+    alphabetical order, and only characters that need it are escaped.
+    """
+    scheme, authority, path, query, fragment = _split(url)
+    host, port = _host_and_port(authority)
+    if host.startswith("www.") and host.count(".") > 1:
+        host = host.removeprefix("www.")
+    if port is not None and port not in _DEFAULT_PORTS.get(scheme, ()):
+        host = f"{host}:{port}"
+    parameters = sorted(
+        _escaped(part) for part in query.split("&") if part and not TRACKING.fullmatch(part.partition("=")[0].lower())
+    )
+    canonical = host + _escaped(path).rstrip("/")
+    if parameters:
+        canonical += "?" + "&".join(parameters)
+    return canonical + (f"#{_escaped(fragment)}" if fragment.startswith("!") else "")
+
+
+def _split(url: str) -> tuple[str, str, str, str, str]:
+    """Split into scheme, authority, path, query and fragment. If the text is not a URL, all of it becomes the path."""
+    url = url.strip()
+    if not _ABSOLUTE.match(url):
+        url = f"//{url}"
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # for example brackets without an IP address
+        return "", "", url, "", ""
+    return parts.scheme.lower(), parts.netloc, parts.path, parts.query, parts.fragment
+
+
+def _host_and_port(authority: str) -> tuple[str, int | None]:
+    host = authority.rpartition("@")[2]
+    port = None
+    if match := re.fullmatch(r"(.*):([0-9]{0,5})", host):
+        host, port = match[1], int(match[2]) if match[2] else None
+    return _ascii_host(unquote(host)), port
+
+
+def _ascii_host(host: str) -> str:
+    host = host.lower().strip(".")
+    if host.isascii():
+        return host
+    try:
+        return host.encode("idna").decode("ascii")
+    except UnicodeError:
+        return host
+
+
+def _host_and_path(url: str) -> tuple[str, str]:
+    _, authority, path, _, _ = _split(url)
+    return _host_and_port(authority)[0], path
+
+
+def _file_name(path: str) -> str:
+    """The last segment of a path, without parameters such as `;jsessionid=...`."""
+    return unquote(path).rpartition("/")[2].partition(";")[0].strip().lower()
+
+
+def _tails(name: str) -> list[str]:
+    """Return a dotted name and the text after each of its dots: `a.b.c`, `b.c`, `c`."""
+    parts = name.split(".")
+    return [".".join(parts[start:]) for start in range(len(parts))]
+
+
+def _escaped(text: str) -> str:
+    """Escape a text in one way: escape each character that needs it, and undo all other escapes."""
+
+    def restore(match: re.Match[str]) -> str:
+        character = chr(int(match[1], 16))
+        return character if character in _UNRESERVED else match[0].upper()
+
+    return quote(_ESCAPE.sub(restore, text), safe="%/:=&?@!$'()*+,;~", errors="replace")
+
+
+def _as_domain(entry: str) -> str | None:
+    domain = _ascii_host(entry.removeprefix("*."))
+    return domain if _DOMAIN.fullmatch(domain) else None
+
+
+def _as_type(entry: str) -> str | None:
+    suffix = entry.removeprefix("*").removeprefix(".").lower()
+    return suffix if _TYPE.fullmatch(suffix) else None
+
+
+def _entries(name: str, lists: Sequence[str], read: Callable[[str], str | None]) -> frozenset[str]:
+    """Read the entries of list files, one entry per line. Text after a `#` is a comment."""
+    entries: set[str] = set()
+    for file in lists:
+        for number, line in enumerate(_lines(name, file), start=1):
+            if not (entry := line.partition("#")[0].strip()):
+                continue
+            if (taken := read(entry)) is None:
+                example = "a domain such as `example.com`" if read is _as_domain else "a file type such as `jpg`"
+                raise DataError(f"`{file}`, line {number}, must be {example}, but is `{entry}`. Check `{name}`.")
+            entries.add(taken)
+    return frozenset(entries)
+
+
+def _lines(name: str, file: str) -> list[str]:
+    if file.startswith("builtin:") and file not in BUILTIN_LISTS:
+        known = " and ".join(f"`{builtin}`" for builtin in sorted(BUILTIN_LISTS))
+        raise DataError(
+            f"`{name}` must name files or built-in lists ({known}), but has `{file}`. Correct the name of the list."
+        )
+    try:
+        return lines_of(BUILTIN_LISTS.get(file, Path(file)).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise DataError(f"`{name}` must name readable files, but `{file}` is not: {reason}. Check the path.") from None

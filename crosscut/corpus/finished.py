@@ -1,0 +1,51 @@
+"""A mark in the `work` folder of a finished run, for later readers: a run that adds to the corpus, and `--explain`.
+
+The file is removed when a run begins and written when the run has succeeded. If a `work` folder has the file, the
+folder is complete, and it holds the stages of that run only.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from crosscut.config.files import write_whole
+
+WORK_FOLDER = "work"
+"""Folder of the stages' files, inside a corpus's folder."""
+
+FINISHED_FILE = "line.json"
+
+LOCK_FILE = ".lock"
+"""Lock file in a corpus's folder. The run that prepares the corpus holds an exclusive lock; runs that add to the corpus
+hold shared locks."""
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """Facts about a run's stages that a later reader of its `work` folder needs."""
+
+    filters: tuple[str, ...]
+    """Names of the stages that drop documents, in order."""
+
+    cleaned: bool
+    """Whether the run has the stage `cleaning`, whose texts then replace the texts of `ingest`."""
+
+    def write(self, work: Path) -> None:
+        """Mark the run in this `work` folder as finished."""
+        write_whole(work / FINISHED_FILE, json.dumps(asdict(self)) + "\n")
+
+    @classmethod
+    def read(cls, work: Path) -> FinishedRun | None:
+        """Read the mark in this `work` folder. Return None if there is no finished run in the folder."""
+        try:
+            table = json.loads((work / FINISHED_FILE).read_text(encoding="utf-8"))
+            return cls(tuple(table["filters"]), bool(table["cleaned"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+def mark_unfinished(work: Path) -> None:
+    """Remove the mark of a finished run, because a new run begins."""
+    (work / FINISHED_FILE).unlink(missing_ok=True)

@@ -1,0 +1,278 @@
+"""Find the files of a source in a fixed order. A source names paths, folders, globs, or URLs that fsspec supports.
+
+The ids of documents contain the file's path relative to the folder that the user named: `/data/mail/2003/*.eml` gives
+`a.eml`, and `/data/mail` gives `2003/a.eml`. A corpus that moves to another disk therefore keeps its ids.
+"""
+
+import glob
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+from crosscut.config.checks import listed
+from crosscut.config.corpus import SourceConfig
+from crosscut.config.errors import DataError
+from crosscut.data.sources import BUILTIN_CORPORA, unpack, unreadable
+
+SUFFIXES = {
+    "jsonl": (".jsonl", ".ndjson"),
+    "parquet": (".parquet",),
+    "text": (".txt",),
+    "html": (".html", ".htm", ".xhtml"),
+    "mail": (".eml", ".mbox"),
+    "wikipedia": (".xml",),
+    "megatron": (".idx",),
+}
+"""File name suffixes of each format. A suffix of `COMPRESSIONS` may follow."""
+
+COMPRESSIONS = (".gz", ".zst", ".bz2")
+
+NAMED_FREELY = ("text", "html", "mail")
+"""Formats whose files may have any suffix. If a source names one of these formats, all files of a folder are read."""
+
+_VERSIONS = ("mtime", "ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "created")
+"""Keys under which file systems report the version or the last change of a file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """One file of a source."""
+
+    name: str
+    """Name of the file in document ids, unique within the source."""
+
+    url: str
+    """Absolute path or URL."""
+
+    format: str
+    """A key of `SUFFIXES`."""
+
+    compression: str
+    """An element of `COMPRESSIONS`, or empty."""
+
+    size: int
+    """Bytes on disk. An `.idx` file includes the bytes of its `.bin` file."""
+
+    version: str
+    """A text that changes when the file changes: the time of the last change, or a version that the store reports."""
+
+    @contextmanager
+    def open(self) -> Iterator[IO[bytes]]:
+        """Open the file without unpacking it. Raises `DataError` if opening or reading fails."""
+        try:
+            with _open(self.url) as file:
+                yield file
+        except OSError as error:
+            raise unreadable(self.url, error) from None
+
+    def chunks(self) -> Iterator[tuple[bytes, int]]:
+        """Yield the unpacked bytes in order. With each piece comes the number of bytes on disk that were read so far.
+
+        Raises `DataError` if the file cannot be read, and `DamagedError` if packed data is damaged or incomplete.
+        """
+        with self.open() as file:
+            yield from unpack(file, name=self.url, compression=self.compression)
+
+
+def _open(url: str) -> IO[bytes]:
+    if "://" not in url:
+        return Path(url).open("rb")
+    import fsspec
+
+    return cast(IO[bytes], fsspec.open(url, "rb").open())
+
+
+class _Found(NamedTuple):
+    name: str
+    url: str
+    size: int
+    version: str
+
+
+def find_files(source: SourceConfig) -> list[File]:
+    """Find the files of a source, in the order of `sources.files`. The matches of one entry are sorted by name.
+
+    A file that matches several entries is listed once. Folders are searched recursively, without hidden files, for
+    files with a known suffix; if the source has a format of `NAMED_FREELY`, all files are taken. Raises `DataError` if
+    an entry matches nothing, if a folder cannot be read, or if a file's suffix does not tell its format.
+    """
+    files: dict[str, File] = {}
+    names: set[str] = set()
+    for pattern in source.files:
+        for found in _match(source, pattern):
+            if found.url not in files:
+                file = _describe(source, found, names)
+                files[found.url] = file
+                names.add(file.name)
+    return list(files.values())
+
+
+def _match(source: SourceConfig, pattern: str) -> list[_Found]:
+    if pattern in BUILTIN_CORPORA:
+        pattern = str(BUILTIN_CORPORA[pattern])
+    suffixes = _suffixes(source.format)
+    try:
+        if "://" in pattern and not pattern.startswith(("file://", "local://")):
+            matched, found = _match_remote(pattern, suffixes)
+        else:
+            path = pattern.partition("://")[2] if "://" in pattern else pattern
+            matched, found = _match_local(Path(path).expanduser().absolute(), suffixes)
+    except DataError:
+        raise
+    except OSError as error:
+        raise unreadable(error.filename or pattern, error) from None
+    except Exception as error:  # each store has its own exceptions, and fsspec raises several kinds for invalid URLs
+        hint = " Try `pip install crosscut[s3]`." if pattern.startswith("s3://") else ""
+        raise DataError(
+            f"`sources.files` of `{source.name}` must name readable files, but `{pattern}` cannot be read: "
+            f"{str(error).rstrip('.') or type(error).__name__}.{hint}"
+        ) from None
+    if not matched:
+        raise DataError(
+            f"`sources.files` of `{source.name}` must name existing files, but no file matches `{pattern}`. Correct "
+            "the path."
+        )
+    if not found:
+        wanted = f"a file ending in {listed(suffixes)}" if suffixes else "a file"
+        raise DataError(
+            f"`{pattern}` of the source `{source.name}` must contain {wanted}, but contains none. Correct the path, or "
+            "set the source's `format`."
+        )
+    return found
+
+
+def _suffixes(kind: str) -> tuple[str, ...]:
+    """Suffixes of the files to take from a folder. An empty result means all files."""
+    if kind in NAMED_FREELY:
+        return ()
+    return tuple(suffix for name, suffixes in SUFFIXES.items() for suffix in suffixes if kind in ("auto", name))
+
+
+def _match_local(path: Path, suffixes: tuple[str, ...]) -> tuple[bool, list[_Found]]:
+    """Return whether the path or glob matches anything, and the files found."""
+    try:
+        path.stat()
+        matches, root = [path], path if path.is_dir() else path.parent
+    except FileNotFoundError:
+        for folder in path.parents:
+            for match in _glob(folder):
+                if match.is_dir():
+                    os.scandir(match).close()  # raises for an unreadable folder, which glob would skip silently
+            if not glob.has_magic(str(folder)):
+                root = folder
+                break
+        matches = _glob(path)
+    files = [file for match in matches for file in (_walk(match, suffixes) if match.is_dir() else [match])]
+    found = []
+    for file in files:
+        status = file.stat()
+        # File names are bytes and may not be UTF-8, but an id must be UTF-8.
+        name = os.fsencode(file.relative_to(root).as_posix()).decode("utf-8", "backslashreplace")
+        found.append(_Found(name, str(file), status.st_size, str(status.st_mtime_ns)))
+    return bool(matches), found
+
+
+def _glob(path: Path) -> list[Path]:
+    return sorted(Path(match) for match in glob.glob(str(path), recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
+
+
+def _walk(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    def stop(error: OSError) -> None:  # os.walk would skip an unreadable folder silently
+        raise error
+
+    found = []
+    seen = {folder.resolve()}
+    for parent, folders, names in os.walk(folder, onerror=stop, followlinks=True):
+        inner = [Path(parent) / name for name in sorted(folders) if not name.startswith(".")]
+        inner = [path for path in inner if path.resolve() not in seen]  # symbolic links may form a cycle
+        seen |= {path.resolve() for path in inner}
+        folders[:] = [path.name for path in inner]
+        found += [Path(parent) / name for name in names if _counts(name, suffixes)]
+    return sorted(path for path in found if path.is_file())
+
+
+def _counts(name: str, suffixes: tuple[str, ...]) -> bool:
+    return not name.startswith(".") and (not suffixes or _split(name)[0].endswith(suffixes))
+
+
+def _match_remote(pattern: str, suffixes: tuple[str, ...]) -> tuple[bool, list[_Found]]:
+    from fsspec.core import url_to_fs
+
+    system, path = url_to_fs(pattern)
+    path = path.rstrip("/")
+    try:
+        matches = {path: system.info(path)}
+        root = path if matches[path]["type"] == "directory" else path.rpartition("/")[0]
+    except FileNotFoundError:
+        root = path
+        while glob.has_magic(root):
+            root = root.rpartition("/")[0]
+        globbed = system.glob(path, detail=True) if glob.has_magic(path) else {}
+        matches = {name: entry for name, entry in globbed.items() if not _is_hidden(name.removeprefix(root))}
+    files: dict[str, Mapping[str, Any]] = {}
+    for match, entry in sorted(matches.items()):
+        if entry["type"] != "directory":
+            files[match] = entry
+            continue
+        files |= {
+            name: inner
+            for name, inner in sorted(system.find(match, detail=True).items())
+            if _counts(name.rpartition("/")[2], suffixes) and not _is_hidden(name.removeprefix(match))
+        }
+    found = []
+    for name, entry in files.items():
+        version = next((str(entry[key]) for key in _VERSIONS if entry.get(key) is not None), "")
+        relative = name.removeprefix(root).strip("/")
+        found.append(_Found(relative, system.unstrip_protocol(name), int(entry["size"] or 0), version))
+    return bool(matches), found
+
+
+def _is_hidden(path: str) -> bool:
+    return any(part.startswith(".") for part in path.split("/"))
+
+
+def _describe(source: SourceConfig, found: _Found, taken: set[str]) -> File:
+    stem, compression = _split(found.url)
+    kinds = [kind for kind, suffixes in SUFFIXES.items() if stem.endswith(suffixes)]
+    kind = source.format if source.format != "auto" else next(iter(kinds), "")
+    if not kind:
+        raise DataError(
+            f"`{found.url}` of the source `{source.name}` must end in {listed(_suffixes('auto'))}, but does not. Set "
+            "the source's `format`, or rename the file."
+        )
+    if compression and kind in ("parquet", "megatron"):
+        raise DataError(
+            f"`{found.url}` must not be compressed, because {kind} files need random access. Unpack the file first."
+        )
+    name, number = found.name, 1
+    while name in taken:  # two folders of the source may contain files of the same name
+        number += 1
+        name = f"{found.name}~{number}"
+    size, version = found.size, found.version
+    if kind == "megatron":
+        status = _tokens_of(found.url)
+        size, version = size + status.st_size, f"{version} {status.st_mtime_ns}"
+    return File(name=name, url=found.url, format=kind, compression=compression, size=size, version=version)
+
+
+def _tokens_of(url: str) -> os.stat_result:
+    """Size and time of the `.bin` file beside an `.idx` file."""
+    if "://" in url:
+        raise DataError(
+            f"`{url}` must be a local file, because megatron files are mapped into memory. Copy it to a local disk."
+        )
+    path = Path(url).with_suffix(".bin")
+    try:
+        return path.stat()
+    except OSError as error:
+        raise unreadable(str(path), error) from None
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Split a file's name, in lower case, into the name without the suffix of its compression, and that suffix."""
+    lower = name.lower()
+    compression = next((suffix for suffix in COMPRESSIONS if lower.endswith(suffix)), "")
+    return lower.removesuffix(compression), compression

@@ -1,0 +1,176 @@
+"""The stage `tokens`: encode the remaining documents, without the passages cut from them, as token ids.
+
+    work/tokens/000002-0001.tokens         ids of all texts, each with an end of text, as in a token folder
+    work/tokens/000002-0001.index.arrow    row, piece, tokens, file, record: length and origin of each text
+
+If passages are cut from a document, each remaining piece becomes a separate text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from crosscut.config.published.folders import TOKENIZER_CONFIG_FILE
+from crosscut.corpus.documents import Document, Drop, Part, drops_name, write_drops, write_table
+from crosscut.corpus.execution.stages import Counts, Output, Task
+from crosscut.corpus.filters.judging import count_drops
+from crosscut.corpus.leakage.passages import Span, pieces
+from crosscut.corpus.leakage.removal import cuts_name, read_cuts
+from crosscut.corpus.leakage.stages import LEAKAGE
+from crosscut.corpus.parts import files_of, find_parts
+from crosscut.corpus.tokens.tokenizer import load_tokenizer
+from crosscut.data.encoding import BATCH_CHARACTERS
+
+TOKENS = "tokens"
+"""The stage's name."""
+
+INDEX = pa.schema(
+    [
+        ("row", pa.uint32()),
+        ("piece", pa.uint32()),
+        ("tokens", pa.uint64()),
+        ("file", pa.dictionary(pa.int32(), pa.string())),
+        ("record", pa.uint64()),
+    ]
+)
+"""Columns of the index, whose rows are in the order of the ids. `piece` counts from 0 within a document, `file` is
+`source/file` as in document ids, and `tokens` includes the end of text."""
+
+
+def tokens_name(part: str) -> str:
+    """Name of the file with a part's token ids."""
+    return f"{part}.tokens"
+
+
+def index_name(part: str) -> str:
+    """Name of the index of a part's token ids."""
+    return f"{part}.index.arrow"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokensStage:
+    """The stage `tokens`, with one task per part."""
+
+    tokenizer: Path
+    """The `tokenizer.json` that an earlier stage wrote."""
+
+    min_tokens: int
+    """Least tokens, without the end of text, of a piece of a document with cuts. Shorter pieces are left out."""
+
+    filters: tuple[str, ...]
+    """Names of all filters. If `leakage` is among them, the passages that it found are cut out."""
+
+    cleaned: bool = True
+    name: str = TOKENS
+    version: int = 1
+
+    def tasks(self, work: Path) -> list[Task]:
+        """List the tasks, one for each part."""
+        with_cuts = LEAKAGE in self.filters
+        settings = self.tokenizer.with_name(TOKENIZER_CONFIG_FILE)  # a trained tokenizer does not have this file
+        return [
+            Task(
+                name=part.name,
+                function=partial(encode_part, part, self.tokenizer, self.min_tokens),
+                inputs=(
+                    *files_of(part),
+                    *([work / LEAKAGE / cuts_name(part.name)] if with_cuts else []),
+                    self.tokenizer,
+                    *([settings] if settings.is_file() else []),
+                ),
+                settings={"min_tokens": self.min_tokens},
+                size=size,
+            )
+            for part, size in find_parts(work, filters=self.filters, cleaned=self.cleaned)
+        ]
+
+
+class _Text(NamedTuple):
+    """A text to encode: a whole document or a piece of a document."""
+
+    document: Document
+    piece: int
+    text: str
+    is_cut: bool
+
+
+@dataclass
+class _Written:
+    """Counts and index rows of the texts that were written for a part."""
+
+    rows: list[tuple[int, int, int, str, int]] = field(default_factory=list)
+    short_pieces: int = 0
+    num_bytes: int = 0
+    kept: set[int] = field(default_factory=set)
+    tokens: dict[str, int] = field(default_factory=dict)
+
+
+def encode_part(part: Part, tokenizer: Path, min_tokens: int, output: Output) -> Counts:
+    """Run a task of the stage: encode a part in batches of text.
+
+    If all pieces of a document are too short, the document is dropped by the rule `cut to pieces`.
+    """
+    documents = list(part.documents())
+    cuts = read_cuts(part.work, LEAKAGE, part.name) if LEAKAGE in part.filters else {}
+    encoder = load_tokenizer(tokenizer)
+    written = _Written()
+    with output.path(tokens_name(part.name)).open("wb") as file:
+        for batch in _batches(documents, cuts):
+            ids, lengths = encoder.encode_documents([one.text for one in batch])
+            end = 0
+            for one, length in zip(batch, lengths.tolist(), strict=True):
+                start, end = end, end + length
+                if one.is_cut and length - 1 < min_tokens:
+                    written.short_pieces += 1
+                else:
+                    file.write(ids[start:end].data)
+                    _note(one, length, written)
+    columns = zip(*written.rows, strict=True) if written.rows else ((),) * len(INDEX.names)
+    write_table(output.path(index_name(part.name)), dict(zip(INDEX.names, columns, strict=True)), INDEX)
+    drops = [
+        Drop(document.row, "cut to pieces", _counted(len(cuts[document.row])))
+        for document in documents
+        if document.row not in written.kept
+    ]
+    write_drops(output.path(drops_name(part.name)), drops)
+    return {
+        **count_drops(documents, drops),
+        "bytes_out": written.num_bytes,
+        "texts": len(written.rows),
+        "short_pieces": written.short_pieces,
+        "tokens": written.tokens,
+    }
+
+
+def _counted(num_cuts: int) -> str:
+    return f"{num_cuts} cut{'' if num_cuts == 1 else 's'}"
+
+
+def _note(one: _Text, length: int, written: _Written) -> None:
+    name, _, record = one.document.id.rpartition("#")
+    source = name.partition("/")[0]
+    written.rows.append((one.document.row, one.piece, length, name, int(record)))
+    written.kept.add(one.document.row)
+    written.num_bytes += len(one.text.encode("utf-8"))
+    written.tokens[source] = written.tokens.get(source, 0) + length
+
+
+def _batches(documents: Sequence[Document], cuts: dict[int, list[Span]]) -> Iterator[list[_Text]]:
+    batch: list[_Text] = []
+    size = 0
+    for document in documents:
+        spans = cuts.get(document.row)
+        for number, text in enumerate(pieces(document.text, spans) if spans else [document.text]):
+            batch.append(_Text(document, number, text, bool(spans)))
+            size += len(text)
+            if size >= BATCH_CHARACTERS:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,305 @@
+"""The stage `packing`: write the tokens of all parts as a token folder, which `crosscut train` reads (paper, 4.1.3).
+
+Documents are split at random into training and validation. The weight of a source then says how often its training
+documents are written: with weight 2 each document is written twice; with weight 0.25 a quarter of the documents is
+written once, chosen by the seed and the document's id. Validation documents are therefore never in training and never
+repeated. All pieces of one document are on the same side.
+
+The task writes the token folder's files into the stage's folder. `publish` then links them into place, all at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from crosscut.config.corpus import CorpusConfig, TokensConfig
+from crosscut.config.errors import DataError
+from crosscut.corpus.documents import read_table
+from crosscut.corpus.execution.stages import Counts, Output, Record, Task, read_records
+from crosscut.corpus.parts import find_parts
+from crosscut.corpus.tokens.encoding import TOKENS, index_name, tokens_name
+from crosscut.data.folders import beside, exchange, is_taken
+from crosscut.data.hashing import sha256
+from crosscut.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, Settings, SourceEntry
+from crosscut.data.megatron import write_index
+from crosscut.data.shards import INDEX_DTYPE, TokenDocument, split_at_random, write_shards
+from crosscut.data.tokenizer import Tokenizer, token_dtype
+from crosscut.data.tokens import TokenFolder
+
+PACKING = "packing"
+"""The stage's name."""
+
+_INDEX = ".idx"
+
+
+class TooFewDocuments(DataError):  # noqa: N818 - the name says what happened
+    """Raised if the filters leave too few documents to train and validate on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackingStage:
+    """The stage `packing`, with a single task."""
+
+    config: CorpusConfig
+    tokenizer: Path
+    """The `tokenizer.json` that an earlier stage wrote."""
+
+    name: str = PACKING
+    version: int = 1
+
+    def tasks(self, work: Path) -> list[Task]:
+        """Return the single task, which packs all parts."""
+        parts = [part.name for part, _ in find_parts(work)]
+        tokens = [work / TOKENS / tokens_name(part) for part in parts]
+        weights = {source.name: source.weight for source in self.config.sources}
+        settings = self.config.tokens
+        return [
+            Task(
+                name=self.name,
+                function=partial(pack, work, parts, self.tokenizer, weights, settings, self.config.seed),
+                inputs=(*tokens, *(work / TOKENS / index_name(part) for part in parts), self.tokenizer),
+                settings={
+                    "weights": weights,
+                    "seed": self.config.seed,
+                    "num_shards": settings.num_shards,
+                    "train_to_validation": settings.train_to_validation,
+                    "megatron": settings.megatron,
+                    "given": bool(settings.tokenizer),
+                    "vocab_size": settings.vocab_size,
+                },
+                size=sum(path.stat().st_size for path in tokens),
+            )
+        ]
+
+
+def pack(
+    work: Path,
+    parts: Sequence[str],
+    tokenizer: Path,
+    weights: Mapping[str, float],
+    settings: TokensConfig,
+    seed: int,
+    output: Output,
+) -> Counts:
+    """Run the stage's task: write the files of a token folder, with one document in memory at a time.
+
+    Raises `TooFewDocuments` if fewer than two documents are left, and `DataError` if the weights leave no training
+    document.
+    """
+    _check_enough(work, parts)
+    folder = output.path("")
+    shutil.copyfile(tokenizer, folder / TOKENIZER_NAME)
+    loaded = Tokenizer.load(tokenizer)
+    dtype = token_dtype(loaded.vocab_size)
+    packed = _Packed(weights, seed)
+    split = split_at_random(
+        packed.read(work, parts, dtype.itemsize), train_to_validation=settings.train_to_validation, seed=seed
+    )
+    train, validation = write_shards(packed.blend(split), folder, num_shards=settings.num_shards)
+    if not any(entry.documents for entry in train):
+        raise DataError("`sources.weight` must keep some training documents, but keeps none. Set a higher weight.")
+    digest = sha256(tokenizer)
+    Manifest(
+        dtype=dtype.name,
+        vocab_size=loaded.vocab_size,
+        end_of_text=loaded.end_of_text,
+        tokenizer_sha256=digest,
+        settings=_settings(settings, seed, digest),
+        sources=tuple(SourceEntry(name=name) for name in packed.files),
+        train=tuple(train),
+        validation=validation,
+        corpus=dict(weights),
+    ).write(folder)
+    shards = (*train, validation)
+    if settings.megatron:
+        for entry in shards:
+            _index_for_megatron(folder, entry.name, dtype)
+    return {
+        "shards": {entry.name: {"documents": entry.documents, "tokens": entry.tokens} for entry in shards},
+        "sources": packed.counts,
+    }
+
+
+def _settings(settings: TokensConfig, seed: int, digest: str) -> Settings:
+    return Settings(
+        seed=seed,
+        text_key="",
+        num_shards=settings.num_shards,
+        train_to_validation=settings.train_to_validation,
+        trained_vocab_size=0 if settings.tokenizer else settings.vocab_size,
+        given_tokenizer=digest if settings.tokenizer else "",
+    )
+
+
+def _check_enough(work: Path, parts: Iterable[str]) -> None:
+    num_documents = 0
+    for part in parts:
+        num_documents += len(np.unique(read_table(work / TOKENS / index_name(part))["row"].to_numpy()))
+        if num_documents > 1:
+            return
+    raise TooFewDocuments(
+        f"The corpus must have at least 2 documents, one for training and one for validation, but its filters keep "
+        f"{num_documents}. The report shows why the other documents were dropped. Relax the filters or add `sources`."
+    )
+
+
+def _index_for_megatron(folder: Path, shard: str, dtype: np.dtype[Any]) -> None:
+    ends = np.fromfile(folder / f"{shard}.index", dtype=INDEX_DTYPE)["end"]
+    sizes = np.diff(ends, prepend=np.uint64(0))
+    # The format has no unsigned four-byte type. Token ids are far below the maximum of the signed type.
+    write_index(folder / f"{shard}{_INDEX}", sizes, np.int32 if dtype.itemsize == 4 else dtype)
+
+
+class _Document(NamedTuple):
+    """A document with all of its pieces."""
+
+    source: str
+    id: str
+    pieces: list[TokenDocument]
+
+
+@dataclass
+class _Packed:
+    """Reads documents from the parts, repeats them by weight, and counts them."""
+
+    weights: Mapping[str, float]
+    seed: int
+    files: dict[str, int] = field(default_factory=dict)
+    """Index of each file in the manifest, by the name `source/file`."""
+
+    counts: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
+    """Numbers of written documents and tokens, copies included, by source and by `train` or `validation`."""
+
+    def read(self, work: Path, parts: Iterable[str], width: int) -> Iterator[_Document]:
+        """Read the documents of the parts, in order. A token id has `width` bytes."""
+        for part in parts:
+            table = read_table(work / TOKENS / index_name(part))
+            data = _map(work / TOKENS / tokens_name(part))
+            rows = zip(*(table[name].to_pylist() for name in ("row", "tokens", "file", "record")), strict=True)
+            end = 0
+            for _, pieces in groupby(rows, key=itemgetter(0)):
+                texts = []
+                for _, num_tokens, file, record in pieces:
+                    start, end = end, end + num_tokens * width
+                    source = self.files.setdefault(file, len(self.files))
+                    texts.append(TokenDocument(data[start:end], num_tokens, source, record))
+                yield _Document(file.partition("/")[0], f"{file}#{record}", texts)
+
+    def blend(self, split: Iterable[tuple[bool, _Document]]) -> Iterator[tuple[bool, TokenDocument]]:
+        """Repeat each document's texts as often as its weight says, as pairs (is for validation, text)."""
+        for for_validation, document in split:
+            copies = 1 if for_validation else self._copies(document)
+            count = self.counts.setdefault(document.source, {}).setdefault(
+                "validation" if for_validation else "train", {"documents": 0, "tokens": 0}
+            )
+            count["documents"] += copies
+            count["tokens"] += copies * sum(piece.num_tokens for piece in document.pieces)
+            for _ in range(copies):
+                for piece in document.pieces:
+                    yield for_validation, piece
+
+    def _copies(self, document: _Document) -> int:
+        whole, part = divmod(self.weights[document.source], 1)
+        if not part:
+            return int(whole)
+        digest = hashlib.blake2b(f"{self.seed} {document.id}".encode("utf-8", "surrogatepass"), digest_size=8)
+        return int(whole) + (int.from_bytes(digest.digest(), "little") < part * 2**64)
+
+
+def _map(path: Path) -> memoryview:
+    if not path.stat().st_size:
+        return memoryview(b"")
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def publish(work: Path, target: Path) -> None:
+    """Replace the token folder at `target` with the one that the stage wrote, all at once.
+
+    The files are hard links to the stage's files, or copies if the disk does not support links. Raises `DataError` if
+    `target` holds anything else than token shards of a corpus, or if the disk cannot take the files.
+    """
+    folder = work / PACKING
+    (record,) = read_records(work, PACKING)
+    names = {name: name for name in record.files}
+    for name in record.files:
+        if name.endswith(_INDEX):
+            shard = name.removesuffix(_INDEX)
+            names[f"{shard}.bin"] = f"{shard}.tokens"  # the `.bin` file of Megatron-LM has the same bytes
+    if is_taken(target) and _is_same(folder, target, names):
+        return
+    check_replaceable(target)
+    _check_whole(folder, record)
+    try:
+        with beside(target, setting="folder") as temporary:
+            for name, source in names.items():
+                _link(folder / source, temporary / name)
+            exchange(temporary, target)
+    except OSError as error:
+        raise DataError(
+            f"`{target}` must be writable, but writing the token shards failed: {error.strerror or error}. Free some "
+            f"space or choose another `folder`, then start again. Finished parts are kept."
+        ) from None
+
+
+def _check_whole(folder: Path, record: Record) -> None:
+    """Raise `DataError` if a file of the stage has changed since it was written.
+
+    Published files may be links to the stage's files, so a change of one is a change of the other.
+    """
+    damaged = [name for name, digest in sorted(record.files.items()) if sha256(folder / name) != digest]
+    if damaged:
+        (folder / f"{record.task}.json").unlink()
+        raise DataError(
+            f"`{folder / damaged[0]}` must be unchanged since it was written, but it is damaged. Start again: the "
+            "shards will be written again."
+        )
+
+
+def _is_same(folder: Path, target: Path, names: Iterable[str]) -> bool:
+    """Whether the folder at `target` is complete and equal to the folder that would be published."""
+    if not target.is_dir() or {path.name for path in target.iterdir()} != set(names):
+        return False
+    try:
+        TokenFolder.open(target, verify=False)
+        return (folder / MANIFEST_NAME).read_bytes() == (target / MANIFEST_NAME).read_bytes()
+    except DataError:
+        return False
+
+
+def check_replaceable(target: Path) -> None:
+    """Raise `DataError` if `target` exists and holds anything else than token shards of a corpus."""
+    if not is_taken(target):
+        return
+    try:
+        manifest = Manifest.read(target)
+        suffixes = (".tokens", ".index", ".bin", _INDEX)
+        shards = {f"{entry.name}{suffix}" for entry in (*manifest.train, manifest.validation) for suffix in suffixes}
+        others = {path.name for path in target.iterdir()} - shards - {MANIFEST_NAME, TOKENIZER_NAME}
+        replaceable = bool(manifest.corpus) and not others
+    except DataError:
+        replaceable = False
+    if not replaceable:
+        raise DataError(
+            f"`{target}` must not exist, or must hold older token shards of a corpus, but it holds other files. Choose "
+            f"another `folder`, or move the files away."
+        )
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,81 @@
+"""The tokenizer of a corpus: a copy of a given tokenizer, or a tokenizer trained on the cleaned documents."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+
+from crosscut.config.corpus import TokensConfig
+from crosscut.config.published.folders import TOKENIZER_CONFIG_FILE
+from crosscut.corpus.documents import Part
+from crosscut.corpus.execution.stages import Counts, Output
+from crosscut.data.encoding import BATCH_CHARACTERS
+from crosscut.data.tokenizer import MAX_TRAINING_CHARACTERS, Tokenizer
+
+FILE = "tokenizer.json"
+"""Name of the tokenizer in the stage's folder."""
+
+
+def make_tokenizer(parts: Sequence[Part], config: TokensConfig, output: Output) -> Counts:
+    """Run the task: copy the tokenizer that `tokens.tokenizer` names, or train one on the first documents.
+
+    Beside a copy, `tokenizer_config.json` is written with the end-of-text token, because the given tokenizer may define
+    this token in another file. Raises `DataError` if the given file is not a tokenizer, or if the tokenizer has no
+    end-of-text token.
+    """
+    path = output.path(FILE)
+    if config.tokenizer:
+        tokenizer = check_tokenizer(config)
+        shutil.copyfile(config.tokenizer, path)
+        output.path(TOKENIZER_CONFIG_FILE).write_text(json.dumps(tokenizer.settings()), encoding="utf-8")
+        return {"vocab_size": tokenizer.vocab_size, "trained_on": {"documents": 0, "characters": 0}}
+    read = {"documents": 0, "characters": 0}
+    tokenizer = Tokenizer.train(_texts(parts, read), vocab_size=config.vocab_size)
+    try:
+        tokenizer.save(path)
+    except Exception as error:  # the library raises a bare Exception if the disk cannot take the file
+        raise OSError(str(error)) from None
+    return {"vocab_size": tokenizer.vocab_size, "trained_on": read}
+
+
+def _texts(parts: Sequence[Part], read: dict[str, int]) -> Iterator[str]:
+    for part in parts:
+        for document in part.documents():
+            read["documents"] += 1
+            read["characters"] += min(len(document.text), MAX_TRAINING_CHARACTERS - read["characters"])
+            yield document.text
+
+
+def check_tokenizer(config: TokensConfig) -> Tokenizer:
+    """Load the tokenizer that `tokens.tokenizer` names. Raises `DataError` if it cannot be used."""
+    return Tokenizer.load(Path(config.tokenizer), setting="tokens.tokenizer")
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Load the tokenizer at `path`. A process keeps the last tokenizer, as long as its file does not change."""
+    status = path.stat()
+    return _kept(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=1)
+def _kept(path: Path, modified: int, size: int) -> Tokenizer:  # noqa: ARG001 - time and size are part of the cache key
+    return Tokenizer.load(path)
+
+
+def count_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
+    """Count the tokens of each text without the end of text. Texts are encoded in batches, to bound memory."""
+    cuts = [0]
+    size = 0
+    for number, text in enumerate(texts, start=1):
+        size += len(text)
+        if size >= BATCH_CHARACTERS or number == len(texts):
+            cuts.append(number)
+            size = 0
+    lengths: list[int] = []
+    for start, stop in pairwise(cuts):
+        lengths += (tokenizer.encode_documents(texts[start:stop])[1] - 1).tolist()
+    return lengths

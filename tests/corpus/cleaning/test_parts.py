@@ -1,0 +1,83 @@
+"""Cleaning writes the texts that are left, says what went, and counts what each repair changed."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from crosscut.config.corpus import CLEANERS as NAMES
+from crosscut.config.corpus import CleaningConfig
+from crosscut.corpus.cleaning.parts import CLEANERS, clean_part
+from crosscut.corpus.documents import CLEANING, Drop, Part, drops_name, read_drops, read_table, write_drops
+from crosscut.corpus.execution.stages import Output
+
+STORY = (
+    "It was a dark and stormy night, and the rain fell in torrents upon the\n"
+    "roofs of the old town by the sea, where nobody had yet gone to sleep in\n"
+    "spite of the hour, since all of them were waiting for the same ship to\n"
+    "come home.\n"
+)
+
+
+def clean(part: Part, **cleaners: tuple[str, ...]) -> tuple[Part, dict]:
+    (part.work / CLEANING).mkdir(exist_ok=True)
+    counts = clean_part(part, CleaningConfig(), cleaners, Output(part.work / CLEANING))
+    return Part(part.work, part.name, (*part.filters, CLEANING), cleaned=True), counts
+
+
+def test_texts_are_mended_and_empty_ones_go(make_part: Callable[..., Part]) -> None:
+    part = make_part(["voil\u00c3\u00a0\r\n", "plain\n", " \n\t", "\x00\ufeff", "", "caf\u00e9"])
+    cleaned, counts = clean(part)
+    assert [(one.row, one.text) for one in cleaned.documents()] == [
+        (0, "voil\u00e0\n"),
+        (1, "plain\n"),
+        (5, "caf\u00e9"),
+    ]
+    drops = read_drops(part.work, CLEANING, part.name).to_pylist()
+    assert drops == [Drop(row, "empty")._asdict() for row in (2, 3, 4)]
+    assert counts == {
+        "documents_in": 6,
+        "documents_out": 3,
+        "bytes_in": 10 + 6 + 3 + 4 + 0 + 5,
+        "bytes_out": 7 + 6 + 5,
+        "rules": {"empty": {"documents": 3, "bytes": 7}},
+        "changed": {"unicode": 2, "join_lines": 0},
+    }
+
+
+def test_a_source_gets_the_cleaners_that_it_names(make_part: Callable[..., Part]) -> None:
+    part = make_part([STORY, STORY], ["stories", "poems"])
+    cleaned, counts = clean(part, stories=("join_lines",))
+    joined, kept = (one.text for one in cleaned.documents())
+    assert "upon the roofs" in joined
+    assert kept == STORY
+    assert counts["changed"] == {"unicode": 0, "join_lines": 1}
+
+
+def test_unicode_is_left_alone_where_that_is_asked_for(make_part: Callable[..., Part], tmp_path: Path) -> None:
+    part = make_part(["voil\u00c3\u00a0\r\n"])
+    counts = clean_part(part, CleaningConfig(unicode=False), {}, Output(tmp_path))
+    assert read_table(tmp_path / f"{part.name}.arrow")["text"].to_pylist() == ["voil\u00c3\u00a0\r\n"]
+    assert counts["changed"]["unicode"] == 0
+
+
+def test_only_documents_that_are_left_are_cleaned(make_part: Callable[..., Part]) -> None:
+    part = make_part(["a", "b", "c"])
+    (part.work / "urls").mkdir()
+    write_drops(part.work / "urls" / drops_name(part.name), [Drop(1, "domain")])
+    cleaned, counts = clean(Part(part.work, part.name, ("urls",)))
+    assert [one.row for one in cleaned.documents()] == [0, 2]
+    assert (counts["documents_in"], counts["documents_out"]) == (2, 2)
+
+
+def test_the_same_texts_give_the_same_bytes(make_part: Callable[..., Part], tmp_path: Path) -> None:
+    part = make_part(["\u201cone\u201d", "two"])
+    written = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        clean_part(part, CleaningConfig(), {}, Output(tmp_path / name))
+        written.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
+    assert written[0] == written[1]
+    assert len(written[0]) == 2
+
+
+def test_every_cleaner_of_the_configuration_is_there() -> None:
+    assert set(CLEANERS) == set(NAMES)

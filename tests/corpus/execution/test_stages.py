@@ -1,0 +1,168 @@
+"""A task is done once; what it depends on decides whether it is done again; half of its work is never taken for it."""
+
+import os
+import signal
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from crosscut.config.corpus import EngineConfig
+from crosscut.config.errors import DataError
+from crosscut.corpus.execution.engine import start_engine
+from crosscut.corpus.execution.running import StageResult, run_stage
+from crosscut.corpus.execution.stages import Counts, Digests, Output, Task, add_counts
+from crosscut.data.progress import ProgressBar
+
+
+def write(text: str, name: str, output: Output) -> Counts:
+    output.path(name).write_text(text)
+    return {"characters": len(text), "names": [name]}
+
+
+def shout(source: Path, output: Output) -> Counts:
+    output.path("loud.txt").write_text(source.read_text().upper())
+    return {"characters": len(source.read_text())}
+
+
+def fail(output: Output) -> Counts:
+    output.path("half.txt").write_text("half")
+    raise DataError("`it` must work, but does not.")
+
+
+def fill(output: Output) -> Counts:
+    output.path("half.txt").write_text("half")
+    raise OSError(28, "No space left on device")
+
+
+def die(output: Output) -> Counts:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+@dataclass
+class Given:
+    """A stage of given tasks."""
+
+    given: list[Task]
+    name: str = "first"
+    version: int = 1
+    settings: dict = field(default_factory=dict)
+
+    def tasks(self, work: Path) -> list[Task]:
+        return self.given
+
+
+class Runner:
+    """Runs stages in a folder; a new one is a new start of the command."""
+
+    def __init__(self, work: Path, workers: int = 1) -> None:
+        self.work = work
+        self.digests = Digests()
+        self.config = EngineConfig(workers=workers)
+
+    def __call__(self, stage: Given) -> StageResult:
+        with start_engine(self.config, self.work) as engine, ProgressBar(shown=False) as bar:
+            return run_stage(stage, self.work, engine=engine, digests=self.digests, bar=bar)
+
+
+def writing(text: str, name: str = "a") -> Task:
+    return Task(name=name, function=partial(write, text, f"{name}.txt"), settings={"text": text}, size=len(text))
+
+
+def shouting(work: Path) -> Given:
+    source = work / "first" / "a.txt"
+    return Given([Task(name="a", function=partial(shout, source), inputs=(source,))], name="second")
+
+
+def test_what_is_done_is_not_done_again(tmp_path):
+    first = Runner(tmp_path)(Given([writing("one"), writing("three", "b")]))
+    again = Runner(tmp_path)(Given([writing("one"), writing("three", "b")]))
+    assert (first.num_tasks, first.num_run, again.num_run) == (2, 2, 0)
+    assert first.counts == again.counts == {"characters": 8, "names": ["a.txt", "b.txt"]}
+    assert first.size == again.size == 8
+
+
+def test_a_changed_setting_redoes_its_task_alone(tmp_path):
+    Runner(tmp_path)(Given([writing("one"), writing("two", "b")]))
+    assert Runner(tmp_path)(Given([writing("one"), writing("four", "b")])).num_run == 1
+    assert (tmp_path / "first" / "b.txt").read_text() == "four"
+
+
+def test_a_new_version_redoes_all(tmp_path):
+    Runner(tmp_path)(Given([writing("one"), writing("two", "b")]))
+    assert Runner(tmp_path)(Given([writing("one"), writing("two", "b")], version=2)).num_run == 2
+
+
+@pytest.mark.parametrize(("text", "runs"), [("one", 0), ("two", 1)])
+def test_a_later_stage_is_redone_only_where_what_it_reads_has_changed(tmp_path, text, runs):
+    for first in (writing("one"), writing(text)):
+        runner = Runner(tmp_path)
+        runner(Given([first]))
+        result = runner(shouting(tmp_path))
+    assert result.num_run == runs
+    assert (tmp_path / "second" / "loud.txt").read_text() == text.upper()
+
+
+def test_the_same_content_from_other_settings_redoes_nothing_behind_it(tmp_path):
+    for settings in ({"by": "hand"}, {"by": "machine"}):
+        runner = Runner(tmp_path)
+        runner(Given([Task(name="a", function=partial(write, "one", "a.txt"), settings=settings)]))
+        result = runner(shouting(tmp_path))
+    assert result.num_run == 0
+
+
+@pytest.mark.parametrize("missing", ["a.txt", "a.json"])
+def test_a_task_that_has_lost_a_file_is_redone(tmp_path, missing):
+    Runner(tmp_path)(Given([writing("one")]))
+    (tmp_path / "first" / missing).unlink()
+    assert Runner(tmp_path)(Given([writing("one")])).num_run == 1
+    assert (tmp_path / "first" / "a.txt").read_text() == "one"
+
+
+def test_a_record_that_was_cut_short_counts_as_none(tmp_path):
+    Runner(tmp_path)(Given([writing("one")]))
+    record = tmp_path / "first" / "a.json"
+    record.write_text(record.read_text()[:20])
+    assert Runner(tmp_path)(Given([writing("one")])).num_run == 1
+
+
+def test_files_of_tasks_that_are_no_more_go(tmp_path):
+    Runner(tmp_path)(Given([writing("one"), writing("two", "b")]))
+    (tmp_path / "first" / ".c.unfinished").mkdir()
+    Runner(tmp_path)(Given([writing("one")]))
+    assert {path.name for path in (tmp_path / "first").iterdir()} == {"a.txt", "a.json"}
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (fail, "`it` must work, but does not."),
+        (fill, "must be writable, but writing failed: No space left on device. Free some space or choose another"),
+    ],
+)  # fmt: skip
+def test_a_task_that_fails_leaves_nothing_and_keeps_what_is_done(tmp_path, function, message):
+    with pytest.raises(DataError) as raised:
+        Runner(tmp_path)(Given([writing("one"), Task(name="b", function=function)]))
+    assert message in str(raised.value)
+    assert {path.name for path in (tmp_path / "first").iterdir()} == {"a.txt", "a.json"}
+
+
+def test_processes_give_what_one_gives_and_a_dead_one_is_told(tmp_path):
+    tasks = [writing(f"text {number}", f"task-{number}") for number in range(9)]
+    alone = Runner(tmp_path / "alone")(Given(tasks))
+    together = Runner(tmp_path / "together", workers=2)(Given(tasks))
+    assert alone.counts == together.counts
+    with pytest.raises(DataError, match="One of the 2 worker processes died, perhaps because memory ran out"):
+        Runner(tmp_path / "together", workers=2)(Given([*tasks, Task(name="worst", function=die)]))
+    assert Runner(tmp_path / "together", workers=2)(Given(tasks)).num_run == 0
+
+
+def test_counts_add_up():
+    one = {"documents": 1, "rules": {"short": {"bytes": 3}}, "first": ["a"]}
+    other = {"documents": 2, "rules": {"short": {"bytes": 4}, "url": {"bytes": 1}}, "first": ["b"], "new": 1.5}
+    assert add_counts([one, other, {}]) == {
+        "documents": 3, "rules": {"short": {"bytes": 7}, "url": {"bytes": 1}}, "first": ["a", "b"], "new": 1.5,
+    }  # fmt: skip
+    assert one == {"documents": 1, "rules": {"short": {"bytes": 3}}, "first": ["a"]}

@@ -1,0 +1,228 @@
+"""Which files a source is made of, in which order, under which names, and what is said of those that are not there."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from crosscut.config import DataError
+from crosscut.config.corpus import SourceConfig
+from crosscut.corpus.readers.files import File, find_files
+
+NOBODY = 65534
+
+
+def touch(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x")
+
+
+def find(*files: object, kind: str = "auto") -> list[File]:
+    return find_files(SourceConfig(name="web", files=tuple(map(str, files)), format=kind))
+
+
+def names(*files: object, kind: str = "auto") -> list[str]:
+    return [file.name for file in find(*files, kind=kind)]
+
+
+def check_message(message: str, *files: object, kind: str = "auto") -> None:
+    with pytest.raises(DataError) as error:
+        find(*files, kind=kind)
+    assert str(error.value) == message
+
+
+def test_names_are_paths_below_what_was_named(tmp_path: Path) -> None:
+    touch(tmp_path, "a/x.txt", "a/deep/y.txt", "b/z.txt")
+    assert names(tmp_path) == ["a/deep/y.txt", "a/x.txt", "b/z.txt"]
+    assert names(tmp_path / "b", tmp_path / "a" / "x.txt") == ["z.txt", "x.txt"]
+    assert names(tmp_path / "*" / "*.txt") == ["a/x.txt", "b/z.txt"]
+    assert names(tmp_path / "**" / "*.txt") == ["a/deep/y.txt", "a/x.txt", "b/z.txt"]
+    assert names(tmp_path / "a*") == ["a/deep/y.txt", "a/x.txt"]
+
+
+def test_file_is_there_once_and_has_a_name_of_its_own(tmp_path: Path) -> None:
+    touch(tmp_path, "a/x.txt", "b/x.txt")
+    assert names(tmp_path / "a", tmp_path / "a/x.txt", tmp_path / "b") == ["x.txt", "x.txt~2"]
+
+
+def test_formats_and_compressions_are_told_by_suffixes(tmp_path: Path) -> None:
+    touch(tmp_path, "a.jsonl.zst", "b.PARQUET", "c.txt.gz", "d.htm", "e.mbox", "f.xml.bz2", "unknown.md", ".hidden.txt")
+    assert [(file.format, file.compression) for file in find(tmp_path)] == [
+        ("jsonl", ".zst"),
+        ("parquet", ""),
+        ("text", ".gz"),
+        ("html", ""),
+        ("mail", ""),
+        ("wikipedia", ".bz2"),
+    ]
+
+
+def test_folder_of_a_format_whose_files_are_named_freely_is_taken_whole(tmp_path: Path) -> None:
+    touch(tmp_path, "cur/1037.host:2,S", "new/0001.txt", ".git/config", "cur/.hidden")
+    assert names(tmp_path, kind="mail") == ["cur/1037.host:2,S", "new/0001.txt"]
+
+
+def test_folder_of_other_formats_gives_the_files_of_their_suffix(tmp_path: Path) -> None:
+    touch(tmp_path, "part-0.parquet", "_SUCCESS", "notes.txt")
+    assert names(tmp_path, kind="parquet") == ["part-0.parquet"]
+
+
+def test_file_whose_name_looks_like_a_glob_is_that_file(tmp_path: Path) -> None:
+    touch(tmp_path, "part[1].txt", "part1.txt")
+    assert names(tmp_path / "part[1].txt") == ["part[1].txt"]
+
+
+def test_symlinks_to_files_are_followed(tmp_path: Path) -> None:
+    touch(tmp_path, "real/x.txt")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "l.txt").symlink_to(tmp_path / "real" / "x.txt")
+    assert names(tmp_path / "links") == ["l.txt"]
+
+
+def test_relative_path_and_file_url_give_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(tmp_path, "x.txt")
+    monkeypatch.chdir(tmp_path)
+    assert find("x.txt") == find(tmp_path / "x.txt") == find(f"file://{tmp_path}/x.txt")
+
+
+def test_version_changes_with_the_file(tmp_path: Path) -> None:
+    touch(tmp_path, "x.txt")
+    before = find(tmp_path / "x.txt")
+    os.utime(tmp_path / "x.txt", ns=(1, 1))
+    assert find(tmp_path / "x.txt") != before
+
+
+def test_name_that_is_no_utf8_can_be_written_in_an_id(tmp_path: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")).write_bytes(b"good")
+    (file,) = find(tmp_path)
+    assert file.name == "caf\\xe9.txt"
+    assert b"".join(chunk for chunk, _ in file.chunks()) == b"good"
+
+
+@pytest.fixture
+def store() -> Iterator[str]:
+    memory = fsspec.filesystem("memory")
+    for name in ("a/x.jsonl", "a/deep/y.jsonl", "b/z.txt", "b/.hidden.txt"):
+        memory.pipe(f"/corpus/{name}", name.encode())
+    yield "memory://corpus"
+    memory.rm("/corpus", recursive=True)
+
+
+def test_urls_are_searched_like_paths(store: str) -> None:
+    assert names(store) == ["a/deep/y.jsonl", "a/x.jsonl", "b/z.txt"]
+    assert names(f"{store}/b/z.txt", f"{store}/a/") == ["z.txt", "deep/y.jsonl", "x.jsonl"]
+    assert names(f"{store}/*/*.jsonl") == ["a/x.jsonl"]
+    assert names(f"{store}/*/*.txt") == ["b/z.txt"]
+    (file,) = find(f"{store}/b")
+    assert (file.size, list(file.chunks())) == (7, [(b"b/z.txt", 7)])
+
+
+def test_nothing_that_matches_is_an_error(tmp_path: Path, store: str) -> None:
+    for pattern in (str(tmp_path / "*.txt"), str(tmp_path / "gone.txt"), f"{store}/*.txt", f"{store}/gone.txt"):
+        check_message(
+            f"`sources.files` of `web` must name existing files, but no file matches `{pattern}`. Correct the path.",
+            pattern,
+        )
+
+
+def test_folder_without_files_is_an_error(tmp_path: Path) -> None:
+    remedy = "Correct the path, or set the source's `format`."
+    check_message(
+        f"`{tmp_path}` of the source `web` must contain a file, but contains none. {remedy}", tmp_path, kind="mail"
+    )
+    check_message(
+        f"`{tmp_path}` of the source `web` must contain a file ending in .jsonl or .ndjson, but contains none. "
+        f"{remedy}",
+        tmp_path,
+        kind="jsonl",
+    )
+
+
+def test_suffix_that_tells_no_format_is_an_error(tmp_path: Path) -> None:
+    touch(tmp_path, "notes.md")
+    path = tmp_path / "notes.md"
+    check_message(
+        f"`{path}` of the source `web` must end in .jsonl, .ndjson, .parquet, .txt, .html, .htm, .xhtml, .eml, .mbox, "
+        ".xml or .idx, but does not. Set the source's `format`, or rename the file.",
+        path,
+    )
+    assert names(path, kind="text") == ["notes.md"]
+
+
+def test_packed_parquet_is_an_error(tmp_path: Path) -> None:
+    touch(tmp_path, "a.parquet.gz")
+    path = tmp_path / "a.parquet.gz"
+    check_message(
+        f"`{path}` must not be compressed, because parquet files need random access. Unpack the file first.", path
+    )
+
+
+def test_url_of_no_known_store_is_an_error() -> None:
+    with pytest.raises(DataError) as error:
+        find("nowhere://a/b.txt")
+    assert str(error.value).startswith(
+        "`sources.files` of `web` must name readable files, but `nowhere://a/b.txt` cannot be read: "
+    )
+
+
+@contextmanager
+def without_rights() -> Iterator[Path]:
+    """A folder whose contents the test may not see, whoever runs it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        touch(folder, "open/a.txt", "closed/b.txt", "open/c.txt")
+        folder.chmod(0o755)
+        (folder / "closed").chmod(0)
+        (folder / "open" / "c.txt").chmod(0)
+        is_root = os.geteuid() == 0
+        if is_root:
+            os.seteuid(NOBODY)
+        try:
+            yield folder
+        finally:
+            if is_root:
+                os.seteuid(0)
+            (folder / "closed").chmod(0o755)
+
+
+def test_folder_without_rights_is_an_error_that_names_it() -> None:
+    with without_rights() as folder:
+        for pattern in (folder, folder / "closed", folder / "*" / "*.txt", folder / "**" / "*.txt"):
+            check_message(f"`{folder}/closed` must be a readable file, but is not: Permission denied.", pattern)
+        closed = folder / "closed" / "b.txt"
+        check_message(f"`{closed}` must be a readable file, but is not: Permission denied.", closed)
+
+
+def test_file_without_rights_is_an_error_that_names_it() -> None:
+    with without_rights() as folder:
+        (file,) = find(folder / "open" / "c.txt")
+        with pytest.raises(DataError) as error:
+            list(file.chunks())
+        assert str(error.value) == f"`{file.url}` must be a readable file, but is not: Permission denied."
+
+
+def test_megatron_pair_in_a_store_is_an_error() -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/corpus/a.idx", b"x")
+    check_message(
+        "`memory:///corpus/a.idx` must be a local file, because megatron files are mapped into memory. Copy it to a "
+        "local disk.",
+        "memory://corpus/a.idx",
+    )
+    memory.rm("/corpus", recursive=True)
+
+
+def test_folders_behind_links_are_searched_once(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "src" / "y.jsonl").write_text("{}\n")
+    (tmp_path / "elsewhere" / "x.jsonl").write_text("{}\n")
+    (tmp_path / "src" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "src")
+    found = find_files(SourceConfig(name="s", files=(str(tmp_path / "src"),)))
+    assert [file.name for file in found] == ["link/x.jsonl", "y.jsonl"]
