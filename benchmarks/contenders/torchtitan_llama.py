@@ -1,0 +1,162 @@
+"""torchtitan's Llama, trained on one device with the parts of torchtitan's own trainer, for version 0.3.
+
+What its users get by default on one GPU: weights in float32 and their copies in bfloat16 through `fully_shard` over a
+group of one, the loss in eight chunks, flex attention inside documents, forward and backward as one CUDA graph, AdamW
+fused. Where a contender is to be compiled, its layers are, one by one, and the loss. Nothing is recomputed, which its
+trainer asks for by default: that is slower, and no other contender does it. On a CPU, where flex attention has no
+backward pass, attention is PyTorch's, and there is no graph.
+
+Shapes: B batch, S sequence.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.contenders.task import NotActiveError, Shape, Way
+
+VERSION = "0.3."
+"""What the versions begin with that are built like this."""
+
+
+class TorchtitanStep:
+    """A training step of torchtitan on a process group of one rank that is there already.
+
+    Raises `NotActiveError` where another version is installed.
+    """
+
+    def __init__(self, shape: Shape, way: Way) -> None:
+        if not (found := version("torchtitan")).startswith(VERSION):
+            raise NotActiveError(f"was to be torchtitan {VERSION}x, but is {found}")
+        _take_device(way.device)
+        torch.autograd.set_multithreading_enabled(False)  # as its trainer does
+        from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+        from torchtitan.components.optimizer import default_adamw
+        from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
+        from torchtitan.distributed import ParallelDims
+        from torchtitan.distributed.cudagraph import wrap_with_cuda_graph
+        from torchtitan.distributed.utils import get_spmd_context
+        from torchtitan.models.llama3 import parallelize_llama
+
+        parallelism, compile_config = ParallelismConfig(), CompileConfig(enable=way.compiled)
+        ranks = ParallelDims.from_config(parallelism, 1)
+        with torch.device("meta"):
+            model = make_config(shape, way).build()
+        model = parallelize_llama(
+            model,
+            parallel_dims=ranks,
+            training=TrainingConfig(mixed_precision_param=way.precision),
+            parallelism=parallelism,
+            compile_config=compile_config,
+            ac_config=None,
+            dump_folder="",
+        )
+        model.to_empty(device=way.device)
+        with torch.no_grad():
+            model.init_weights(buffer_device=None)
+        self.model = model.train()
+        chunks = ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config(global_vocab_size=shape.vocab_size))
+        self.loss = chunks.build(compile_config=compile_config)
+        self.loss.set_lm_head(model.lm_head)
+        model._skip_lm_head = True  # the loss applies it, chunk by chunk
+        self.optimizer = default_adamw(lr=1e-4, weight_decay=0.01).build(model_parts=[model])
+        self.mesh_context = get_spmd_context(parallel_dims=ranks)
+        self.has_masks = _uses_flex_attention(way)
+        self.forward_and_backward: Callable[..., Tensor] = wrap_with_cuda_graph(self._forward_and_backward)
+
+    def __call__(self, _number: int, micro_batches: Sequence[tuple[Tensor, Tensor]]) -> Callable[[], float]:
+        """A `contenders.Step`."""
+        from torchtitan.distributed.utils import clip_grad_norm_
+
+        self.optimizer.zero_grad(set_to_none=False)  # a graph writes where it wrote before
+        num_targets = sum(targets.numel() for _, targets in micro_batches)
+        tokens_of_step = torch.full((), num_targets, device=micro_batches[0][1].device)
+        total: Tensor | None = None
+        for tokens, targets in micro_batches:
+            positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens).contiguous()
+            places: dict[str, Any] = {"positions": positions}
+            if self.has_masks:
+                places["attention_masks"] = self.model.get_attention_masks(positions=positions)
+            # Copies, since a graph keeps the first ones that it is given and writes all later ones into them.
+            loss = self.forward_and_backward(tokens.clone(), targets.clone(), tokens_of_step, places).detach()
+            total = loss.clone() if total is None else total.add_(loss)
+        assert total is not None
+        clip_grad_norm_(list(self.model.parameters()), 1.0, foreach=True)
+        self.optimizer.step()
+        return total.item
+
+    def _forward_and_backward(
+        self, tokens: Tensor, targets: Tensor, tokens_of_step: Tensor, places: dict[str, Any]
+    ) -> Tensor:
+        """The mean loss's share of a micro-batch, tokens and targets [B, S]."""
+        with self.mesh_context():
+            hidden = self.model(tokens, **places)  # [B, S, H]: see `_skip_lm_head`
+            loss, _ = self.loss(hidden, targets, tokens_of_step, positions=places["positions"])
+            del hidden
+            loss.backward()
+        return loss
+
+
+def make_config(shape: Shape, way: Way) -> Any:
+    """Of `Llama3Model`, its embeddings tied, with as many heads of keys and values as of queries."""
+    from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
+    from torchtitan.models.common.attention import ScaledDotProductAttention
+    from torchtitan.models.common.config_utils import get_attention_config, make_ffn_config, make_gqa_config
+    from torchtitan.models.common.param_init import skip_param_init
+    from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
+    from torchtitan.models.llama3.sharding import set_llama3_sharding_config
+
+    size, heads = shape.hidden_size, shape.num_heads
+    initial: dict[str, Callable[..., Any]] = {"weight": partial(nn.init.normal_, std=0.02)}
+
+    def norm() -> Any:
+        return RMSNorm.Config(normalized_shape=size, param_init={"weight": nn.init.ones_})
+
+    def layer() -> Any:
+        attention = get_attention_config("flex") if _uses_flex_attention(way) else ScaledDotProductAttention.Config()
+        rotation = ComplexRoPE.Config(dim=size // heads, max_seq_len=shape.sequence_length, theta=10_000.0)
+        return Llama3TransformerBlock.Config(
+            attention_norm=norm(),
+            ffn_norm=norm(),
+            attention=make_gqa_config(
+                dim=size,
+                n_heads=heads,
+                wqkv_param_init=initial,
+                wo_param_init=initial,
+                inner_attention=attention,
+                rope=rotation,
+                fuse_qkv=True,
+            ),
+            feed_forward=make_ffn_config(
+                dim=size, hidden_dim=shape.mlp_size, w1_param_init=initial, w2w3_param_init=initial
+            ),
+        )
+
+    config = Llama3Model.Config(
+        dim=size,
+        vocab_size=shape.vocab_size,
+        enable_weight_tying=True,
+        tok_embeddings=Embedding.Config(
+            num_embeddings=shape.vocab_size, embedding_dim=size, param_init={"weight": skip_param_init}
+        ),
+        norm=norm(),
+        lm_head=Linear.Config(in_features=size, out_features=shape.vocab_size, param_init=initial),
+        layers=[layer() for _ in range(shape.num_layers)],
+    )
+    set_llama3_sharding_config(config, enable_sp=True)
+    return config
+
+
+def _uses_flex_attention(way: Way) -> bool:
+    return way.device == "cuda"
+
+
+def _take_device(device: str) -> None:
+    """Let torchtitan, which believes in CUDA where it finds no accelerator, take the device asked for."""
+    from torchtitan.tools import utils
+
+    utils.device_type, utils.device_module = device, torch.get_device_module(device)
