@@ -1,7 +1,7 @@
-"""GPT-2 as one writes it in an afternoon: the plain PyTorch program that many train with.
+"""GPT-2 as a plain PyTorch program, such as many people train with.
 
-Full logits, `F.cross_entropy`, tied embeddings, PyTorch's own attention, nothing fused by hand. It is here as a
-contender: what a reader gives up, or gains, by taking Crosscut instead.
+The program computes full logits, `F.cross_entropy` and PyTorch's own attention, with tied embeddings and nothing fused
+by hand. As a contender it shows what a user gains or loses by choosing Crosscut instead.
 
 Shapes: B batch, S sequence, H hidden, A heads, V vocabulary.
 """
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 class Attention(nn.Module):
-    """Causal self-attention: [B, S, H] to the same."""
+    """Causal self-attention, from [B, S, H] to [B, S, H]."""
 
     def __init__(self, hidden_size: int, num_heads: int) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(hidden_size, hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attend to this and earlier positions."""
+        """Attend from each position to itself and all earlier ones."""
         B, S, H = x.shape
         q, k, v = (part.view(B, S, self.num_heads, -1).transpose(1, 2) for part in self.qkv(x).split(H, dim=2))
         heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -31,7 +31,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-layer-norm layer."""
+    """A transformer layer with a layer norm before each sublayer."""
 
     def __init__(self, hidden_size: int, num_heads: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Block(nn.Module):
 
 
 class PlainGPT(nn.Module):
-    """Token ids and targets [B, S] to their mean cross entropy."""
+    """A GPT-2 that turns token ids and targets [B, S] into their mean cross entropy."""
 
     def __init__(
         self, *, num_layers: int, hidden_size: int, num_heads: int, vocab_size: int, sequence_length: int
@@ -66,7 +66,7 @@ class PlainGPT(nn.Module):
                 nn.init.normal_(parameter, std=0.02 / (math.sqrt(2 * num_layers) if into_residual else 1.0))
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The loss of a batch."""
+        """Mean loss of a batch."""
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)

@@ -1,9 +1,9 @@
 """The programs that the benchmarks compare: Crosscut, and its peers as their own users run them.
 
-`make_step` builds one of them and gives the function that does a training step: forward and backward over the
-micro-batches, clipping at a norm of 1.0, AdamW in PyTorch's fused form. All have the same sizes, tied embeddings and no
-dropout. In bfloat16 the peers run under autocast with weights in float32, which is what Crosscut's `bfloat16` is;
-torchtitan has a way of its own (`torchtitan_llama.py`).
+`make_step` builds one program and returns the function that does a training step: forward and backward over the
+micro-batches, clipping at a norm of 1.0, AdamW in PyTorch's fused form. All programs have the same sizes, tied
+embeddings and no dropout. In bfloat16 the peers run under autocast with weights in float32, as Crosscut does;
+torchtitan uses its own mixed precision (`torchtitan_llama.py`).
 """
 
 import importlib.util
@@ -16,7 +16,7 @@ from benchmarks.contenders.task import NotActiveError, Shape, Step, Way
 
 
 class CrosscutStep:
-    """A step of Crosscut's trainer on a process group that is there already, whatever its size; see `crosscut_run`."""
+    """A training step of Crosscut. The process group must exist already and may have any size (see `crosscut_run`)."""
 
     def __init__(self, shape: Shape, way: Way) -> None:
         import torch
@@ -29,13 +29,15 @@ class CrosscutStep:
         self.trainer = Trainer(run, make_mesh(run.layout, device))
 
     def __call__(self, number: int, micro_batches: Sequence[tuple[Any, Any]]) -> Callable[[], float]:
-        """A `Step`."""
+        """Do a step, as `Step` defines it."""
         result = self.trainer.step(number, micro_batches)
-        return lambda: result.loss  # the first look at it waits for the device
+        return lambda: result.loss  # reading the loss waits for the device
 
     def compiled_gradients_off(self, micro_batch: tuple[Any, Any]) -> tuple[float, str]:
-        """How far the gradient of a parameter is from that of the layers as they are written, and of which: the
-        largest difference of all, relative to its size by the norm, or to a thousandth of the largest one.
+        """Largest relative difference between a compiled and an uncompiled gradient, and the name of its parameter.
+
+        Differences are norms relative to the norm of the uncompiled gradient, or to a thousandth of the largest norm
+        if that is more.
         """
         from crosscut.training.compilation import uncompiled
 
@@ -57,11 +59,11 @@ class CrosscutStep:
 
 
 LLAMA = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none"}
-"""What a Llama is among Crosscut's models."""
+"""Settings that make Crosscut's model a Llama."""
 
 
 def crosscut_run(shape: Shape, way: Way) -> Any:
-    """The `RunConfig`: the shape's batch is that of one data rank."""
+    """Build the `RunConfig`. The batch of the shape is the batch of one data rank."""
     from crosscut.config import load_run
 
     table = {
@@ -131,7 +133,7 @@ def make_litgpt(shape: Shape, way: Way) -> Step:
 
 
 def make_plain(shape: Shape, way: Way) -> Step:
-    """The plain program of `plain_gpt`."""
+    """The plain PyTorch program in `plain_gpt.py`."""
     from benchmarks.contenders.plain_gpt import PlainGPT
 
     with _on(way):
@@ -146,7 +148,7 @@ def make_plain(shape: Shape, way: Way) -> Step:
 
 
 def make_torchtitan(shape: Shape, way: Way) -> Step:
-    """The Llama of torchtitan, which has no GPT-2."""
+    """The Llama of torchtitan. torchtitan has no GPT-2."""
     from benchmarks.contenders.torchtitan_llama import TorchtitanStep
 
     return TorchtitanStep(shape, way)
@@ -161,37 +163,38 @@ PROGRAMS: dict[str, Callable[[Shape, Way], Step]] = {
 }
 
 PEERS = ("transformers", "litgpt", "plain")
-"""Who trains a GPT-2 beside Crosscut."""
+"""Peers that train a GPT-2."""
 
 LLAMA_PEERS = ("torchtitan",)
-"""Who trains a Llama beside Crosscut's."""
+"""Peers that train a Llama."""
 
 
 def is_installed(program: str) -> bool:
-    """Whether a contender's package is there."""
+    """Whether the package of a contender is installed."""
     return program in ("crosscut", "plain") or importlib.util.find_spec(program) is not None
 
 
 def make_step(program: str, shape: Shape, way: Way) -> Step:
-    """The step of a contender. Imports what it needs, so that a process pays for one program only.
+    """Build the training step of a program.
 
-    Raises `NotActiveError` where the program has no model of the shape's family.
+    Only this program's packages are imported, so a process does not pay for the others. Raises `NotActiveError` if the
+    program has no model of the shape's family.
     """
     if program != "crosscut" and (shape.family == "Llama") != (program in LLAMA_PEERS):
-        raise NotActiveError(f"was to train a {shape.family}, but {program} has none here")
+        raise NotActiveError(f"{program} must train a {shape.family}, but this benchmark has none for it")
     return PROGRAMS[program](shape, way)
 
 
 def require_compiled() -> None:
-    """Raise `NotActiveError` unless something in this process has been compiled. For after a first step."""
+    """Raise `NotActiveError` unless this process has compiled something. Call it after the first step."""
     from torch._dynamo.utils import counters
 
     if not counters["stats"]["unique_graphs"]:
-        raise NotActiveError("was to be compiled, but nothing was")
+        raise NotActiveError("the model must be compiled, but nothing was compiled")
 
 
 def _on(way: Way) -> AbstractContextManager[Any]:
-    """Inside, modules are built on the contender's device."""
+    """Context in which modules are built on the device of the contender."""
     import torch
 
     return torch.device(way.device)
@@ -204,7 +207,7 @@ def _compiled(model: Any, way: Way) -> Any:
 
 
 def _step_of(model: Any, compute_loss: Callable[[Any, Any], Any], way: Way) -> Step:
-    """The step that users of a plain PyTorch model write."""
+    """The training step that a user writes around a plain PyTorch model."""
     import torch
 
     parameters = list(model.parameters())

@@ -1,4 +1,4 @@
-"""The work that every contender gets: the model and the batch, and how a step is to run."""
+"""The task of a contender: the model and the batch, and the way in which a step runs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The model and the batch."""
+    """Sizes of the model and of the batch."""
 
     num_layers: int = 6
     hidden_size: int = 384
@@ -20,24 +20,30 @@ class Shape:
 
     @property
     def mlp_size(self) -> int:
-        """Width between the MLP's matrices: GPT-2's, or what makes a Llama's three about as large as those two."""
+        """Width between the matrices of the MLP.
+
+        A GPT-2 has four times the hidden size. A Llama has three matrices in place of two, so its width is chosen for
+        about as many parameters.
+        """
         return 4 * self.hidden_size if self.family == "GPT-2" else max(1, round(self.hidden_size / 48)) * 128
 
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """How a contender is to run."""
+    """Device, precision and compilation of a contender."""
 
     compiled: bool = False
     device: str = "cpu"
     precision: str = "float32"
     overrides: tuple[str, ...] = ()
-    """More settings of a Crosscut run, such as `training.recompute=full`."""
+    """Further settings of a Crosscut run, such as `training.recompute=full`."""
 
 
 Step = Callable[[int, Sequence[tuple[Any, Any]]], Callable[[], float]]
-"""Step number and micro-batches of (tokens, targets), each [B, S], to what gives the mean loss and waits for it."""
+"""A training step: from the step number and the micro-batches of (tokens, targets), each [B, S], to a function that
+waits for the mean loss and returns it.
+"""
 
 
 class NotActiveError(Exception):
-    """What was asked for would not really run."""
+    """A setting was asked for but would have no effect in this contender."""

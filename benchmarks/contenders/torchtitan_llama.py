@@ -1,10 +1,14 @@
-"""torchtitan's Llama, trained on one device with the parts of torchtitan's own trainer, for version 0.3.
+"""The Llama of torchtitan 0.3, trained on one device with the parts of torchtitan's own trainer.
 
-What its users get by default on one GPU: weights in float32 and their copies in bfloat16 through `fully_shard` over a
-group of one, the loss in eight chunks, flex attention inside documents, forward and backward as one CUDA graph, AdamW
-fused. Where a contender is to be compiled, its layers are, one by one, and the loss. Nothing is recomputed, which its
-trainer asks for by default: that is slower, and no other contender does it. On a CPU, where flex attention has no
-backward pass, attention is PyTorch's, and there is no graph.
+The settings are torchtitan's defaults on one GPU, except for recomputation:
+
+- `fully_shard` over one rank keeps weights in float32 and makes their copies in bfloat16;
+- the loss runs in eight chunks, attention is flex attention inside documents, AdamW is fused;
+- forward and backward pass run as one CUDA graph;
+- a compiled contender compiles each layer separately, and the loss;
+- nothing is recomputed: torchtitan recomputes by default, which is slower, and no other contender does so.
+
+On a CPU, flex attention has no backward pass, so attention is PyTorch's own, and there is no CUDA graph.
 
 Shapes: B batch, S sequence.
 """
@@ -20,18 +24,18 @@ from torch import Tensor, nn
 from benchmarks.contenders.task import NotActiveError, Shape, Way
 
 VERSION = "0.3."
-"""What the versions begin with that are built like this."""
+"""Beginning of the versions whose parts fit together as this file does."""
 
 
 class TorchtitanStep:
-    """A training step of torchtitan on a process group of one rank that is there already.
+    """A training step of torchtitan. A process group of one rank must exist already.
 
-    Raises `NotActiveError` where another version is installed.
+    Raises `NotActiveError` if another version is installed.
     """
 
     def __init__(self, shape: Shape, way: Way) -> None:
         if not (found := version("torchtitan")).startswith(VERSION):
-            raise NotActiveError(f"was to be torchtitan {VERSION}x, but is {found}")
+            raise NotActiveError(f"torchtitan must be {VERSION}x, but is {found}")
         _take_device(way.device)
         torch.autograd.set_multithreading_enabled(False)  # as its trainer does
         from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
@@ -62,17 +66,17 @@ class TorchtitanStep:
         chunks = ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config(global_vocab_size=shape.vocab_size))
         self.loss = chunks.build(compile_config=compile_config)
         self.loss.set_lm_head(model.lm_head)
-        model._skip_lm_head = True  # the loss applies it, chunk by chunk
+        model._skip_lm_head = True  # the loss applies the head, chunk by chunk
         self.optimizer = default_adamw(lr=1e-4, weight_decay=0.01).build(model_parts=[model])
         self.mesh_context = get_spmd_context(parallel_dims=ranks)
         self.has_masks = _uses_flex_attention(way)
         self.forward_and_backward: Callable[..., Tensor] = wrap_with_cuda_graph(self._forward_and_backward)
 
     def __call__(self, _number: int, micro_batches: Sequence[tuple[Tensor, Tensor]]) -> Callable[[], float]:
-        """A `contenders.Step`."""
+        """Do a step, as `Step` defines it."""
         from torchtitan.distributed.utils import clip_grad_norm_
 
-        self.optimizer.zero_grad(set_to_none=False)  # a graph writes where it wrote before
+        self.optimizer.zero_grad(set_to_none=False)  # a CUDA graph writes to the same memory every time
         num_targets = sum(targets.numel() for _, targets in micro_batches)
         tokens_of_step = torch.full((), num_targets, device=micro_batches[0][1].device)
         total: Tensor | None = None
@@ -81,7 +85,7 @@ class TorchtitanStep:
             places: dict[str, Any] = {"positions": positions}
             if self.has_masks:
                 places["attention_masks"] = self.model.get_attention_masks(positions=positions)
-            # Copies, since a graph keeps the first ones that it is given and writes all later ones into them.
+            # A CUDA graph keeps its first inputs and copies all later inputs into them, so it gets copies.
             loss = self.forward_and_backward(tokens.clone(), targets.clone(), tokens_of_step, places).detach()
             total = loss.clone() if total is None else total.add_(loss)
         assert total is not None
@@ -92,9 +96,9 @@ class TorchtitanStep:
     def _forward_and_backward(
         self, tokens: Tensor, targets: Tensor, tokens_of_step: Tensor, places: dict[str, Any]
     ) -> Tensor:
-        """The mean loss's share of a micro-batch, tokens and targets [B, S]."""
+        """Share of a micro-batch in the mean loss of the step; tokens and targets are [B, S]."""
         with self.mesh_context():
-            hidden = self.model(tokens, **places)  # [B, S, H]: see `_skip_lm_head`
+            hidden = self.model(tokens, **places)  # [B, S, H], because of `_skip_lm_head`
             loss, _ = self.loss(hidden, targets, tokens_of_step, positions=places["positions"])
             del hidden
             loss.backward()
@@ -102,7 +106,7 @@ class TorchtitanStep:
 
 
 def make_config(shape: Shape, way: Way) -> Any:
-    """Of `Llama3Model`, its embeddings tied, with as many heads of keys and values as of queries."""
+    """Config of a `Llama3Model` with tied embeddings and as many key and value heads as query heads."""
     from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
     from torchtitan.models.common.attention import ScaledDotProductAttention
     from torchtitan.models.common.config_utils import get_attention_config, make_ffn_config, make_gqa_config
@@ -156,7 +160,7 @@ def _uses_flex_attention(way: Way) -> bool:
 
 
 def _take_device(device: str) -> None:
-    """Let torchtitan, which believes in CUDA where it finds no accelerator, take the device asked for."""
+    """Make torchtitan use this device: without an accelerator it would assume CUDA."""
     from torchtitan.tools import utils
 
     utils.device_type, utils.device_module = device, torch.get_device_module(device)

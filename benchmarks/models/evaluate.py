@@ -1,14 +1,15 @@
-"""Perplexity of a text by Crosscut and by transformers, the same weights and windows, in turns on this machine.
+"""Speed and memory of scoring text with Crosscut and with transformers: same weights and windows, in turns.
 
     python benchmarks/models/evaluate.py FOLDER     # a Hugging Face folder with weights and tokenizer
     python benchmarks/models/evaluate.py --tiny     # a random Llama of seconds, to see that everything runs
 
-Every contender lives in its own process, loads the model once in float32, and scores one batch of the paper's sliding
-windows when it is its turn; the first rounds are not counted. Tokens are those that a model reads. Memory is the peak
-of the whole process, Python and PyTorch included. The losses must agree to four digits, or nothing is printed.
+Every contender has a process of its own, loads the model once in float32, and scores one batch of the paper's sliding
+windows per turn. The first rounds are not counted. Rates count the tokens that a model reads. Memory is the peak of the
+whole process, Python and PyTorch included. If the losses do not agree to four digits, the command fails without
+figures.
 
-transformers runs twice: `labels` is its own way, its loss of labels of which those of the context are ignored; `kept`
-asks only for the logits that are scored (`logits_to_keep`), which whoever knows of it would do.
+transformers takes part twice. `labels` uses its loss with labels, in which the labels of the context are ignored.
+`kept` asks only for the logits that are scored (`logits_to_keep`), which is faster and less well known.
 """
 
 import argparse
@@ -35,7 +36,7 @@ CONTENDERS = ("crosscut", "transformers labels", "transformers kept")
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What is scored, over and over."""
+    """Model and windows that every contender scores."""
 
     folder: str
     window: int
@@ -45,11 +46,11 @@ class Work:
 
 
 Score = Callable[[Any, Any], float]
-"""Tokens [B, S] and targets [B, S], IGNORED where they are context, to the sum of the losses."""
+"""From tokens [B, S] and targets [B, S] (IGNORED for the context) to the sum of the losses."""
 
 
 def make_crosscut(work: Work) -> Score:
-    """What `crosscut evaluate` does on one rank."""
+    """Build the score function of Crosscut, as `crosscut evaluate` does on one rank."""
     import torch
 
     from crosscut.config import Layout
@@ -65,7 +66,7 @@ def make_crosscut(work: Work) -> Score:
 
 
 def make_transformers(work: Work, *, keeping: bool) -> Score:
-    """The causal language model of a folder, with its own attention kernel."""
+    """Build the score function of transformers' causal language model, with PyTorch's attention kernel."""
     import torch
     import torch.nn.functional as F
     from transformers import AutoModelForCausalLM
@@ -85,7 +86,7 @@ def make_transformers(work: Work, *, keeping: bool) -> Score:
 
 
 def take_part(name: str, work: Work, orders: Connection) -> None:
-    """One contender's process: scores when told to, tells the seconds and the loss, at last its peak memory."""
+    """Run the process of a contender: answer each order with seconds and loss, and the last order with peak memory."""
     try:
         import torch
 
@@ -104,12 +105,12 @@ def take_part(name: str, work: Work, orders: Connection) -> None:
                 loss = score(text[:, :-1], targets)
                 orders.send((time.perf_counter() - start, loss))
             orders.send(peak_bytes())
-    except Exception as error:  # of whatever kind: the others go on
+    except Exception as error:  # of any kind, so that the other contenders go on
         orders.send(Failure(f"{type(error).__name__}: {error}".splitlines()[0]))
 
 
 def run(work: Work, *, rounds: int, warmup: int) -> dict[str, Any]:
-    """Let the contenders score in turns; each one's figures by name."""
+    """Let the contenders score in turns and return the figures of each by name."""
     context = mp.get_context("spawn")
     orders: dict[str, Connection] = {}
     turns: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTENDERS}
@@ -151,7 +152,7 @@ def run(work: Work, *, rounds: int, warmup: int) -> dict[str, Any]:
 
 
 def require_same_losses(figures: dict[str, Any]) -> None:
-    """End the program where contenders do not agree: then they do not do the same work."""
+    """End the program if the losses differ, because the contenders then do not do the same work."""
     ran = {name: f["losses"] for name, f in figures.items() if "failure" not in f}
     for name, losses in ran.items():
         for ours, theirs in zip(ran.get("crosscut", losses), losses, strict=True):
@@ -160,7 +161,7 @@ def require_same_losses(figures: dict[str, Any]) -> None:
 
 
 def ratios(figures: dict[str, Any]) -> dict[str, float]:
-    """Crosscut's tokens/s over the fastest other's, and its memory over the leanest other's."""
+    """Ratio of Crosscut's tokens/s to the fastest peer, and of its memory to the leanest peer."""
     others = [f for name, f in figures.items() if name != "crosscut" and "failure" not in f]
     ours = figures["crosscut"]
     if not others or "failure" in ours:
@@ -172,7 +173,7 @@ def ratios(figures: dict[str, Any]) -> dict[str, float]:
 
 
 def report(figures: dict[str, Any]) -> None:
-    """Print the table and the ratios that the goals are about."""
+    """Print the table and the ratios that have goals."""
     print(f"{'':22}{'tokens/s':>10}{'median s':>10}{'min s':>9}{'max s':>9}{'peak MiB':>10}")
     for name, f in figures.items():
         if "failure" in f:
@@ -183,14 +184,14 @@ def report(figures: dict[str, Any]) -> None:
             f"{f['max_seconds']:>9.3f}{f['peak_bytes'] / 2**20:>10,.0f}"
         )
     for name, ratio in ratios(figures).items():
-        what = "tokens/s of the fastest" if name == "speed" else "memory of the leanest"
+        peer = "tokens/s of the fastest peer" if name == "speed" else "memory of the leanest peer"
         print(
-            f"crosscut: {what} other: {ratio:.2f} (goal {'at least' if name == 'speed' else 'at most'} {GOALS[name]})"
+            f"crosscut: {ratio:.2f} of the {peer} (goal {'at least' if name == 'speed' else 'at most'} {GOALS[name]})"
         )
 
 
 def make_tiny(folder: Path, *, num_heads: int = 4, num_kv_heads: int = 2, **more: Any) -> None:
-    """A random Llama with a tokenizer trained on the built-in corpus; `more` is for its configuration."""
+    """Write a random Llama with a tokenizer trained on the built-in corpus. `more` goes into its configuration."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from crosscut.data import Tokenizer, read_documents
@@ -210,17 +211,19 @@ def make_tiny(folder: Path, *, num_heads: int = 4, num_kv_heads: int = 2, **more
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", help="of a model that transformers and Crosscut know")
-    parser.add_argument("--window", type=int, default=1024)
-    parser.add_argument("--overlap", type=int, default=32)
-    parser.add_argument("--batch-size", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--warmup", type=int, default=1)
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "folder", nargs="?", help="Hugging Face folder of a model that transformers and Crosscut support"
+    )
+    parser.add_argument("--window", type=int, default=1024, help="tokens of a window")
+    parser.add_argument("--overlap", type=int, default=32, help="last tokens of a window that are scored")
+    parser.add_argument("--batch-size", type=int, default=4, help="windows of a batch")
+    parser.add_argument("--rounds", type=int, default=5, help="turns that are counted")
+    parser.add_argument("--warmup", type=int, default=1, help="first turns that are not counted")
+    parser.add_argument("--tiny", action="store_true", help="use a random tiny Llama in place of a folder")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args(arguments)
     if bool(options.folder) == options.tiny:
-        parser.error("name a folder, or give --tiny")
+        parser.error("Give either a model folder or --tiny.")
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or temporary
         if options.tiny:

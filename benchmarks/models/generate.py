@@ -1,13 +1,21 @@
-"""Text from the same weights by Crosscut and by transformers, with their caches, in turns on this machine.
+"""Speed and memory of generating text with Crosscut and with transformers: same weights, both with caches, in turns.
 
     python benchmarks/models/generate.py smollm2/            # any Hugging Face folder
     python benchmarks/models/generate.py --tiny              # a random Llama of seconds, to see that everything runs
 
-Every contender, a program at a batch size, lives in its own process, loads the model once and writes when it is its
-turn: the same random prompts, the same number of new tokens, the likeliest ones, on the same number of threads. A round
-is one turn of each, so that a machine that slows down slows down all; the first round is not counted. Rates are of new
-tokens, the reading of the prompts included; how long that took alone is told beside, and the processor's time for a
-token of each text, which a busy machine changes least. Memory is the peak of the whole process. The texts are compared.
+A contender is a program at a batch size. It has a process of its own, loads the model once, and generates in turn. All
+contenders get the same random prompts, number of new tokens and number of threads, and decode greedily. A round is one
+turn of each contender, so a slow moment of the machine slows all of them. The first round is not counted. The columns:
+
+| column | meaning |
+|---|---|
+| tokens/s, best | new tokens per second, median and best turn; the time to read the prompts is included |
+| first s | seconds to the first new token |
+| step ms | milliseconds for each later token of every text |
+| CPU ms | processor time of such a step, which depends least on other work of the machine |
+| peak MiB | peak memory of the whole process |
+
+The texts of both programs are compared token by token.
 """
 
 import argparse
@@ -30,12 +38,12 @@ from benchmarks.machine import describe_machine, print_machine
 from benchmarks.turns import Failure, peak_bytes
 
 GOAL = 1.5
-"""Tokens/s of Crosscut over those of transformers."""
+"""Lowest ratio of Crosscut's tokens/s to those of transformers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is to be written."""
+    """Model, prompts and settings that every contender gets."""
 
     folder: str
     num_prompt: int
@@ -44,7 +52,7 @@ class Task:
     threads: int
 
     def prompts(self, batch_size: int, vocab_size: int) -> Any:
-        """Random ids, [B, P]: the same for all."""
+        """Draw random ids [B, P], the same for all contenders."""
         import torch
 
         size = (batch_size, self.num_prompt)
@@ -52,11 +60,11 @@ class Task:
 
 
 Writer = Callable[[int], list[list[int]]]
-"""A number of new tokens to as many tokens of each text."""
+"""From a number of new tokens to the new tokens of each text."""
 
 
 def make_crosscut(task: Task, batch_size: int) -> Writer:
-    """Crosscut's decoder with a row for each prompt."""
+    """Build the writer of Crosscut: its decoder with a row for each prompt."""
     import torch
 
     from crosscut.config import Layout
@@ -82,7 +90,7 @@ def make_crosscut(task: Task, batch_size: int) -> Writer:
 
 
 def make_transformers(task: Task, batch_size: int) -> Writer:
-    """`generate` of transformers with the attention and the cache that it takes by itself."""
+    """Build the writer of transformers: `generate` with its default attention and cache."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -103,15 +111,15 @@ PROGRAMS = {"crosscut": make_crosscut, "transformers": make_transformers}
 
 
 def work(program: str, batch_size: int, task: Task, orders: Connection) -> None:
-    """The process of a contender: writes when told to, tells seconds and texts, at last its peak memory."""
+    """Run the process of a contender: answer each order with seconds and texts, and the last order with peak memory."""
     try:
         take_part(program, batch_size, task, orders)
-    except Exception as error:  # of whatever kind: the others go on
+    except Exception as error:  # of any kind, so that the other contenders go on
         orders.send(Failure(f"{type(error).__name__}: {error}".splitlines()[0]))
 
 
 def take_part(program: str, batch_size: int, task: Task, orders: Connection) -> None:
-    """What `work` does where nothing fails."""
+    """Do the work of `work`; errors are raised."""
     import torch
 
     from crosscut.parallel import process_group
@@ -128,24 +136,24 @@ def take_part(program: str, batch_size: int, task: Task, orders: Connection) -> 
 
 
 class Contender:
-    """The process of one contender, as the controller sees it."""
+    """Process of one contender, controlled from outside."""
 
     def __init__(self, program: str, batch_size: int, task: Task) -> None:
         self.program, self.batch_size, self.task = program, batch_size, task
         self.turns: list[tuple[float, float]] = []
-        """Seconds and the processor's seconds of each turn."""
+        """Seconds and processor seconds of each turn."""
         self.readings: list[tuple[float, float]] = []
-        """Of the first token alone."""
+        """Seconds and processor seconds of turns that write only the first token."""
         self.texts: list[list[int]] = []
         self.failure = ""
         context = mp.get_context("spawn")
         self.connection, there = context.Pipe()
         context.Process(target=work, args=(program, batch_size, task, there), daemon=True).start()
-        there.close()  # so that a process that dies is noticed
+        there.close()  # a process that dies then closes the connection
         self._answer()
 
     def turn(self) -> None:
-        """Write once, and once only the first token."""
+        """Write all tokens once, and then only the first token."""
         if (answer := self._ask(self.task.num_new)) is not None:
             self.turns.append(answer[:2])
             self.texts = answer[2]
@@ -153,7 +161,7 @@ class Contender:
             self.readings.append(answer[:2])
 
     def finish(self) -> int:
-        """End the process; its peak memory in bytes."""
+        """End the process and return its peak memory in bytes."""
         peak: int = self._ask(None)
         return peak
 
@@ -175,7 +183,7 @@ class Contender:
 
 
 def run(task: Task, programs: list[str], batch_sizes: list[int], *, rounds: int) -> list[dict[str, Any]]:
-    """Let the contenders write in turns; a row of figures for each."""
+    """Let the contenders write in turns and return a row of figures for each."""
     contenders = [Contender(program, size, task) for size in batch_sizes for program in programs]
     for _ in range(1 + rounds):
         for contender in contenders:
@@ -184,7 +192,7 @@ def run(task: Task, programs: list[str], batch_sizes: list[int], *, rounds: int)
 
 
 def figures_of(contender: Contender) -> dict[str, Any]:
-    """A contender's row."""
+    """Compute the row of a contender."""
     name = {"program": contender.program, "batch_size": contender.batch_size}
     if contender.failure:
         return {**name, "failure": contender.failure}
@@ -206,7 +214,7 @@ def figures_of(contender: Contender) -> dict[str, Any]:
 
 
 def report(rows: list[dict[str, Any]]) -> None:
-    """Print the table and the ratios that the goals are about."""
+    """Print the table and the ratios that have goals."""
     print(f"{'':14}{'batch':>6}{'tokens/s':>10}{'best':>8}{'first s':>9}{'step ms':>9}{'CPU ms':>8}{'peak MiB':>10}")
     for row in rows:
         start = f"{row['program']:14}{row['batch_size']:>6}"
@@ -223,7 +231,7 @@ def report(rows: list[dict[str, Any]]) -> None:
 
 
 def ratios(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Crosscut beside transformers, as far as both ran."""
+    """Yield a line for each batch size at which both programs ran."""
     found = {(row["program"], row["batch_size"]): row for row in rows if "failure" not in row}
     for (program, size), ours in found.items():
         theirs = found.get(("transformers", size))
@@ -234,14 +242,13 @@ def ratios(rows: list[dict[str, Any]]) -> Iterator[str]:
         memory = ours["peak_bytes"] / theirs["peak_bytes"]
         same = sum(a == b for a, b in zip(ours["texts"], theirs["texts"], strict=True))
         yield (
-            f"batch {size}: {rate:.2f} of transformers' tokens/s (goal {GOAL}), {cpu:.2f} of its steps in the "
-            f"processor's time, {memory:.2f} of its memory (goal 1.0); "
-            f"{same} of {size} texts are the same to the last token"
+            f"batch {size}: {rate:.2f} times the tokens/s of transformers (goal {GOAL}), {cpu:.2f} times its steps per "
+            f"processor second, {memory:.2f} of its memory (goal 1.0); {same} of {size} texts are equal"
         )
 
 
 def make_tiny(folder: Path) -> None:
-    """A random Llama and its tokenizer."""
+    """Write a random Llama and its tokenizer."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -259,19 +266,19 @@ def make_tiny(folder: Path) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", help="a Hugging Face folder")
-    parser.add_argument("--tiny", action="store_true", help="a random model of seconds in place of a folder")
-    parser.add_argument("--only", nargs="+", choices=list(PROGRAMS), default=list(PROGRAMS))
-    parser.add_argument("--batch", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("folder", nargs="?", help="Hugging Face folder of a model")
+    parser.add_argument("--tiny", action="store_true", help="use a random tiny Llama in place of a folder")
+    parser.add_argument("--only", nargs="+", choices=list(PROGRAMS), default=list(PROGRAMS), help="programs to run")
+    parser.add_argument("--batch", nargs="+", type=int, default=[1, 8], help="texts that are generated together")
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=64, help="new tokens of a text")
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of a contender")
+    parser.add_argument("--rounds", type=int, default=5, help="turns that are counted")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args(arguments)
     if bool(options.folder) == options.tiny:
-        parser.error("give a folder or --tiny")
+        parser.error("Give either a model folder or --tiny.")
     with tempfile.TemporaryDirectory() as temporary:
         if options.tiny:
             make_tiny(Path(temporary))

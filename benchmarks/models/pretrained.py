@@ -1,12 +1,12 @@
-"""What it takes to read a published model: memory of each rank, and time.
+"""Peak memory of each rank and time of loading a published model.
 
     python benchmarks/models/pretrained.py                # four ranks of this machine's CPU
     python benchmarks/models/pretrained.py --tensor 2
 
-A Llama of random weights is written in bfloat16, in several files, and read into float32 parameters. A rank's peak is
-its resident memory above what it had before it built the model, a small model having been read before it, so that what
-PyTorch loads at its first use is there; whatever a file maps into memory counts. It stands against the bytes of the
-rank's own parameters plus its slice of the largest tensor, plus a tenth.
+A Llama with random weights is written in bfloat16, in several files, and read into float32 parameters. The peak of a
+rank is its resident memory above the memory before it built the model; pages of mapped files count. A small model is
+read before, so that PyTorch has loaded everything that it loads at first use. The limit of the peak is 1.1 times the
+sum of the rank's own parameters and its slice of the largest tensor.
 """
 
 import argparse
@@ -49,7 +49,7 @@ MAX_FILE_BYTES = 100_000_000
 
 
 def write_folder(config: ModelConfig, folder: Path) -> None:
-    """A published model of random weights."""
+    """Write a published model with random weights."""
     folder.mkdir()
     shapes = published_shapes(config)
     generator = torch.Generator().manual_seed(0)
@@ -65,12 +65,12 @@ def write_folder(config: ModelConfig, folder: Path) -> None:
 
 
 def read(layout: Layout, config: ModelConfig, folder: Path, results: Path) -> None:
-    """Read it on this rank, after a small one; note what it took."""
+    """Read the small and then the large model on this rank, and write the figures of the large one."""
     with process_group(CPU):
         mesh = make_mesh(layout, CPU)
         _load(TINY, folder / "small", mesh)
         before = status("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # from here on the peak counts anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         seconds, model = _load(config, folder / "large", mesh)
         parts = [local_part(parameter.detach()).nbytes for parameter in model.parameters()]
         figures = {"seconds": seconds, "share": sum(parts), "slice": max(parts), "peak": status("VmHWM") - before}
@@ -85,13 +85,13 @@ def _load(config: ModelConfig, folder: Path, mesh: Any) -> tuple[float, GPT]:
 
 
 def status(name: str) -> int:
-    """Bytes of resident memory (`VmRSS`), or the most there were (`VmHWM`)."""
+    """Read the resident memory (`VmRSS`) or its peak (`VmHWM`), in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
 def measure(config: ModelConfig, layout: Layout, folder: Path) -> list[dict[str, Any]]:
-    """The figures of each rank."""
+    """Measure the figures of each rank."""
     write_folder(config, folder / "large")
     write_folder(TINY, folder / "small")
     results = folder / "results"
@@ -101,7 +101,7 @@ def measure(config: ModelConfig, layout: Layout, folder: Path) -> list[dict[str,
 
 
 def limit(rank: dict[str, Any]) -> float:
-    """What a rank's peak may be."""
+    """Return the limit of the peak of a rank, in bytes."""
     return 1.1 * (rank["share"] + rank["slice"])
 
 
@@ -113,16 +113,18 @@ def report(ranks: list[dict[str, Any]]) -> None:
         print(f"{number:>4}{columns[0]:>10.1f}{columns[1]:>18.1f}{columns[2]:>9.1f}{columns[3]:>10.1f}", end="")
         print(f"{rank['seconds']:>9.2f}")
     kept = all(rank["peak"] <= limit(rank) for rank in ranks)
-    print(f"Every peak within its share, its largest slice and a tenth: {'yes' if kept else 'NO'}")
+    print(f"Every peak is within its limit: {'yes' if kept else 'NO'}")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tensor", type=int, default=4)
-    parser.add_argument("--folder", type=Path, help="where to write; a temporary folder by default")
-    parser.add_argument("--tiny", action="store_true", help="a model of seconds, to see that everything runs")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--tensor", type=int, default=4, help="tensor ranks")
+    parser.add_argument("--folder", type=Path, help="folder for temporary files")
+    parser.add_argument(
+        "--tiny", action="store_true", help="use a tiny model, to check in seconds that everything runs"
+    )
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args(arguments)
     config = TINY if options.tiny else FULL
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="crosscut-pretrained-") as folder:

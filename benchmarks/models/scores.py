@@ -1,14 +1,14 @@
-"""The scores of `crosscut evaluate` on whole test sets, beside those that transformers gives for the same model.
+"""Scores of `crosscut evaluate` on whole test sets, compared with transformers on the same model.
 
     python benchmarks/models/scores.py FOLDER --lambada FILE --wikitext FILE     # a Hugging Face folder, tensor 1 and 3
     python benchmarks/models/scores.py FOLDER --lambada FILE --tensor 1 2
     python benchmarks/models/scores.py --tiny            # a random Llama and a few lines, to see that everything runs
 
-Crosscut scores as the command does, once for every `--tensor`. transformers gets the same ids, windows and targets: its
-loss of a target is the cross entropy of its own logits, its guess the likeliest of them, in float32 on the CPU. Both go
-into the same figures. They must agree to four significant digits: those of a row are within 5e-5 of each other, of the
-greatest; otherwise the command returns 1. With `--json` all that is known is written after every task of every
-contender, so that a run which is cut off leaves what it had.
+Crosscut scores like the command, once for every `--tensor`. transformers gets the same ids, windows and targets. Its
+loss is the cross entropy of its own logits, and its guess is the likeliest token, in float32 on the CPU. Both results
+go through the same formulas. The figures of a row must agree to four significant digits: their difference must be at
+most 5e-5 of the largest one. Otherwise the exit status is 1. `--json` writes the file again after every task of every
+contender, so an interrupted run keeps its results.
 """
 
 import argparse
@@ -30,9 +30,9 @@ from benchmarks.models.evaluate import make_tiny
 from crosscut.config import IGNORED, CrosscutError, EvaluationConfig, Layout, write_whole
 
 CLOSE = 5e-5
-"""Half a unit of the fourth digit, of figures that begin with a 9; for the others it is stricter than that."""
+"""Largest relative difference: half a unit of the fourth digit for figures that begin with 9, stricter for others."""
 READ_TOGETHER = 2048
-"""Tokens that transformers reads at once, where a window is not longer: its logits are up to 400 MB for 49,152 ids."""
+"""Tokens that transformers reads at once, unless one window is longer. 49,152 ids then need up to 400 MB of logits."""
 TRANSFORMERS = "transformers"
 
 TINY_PASSAGES = (
@@ -50,7 +50,7 @@ TINY_WORDS = """ = State of the Union =
 
 
 def score_as_crosscut(folder: str, config: EvaluationConfig, tensor: int) -> dict[str, Any]:
-    """What `crosscut evaluate --tensor` finds of the one task."""
+    """Score the one task of the config like `crosscut evaluate --tensor`."""
     from crosscut.evaluation.ranks import Machinery
     from crosscut.evaluation.run import evaluate_place
 
@@ -60,7 +60,7 @@ def score_as_crosscut(folder: str, config: EvaluationConfig, tensor: int) -> dic
 
 
 def score_as_transformers(folder: str, config: EvaluationConfig) -> dict[str, Any]:
-    """The same by transformers' logits."""
+    """Score the one task of the config with the logits of transformers."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -89,7 +89,7 @@ def score_as_transformers(folder: str, config: EvaluationConfig) -> dict[str, An
 
 
 def read_task(folder: str, config: EvaluationConfig) -> Any:
-    """The one task of a config, as Crosscut reads it."""
+    """Read the one task of a config like Crosscut."""
     from crosscut.evaluation import make_tasks
     from crosscut.pretrained import find_model
 
@@ -100,7 +100,7 @@ def read_task(folder: str, config: EvaluationConfig) -> Any:
 
 
 def in_groups(windows: Sequence[Any]) -> Iterator[list[int]]:
-    """Which windows are read together: of about the same length, the longest first."""
+    """Group windows of similar length that are read together, the longest first."""
     order = sorted(range(len(windows)), key=lambda i: windows[i].length, reverse=True)
     while order:
         num = max(1, READ_TOGETHER // windows[order[0]].length)
@@ -109,10 +109,10 @@ def in_groups(windows: Sequence[Any]) -> Iterator[list[int]]:
 
 
 def read_together(model: Any, texts: Sequence[Any], windows: Sequence[Any]) -> list[tuple[float, int, int]]:
-    """The loss of each window's targets, how many of them are its likeliest, and 1 where the last one is.
+    """Score windows together: for each, the loss, the number of targets guessed, and 1 if the last target was guessed.
 
-    Windows are filled up at their ends, which no earlier token looks at. Only the logits from the first target of all
-    on are asked for.
+    Windows are padded at their ends, where no earlier token attends. The model computes only the logits from the
+    earliest target on.
     """
     import torch
     import torch.nn.functional as F
@@ -136,7 +136,7 @@ def read_together(model: Any, texts: Sequence[Any], windows: Sequence[Any]) -> l
 
 
 def run(folder: str, configs: Mapping[str, EvaluationConfig], tensor: Sequence[int], output: Path | None) -> Any:
-    """Let all contenders score each task; what they found by task and contender, and on what."""
+    """Let all contenders score each task. Returns the results by task and contender, and the machine."""
     found: dict[str, dict[str, Any]] = {name: {} for name in configs}
     machine = describe_machine("torch", TRANSFORMERS)
     result = {"machine": machine, "model": Path(folder).name, "precision": "float32", "tasks": found}
@@ -154,13 +154,13 @@ def run(folder: str, configs: Mapping[str, EvaluationConfig], tensor: Sequence[i
 
 
 def agree(values: Sequence[float | None]) -> bool:
-    """Whether figures are the same to four significant digits; infinite ones, which are None, never are."""
+    """Whether figures agree to four significant digits. Infinite figures are None and never agree."""
     numbers = [value for value in values if value is not None]
     return len(numbers) == len(values) and max(numbers) - min(numbers) <= CLOSE * max(map(abs, numbers))
 
 
 def report(result: Mapping[str, Any], contenders: Sequence[str]) -> bool:
-    """Print the table; whether all figures agree."""
+    """Print the table and return whether all figures agree."""
     print(f"{result['model']}, {result['precision']}")
     for task, found in result["tasks"].items():
         print(f"{task}: {described(found[TRANSFORMERS])}")
@@ -177,13 +177,16 @@ def report(result: Mapping[str, Any], contenders: Sequence[str]) -> bool:
 
 
 def described(found: Mapping[str, Any]) -> str:
-    """A task's counts and windows in a line."""
+    """Describe the counts and windows of a task in a line."""
     counts = [f"{value:,} {what.replace('_', ' ')}" for what, value in found["counts"].items()]
     return ", ".join([*counts, *(f"{what} {found['protocol'].get(what, 'none')}" for what in ("window", "overlap"))])
 
 
 def write_tiny(folder: Path) -> dict[str, str]:
-    """A random Llama of nine heads, surer of its guesses than a fresh one is, and texts; the file of each task."""
+    """Write a random Llama and tiny test sets, and return the file of each task.
+
+    The Llama has nine heads, and large initial weights make its guesses certain enough to compare.
+    """
     import torch
 
     torch.manual_seed(0)
@@ -195,21 +198,25 @@ def write_tiny(folder: Path) -> dict[str, str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Score and print; 1 where figures differ."""
+    """Score and print. The exit status is 1 if figures differ."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", help="of a model that transformers and Crosscut know")
-    parser.add_argument("--lambada", help="its passages in their raw form, .jsonl or a passage a line")
+    parser.add_argument(
+        "folder", nargs="?", help="Hugging Face folder of a model that transformers and Crosscut support"
+    )
+    parser.add_argument("--lambada", help="raw passages of LAMBADA: .jsonl, or a passage per line")
     parser.add_argument("--wikitext", help="wiki.test.tokens or wiki.test.raw of WikiText-103")
-    parser.add_argument("--tensor", type=int, nargs="+", default=[1, 3], help="ranks that the model is cut over")
-    parser.add_argument("--window", type=int, default=0, help="tokens read at once; by default 1024, or what there are")
-    parser.add_argument("--stride", type=int, default=32, help="tokens by which WikiText's window moves on")
+    parser.add_argument("--tensor", type=int, nargs="+", default=[1, 3], help="numbers of tensor ranks to run")
+    parser.add_argument(
+        "--window", type=int, default=0, help="tokens of a window; by default 1024, or as many as the model supports"
+    )
+    parser.add_argument("--stride", type=int, default=32, help="tokens by which the window of WikiText moves")
     parser.add_argument("--batch-size", type=int, default=8, help="windows that Crosscut reads together")
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--json", type=Path, help="a file, written anew after each task of each contender")
+    parser.add_argument("--tiny", action="store_true", help="use a random tiny Llama and a few lines of text")
+    parser.add_argument("--json", type=Path, help="file for the results, written after each task of each contender")
     options = parser.parse_args(arguments)
     files = {"lambada": options.lambada, "wikitext103": options.wikitext}
     if bool(options.folder) == options.tiny or any(files.values()) == options.tiny:
-        parser.error("name a folder and --lambada or --wikitext, or give --tiny alone")
+        parser.error("Give a model folder with --lambada or --wikitext, or give --tiny alone.")
     with tempfile.TemporaryDirectory() as temporary:
         if options.tiny:
             files = write_tiny(Path(temporary))

@@ -1,11 +1,10 @@
-"""Forecast step times beside measured ones, and whether the layout that is forecast to be the fastest is.
+"""Forecast and measured step times of 20 layouts, and the rank of the forecast's first choice.
 
     python benchmarks/planner/plan.py                        # two ranks of this machine, calibrated first
     python benchmarks/planner/plan.py --gpu here.toml        # calibrated before: crosscut plan --calibrate here.toml
 
-Every layout of two ranks is trained for some steps in turns with all the others, so that other work on the machine
-falls on all alike. The calibration comes before and knows of no load that begins later: on a machine with other work
-the errors are those of that work.
+The layouts of two ranks take training steps in turn, so other work on the machine slows all of them alike. The
+calibration runs before and cannot see a load that begins later: run this command on an idle machine.
 """
 
 import argparse
@@ -36,8 +35,10 @@ MODEL = ModelConfig(num_layers=4, hidden_size=256, num_heads=4, vocab_size=8192,
 
 
 def layouts(device: str) -> list[RunConfig]:
-    """Two tensor ranks, whole or split; two data ranks, whole or sharded; each with two micro-batches and two
-    recomputations.
+    """Build the runs: five layouts, each with two micro-batch sizes and two kinds of recomputation.
+
+    Two layouts have two tensor ranks, without and with sequence parallelism. Three have two data ranks, unsharded and
+    sharded.
     """
     cut = [Layout(tensor=RANKS), Layout(tensor=RANKS, sequence_parallel=True)]
     copied = [Layout(data=RANKS), Layout(data=RANKS, sharding="zero2"), Layout(data=RANKS, sharding="zero3")]
@@ -60,7 +61,7 @@ def layouts(device: str) -> list[RunConfig]:
 
 
 def measure(runs: Sequence[RunConfig], rounds: int, file: str) -> None:
-    """On each rank: the seconds of every round of every run, written by the first."""
+    """Time every round of every run on this rank. The first rank writes the seconds to the file."""
     device = choose_device(runs[0].training.device)
     with process_group(device):
         trainers = [Trainer(run, make_mesh(run.layout, device)) for run in runs]
@@ -75,7 +76,7 @@ def measure(runs: Sequence[RunConfig], rounds: int, file: str) -> None:
 
 
 def one_step(trainer: Trainer, step: int, device: torch.device) -> float:
-    """Seconds of one optimizer step."""
+    """Time one optimizer step."""
     run = trainer.run
     size = (run.micro_batch_size, run.training.sequence_length + 1)
     tokens = torch.randint(0, run.model.vocab_size, size, generator=torch.Generator().manual_seed(step)).to(device)
@@ -100,15 +101,13 @@ def report(runs: Sequence[RunConfig], measured: Sequence[float], forecast: Seque
     errors = [abs(told / seen - 1) for seen, told in zip(measured, forecast, strict=True)]
     first = measured[forecast.index(min(forecast))]
     print(f"\nMedian error {median(errors):.0%}, largest {max(errors):.0%}.")
-    print(
-        f"The layout that is forecast to be the fastest takes {first / min(measured) - 1:+.0%} of the fastest's time."
-    )
+    print(f"The first choice of the forecast is {first / min(measured) - 1:.0%} slower than the fastest layout.")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpu", help="a file of this machine's device; measured first where there is none")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--gpu", help="device file of this machine; by default the machine is calibrated first")
+    parser.add_argument("--rounds", type=int, default=5, help="steps of each layout that are counted")
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
         file = Path(folder) / "device.toml"

@@ -1,10 +1,10 @@
-"""What a rank holds at the peak of a step, as planned and as measured, for 20 runs of this machine's CPU.
+"""Planned and measured peak memory of a rank during a step, for 20 runs on the CPU of this machine.
 
-    python benchmarks/planner/planned_memory.py            # about three minutes on two cores; 5 GB
-    python benchmarks/planner/planned_memory.py --write    # and put the table into docs/dry-run.md
+    python benchmarks/planner/planned_memory.py            # about three minutes on two cores; needs 5 GB
+    python benchmarks/planner/planned_memory.py --write    # also write the table into docs/dry-run.md
 
-Planned is `crosscut.planner.forecast_memory`. Measured are the bytes of all tensors on the first rank at the peak of a
-run's third step (`crosscut.training.memory_account`), with real ranks that really send.
+The planned figure is `crosscut.planner.forecast_memory`. The measured figure is the bytes of all tensors on the first
+rank at the peak of the third step of a run (`crosscut.training.memory_account`). The ranks and their messages are real.
 """
 
 import argparse
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 
 
 class Shape(NamedTuple):
-    """A model's size, and its batch on each data rank."""
+    """Sizes of a model and of the batch of a data rank."""
 
     layers: int
     hidden: int
@@ -88,7 +88,7 @@ def make_run(shape: Shape, model: dict[str, Any], layout: dict[str, Any], traini
 
 
 def measure(runs: list[RunConfig]) -> list[int]:
-    """Bytes at the peak of each run's third step on the first rank."""
+    """Measure the peak of the third step of each run on the first rank, in bytes."""
     with process_group(CPU):
         return [peak_of(run) for run in runs]
 
@@ -108,9 +108,9 @@ def peak_of(run: RunConfig) -> int:
 
 
 def table(runs: Sequence[RunConfig], measured: Sequence[int]) -> str:
-    """The figures of all runs, in Markdown."""
+    """Format the figures of all runs as a markdown table."""
     lines = [
-        "| parameters | layout | options | planned MiB | measured MiB | error | peak, as planned |",
+        "| parameters | layout | options | planned MiB | measured MiB | error | planned instant of the peak |",
         "|---|---|---|---|---|---|---|",
     ]
     errors = []
@@ -141,8 +141,10 @@ def options_of(run: RunConfig) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="also put the table into docs/dry-run.md")
-    parser.add_argument("--first", type=int, default=len(RUNS), help="only so many runs, to see that all works")
+    parser.add_argument("--write", action="store_true", help="also write the table into docs/dry-run.md")
+    parser.add_argument(
+        "--first", type=int, default=len(RUNS), help="measure only the first N runs, to check that everything works"
+    )
     options = parser.parse_args(arguments)
     runs = [make_run(*chosen) for chosen in RUNS[: options.first]]
     measured: dict[int, int] = {}

@@ -1,15 +1,22 @@
-"""What checkpoints cost: how long a step is held by one, and what reading one on another layout takes.
+"""Cost of checkpoints: seconds that saving stops the training, and time and memory of loading on another layout.
 
     python benchmarks/recovery/checkpoint.py
 
-Saving compares with `torch.save` of the same state to the same disk, in turns within one run, while the same model
-trains. "held" is all the time that the training stands still for a checkpoint: in `Saver.save`, and at the next
-optimizer step while the copy to host memory is not yet complete. What is written beside the training also takes some of
-the machine from it; "slower meanwhile" is that: how much longer the steps take until the checkpoint is on the disk.
-`torch.save` does not flush to the disk; the second row is `torch.save` and then what the checkpoint does, fsync.
+Saving is compared with `torch.save` of the same state to the same disk, in turns within one run, while the same model
+trains. The rows of the first table:
 
-Reading loads a checkpoint of a 2x2 layout on 4x1 and on 1x1. Memory is each rank's peak above what it had before it
-built the model, against the bytes of its own parameters and optimizer state.
+| row | seconds |
+|---|---|
+| held | training waits: in `Saver.save`, and at the next optimizer step until the copy to host memory is complete |
+| slower meanwhile | extra time of the steps that run while the checkpoint is written |
+| until written | from the start of saving until the checkpoint is complete on the disk |
+| copy | copy to host memory, which overlaps with the next step |
+| torch.save | `torch.save`, which does not flush to the disk |
+| torch.save and fsync | `torch.save` and then a flush to the disk, as a checkpoint does |
+| step | an undisturbed step |
+
+Reading loads a checkpoint of a 2x2 layout on 4x1 and on 1x1. The peak of a rank is its memory above the memory before
+it built the model; its share is the bytes of its own parameters and optimizer state.
 """
 
 import argparse
@@ -61,7 +68,7 @@ def progress_at(step: int, run: RunConfig) -> Progress:
 
 
 def measure_saving(model: dict[str, Any], folder: Path, rounds: int) -> dict[str, Any]:
-    """Seconds by name, a value for each round."""
+    """Measure the seconds of each row and round."""
     run = make_run(model, Layout())
     with process_group(CPU):
         trainer = Trainer(run, make_mesh(run.layout, CPU))
@@ -82,7 +89,7 @@ def measure_saving(model: dict[str, Any], folder: Path, rounds: int) -> dict[str
         with Saver(
             folder / "ours", model=trainer.model, optimizer=trainer.optimizer, config=config, is_first_rank=True
         ) as saver:
-            for number in range(rounds + 1):  # the first round makes the buffers and is told apart
+            for number in range(rounds + 1):  # the first round creates the buffers and has a column of its own
                 undisturbed = statistics.median(step() for _ in range(3))
                 ours = save_beside(saver, progress_at(number + 1, run), step, undisturbed)
                 row = {**ours, "copy": copies[-1], **save_with_torch(state, folder / "theirs.pt"), "step": undisturbed}
@@ -118,7 +125,7 @@ def save_beside(saver: Saver, progress: Progress, step: Callable[[], float], und
 
 
 def save_with_torch(state: dict[str, Any], path: Path) -> dict[str, float]:
-    """`torch.save`, then what makes it survive a loss of power."""
+    """Time `torch.save`, and then the flush that makes the file survive a power cut."""
     path.unlink(missing_ok=True)
     start = time.perf_counter()
     torch.save(state, path)
@@ -135,8 +142,8 @@ def report_saving(figures: dict[str, Any]) -> None:
         columns = (statistics.median(values), min(values), max(values), figures["first_round"][name])
         print(f"{name:22}" + "".join(f"{value:>9.3f}" for value in columns))
     medians = {name: statistics.median(values) for name, values in figures["rounds"].items()}
-    print(f"held, of torch.save: {medians['held'] / medians['torch.save']:.3f} (target at most 0.2)")
-    print(f"the copy alone, which a step shorter than it would wait for: {medians['copy'] / medians['torch.save']:.3f}")
+    print(f"held, relative to torch.save: {medians['held'] / medians['torch.save']:.3f} (goal at most 0.2)")
+    print(f"copy, relative to torch.save: {medians['copy'] / medians['torch.save']:.3f} (a shorter step waits for it)")
 
 
 # Reading
@@ -159,7 +166,10 @@ def write_checkpoint(run: RunConfig, root: Path) -> None:
 
 
 def read_checkpoint(run: RunConfig, small: tuple[RunConfig, str], checkpoint: str, results: str) -> None:
-    """Load it on this rank, after a small one that brings what PyTorch loads at its first use; note what it took."""
+    """Load a checkpoint on this rank and write the figures.
+
+    A small checkpoint is loaded before, so that PyTorch has loaded everything that it loads at first use.
+    """
     with process_group(CPU):
         mesh = make_mesh(run.layout, CPU)
         _load(small[0], mesh, small[1])
@@ -209,7 +219,7 @@ def measure_reading(model: dict[str, Any], folder: Path) -> dict[str, Any]:
         results.mkdir()
         small = (make_run(TINY, layout), str(latest_good_checkpoint(folder / "small").folder))
         arguments = (make_run(model, layout), small, str(good.folder), str(results))
-        if layout.world_size == 1:  # in a process of its own, too
+        if layout.world_size == 1:  # a single rank gets a process of its own, too
             import multiprocessing
 
             process = multiprocessing.get_context("spawn").Process(target=read_checkpoint, args=arguments)
@@ -236,16 +246,18 @@ def report_reading(figures: dict[str, Any]) -> None:
             f"{layout:22}{seconds:>9.2f}{total / 1e6 / seconds:>9,.0f}{worst['share'] / 1e6:>10.1f}"
             f"{worst['peak'] / 1e6:>9.1f}{worst['peak'] / worst['share']:>14.2f}"
         )
-    print("Peak of the rank that has most beyond its share, target at most 1.20.")
+    print("Peak of the rank with the highest ratio (goal at most 1.20).")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="where to write; a temporary folder by default")
-    parser.add_argument("--tiny", action="store_true", help="a model of seconds, to see that everything runs")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=5, help="checkpoints to save and time")
+    parser.add_argument("--folder", type=Path, help="folder for temporary files")
+    parser.add_argument(
+        "--tiny", action="store_true", help="use a tiny model, to check in seconds that everything runs"
+    )
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args(arguments)
     model = TINY if options.tiny else FULL
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="crosscut-checkpoint-") as folder:

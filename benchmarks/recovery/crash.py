@@ -1,14 +1,17 @@
-"""A run is killed at random instants, again and again, and must end as the run that was never killed.
+"""Kill a training run at random instants, again and again, and check that it ends like a run that was never killed.
 
     python benchmarks/recovery/crash.py              # 100 kills of a run on two ranks, about 15 minutes on two cores
     python benchmarks/recovery/crash.py --kills 3
 
-First a run of two tensor-parallel ranks trains unharmed and keeps every checkpoint. Then the same run starts over, and
-SIGKILL hits the launching process, one of the ranks, or the whole process group, in turns, at random instants: some
-while it starts, most while it trains and saves. After every kill `crosscut train ... --resume auto`, always the same
-command, goes on. Checked after every kill: all its processes are gone in seconds, though nobody told them; every folder
-that bears a checkpoint's name holds, bit by bit, the parameters and optimizer state of the unharmed run at that step.
-Checked at the end: so does the last one, and `metrics.jsonl` holds every step once, with the unharmed run's loss.
+First a run of two tensor-parallel ranks trains to its end and keeps every checkpoint. This is the unharmed run. Then
+the same run starts again in another folder. SIGKILL hits the launching process, one of the ranks, or the whole process
+group, in turns, at random instants: some while the run starts, most while it trains and saves. After every kill the
+same command (`crosscut train ... --resume auto`) resumes the run.
+
+Checks after every kill: all processes of the run end within seconds, although only one was killed; every folder with
+the name of a checkpoint holds, bit by bit, the parameters and optimizer state of the unharmed run at that step. Checks
+at the end: the last checkpoint is that of the unharmed run, too, and `metrics.jsonl` holds every step once with the
+loss of the unharmed run.
 """
 
 import argparse
@@ -42,13 +45,13 @@ from crosscut.data import read_documents
 
 STEPS_BETWEEN_CHECKPOINTS = 2
 MOST_LOST = 2 * STEPS_BETWEEN_CHECKPOINTS
-"""A checkpoint may still be in writing when the next one is due, which then waits for it."""
+"""Most steps that a kill may lose. A checkpoint that is due waits until the one before is written."""
 STEPS_BEFORE_KILL = 8
-"""A kill comes at most so many steps after the first one of its start."""
+"""Most steps from the first step after a start to the kill."""
 STARTING = 0.1
-"""Share of the kills that come while the run starts."""
+"""Share of the kills that hit the run while it starts."""
 GONE_WITHIN = 10.0
-"""Seconds in which all processes must have ended after the kill of one."""
+"""Seconds within which all processes must end after one of them was killed."""
 TARGETS = ("launcher", "rank 0", "rank 1", "all")
 
 RUN = (
@@ -62,40 +65,40 @@ RUN = (
 
 @dataclass
 class Kill:
-    """One kill and what it came to."""
+    """One kill and its effects."""
 
     target: str
     seconds: float
-    """After the start of the process."""
+    """Seconds from the start of the process to the kill."""
     steps: int
-    """Steps that were done, over all starts."""
+    """Steps that the run had done, over all starts."""
     resumes_at: int = 0
-    """The step of the newest checkpoint it left."""
+    """Step of the newest checkpoint after the kill."""
     saving: bool = False
-    """Whether it left a checkpoint half written."""
+    """Whether a checkpoint was left half written."""
     seconds_to_end: float = 0.0
-    """Until the last of its processes had ended."""
+    """Seconds from the kill until the last process of the run had ended."""
 
     @property
     def lost(self) -> int:
-        """Steps that have to be done again."""
+        """Steps that the resumed run has to repeat."""
         return self.steps - self.resumes_at
 
 
 @dataclass
 class Result:
-    """What all kills came to."""
+    """Effects of all kills."""
 
     kills: list[Kill] = field(default_factory=list)
     compared: int = 0
-    """Checkpoints that were compared with the unharmed run's."""
+    """Number of checkpoints that were compared with the unharmed run."""
     damaged: list[str] = field(default_factory=list)
-    """Those that differed, or could not be read."""
+    """Checkpoints that differ or cannot be read, and other failed checks."""
     seconds: float = 0.0
 
 
 class Run:
-    """The run's folder, and the one command that starts it, whatever state it is in."""
+    """Folder of a run, and the command that starts or resumes the run."""
 
     def __init__(self, folder: Path, text: Path, steps: int, *, keep: int) -> None:
         self.folder = folder
@@ -107,7 +110,7 @@ class Run:
 
     @contextmanager
     def started(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Start it in a session of its own, so that its process group can be killed; on leaving nothing of it runs."""
+        """Start the run in a session of its own, whose process group can be killed. On exit, no process is left."""
         log = self.folder.with_suffix(".log").open("ab")
         with log:
             process = subprocess.Popen(self.command, stdout=log, stderr=log, start_new_session=True)
@@ -119,17 +122,17 @@ class Run:
                 process.wait()
 
     def complete(self) -> None:
-        """Let it run to its end."""
+        """Let the run go on to its end."""
         with self.started() as process:
             if process.wait():
                 sys.exit(f"the run must end well, but exited with {process.returncode}:\n{self.told()}")
 
     def told(self) -> str:
-        """The end of what it has printed."""
+        """Return the end of the output of the run."""
         return self.folder.with_suffix(".log").read_text(encoding="utf-8", errors="replace")[-4000:]
 
     def steps_done(self) -> int:
-        """The last step that the run has noted."""
+        """Return the last step in `metrics.jsonl`."""
         try:
             lines = (self.folder / "metrics.jsonl").read_bytes().split(b"\n")
         except FileNotFoundError:
@@ -137,20 +140,20 @@ class Run:
         return max((json.loads(line)["step"] for line in lines[:-1]), default=0)
 
     def checkpoints(self) -> list[Path]:
-        """What it would take for whole checkpoints."""
+        """List the folders that the run takes for whole checkpoints."""
         return [self.folder / "checkpoints" / folder.name for folder in list_checkpoints(self.folder / "checkpoints")]
 
     def newest(self) -> int:
-        """The step that it would go on from."""
+        """Return the step from which the run would resume."""
         return max(map(step_of, self.checkpoints()), default=0)
 
     def half_written(self) -> set[tuple[str, int]]:
-        """What there is beside the checkpoints, as while one is written or dropped."""
+        """List the hidden files beside the checkpoints: checkpoints that are being written or removed."""
         found = (self.folder / "checkpoints").glob(".*")
         return {(path.name, path.stat().st_mtime_ns) for path in found}
 
     def metrics_file(self) -> int:
-        """Which file `metrics.jsonl` is: every start makes one of its own, with the rows that hold."""
+        """Return the inode of `metrics.jsonl`. Every start writes a new file with the rows that are still valid."""
         file = self.folder / "metrics.jsonl"
         return file.stat().st_ino if file.exists() else 0
 
@@ -160,7 +163,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def digest(checkpoint: Path) -> str:
-    """SHA-256 of every tensor and number of a checkpoint, by name: parameters and optimizer state."""
+    """Return the SHA-256 of all names, tensors and numbers of a checkpoint: parameters and optimizer state."""
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / "whole.pt"
         dcp_to_torch_save(checkpoint, whole)
@@ -195,7 +198,7 @@ def kill_at_random(run: Run, target: str, chance: random.Random) -> Kill:
             wait_until(run, process, lambda: run.metrics_file() != file)
             wanted = before + 1 + chance.randrange(STEPS_BEFORE_KILL)
             wait_until(run, process, lambda: run.steps_done() >= wanted)
-            time.sleep(chance.uniform(0.0, 0.05))  # anywhere in a step or a save
+            time.sleep(chance.uniform(0.0, 0.05))  # any instant in a step or a save
         kill = Kill(target, time.monotonic() - began, steps=0)
         kill.seconds_to_end = kill_now(process, target)
     kill.steps, kill.resumes_at = max(run.steps_done(), before), run.newest()
@@ -204,7 +207,7 @@ def kill_at_random(run: Run, target: str, chance: random.Random) -> Kill:
 
 
 def kill_now(process: subprocess.Popen[bytes], target: str) -> float:
-    """Kill the launching process, a rank (where there is one yet), or all; the seconds until all have ended."""
+    """Kill the launching process, a rank (if it has started), or all; return the seconds until all have ended."""
     group = psutil.Process(process.pid).children(recursive=True)
     ranks = sorted((p for p in group if is_rank(p)), key=lambda p: p.pid)
     if target == "all":
@@ -231,7 +234,7 @@ def wait_until(run: Run, process: subprocess.Popen[bytes], condition: Callable[[
 
 
 def is_running(process: psutil.Process) -> bool:
-    """Whether it still runs; one whose status nobody has asked for yet does not."""
+    """Whether a process is alive. A zombie is not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -246,7 +249,7 @@ def is_rank(process: psutil.Process) -> bool:
 
 
 def check(run: Run, unharmed: dict[int, str], result: Result, seen: set[tuple[str, int]]) -> None:
-    """Compare every checkpoint that the run would take for good, unless it is one that was compared before."""
+    """Compare every checkpoint that the run takes for whole, unless it was compared before."""
     for folder in run.checkpoints():
         key = (folder.name, folder.stat().st_mtime_ns)
         if key in seen:
@@ -260,17 +263,17 @@ def check(run: Run, unharmed: dict[int, str], result: Result, seen: set[tuple[st
             result.damaged.append(f"{folder.name}: {error}")
         else:
             if not same:
-                result.damaged.append(f"{folder.name}: not the unharmed run's")
+                result.damaged.append(f"{folder.name}: differs from the unharmed run")
 
 
 def crash(folder: Path, options: argparse.Namespace) -> Result:
-    """All kills, one after another, and the comparison at the end."""
+    """Do all kills, one after another, and compare the run at its end."""
     text = folder / "text.txt"
     document = next(iter(read_documents(["builtin:state-of-the-union"], text_key="text"))).text
     text.write_text("\n\n".join([document] * 5), encoding="utf-8")
     steps = 2 + options.kills * STEPS_BEFORE_KILL
     console = Console(stderr=True)
-    console.print(f"the run that is never killed: {steps} steps, a checkpoint every {STEPS_BETWEEN_CHECKPOINTS}")
+    console.print(f"unharmed run: {steps} steps, a checkpoint every {STEPS_BETWEEN_CHECKPOINTS}")
     whole = Run(folder / "unharmed", text, steps, keep=steps)
     whole.complete()
     unharmed = {step_of(path): digest(path) for path in whole.checkpoints()}
@@ -284,7 +287,7 @@ def crash(folder: Path, options: argparse.Namespace) -> Result:
             kill = kill_at_random(killed, TARGETS[number % len(TARGETS)], chance)
             result.kills.append(kill)
             check(killed, unharmed, result, seen)
-            told = f"{kill.target} at step {kill.steps}, goes on at {kill.resumes_at}, {len(result.damaged)} damaged"
+            told = f"{kill.target} at step {kill.steps}, resumes at {kill.resumes_at}, {len(result.damaged)} damaged"
             bar.update(task, advance=1, told=told)
     killed.complete()
     check(killed, unharmed, result, seen)
@@ -292,9 +295,11 @@ def crash(folder: Path, options: argparse.Namespace) -> Result:
         result.damaged.append(f"the run must end at step {steps}, but its newest checkpoint is of {killed.newest()}")
     noted = [row["step"] for row in rows_of(killed) if "loss" in row]
     if noted != list(range(1, steps + 1)):
-        result.damaged.append("metrics.jsonl must hold each step once")
+        result.damaged.append(
+            f"metrics.jsonl must hold each step from 1 to {steps} once, but holds {len(noted)} rows of steps"
+        )
     if [row["loss"] for row in rows_of(whole) if "loss" in row] != [r["loss"] for r in rows_of(killed) if "loss" in r]:
-        result.damaged.append("the losses must be the unharmed run's")
+        result.damaged.append("the losses must be those of the unharmed run, but some differ")
     result.seconds = time.monotonic() - began
     return result
 
@@ -304,7 +309,7 @@ def rows_of(run: Run) -> list[dict[str, Any]]:
 
 
 def report(result: Result, options: argparse.Namespace) -> bool:
-    """Print the figures; whether all is well."""
+    """Print the figures and return whether all checks passed."""
     kills = result.kills
     print_machine("torch")
     print(f"seed {options.seed}")
@@ -315,22 +320,22 @@ def report(result: Result, options: argparse.Namespace) -> bool:
     most_lost, slowest = max(k.lost for k in kills), max(k.seconds_to_end for k in kills)
     print(f"\n{len(kills)} kills in {result.seconds:,.0f} s: {sum(k.saving for k in kills)} of them during a save, "
           f"{sum(k.resumes_at == 0 for k in kills)} before the first checkpoint")  # fmt: skip
-    print(f"steps lost: at most {most_lost} (a checkpoint every {STEPS_BETWEEN_CHECKPOINTS}, written beside the next)")
-    print(f"all processes of a run had ended at most {slowest:.2f} s after the kill of one")
-    print(f"{result.compared} checkpoints compared with the unharmed run's, bit by bit: {len(result.damaged)} differ")
+    print(f"steps lost: at most {most_lost} (a checkpoint is due every {STEPS_BETWEEN_CHECKPOINTS} steps)")
+    print(f"after the kill of one process, all processes of the run ended within {slowest:.2f} s")
+    print(f"{result.compared} checkpoints compared with the unharmed run, bit by bit: {len(result.damaged)} differ")
     for line in result.damaged:
         print(f"  {line}")
     well = not result.damaged and most_lost <= MOST_LOST and slowest <= GONE_WITHIN
-    print("the killed run ended as the unharmed one" if well else "FAILED")
+    print("the killed run ended like the unharmed one" if well else "FAILED")
     return well
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Kill, compare, print; exit status 1 when anything was lost."""
+    """Kill, compare and print. The exit status is 1 if a check failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0, help="of the random instants")
-    parser.add_argument("--folder", type=Path, help="where the runs are kept; a temporary folder by default")
+    parser.add_argument("--kills", type=int, default=100, help="number of kills")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random instants")
+    parser.add_argument("--folder", type=Path, help="keep the runs in this folder; by default it is temporary")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args(arguments)
     if options.kills < 1:

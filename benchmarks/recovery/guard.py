@@ -1,11 +1,11 @@
-"""What it costs to compare replicas while training: a comparison's time over that of the steps between two of them.
+"""Cost of comparing replicas while training: time of a comparison, relative to the steps between two comparisons.
 
-    python benchmarks/recovery/guard.py                     # the model of the demo on two ranks of this machine
+    python benchmarks/recovery/guard.py                                        # model of the demo, two CPU ranks
     python benchmarks/recovery/guard.py --device cuda --preset megatron-355m  # one GPU
 
-On several ranks it is the whole comparison: hashes, messages and verdict. One rank has none to compare with, so there
-the hashes alone are taken and waited for, which is what all but microseconds of a comparison are. Steps and comparisons
-take turns in one run, medians are told.
+On several ranks the whole comparison is timed: hashes, messages and verdict. A single rank has no replica, so only the
+hashes are timed; they take all but microseconds of a comparison. Steps and comparisons alternate in one run, and the
+figures are medians.
 """
 
 import argparse
@@ -34,7 +34,7 @@ LAYOUTS = {"tensor 2": ("layout.tensor=2",), "data 2": ("layout.tensor=1", "layo
 
 
 def make_run(options: argparse.Namespace, layout: tuple[str, ...]) -> RunConfig:
-    """The demo's run, with its vocabulary; or a preset's, in bfloat16 as on a GPU."""
+    """Build the run of the demo with its vocabulary, or the run of a preset in bfloat16."""
     overrides = [f"training.device={options.device}", *layout]
     if options.preset:
         overrides += [f"model.preset={options.preset}", "training.precision=bfloat16", "training.sequence_length=1024"]
@@ -44,7 +44,7 @@ def make_run(options: argparse.Namespace, layout: tuple[str, ...]) -> RunConfig:
 
 
 def measure(run: RunConfig, repeats: int) -> dict[str, float]:
-    """Median seconds of a step and of a comparison, on the first rank."""
+    """Measure the median seconds of a step and of a comparison, on the first rank."""
     device = choose_device(run.training.device)
     with process_group(device):
         mesh = make_mesh(run.layout, device)
@@ -73,12 +73,12 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--preset", help="a model preset; the demo's model by default")
-    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--preset", help="model preset; by default the model of the demo")
+    parser.add_argument("--repeats", type=int, default=20, help="steps and comparisons to time")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("`--device` must be a device that is there, but there is no CUDA device. Try --device cpu.")
+        parser.error("`--device` must be available on this machine, but there is no CUDA device. Try --device cpu.")
     layouts = LAYOUTS if options.device == "cpu" else {"one rank": ("layout.tensor=1",)}
     device = torch.cuda.get_device_name() if options.device == "cuda" else ""
     print_machine("torch", device=device)

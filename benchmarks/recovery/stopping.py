@@ -1,8 +1,8 @@
-"""How long a scheduler waits: from SIGTERM to the demo run's exit with status 75 and a checkpoint to go on from.
+"""Seconds from a stop signal to the exit of the demo run with status 75 and a checkpoint to resume from.
 
     python benchmarks/recovery/stopping.py
 
-Starts the demo, sends the signal after a few steps, and does so again on what is there, with SIGUSR1.
+The command starts the demo and sends SIGTERM after a few steps. Then it resumes the same run and sends SIGUSR1.
 """
 
 import os
@@ -21,17 +21,17 @@ from crosscut.cli.main import EXIT_REQUEUE
 
 STEPS_BEFORE = 5
 LIMIT = 10.0
-"""Seconds that it may take."""
+"""Most seconds that a stop may take."""
 
 
 def steps_done(run: Path) -> int:
-    """Training steps that the run has noted."""
+    """Count the training steps in `metrics.jsonl`."""
     metrics = run / "metrics.jsonl"
     return metrics.read_text(encoding="utf-8").count('"loss"') if metrics.exists() else 0
 
 
 def seconds_to_stop(run: Path, number: signal.Signals) -> float:
-    """Start or go on with the demo, ask it to stop, and check what it leaves."""
+    """Start or resume the demo, send the signal, and check the exit status and the last checkpoint."""
     command = [sys.executable, "-m", "crosscut", "train", f"output.folder={run}", "--resume", "auto"]
     before = steps_done(run)
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
@@ -53,7 +53,7 @@ def seconds_to_stop(run: Path, number: signal.Signals) -> float:
 
 
 def main() -> None:
-    """Measure and print; exit status 1 when it took too long."""
+    """Measure and print. The exit status is 1 if a stop took too long."""
     print_machine("torch")
     with tempfile.TemporaryDirectory(prefix="crosscut-stopping-") as folder:
         seconds = [seconds_to_stop(Path(folder) / "demo", number) for number in (signal.SIGTERM, signal.SIGUSR1)]

@@ -1,15 +1,18 @@
-"""What a layer keeps for its backward pass, as measured, beside formulas.
+"""Bytes that a layer keeps for its backward pass, measured and by formula.
 
     python benchmarks/training/memory.py                                # two ranks of this machine's CPU
     python benchmarks/training/memory.py --device cuda                  # one GPU
     python benchmarks/training/memory.py --device cuda --tensor 8       # eight
 
-A model of some layers and one of more go through a forward pass; the difference of what is then held, over the
-difference of the layers, is what a layer keeps. On CUDA that is `torch.cuda.memory_allocated`, and beside it the same
-of the peak of forward and backward pass, of what was allocated and of what the allocator had reserved; on the CPU,
-which counts no memory, every storage that an operator made and that is still alive. Beside it stand the planner's
-account (`crosscut.planner.layer_activations`) and the published formulas (Korthikanti et al. 2022, Table 2). What a
-parameter takes is measured by `docs/sharding.py`.
+Two models that differ only in their number of layers go through a forward pass. The difference of the bytes that they
+then hold, divided by the difference of the layers, is the memory of one layer:
+
+- On CUDA, bytes are `torch.cuda.memory_allocated`. Two more columns give the peak of forward and backward pass,
+  allocated and reserved.
+- On the CPU, PyTorch counts no memory. Bytes are the storages that operators made and that are still alive.
+
+The other columns are the planner's account (`crosscut.planner.layer_activations`) and the published formulas
+(Korthikanti et al. 2022, Table 2). `docs/sharding.py` measures the bytes of a parameter.
 """
 
 import argparse
@@ -43,25 +46,27 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "full": {"recompute": "full"},
     "full, offloaded": {"recompute": "full", "offload": ("activations",)},
 }
-LAYERS = (2, 4)  # offloading has the inputs of two layers on their way: not more with more layers
+LAYERS = (2, 4)  # offloading always has the inputs of two layers in transit, however many layers there are
 NOTES = """
-Published: elements of two bytes, dropout masks of one, attention that keeps its scores. So:
-- Without dropout there are no masks: 32 in place of 34 (tensor: 8 of 10 in what is not cut).
-- A fused attention kernel keeps no scores: `none` lacks the term 5 a s / h and is what is published for `selective`.
-- On the CPU, PyTorch has no fused kernel that drops, and no masks of one byte: with dropout 0.1, `none` and `operators`
-  keep three times the scores in float32 (12 a s / h in place of 5), queries, keys and values in float32, and masks of
-  two bytes (36 in place of 34). On CUDA they do not.
-- `operators` is not published; it stands beside `none`.
-- `full, offloaded`: on a GPU only the last two layers' inputs are left; the CPU's memory is the host's, so it is
-  counted here.
+The published formulas assume elements of two bytes, dropout masks of one byte, and attention that keeps its scores.
+Therefore:
+- Without dropout there are no masks: the factor is 32, not 34 (with tensor parallelism, 8 of 10 in the part that is not
+  sharded).
+- A fused attention kernel keeps no scores: `none` lacks the term 5 a s / h and equals the published `selective`.
+- On the CPU, PyTorch has no fused kernel with dropout and no masks of one byte. With dropout 0.1, `none` and
+  `operators` keep the scores three times in float32 (12 a s / h, not 5), queries, keys and values in float32, and masks
+  of two bytes (36, not 34). On CUDA they do not.
+- `operators` is not published. Its column shows the formula of `none`.
+- `full, offloaded`: a GPU keeps only the inputs of the last two layers. The memory of the CPU is the host's memory, so
+  offloaded inputs are counted here.
 """
 
 LET_GO = 0.05
-"""Seconds in which gloo's threads let go of what they have sent: some forward passes in a hundred end before that."""
+"""Seconds to wait after a forward pass for gloo's threads to release the tensors that they have sent."""
 
 
 class Alive(TorchDispatchMode):
-    """Bytes of what operators made inside and that is still there."""
+    """Count the bytes of all tensors that operators made inside and that are still alive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,12 +86,12 @@ class Alive(TorchDispatchMode):
         return result
 
     def bytes(self) -> int:
-        """Now."""
+        """Return the count as of now."""
         return sum(size for storage, size in self._made.values() if not storage.expired())
 
 
 def id_of(tensor: Tensor) -> int:
-    """The same for all views of a storage."""
+    """Return a number that is the same for all views of a storage."""
     number: int = tensor.untyped_storage()._cdata
     return number
 
@@ -97,10 +102,10 @@ def batch_of(run: RunConfig, mesh: ParallelMesh) -> Tensor:
 
 
 def held_after_forward(run: RunConfig, mesh: ParallelMesh) -> dict[str, int]:
-    """Bytes that the layers hold between forward and backward pass, and the most that both take."""
+    """Measure the bytes held between forward and backward pass and, on CUDA, the peak of both passes."""
     trainer = Trainer(run, mesh)
     tokens = batch_of(run, mesh)
-    trainer.accumulate(0, [(tokens[:, :-1], tokens[:, 1:])])  # what is made once, such as gradients, is there
+    trainer.accumulate(0, [(tokens[:, :-1], tokens[:, 1:])])  # creates the tensors that stay, such as gradients
     trainer.streams.restart(step=0)
     if mesh.device.type != "cuda":
         with Alive() as alive:
@@ -121,12 +126,12 @@ def held_after_forward(run: RunConfig, mesh: ParallelMesh) -> dict[str, int]:
     return {
         "held": held,
         "peak": torch.cuda.max_memory_allocated() - before,
-        "reserved": torch.cuda.max_memory_reserved() - reserved,  # also blocks that wait for a stream to be done
+        "reserved": torch.cuda.max_memory_reserved() - reserved,  # includes blocks that wait for a stream
     }
 
 
 def measure_layers(runs: list[RunConfig], device: str) -> list[dict[str, float]]:
-    """What a layer of each run keeps on the first rank; of all with one layout, so that ranks start once."""
+    """Measure one layer of each run on the first rank. All runs have the same layout, so ranks start once."""
     own = choose_device(device)
     with process_group(own):
         mesh = make_mesh(runs[0].layout, own)
@@ -138,7 +143,7 @@ def measure_layers(runs: list[RunConfig], device: str) -> list[dict[str, float]]
 
 
 def make_run(shape: Mapping[str, int], layout: Layout, *, dropout: float = 0.0, **training: Any) -> RunConfig:
-    """A run of the benchmark's model and batch."""
+    """Build a run with the model and the batch of this benchmark."""
     model = ModelConfig(
         num_layers=2, hidden_size=shape["hidden"], num_heads=shape["heads"], vocab_size=512,
         max_sequence_length=shape["sequence"], dropout=dropout,
@@ -149,7 +154,7 @@ def make_run(shape: Mapping[str, int], layout: Layout, *, dropout: float = 0.0, 
 
 
 def activations(shape: Mapping[str, int], layouts: Sequence[Layout], device: str) -> list[dict[str, Any]]:
-    """The rows of the table."""
+    """Measure all rows of the table."""
     rows = []
     for layout in layouts:
         cases = [(dropout, name) for dropout in (0.0, 0.1) for name in SETTINGS]
@@ -157,7 +162,7 @@ def activations(shape: Mapping[str, int], layouts: Sequence[Layout], device: str
         measured = launch(measure_layers, (runs, device), num_ranks=layout.world_size)
         for (dropout, name), run, figures in zip(cases, runs, measured, strict=True):
             on_device = run if device == "cuda" else replace(run, training=replace(run.training, offload=()))
-            account = layer_activations(on_device, device=device)  # the CPU's memory is the host's
+            account = layer_activations(on_device, device=device)  # on a CPU, offloading moves nothing
             rows.append(
                 {
                     "layout": str(layout), "dropout": dropout, "recompute": name, **figures,
@@ -169,8 +174,8 @@ def activations(shape: Mapping[str, int], layouts: Sequence[Layout], device: str
 
 
 def report_activations(rows: list[dict[str, Any]]) -> None:
-    """The table."""
-    print("\nActivations of a layer, KiB; `rest` is without the weights' copies in the type of the products")
+    """Print the table."""
+    print("\nActivations of a layer, KiB; `rest` excludes the copies of weights in the compute type")
     print(f"{'layout':<44}{'dropout':>8}  {'recompute':<16}{'held':>9}{'planned':>9}{'ratio':>7}", end="")
     print(f"{'rest':>9}{'published':>10}{'ratio':>7}" + (f"{'peak':>9}{'reserved':>9}" if "peak" in rows[0] else ""))
     for row in rows:
@@ -187,12 +192,16 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--tensor", type=int, help="ranks of the layouts that are cut; by default 2 on the CPU")
-    parser.add_argument("--tiny", action="store_true", help="a model of seconds, to see that everything runs")
+    parser.add_argument(
+        "--tensor", type=int, help="tensor ranks of the sharded layouts; by default 2 on the CPU and 1 on CUDA"
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="use a tiny model, to check in seconds that everything runs"
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("`--device` must be a device that is there, but there is no CUDA device. Try --device cpu.")
+        parser.error("`--device` must be available on this machine, but there is no CUDA device. Try --device cpu.")
     tensor = options.tensor or (2 if options.device == "cpu" else 1)
     large = options.device == "cuda"
     shape = {"hidden": 512, "heads": 8, "sequence": 256, "sequences": 4}

@@ -1,12 +1,18 @@
-"""Whether what saves memory changes what is learned: losses of a training on every combination, beside the plain run.
+"""Check that no layout, sharding or recomputation changes the losses of a training run.
 
     python benchmarks/training/parity.py          # 60 combinations, 50 steps each, float32; then lower precisions
     python benchmarks/training/parity.py --steps 5 --tensor 1 2
 
-The plain run is one rank that keeps everything, in float32. A combination is a layout {tensor 1, 2, 4} x {sequence
-parallel or not} x {data 1, 2} x {whole copies, ZeRO-2, ZeRO-3} with a recomputation {none, full, selective}; a layout's
-ranks are started once and go through all of its combinations. Dropout is off, since each layout draws its own numbers.
-Told is the largest difference of any step's loss from the plain run's; the exit status is 1 where one is above 1e-5.
+The plain run is one rank in float32 without sharding and recomputation. Every combination of these settings is compared
+with it:
+
+| tensor | sequence parallel | data | sharding | recompute |
+|---|---|---|---|---|
+| 1, 2, 4 | no, yes | 1, 2 | none, ZeRO-2, ZeRO-3 | none, full, selective |
+
+The ranks of a layout start once and run all of its combinations. Dropout is off, because each layout draws its own
+random numbers. The table shows the largest difference between the losses of the same step. The exit status is 1 if a
+float32 run differs by more than 1e-5, or a run in a lower precision by more than its own limit.
 """
 
 import argparse
@@ -32,7 +38,7 @@ from crosscut.training.step import Batch, Trainer
 
 LIMIT = 1e-5
 LOWER_LIMITS = {"bfloat16": 2e-3, "float16": 2e-4}
-"""Largest difference of a loss from float32's, in nats: four times what was measured (`benchmarks/README.md`)."""
+"""Largest allowed difference from the loss in float32, in nats: four times the one in `benchmarks/README.md`."""
 LOWER_LAYOUTS: tuple[tuple[str, ...], ...] = (
     (),
     ("layout.tensor=2", "layout.sequence_parallel=true"),
@@ -43,7 +49,7 @@ SHARDINGS = ("none", "zero2", "zero3")
 
 
 def combinations(tensor_sizes: list[int]) -> Iterator[tuple[str, ...]]:
-    """The overrides of every combination; sequence parallelism needs tensor ranks, and sharding data ranks."""
+    """Yield the overrides of every combination. Sequence parallelism needs tensor ranks, sharding needs data ranks."""
     for tensor, split, data in product(tensor_sizes, ("false", "true"), (1, 2)):
         if split == "true" and tensor == 1:
             continue
@@ -58,7 +64,7 @@ def combinations(tensor_sizes: list[int]) -> Iterator[tuple[str, ...]]:
 
 
 def make_run(overrides: tuple[str, ...], steps: int) -> RunConfig:
-    """A model of two layers that learns within the steps; two micro-batches a step."""
+    """Build a run of two layers that learns within these steps, with micro-batches of two sequences."""
     table: dict[str, Any] = {
         "model": {"num_layers": 2, "hidden_size": 64, "num_heads": 4, "vocab_size": 300, "dropout": 0.0},
         "training": {"steps": steps, "batch_size": 8, "sequence_length": 32, "device": "cpu", "micro_batch_size": 2},
@@ -68,7 +74,7 @@ def make_run(overrides: tuple[str, ...], steps: int) -> RunConfig:
 
 
 def batch_of(run: RunConfig, step: int, data_rank: int) -> list[Batch]:
-    """A data rank's micro-batches: the same sequences whatever the layout, with something to learn in them."""
+    """Build the micro-batches of a data rank. All layouts get the same sequences, which follow a pattern."""
     generator = torch.Generator().manual_seed(step)
     size = (run.training.batch_size, run.training.sequence_length + 1)
     tokens = torch.randint(0, run.model.vocab_size, size, generator=generator)
@@ -78,9 +84,9 @@ def batch_of(run: RunConfig, step: int, data_rank: int) -> list[Batch]:
 
 
 def losses_of(runs: list[RunConfig]) -> list[list[float]]:
-    """Every step's loss of each run, on the first rank. The runs have equally many ranks."""
+    """Train each run and return the losses of its steps on the first rank. All runs have the same number of ranks."""
     device = torch.device("cpu")
-    torch.set_num_threads(1)  # the model is so small that threads would wait for each other
+    torch.set_num_threads(1)  # threads would only wait for each other in so small a model
     told = []
     with process_group(device):
         for run in runs:
@@ -92,13 +98,13 @@ def losses_of(runs: list[RunConfig]) -> list[list[float]]:
 
 
 def largest_difference(losses: list[float], others: list[float]) -> float:
-    """Of two losses of the same step; infinite where one is no number."""
+    """Return the largest difference between two losses of the same step. It is infinite if a loss is not finite."""
     differences = [abs(a - b) for a, b in zip(losses, others, strict=True)]
     return max(difference if math.isfinite(difference) else math.inf for difference in differences)
 
 
 def measure(options: argparse.Namespace) -> tuple[list[float], list[dict[str, Any]]]:
-    """The plain run's losses, and of each combination its overrides, limit and largest difference."""
+    """Measure the losses of the plain run, and the overrides, limit and largest difference of each combination."""
     chosen = [(overrides, LIMIT) for overrides in combinations(options.tensor)]
     for precision, limit in LOWER_LIMITS.items():
         chosen += [((*layout, f"training.precision={precision}"), limit) for layout in LOWER_LAYOUTS]
@@ -122,7 +128,7 @@ def measure(options: argparse.Namespace) -> tuple[list[float], list[dict[str, An
 
 
 def show(plain: list[float], rows: list[dict[str, Any]]) -> None:
-    """The largest differences, one line for each layout and precision."""
+    """Print the largest differences, one line for each layout and precision."""
     table = Table(title=f"Loss {plain[0]:.3f} to {plain[-1]:.3f} in {len(plain)} steps of the plain run")
     for title in ("layout", "precision", "runs", "largest difference", "limit"):
         table.add_column(title, justify="left" if title in ("layout", "precision") else "right")
@@ -136,11 +142,11 @@ def show(plain: list[float], rows: list[dict[str, Any]]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and print; 1 where a run differs by more than its limit."""
+    """Measure and print. The exit status is 1 if a run differs by more than its limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--tensor", type=int, nargs="+", default=[1, 2, 4], help="tensor sizes")
-    parser.add_argument("--at-once", type=int, default=12, help="runs for which ranks are started once")
+    parser.add_argument("--steps", type=int, default=50, help="training steps of each run")
+    parser.add_argument("--tensor", type=int, nargs="+", default=[1, 2, 4], help="tensor sizes to run")
+    parser.add_argument("--at-once", type=int, default=12, help="runs that share one start of the ranks")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args(arguments)
     print_machine("torch")

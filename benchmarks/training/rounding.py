@@ -1,10 +1,11 @@
-"""How far narrow numbers round a training step: the uncut model beside itself in float32, as `crosscut verify` has it.
+"""Rounding of float16, bfloat16 and float8 in a training step, compared with float32 as `crosscut verify` does.
 
     python benchmarks/training/rounding.py                        # eleven models, three seeds each
     python benchmarks/training/rounding.py --models 1 --seeds 1
 
-Told is the most that an output or the loss, and a gradient or their norm, is off from the same step in float32,
-relative to the largest element of its tensor. The exit status is 1 where that is more than the proof allows.
+The model runs on one rank. The table shows two largest differences from the same step in float32: of outputs (and the
+loss), and of gradients (and their norm). A difference is relative to the largest element of its tensor. The exit status
+is 1 if a difference is larger than the proof allows.
 """
 
 import argparse
@@ -34,7 +35,7 @@ QWEN3 = {**LLAMA, "qk_norm": True}
 
 
 def shape(num_layers: int, hidden_size: int, num_heads: int, **more: Any) -> dict[str, Any]:
-    """A model's table."""
+    """Build the `model` table of a run."""
     return {"num_layers": num_layers, "hidden_size": hidden_size, "num_heads": num_heads, "vocab_size": 304, **more}
 
 
@@ -54,14 +55,14 @@ MODELS = {
 
 
 def report_of(model: dict[str, Any], precision: str, seed: int) -> Report:
-    """The proof that one rank alone is itself, of sequences of 128 tokens."""
+    """Verify one rank in this precision against itself in float32, on sequences of 128 tokens."""
     run = load_run({"model": {**model, "dropout": 0.0}, "training": {"seed": seed, "sequence_length": 128}})
     run = for_verification(run, run.layout, precision)
     return verify_on_mesh(run, make_mesh(run.layout, torch.device("cpu")))
 
 
 def measure(models: list[str], num_seeds: int) -> list[dict[str, Any]]:
-    """Of each model and precision the most that outputs and gradients are off, and what the proof does not allow."""
+    """Measure the largest differences of each model and precision, and collect the checks that fail."""
     columns = (TextColumn("rounding"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     rows = []
     with process_group(torch.device("cpu")), Progress(*columns, console=Console(stderr=True)) as progress:
@@ -84,13 +85,13 @@ def measure(models: list[str], num_seeds: int) -> list[dict[str, Any]]:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """A line for each model, and the most of all."""
-    table = Table(title="Off by at most: outputs / gradients")
+    """Print a line for each model, and a last line with the largest difference of all models."""
+    table = Table(title="Largest relative difference: outputs / gradients")
     table.add_column("model")
     for precision in PRECISIONS:
         table.add_column(precision, justify="right")
-    for model in [*dict.fromkeys(row["model"] for row in rows), "of all"]:
-        mine = [row for row in rows if model in (row["model"], "of all")]
+    for model in [*dict.fromkeys(row["model"] for row in rows), "all models"]:
+        mine = [row for row in rows if model in (row["model"], "all models")]
         cells = []
         for precision in PRECISIONS:
             most = (
@@ -102,10 +103,10 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and print; 1 where something is further off than the proof allows."""
+    """Measure and print. The exit status is 1 if a difference is larger than the proof allows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=int, default=len(MODELS), help="so many, from the first")
-    parser.add_argument("--seeds", type=int, default=3, help="of weights and tokens, of each model")
+    parser.add_argument("--models", type=int, default=len(MODELS), help="measure only the first N models")
+    parser.add_argument("--seeds", type=int, default=3, help="random seeds of weights and tokens for each model")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args(arguments)
     print_machine("torch")

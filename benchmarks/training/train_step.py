@@ -1,14 +1,14 @@
 """One training step of the same GPT-2 by Crosscut, transformers, litgpt and a plain program, in turns on this machine.
 
-    make benchmarks                                             # sets up .venv-benchmarks and runs this, too
+    make benchmarks                                             # sets up .venv-benchmarks and runs this command, too
     .venv-benchmarks/bin/python benchmarks/training/train_step.py
 
-Every contender (`contenders.py`), eager and compiled, lives in its own process, is built once, and steps when it is its
-turn, in float32 on random tokens. A round is one step of each, so that a machine that slows down slows down all; the
-first rounds, in which the compiled ones compile, are not counted. Memory is the peak of the whole process, Python and
-PyTorch included; what Crosscut takes where it recomputes activations stands beside.
+Every contender (`benchmarks/contenders/`), eager and compiled, has a process of its own, is built once, and takes steps
+in turn, in float32 on random tokens. A round is one step of each contender, so a slow moment of the machine slows all
+of them. The first rounds are not counted: in them the compiled contenders compile. Memory is the peak of the whole
+process, Python and PyTorch included. Crosscut is also measured with recomputation.
 
-Layout parity is measured beside: Crosscut over two processes with one thread each against one process with two threads.
+The last line compares layouts: Crosscut over two processes with one thread each against one process with two threads.
 """
 
 import argparse
@@ -37,13 +37,13 @@ from benchmarks.turns import CORES, Failure, peak_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A contender: a program and how it runs."""
+    """A contender: a program and its settings."""
 
     program: str
     compiled: bool = False
     num_ranks: int = 1
     recompute: str = "none"
-    """Crosscut's `training.recompute`."""
+    """Value of Crosscut's `training.recompute`."""
 
 
 ENTRIES: dict[str, Entry] = {
@@ -56,7 +56,7 @@ ENTRIES: dict[str, Entry] = {
 }
 
 WHOLE = tuple(name for name, entry in ENTRIES.items() if entry.program == "crosscut" and entry.num_ranks == 1)
-"""Crosscut in one process, which is held beside the peers."""
+"""Contenders that are Crosscut in one process. These are compared with the peers."""
 
 TINY = Shape(num_layers=2, hidden_size=64, num_heads=2, sequence_length=32, batch_size=2, vocab_size=512)
 
@@ -64,24 +64,24 @@ PACKAGES = ("torch", "transformers", "litgpt")
 
 MEASURE = {"time": "median_seconds", "memory": "peak_bytes"}
 GOALS = {("eager", "time"): 0.88, ("compiled", "time"): 1.0, ("eager", "memory"): 0.55, ("compiled", "memory"): 0.55}
-"""Of the fastest or leanest peer."""
+"""Highest ratio to the fastest peer (time) or the leanest peer (memory)."""
 CUT_GOAL = 0.95
-"""Of the speed of one process with both cores."""
+"""Lowest ratio of the speed of two ranks to the speed of one process with both cores."""
 
 
 def work(name: str, rank: int, port: int, shape: Shape, orders: Connection) -> None:
-    """One process of a contender: steps when told to, tells the seconds, at last its peak memory.
+    """Run one process of a contender: answer each order to step with the seconds, and the last order with peak memory.
 
-    A contender that cannot run says why in place of an answer.
+    A contender that cannot run answers with a `Failure`.
     """
     try:
         take_part(ENTRIES[name], rank, port, shape, orders)
-    except Exception as error:  # of whatever kind: the others go on
+    except Exception as error:  # of any kind, so that the other contenders go on
         orders.send(Failure(f"{type(error).__name__}: {error}".splitlines()[0]))
 
 
 def take_part(entry: Entry, rank: int, port: int, shape: Shape, orders: Connection) -> None:
-    """What `work` does where nothing fails."""
+    """Do the work of `work`; errors are raised."""
     if entry.num_ranks > 1:
         os.environ.update(
             RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(entry.num_ranks),
@@ -114,7 +114,7 @@ def take_part(entry: Entry, rank: int, port: int, shape: Shape, orders: Connecti
 
 
 def ranks_group(program: str) -> AbstractContextManager[None]:
-    """What Crosscut's ranks meet in; the peers need none."""
+    """Process group of Crosscut's ranks. The peers need none."""
     if program != "crosscut":
         return nullcontext()
     import torch
@@ -125,7 +125,7 @@ def ranks_group(program: str) -> AbstractContextManager[None]:
 
 
 class Contender:
-    """The processes of one contender, as the controller sees them."""
+    """All processes of one contender, controlled from outside."""
 
     def __init__(self, name: str, shape: Shape, port: int) -> None:
         self.name = name
@@ -137,19 +137,19 @@ class Contender:
         for rank in range(ENTRIES[name].num_ranks):
             here, there = context.Pipe()
             context.Process(target=work, args=(name, rank, port, shape, there), daemon=True).start()
-            there.close()  # so that a process that dies is noticed
+            there.close()  # a process that dies then closes the connection
             self.connections.append(here)
         self._answers()
 
     def step(self) -> None:
-        """Do one step and note how long its slowest process took; nothing where it has failed."""
+        """Do one step and keep the seconds of the slowest process. A contender that has failed does nothing."""
         results = self._ask("step")
         if results:
             self.seconds.append(max(seconds for seconds, _ in results))
             self.losses.append(results[0][1])
 
     def finish(self) -> int:
-        """End the processes; their peak memory together, in bytes."""
+        """End the processes and return the sum of their peak memory, in bytes."""
         return sum(self._ask("stop"))
 
     def _ask(self, order: str) -> list[Any]:
@@ -181,7 +181,7 @@ def _free_port() -> int:
 
 
 def run(shape: Shape, names: list[str], *, rounds: int, warmup: int) -> dict[str, Any]:
-    """Let the contenders step in turns; each one's figures by name."""
+    """Let the contenders step in turns and return the figures of each by name."""
     contenders = [Contender(name, shape, _free_port()) for name in names]
     for _ in range(warmup + rounds):
         for contender in contenders:
@@ -204,7 +204,7 @@ def run(shape: Shape, names: list[str], *, rounds: int, warmup: int) -> dict[str
 
 
 def report(figures: dict[str, Any]) -> None:
-    """Print the table and the ratios that the targets are about."""
+    """Print the table and the ratios that have goals."""
     print(f"{'':22}{'median s':>10}{'min s':>9}{'max s':>9}{'tokens/s':>11}{'peak MiB':>10}")
     for name, f in figures.items():
         if "failure" in f:
@@ -219,7 +219,7 @@ def report(figures: dict[str, Any]) -> None:
 
 
 def ratios(figures: dict[str, Any]) -> Iterator[str]:
-    """Crosscut beside the best of the others, as far as they ran: a table, and what two ranks are worth."""
+    """Yield the lines of the ratios: Crosscut to the best peer that ran, then two ranks to one process."""
     kinds = {"eager": PEERS, "compiled": [f"{peer} compiled" for peer in PEERS]}
     best = {}
     for what, (kind, names) in product(("time", "memory"), kinds.items()):
@@ -234,22 +234,26 @@ def ratios(figures: dict[str, Any]) -> Iterator[str]:
         yield row(mine, (f"{ratio:.2f}" for ratio in of_best))
     if {"crosscut", "crosscut tensor=2"} <= figures.keys():
         ratio = figures["crosscut"]["median_seconds"] / figures["crosscut tensor=2"]["median_seconds"]
-        yield f"tensor=2 on two cores: of one process with two threads: {ratio:.2f} (goal {CUT_GOAL})"
+        yield f"tensor=2 on two cores: {ratio:.2f} of the speed of one process with two threads (goal {CUT_GOAL})"
 
 
 def row(name: str, columns: Iterable[str]) -> str:
-    """A line of the second table."""
+    """Format a line of the second table."""
     return f"{name:22}" + "".join(f"{column:>17}" for column in columns)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(ENTRIES), help="all that are installed by default")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--warmup", type=int, default=2)
-    parser.add_argument("--tiny", action="store_true", help="a model of seconds, to see that everything runs")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--only", nargs="+", choices=list(ENTRIES), help="contenders to run; by default all that are installed"
+    )
+    parser.add_argument("--rounds", type=int, default=15, help="steps of each contender that are counted")
+    parser.add_argument("--warmup", type=int, default=2, help="first steps that are not counted")
+    parser.add_argument(
+        "--tiny", action="store_true", help="use a tiny model, to check in seconds that everything runs"
+    )
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args(arguments)
     shape = TINY if options.tiny else Shape()
     names = options.only or [name for name, entry in ENTRIES.items() if is_installed(entry.program)]

@@ -109,7 +109,7 @@ def test_what_is_to_be_scored_must_be_said(scores, arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         scores.main(arguments)
     assert ended.value.code == 2
-    assert "name a folder and --lambada or --wikitext, or give --tiny alone" in capsys.readouterr().err
+    assert "Give a model folder with --lambada or --wikitext, or give --tiny alone." in capsys.readouterr().err
 
 
 def test_missing_file_is_told(scores, tmp_path, capsys):

@@ -24,7 +24,7 @@ def test_killed_run_ends_as_the_unharmed_one(tmp_path):
     assert [kill["target"] for kill in told["kills"]] == ["launcher", "rank 0", "rank 1"]
     assert max(kill["lost"] for kill in told["kills"]) <= 4
     assert told["compared"] >= 3
-    for expected in ("3 kills in", "steps lost: at most", "0 differ", "the killed run ended as the unharmed one"):
+    for expected in ("3 kills in", "steps lost: at most", "0 differ", "the killed run ended like the unharmed one"):
         assert expected in done.stdout, expected
 
 

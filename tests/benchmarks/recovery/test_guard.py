@@ -34,4 +34,4 @@ def test_missing_device_is_told():
         env={"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(BENCHMARKS.parent)},
     )  # fmt: skip
     assert done.returncode == 2
-    assert "`--device` must be a device that is there" in done.stderr
+    assert "`--device` must be available on this machine" in done.stderr
