@@ -1,13 +1,13 @@
-"""How fast texts are cleaned and told by language, and whether the repair is ftfy's to the letter.
+"""Speed of text repair and language detection, and a comparison of every repaired text with ftfy.
 
     python benchmarks/corpus/clean.py --books BOOKS.jsonl.zst --mail FOLDER --sentences FOLDER
 
-`--books` is jsonl with the texts under `text`, `--mail` a folder of messages, `--sentences` one of files named by
-language with a sentence a line. Every text goes through `repair` and through `ftfy.fix_text`, one after the other in
-the same process, and so do two copies: one with the quotes and dashes of a printed book, and one in which every tenth
-line outside ASCII was decoded wrongly, by one codec after the other. Rates are of processor time, for all workers
-together; `--no-reference` leaves ftfy out. Languages are told by each detector, of the texts and of the sentences,
-whose language is known.
+`--books` is a jsonl file with the texts under `text`, `--mail` is a folder of messages, `--sentences` is a folder with
+a file for each language, one sentence per line. Every text goes through `repair` and then through `ftfy.fix_text` in
+the same process. Two variants of every text go through both, too: one with the quotes and dashes of a printed book, and
+one in which every tenth non-ASCII line was decoded with a wrong codec, a different one each time. Rates use processor
+time and count all workers together. The language filter runs on the texts, and each detector on the sentences, whose
+language is known.
 """
 
 import argparse
@@ -37,7 +37,7 @@ SLOW_SENTENCES = 50
 
 @dataclass(kw_only=True)
 class Figures:
-    """What the repair of some texts came to."""
+    """Counts and seconds of repairing some texts."""
 
     documents: int = 0
     num_bytes: int = 0
@@ -47,20 +47,20 @@ class Figures:
     reference_seconds: float = 0.0
 
     def add(self, other: "Figures") -> None:
-        """Add those of other texts."""
+        """Add the figures of other texts."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Speed of cleaning and language filter, and their faithfulness.")
-    parser.add_argument("--books", type=Path)
-    parser.add_argument("--mail", type=Path)
-    parser.add_argument("--sentences", type=Path)
-    parser.add_argument("--megabytes", type=float, default=float("inf"), help="text of each kind at most")
+    parser = argparse.ArgumentParser(description="Speed and correctness of text repair and language filter.")
+    parser.add_argument("--books", type=Path, help="jsonl file with texts under `text`")
+    parser.add_argument("--mail", type=Path, help="folder of messages")
+    parser.add_argument("--sentences", type=Path, help="folder of files named by language, a sentence per line")
+    parser.add_argument("--megabytes", type=float, default=float("inf"), help="most text of each kind")
     parser.add_argument("--no-reference", action="store_true", help="do not compare with ftfy")
-    parser.add_argument("--workers", type=int, default=available_cores())
-    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    parser.add_argument("--workers", type=int, default=available_cores(), help="processes")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     print(", ".join(f"{name} {value}" for name, value in describe_machine("ftfy", "eldc", "langdetect").items()))
     figures = {"repair": measure_repair(options), "language": measure_language(options)}
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def kinds(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Iterator[str]]]]:
-    """Name and texts of each kind that was given."""
+    """Yield the name of each kind that was given, and a function that reads its texts."""
     if options.books:
         yield "books", lambda: (document.text for document in read_documents([str(options.books)]))
     if options.mail:
@@ -81,7 +81,7 @@ def kinds(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Itera
 
 
 def read_message(path: Path) -> str:
-    """A message as it lies there, headers and all."""
+    """Read a message with its headers, as UTF-8 or else as Latin-1."""
     content = path.read_bytes()
     try:
         return content.decode("utf-8")
@@ -106,7 +106,7 @@ def batches(texts: Iterable[str], megabytes: float) -> Iterator[list[str]]:
 
 
 def measure_repair(options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """MB/s of the repair and of ftfy, and how many documents they leave differently."""
+    """Measure the MB/s of the repair and of ftfy, and count the documents that they repair differently."""
     found = {}
     print(f"\n{'repair':<22}{'documents':>10}{'MB':>8}{'changed':>9}{'differ':>8}{'MB/s':>8}{'ftfy MB/s':>11}")
     work = repair_alone if options.no_reference else compare
@@ -132,20 +132,20 @@ def show(title: str, figures: Figures, workers: int) -> dict[str, float]:
 
 
 def compare(texts: list[str]) -> dict[str, Figures]:
-    """The repair beside ftfy, on each variant of texts."""
+    """Repair each variant of the texts with `repair` and with ftfy."""
     import ftfy
 
     return {variant: repair_all(list(make(texts)), ftfy.fix_text) for variant, make in VARIANTS.items()}
 
 
 def repair_alone(texts: list[str]) -> dict[str, Figures]:
-    """The repair of each variant of texts."""
+    """Repair each variant of the texts with `repair` alone."""
     return {variant: repair_all(list(make(texts))) for variant, make in VARIANTS.items()}
 
 
 def repair_all(texts: Sequence[str], reference: Callable[[str], str] | None = None) -> Figures:
-    """The repair of some texts, beside another's."""
-    repair("")  # loads what it needs
+    """Repair texts and compare the result with that of a reference function."""
+    repair("")  # loads the tables before the clock starts
     start = time.process_time()
     repaired = [repair(text) for text in texts]
     seconds = time.process_time() - start
@@ -161,7 +161,7 @@ def repair_all(texts: Sequence[str], reference: Callable[[str], str] | None = No
 
 
 def misdecoded(texts: Iterable[str]) -> Iterator[str]:
-    """Texts in which every tenth line that is not ASCII was decoded by the next codec."""
+    """Yield the texts with every tenth non-ASCII line decoded by a wrong codec."""
     number = 0
     for text in texts:
         lines = text.split("\n")
@@ -175,18 +175,18 @@ def misdecoded(texts: Iterable[str]) -> Iterator[str]:
 
 
 def typeset(texts: Iterable[str]) -> Iterator[str]:
-    """Texts with curly quotes and dashes."""
+    """Yield the texts with curly quotes and dashes."""
     for text in texts:
         opened = text.replace(' "', " \u201c").replace('\n"', "\n\u201c").replace('"', "\u201d")
         yield opened.replace("'", "\u2019").replace("--", "\u2014")
 
 
 VARIANTS = {"": iter, ", typeset": typeset, ", mis-decoded": misdecoded}
-"""What is made of texts before they are repaired, by the title that it gets."""
+"""Changes to the texts before they are repaired, by the suffix of their title."""
 
 
 def measure_language(options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """MB/s of the default detector."""
+    """Measure the MB/s of the default detector."""
     found = {}
     print(f"\n{'language (eldc)':<22}{'documents':>10}{'MB':>8}{'MB/s':>8}")
     with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
@@ -211,7 +211,7 @@ def tell_languages(texts: list[str]) -> Figures:
 
 
 def measure_accuracy(folder: Path, detector: str) -> dict[str, object]:
-    """How the filter for English does on sentences whose language is known, alone and ten in a row."""
+    """Measure the accuracy of the filter for English on single sentences and on groups of ten."""
     judge = LanguageFilter(LanguageConfig(detector=detector))
     files = sorted(folder.glob("*.txt"))
     found: dict[str, object] = {"detector": detector}

@@ -1,27 +1,28 @@
-"""Near-duplicates in real text: recall where the truth is known, speed beside daft and datatrove, memory.
+"""Deduplication of real text: recall and precision on planted copies, speed beside daft and datatrove, memory.
 
     python benchmarks/corpus/deduplicate.py BOOKS.jsonl.zst [--peers PYTHON]
 
-Books are cut into pages of 1 to 20 KB; to some an edited copy is added, words replaced, put in and left out or blocks
-moved, at a Jaccard similarity of 0.5 to 0.98 that is counted exactly on the sets of 5-grams; to others an exact copy.
-Recall is the share of planted pairs, by similarity, that are found. Precision is the share of the dropped documents
-whose match, looked up by the id that the drop names, is truly the same or as similar as it must be. What nobody planted
-is counted, too: all pairs that a sample of documents makes with any other.
+Books are cut into pages of 1 to 20 KB. Some pages get an exact copy, others an edited copy: words are replaced,
+inserted and removed, or blocks are moved. The Jaccard similarity of an edited copy is between 0.5 and 0.98 and is
+computed exactly on the sets of 5-grams. Recall is the share of planted pairs that are found, by similarity. Precision
+is the share of dropped documents whose match is the same text or similar enough. To measure pairs that were not
+planted, a sample of documents is compared with all documents.
 
-Contenders run in turns, each a program of its own with two workers, timed from start to exit, on the same documents:
+Contenders run in turns on the same documents. Each is a program with two workers, timed from start to exit:
 
-    crosscut    every stage of duplicates with the default settings (0.7 at recall 0.99), pairs checked exactly, from
-                parts as cleaning leaves them to the drops of each; without `planted`, which measures and drops nothing
-    daft        MinHash of 128 values in 16 bands of 8 and joining groups, no pair checked
-    datatrove   its MinHash signatures, buckets and clusters with their defaults (14 bands of 8), no pair checked and
-                without its last step, which writes the text that is left
+    crosscut    all stages of duplicates with the default settings (0.7 at recall 0.99), every pair checked exactly,
+                from the cleaned parts to the list of drops; the stage `planted` only measures and is left out
+    daft        MinHash with 128 values in 16 bands of 8, then joined groups; no pair is checked
+    datatrove   MinHash signatures, buckets and clusters with their defaults (14 bands of 8); no pair is checked, and
+                the last step, which writes the remaining text, is left out
 
-The peers have an environment of their own, as daft needs an older pyarrow. `--peers` names its Python; without it ours
-runs alone. It takes what the extra `benchmarks-corpus` lists:
+The peers need an environment of their own, because daft needs an older pyarrow. `--peers` names the Python of that
+environment; without it Crosscut runs alone. Its packages are those of the extra `benchmarks-corpus`:
 
     python -m venv .venv-peers && .venv-peers/bin/pip install daft 'datatrove[io,processing]'
 
-Memory is that of each program with all its processes, shared pages in parts (PSS), and ours again on twice the text.
+Memory is the sum over all processes of a program; a page shared by n processes counts 1/n in each (PSS). Crosscut is
+measured again on twice the text.
 """
 
 import argparse
@@ -86,18 +87,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Recall, precision, speed and memory of finding near-duplicates.")
-    parser.add_argument("books", type=Path, nargs="?", help="jsonl, also .zst, with the texts under `text`")
-    parser.add_argument("--peers", type=Path, help="the Python that has daft and datatrove")
-    parser.add_argument("--beside", nargs="+", choices=PEERS, default=PEERS, help="which of them take part")
-    parser.add_argument("--megabytes", type=float, default=130, help="text of the corpus, copies among it")
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--tiny", action="store_true", help="a megabyte and two turns: does it run?")
+    parser.add_argument("books", type=Path, nargs="?", help="jsonl file, plain or .zst, with texts under `text`")
+    parser.add_argument("--peers", type=Path, help="Python of the environment with daft and datatrove")
+    parser.add_argument("--beside", nargs="+", choices=PEERS, default=PEERS, help="peers that take part")
+    parser.add_argument("--megabytes", type=float, default=130, help="text of the corpus, copies included")
+    parser.add_argument("--turns", type=int, default=5, help="runs of each contender")
+    parser.add_argument("--tiny", action="store_true", help="one megabyte and two turns, to check that everything runs")
     parser.add_argument("--scratch", type=Path, help="folder for temporary files")
-    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)  # the program that is timed
     options = parser.parse_args(arguments)
     if not options.run and not options.books:
-        parser.error("a jsonl file with books must be named")
+        parser.error("`books` must be a jsonl file with texts, but is missing. Name a file.")
     if options.tiny:
         options.megabytes, options.turns = 1, 2
     options.contenders = ["crosscut", *(options.beside if options.peers else [])]
@@ -112,7 +113,7 @@ def prepare(books: Path, megabytes: float, folder: Path) -> Corpus:
 
 
 def find_duplicates(folder: Path) -> None:
-    """Ours: the stages on the parts that are there."""
+    """Run the stages of Crosscut on the cleaned parts."""
     work = folder / "work"
     config = CorpusConfig(
         sources=(SourceConfig(name="books", files=("-",)),), folder=str(folder), engine=EngineConfig(workers=WORKERS)
@@ -138,7 +139,7 @@ def command(name: str, folder: Path, options: argparse.Namespace) -> list[str]:
 
 
 def take_turns(folder: Path, options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
-    """Seconds and bytes of every contender in each turn; who begins changes from turn to turn."""
+    """Measure the seconds and bytes of every contender in each turn. Each turn starts with another contender."""
     turns: dict[str, list[dict[str, float]]] = {name: [] for name in options.contenders}
     for turn in range(options.turns):
         shift = turn % len(options.contenders)
@@ -152,7 +153,7 @@ def take_turns(folder: Path, options: argparse.Namespace) -> dict[str, list[dict
 
 
 def run(arguments: list[str]) -> dict[str, float]:
-    """Run a program: seconds, and bytes of memory of all its processes at their peak."""
+    """Run a program and return its seconds and the peak memory of all its processes, in bytes."""
     started = time.monotonic()
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     peak = Peak(process.pid)
@@ -164,10 +165,10 @@ def run(arguments: list[str]) -> dict[str, float]:
 
 
 def judge(corpus: Corpus, folder: Path, contenders: Sequence[str]) -> dict[str, Any]:
-    """How right each was, and where the time of ours went."""
+    """Compute recall and precision of the contenders, and the seconds of Crosscut's stages."""
     pairs, gone = read_ours(corpus, folder / "work")
     first = {text: number for number, text in reversed(list(enumerate(corpus.texts)))}
-    same = [first[text] for text in corpus.texts]  # a near-duplicate of an exact copy is looked for once
+    same = [first[text] for text in corpus.texts]  # exact copies share one search for near-duplicates
     found = {(min(one, other), max(one, other)) for one, other in pairs}
 
     def is_found(one: int, other: int) -> bool:
@@ -200,7 +201,7 @@ def judge(corpus: Corpus, folder: Path, contenders: Sequence[str]) -> dict[str, 
 
 
 def read_ours(corpus: Corpus, work: Path) -> tuple[list[tuple[int, int]], dict[int, int]]:
-    """Pairs of numbers that ours found similar, and of each document that it drops, the one that the drop names."""
+    """Read Crosscut's results: the pairs that it found similar, and the match of every document that it drops."""
     names = [part.name for part, _ in find_parts(work)]
     ids = [read_table(work / INGEST / f"{name}.arrow")["id"].to_pylist() for name in names]
     assert sum(map(len, ids)) == len(corpus.texts)
@@ -219,7 +220,7 @@ def read_ours(corpus: Corpus, work: Path) -> tuple[list[tuple[int, int]], dict[i
 
 
 def by_tenth(corpus: Corpus, is_found: Any) -> dict[str, list[int]]:
-    """Planted pairs by tenths of their similarity: how many were found, and how many there are."""
+    """Count planted pairs by tenth of similarity: how many were found, and how many there are."""
     everything = Counter(f"{int(jaccard * 10) / 10:.1f}" for jaccard in corpus.pairs.values())
     found = Counter(f"{int(jaccard * 10) / 10:.1f}" for pair, jaccard in corpus.pairs.items() if is_found(pair))
     return {tenth: [found[tenth], everything[tenth]] for tenth in sorted(everything)}
@@ -228,7 +229,9 @@ def by_tenth(corpus: Corpus, is_found: Any) -> dict[str, list[int]]:
 def show(figures: dict[str, Any]) -> None:
     show_quality(figures["quality"])
     turns, megabytes = figures["turns"], figures["megabytes"]
-    print(f"\n{'':<12}{'median s':>10}{'min s':>9}{'MB/s':>8}{'peak MB':>9}   ours is faster by medians, minima (goal)")
+    print(
+        f"\n{'':<12}{'median s':>10}{'min s':>9}{'MB/s':>8}{'peak MB':>9}   of crosscut's time: median, minimum (goal)"
+    )
     for name, rows in turns.items():
         times = [row["seconds"] for row in rows]
         ratios = [row["seconds"] / ours["seconds"] for row, ours in zip(rows, turns["crosscut"], strict=True)]
@@ -240,15 +243,15 @@ def show(figures: dict[str, Any]) -> None:
     peak = max(row["peak_bytes"] for row in turns["crosscut"])
     print(
         f"crosscut on {twice['megabytes']:.0f} MB: {twice['megabytes'] / twice['seconds']:.1f} MB/s, "
-        f"{twice['peak_bytes'] / 1e6:.0f} MB at the peak, {twice['peak_bytes'] / peak:.2f} of what it was "
-        f"(goal: under {GOALS['memory'] / 1e6:,.0f} MB and no higher)"
+        f"peak {twice['peak_bytes'] / 1e6:.0f} MB, {twice['peak_bytes'] / peak:.2f} of the peak on half the text "
+        f"(goal: under {GOALS['memory'] / 1e6:,.0f} MB and a ratio of 1)"
     )
 
 
 def show_quality(quality: dict[str, Any]) -> None:
     for name, stage in quality["stages"].items():
         print(f"{name:<16}{stage['elapsed']:>7.2f} s")
-    print(f"\n{'similarity':<12}{'planted':>9}{'found':>8}{'recall':>9}   one of the two goes:")
+    print(f"\n{'similarity':<12}{'planted':>9}{'found':>8}{'recall':>9}   pairs with a dropped document:")
     for tenth, (found, planted) in quality["planted"].items():
         peers = ", ".join(f"{name} {some[tenth][0] / planted:.3f}" for name, some in quality["one goes"].items())
         print(f"{tenth:<12}{planted:>9}{found:>8}{found / planted:>9.4f}   {peers}")

@@ -1,4 +1,4 @@
-"""Pages of real text with duplicates planted among them, and which pairs are truly similar."""
+"""Corpus of the deduplication benchmark: pages of real text with planted duplicates, and the true similarities."""
 
 import io
 import json
@@ -22,27 +22,27 @@ from crosscut.data.hashing import sha256
 NGRAM = 5
 PAGE_BYTES = (1_000, 20_000)
 NEAR, EXACT = 0.15, 0.03
-"""Copies for each page: near-duplicates and exact ones."""
+"""Number of near-duplicates and of exact copies for each page."""
 
 PART_BYTES = 16_000_000
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents by their number, and the pairs that were planted."""
+    """Documents by number, and the planted pairs."""
 
     texts: Sequence[str]
     pairs: dict[tuple[int, int], float]
-    """Numbers of the original and its edited copy to their exact similarity."""
+    """Exact similarity of each pair, by the numbers of the original and its edited copy."""
 
     @property
     def megabytes(self) -> float:
-        """Text in UTF-8."""
+        """Megabytes of all texts in UTF-8."""
         return sum(len(text.encode()) for text in self.texts) / 1e6
 
 
 def make_corpus(books: Path, megabytes: float, seed: int) -> Corpus:
-    """Pages of about `megabytes` together with copies of some of them, in random order."""
+    """Build a corpus of about `megabytes`: pages and copies of some pages, in random order."""
     chance = random.Random(seed)
     pages = []
     left = megabytes * 1e6 / (1 + NEAR + EXACT)
@@ -66,7 +66,7 @@ def make_corpus(books: Path, megabytes: float, seed: int) -> Corpus:
 
 
 def cut(books: Path, chance: random.Random) -> Iterator[str]:
-    """Pages whose lengths have an even distribution of logarithms."""
+    """Yield pages of books. The logarithms of their lengths are uniformly distributed."""
     least, most = map(math.log, PAGE_BYTES)
     for text in read_texts(books):
         start = 0
@@ -79,7 +79,7 @@ def cut(books: Path, chance: random.Random) -> Iterator[str]:
 
 
 def read_texts(path: Path) -> Iterator[str]:
-    """The texts of a jsonl file, packed with zstd or not."""
+    """Yield the texts of a jsonl file, plain or compressed with zstd."""
     with path.open("rb") as file:
         stream = zstandard.ZstdDecompressor().stream_reader(file) if path.suffix == ".zst" else file
         for line in io.TextIOWrapper(stream, encoding="utf-8"):
@@ -87,7 +87,7 @@ def read_texts(path: Path) -> Iterator[str]:
 
 
 def write_corpus(corpus: Corpus, folder: Path) -> None:
-    """Write the parts that ours starts from to `work`, and the same documents for the peers to `parquet`."""
+    """Write the documents twice: as cleaned parts for Crosscut to `work`, and for the peers to `parquet`."""
     ingest, cleaning = folder / "work" / INGEST, folder / "work" / CLEANING
     ingest.mkdir(parents=True)
     cleaning.mkdir()
@@ -130,7 +130,7 @@ def _parts(texts: Sequence[str]) -> Iterator[list[int]]:
 
 
 def pairs_of_sample(texts: Sequence[str], sample: Sequence[int], jaccard: float) -> set[tuple[int, int]]:
-    """Every pair of a sampled document and any other that is at least so similar; all n-grams of all texts are read."""
+    """Find all pairs of a sampled document and another one with at least this similarity, by exact comparison."""
     sets = [np.unique(ngrams(hash_words([texts[number]]), NGRAM).hashes) for number in sample]
     grams = np.concatenate(sets)
     owners = np.repeat(np.arange(len(sets)), list(map(len, sets)))[np.argsort(grams, kind="stable")]

@@ -1,9 +1,9 @@
-"""The peers of the deduplication benchmark, each as a program of its own in an environment of its own.
+"""Peers of the deduplication benchmark, run with the Python of their own environment.
 
 python deduplicate_peers.py daft|datatrove FOLDER
 
-reads FOLDER/parquet and writes the numbers of the documents that go, a line each, to FOLDER/daft.txt or
-FOLDER/datatrove.txt. Both look for word 5-grams and check no pair that they find.
+The program reads FOLDER/parquet and writes the numbers of the dropped documents, one per line, to FOLDER/daft.txt or
+FOLDER/datatrove.txt. Both peers compare word 5-grams and check no pair exactly.
 """
 
 import shutil
@@ -16,7 +16,10 @@ WORKERS = 2
 
 
 def run_daft(folder: Path) -> list[int]:
-    """MinHash of 128 values in 16 bands of 8; documents with a band in common are joined, all but the first go."""
+    """Deduplicate with MinHash of 128 values in 16 bands of 8.
+
+    Documents that share a band form a group, and all but the first document of a group are dropped.
+    """
     import daft
     from daft import col, lit
     from daft.functions import chunk, minhash, normalize, to_list
@@ -52,7 +55,10 @@ def run_daft(folder: Path) -> list[int]:
 
 
 def run_datatrove(folder: Path) -> list[int]:
-    """Its three MinHash stages with their defaults, 14 bands of 8, and words cut at blanks, its fastest way."""
+    """Deduplicate with the three MinHash stages and their defaults (14 bands of 8).
+
+    Words are split at spaces, which is the fastest tokenizer.
+    """
     from datatrove.executor import LocalPipelineExecutor
     from datatrove.pipeline.dedup import MinhashDedupBuckets, MinhashDedupCluster, MinhashDedupSignature
     from datatrove.pipeline.readers import ParquetReader

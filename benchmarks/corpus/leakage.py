@@ -1,11 +1,11 @@
-"""What a corpus holds of test sets: the paper's overlap, with the passages, and what finding it costs.
+"""Overlap of a corpus with test sets, as the paper measures it, and the speed and memory of finding it.
 
     python benchmarks/corpus/leakage.py BOOKS.jsonl.zst --test-sets lambada_test.jsonl wiki.test.raw
 
-runs the stages of `crosscut prepare` that look for leakage on the texts as they are, or cut into `--pages` of so many
-characters, with the paper's settings: 8-grams, a Bloom filter, passages cut with 200 characters on both sides. Prints
-for each test set the share of its 8-grams that the texts hold, the longest common passages, the 8-grams that most
-documents have, what would be cut or dropped, the megabytes of text a second, and the memory of all processes.
+The command runs the leakage stages of `crosscut prepare` with the paper's settings: 8-grams, a Bloom filter, passages
+removed with 200 characters on both sides. For each test set it prints the share of 8-grams that occur in the texts and
+the longest common passages. It also prints the 8-grams that occur in most documents, the text that would be removed,
+the MB/s, and the peak memory of all processes.
 """
 
 import argparse
@@ -35,14 +35,23 @@ PART_BYTES = 16_000_000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Report what a corpus holds of test sets, and what finding it costs.")
-    parser.add_argument("texts", nargs="+", help="jsonl, txt or parquet, also packed, with the texts under `text`")
-    parser.add_argument("--test-sets", nargs="+", required=True)
-    parser.add_argument("--pages", type=int, default=0, help="cut texts into documents of so many characters")
-    parser.add_argument("--megabytes", type=float, default=float("inf"), help="text to take at most")
-    parser.add_argument("--workers", type=int, default=2)
+    parser = argparse.ArgumentParser(
+        description="Measure the overlap of a corpus with test sets, and the speed and memory of finding it."
+    )
+    parser.add_argument(
+        "texts", nargs="+", help="jsonl, txt or parquet files, plain or compressed, with texts under `text`"
+    )
+    parser.add_argument("--test-sets", nargs="+", required=True, help="files of the test sets")
+    parser.add_argument(
+        "--pages",
+        type=int,
+        default=0,
+        help="split texts into documents of this many characters; by default a text is one document",
+    )
+    parser.add_argument("--megabytes", type=float, default=float("inf"), help="most text to read")
+    parser.add_argument("--workers", type=int, default=2, help="processes")
     parser.add_argument("--show", type=int, default=5, help="passages and 8-grams to print")
-    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     figures: dict[str, Any] = {"machine": describe_machine("crosscut", "abloom", "numpy", "pyarrow")}
     print(figures["machine"])
@@ -58,7 +67,7 @@ def main() -> None:
 
 
 def read(files: list[str], page: int) -> Iterator[tuple[str, str]]:
-    """The id and text of each document."""
+    """Yield the id and text of each document."""
     for document in read_documents(files):
         name = f"texts/{Path(document.source.name).name}"
         step = page or len(document.text)
@@ -76,7 +85,7 @@ def take(documents: Iterable[tuple[str, str]], limit: float) -> Iterator[tuple[s
 
 
 def ingest(documents: Iterable[tuple[str, str]], work: Path) -> Digests:
-    """Write documents as parts, as the stage `ingest` does."""
+    """Write documents as parts, like the stage `ingest`."""
 
     def write(output: Output) -> Counts:
         sizes: dict[str, int] = {}
@@ -117,7 +126,7 @@ def measure(work: Path, config: LeakageConfig, digests: Digests, workers: int) -
             started = time.monotonic()
             results[stage.name] = run_stage(stage, work, engine=engine, digests=digests, bar=bar)
             seconds[stage.name] = time.monotonic() - started
-        held = held_by(os.getpid())  # for a run that ends before the first look
+        held = held_by(os.getpid())  # `Peak` samples every half second, so a short run has no sample
     leakage = results["leakage"]
     return {
         "peak_bytes": max(peak.stop(), held),
@@ -139,28 +148,27 @@ def show(figures: dict[str, Any], most: int) -> None:
         print(
             f"\n{name}: {table['grams_found']:,} of {table['grams']:,} 8-grams found "
             f"({table['grams_found'] / max(table['grams'], 1):.2%}), in {table['documents_touched']:,} of "
-            f"{removed['documents_in']:,} documents; of {table['items']:,} items {table['items_touched']:,} touched, "
-            f"{table['items_half_found']:,} found by half or more"
+            f"{removed['documents_in']:,} documents; {table['items_touched']:,} of {table['items']:,} items overlap, "
+            f"{table['items_half_found']:,} by half or more"
         )
         for one in table["longest"][:most]:
             print(
                 f"  {one['grams']:>4}  item {one['item']}, {one['document']}: {' '.join(one['passage'].split())[:160]}"
             )
-    print("\n8-grams that most documents have:")
+    print("\n8-grams in most documents:")
     for one in figures["overlap"]["frequent"][:most]:
         print(f"  {one['documents']:>5}  {one['gram']}  ({', '.join(one['test_sets'])})")
     cut = removed["cut"]
-    print(f"\ncut: {cut['places']:,} places in {cut['documents']:,} documents, {cut['bytes'] / 1e6:.2f} MB")
+    print(f"\nremoved: {cut['places']:,} passages in {cut['documents']:,} documents, {cut['bytes'] / 1e6:.2f} MB")
     for name, rule in removed["rules"].items():
         print(f"dropped, {name}: {rule['documents']:,} documents, {rule['bytes'] / 1e6:.2f} MB")
     asked, chance = removed["grams_asked"], removed["false_positives"]
-    print(f"{asked:,} 8-grams asked, {chance:,} let through by chance ({chance / max(asked, 1):.2e})")
+    print(f"{asked:,} 8-grams looked up, {chance:,} false positives of the Bloom filter ({chance / max(asked, 1):.2e})")
     print(
         f"{figures['bytes'] / 1e6:.1f} MB, {figures['workers']} processes: {figures['mb_per_s']:.1f} MB/s "
-        f"({figures['mb_per_s_of_a_process']:.1f} a process); test sets gathered in "
-        f"{figures['seconds']['test-sets']:.1f} s, overlap added up in {figures['seconds']['overlap']:.1f} s; "
-        f"{figures['processor_seconds']:.1f} s of the processor in all, "
-        f"{figures['peak_bytes'] / 1e6:,.0f} MB at the peak"
+        f"({figures['mb_per_s_of_a_process']:.1f} per process); test sets read in "
+        f"{figures['seconds']['test-sets']:.1f} s, overlap summed in {figures['seconds']['overlap']:.1f} s; "
+        f"{figures['processor_seconds']:.1f} s of processor time in all, peak {figures['peak_bytes'] / 1e6:,.0f} MB"
     )
 
 

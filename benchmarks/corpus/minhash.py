@@ -1,11 +1,11 @@
-"""MinHash values: how fast ours are made and how well they tell similarity, beside the libraries that are installed.
+"""Speed and error of Crosscut's MinHash values beside rensa and datasketch, if these are installed.
 
     python benchmarks/corpus/minhash.py BOOKS.jsonl.zst
 
-Pages of books and copies of them, edited to a Jaccard similarity of about 0.7, are sketched with 128 values each.
-The error is that of the share of equal values against the exact similarity; were the values independent, its standard
-deviation would be sqrt(J (1 - J) / 128). All are given the same documents; ours are made from the text, as are those of
-the libraries from 5-grams of the same words joined by blanks, which they hash themselves.
+Pages of books and their copies, edited to a Jaccard similarity of about 0.7, get a sketch of 128 values each. The
+estimate is the share of equal values, and the error is its difference from the exact similarity J. With independent
+values the standard deviation of the error would be sqrt(J (1 - J) / 128). All contenders get the same documents.
+Crosscut starts from the text; the libraries start from 5-grams of the same words, joined by spaces, and hash them.
 """
 
 import argparse
@@ -32,10 +32,12 @@ JACCARD = 0.7
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Speed and error of MinHash values beside rensa and datasketch.")
-    parser.add_argument("books", type=Path, help="jsonl, also .zst, with the texts under `text`")
-    parser.add_argument("--pairs", type=int, default=1000)
-    parser.add_argument("--turns", type=int, default=3)
+    parser = argparse.ArgumentParser(
+        description="Measure speed and error of MinHash values beside rensa and datasketch."
+    )
+    parser.add_argument("books", type=Path, help="jsonl file, plain or .zst, with texts under `text`")
+    parser.add_argument("--pairs", type=int, default=1000, help="pages, each with an edited copy")
+    parser.add_argument("--turns", type=int, default=3, help="runs of each contender")
     options = parser.parse_args()
     print(describe_machine("numpy", "rensa", "datasketch"))
     chance = random.Random(0)
@@ -44,7 +46,7 @@ def main() -> None:
     texts = [*pages, *(copy.text for copy in copies)]
     truth = np.array([copy.jaccard for copy in copies])
     expected = np.sqrt(np.mean(truth * (1 - truth)) / VALUES)
-    print(f"{len(pages)} pairs, similarity {truth.mean():.3f}, independent values would err by {expected:.4f}")
+    print(f"{len(pages)} pairs, similarity {truth.mean():.3f}, error of independent values {expected:.4f}")
     makers = {"ours": ours, "rensa": rensa, "datasketch": datasketch}
     seconds: dict[str, list[float]] = {name: [] for name in makers}
     errors: dict[str, Any] = {}

@@ -1,11 +1,12 @@
-"""The whole of `crosscut prepare` on real text: MB/s of each stage, the memory of all its processes at their peak.
+"""Speed of every stage of `crosscut prepare` on real text, and the peak memory of all its processes.
 
     python benchmarks/corpus/prepare.py BOOKS.jsonl.zst --mail 'FOLDER/**/*.txt' \
         --test-sets lambada_test.jsonl wiki.test.raw --tokenizer tokenizer.json
 
-runs the command as a user does, with the paper's settings, and prints for every stage the megabytes of text that it
-works on for each second that it takes, beside the goal of 5 MB/s; memory is that of the command and all its workers,
-each shared page counted in parts (PSS), looked at twice a second. `--folder` keeps what comes out, the report among it.
+The benchmark runs the command like a user, with the paper's settings. It prints for every stage the megabytes of its
+input per second, and marks a stage below the goal of 5 MB/s. Memory is the sum over the command and its workers,
+measured twice a second; a page shared by n processes counts 1/n in each (PSS). `--folder` keeps the corpus and its
+report.
 """
 
 import argparse
@@ -31,13 +32,15 @@ GOAL_MEMORY = 2e9
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time every stage of `crosscut prepare` on real text.")
-    parser.add_argument("books", type=Path, help="jsonl, also .zst, with the texts under `text`")
-    parser.add_argument("--mail", type=Path, help="a folder of messages, or a glob")
-    parser.add_argument("--test-sets", type=Path, nargs="*", default=[])
-    parser.add_argument("--tokenizer", type=Path)
-    parser.add_argument("--folder", type=Path, help="keep the corpus here")
-    parser.add_argument("--set", nargs="*", default=[], metavar="section.key=value", help="settings of the corpus")
-    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    parser.add_argument("books", type=Path, help="jsonl file, plain or .zst, with texts under `text`")
+    parser.add_argument("--mail", type=Path, help="folder of messages, or a glob")
+    parser.add_argument("--test-sets", type=Path, nargs="*", default=[], help="files of the test sets")
+    parser.add_argument("--tokenizer", type=Path, help="tokenizer.json; by default one is trained")
+    parser.add_argument("--folder", type=Path, help="keep the corpus in this folder")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="section.key=value", help="further settings of the corpus"
+    )
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     print_machine("crosscut", "gigatoken", "ftfy", "eldc", "pyarrow")
     with tempfile.TemporaryDirectory(prefix="crosscut-prepare-") as temporary:
@@ -56,7 +59,7 @@ def main() -> None:
 
 
 def describe(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """The corpus of the arguments."""
+    """Build the corpus config from the options."""
     sources = [{"name": "books", "files": [str(options.books.resolve())]}]
     if options.mail:
         sources.append({"name": "mail", "files": [str(options.mail.resolve())], "format": "mail"})
@@ -70,7 +73,7 @@ def describe(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def run(command: list[str]) -> tuple[float, int]:
-    """Run a command: seconds and bytes of memory of all its processes at their peak."""
+    """Run a command and return its seconds and the peak memory of all its processes, in bytes."""
     started = time.monotonic()
     process = subprocess.Popen(command)
     peak = Peak(process.pid)
@@ -86,7 +89,7 @@ def show(figures: dict[str, Any]) -> None:
         if stage["run"]:
             slow = "  below the goal" if size > 10 and size / seconds < GOAL_MB_PER_SECOND else ""
             print(f"{stage['name']:<16}{size:>9.1f}{seconds:>10.1f}{size / seconds:>9.1f}{slow}")
-    print(f"\nin all {figures['seconds']:.0f} s, {figures['peak_bytes'] / 1e6:,.0f} MB at the peak ", end="")
+    print(f"\nin all {figures['seconds']:.0f} s, peak {figures['peak_bytes'] / 1e6:,.0f} MB ", end="")
     print(f"(goals: {GOAL_MB_PER_SECOND:.0f} MB/s for every stage, {GOAL_MEMORY / 1e6:,.0f} MB)")
 
 

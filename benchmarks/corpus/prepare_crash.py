@@ -1,12 +1,12 @@
-"""`crosscut prepare` is killed at random instants, again and again, and must end with what it makes unharmed.
+"""Kill `crosscut prepare` at random instants, again and again, and check that it writes the same files as unharmed.
 
-    python benchmarks/corpus/prepare_crash.py                       # ten kills over the corpus that comes with Crosscut
+    python benchmarks/corpus/prepare_crash.py                       # ten kills on the built-in corpus
     python benchmarks/corpus/prepare_crash.py --text BOOKS.jsonl.zst --kills 10
 
-First the command runs unharmed. Then it starts over in another folder, and SIGKILL hits the command, one of its
-workers or all of them at a random instant, after some more tasks or while it starts; the same command starts again,
-until the kills are spent and it may end. Compared are all files that it leaves, byte by byte: tokens, tokenizer,
-report, and every stage's parts. Times and the page that shows them differ, of course; a record's times are left out.
+First the command runs unharmed. Then it starts in another folder, and SIGKILL hits the command, one of its workers, or
+all of them at a random instant, while it starts or after some tasks. The same command then starts again, until all
+kills are done, and runs to its end. All files of both runs are compared byte by byte: tokens, tokenizer, report, and
+the parts of every stage. Files and fields that hold times are left out.
 """
 
 import argparse
@@ -32,31 +32,33 @@ from benchmarks.machine import print_machine
 from crosscut.data.sources import BUILTIN_CORPORA
 
 TIMES = ("timings.json", "report.html", "config.toml", ".lock")
-"""Files of a corpus that tell when, or where, it was made."""
+"""Files of a corpus that hold times or paths, and so differ between runs."""
 
 
 @dataclass(frozen=True)
 class Kill:
-    """One kill and what it came to."""
+    """One kill and its effect."""
 
     target: str
     seconds: float
-    """After the start of the command."""
+    """Seconds from the start of the command to the kill."""
 
     before: int
-    """Tasks that earlier starts had done."""
+    """Tasks that were done before this start."""
 
     finished: int
-    """Tasks that were done by then."""
+    """Tasks that were done after the kill."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Kill and compare; returns the exit status."""
+    """Kill, compare and print. Returns the exit status."""
     parser = argparse.ArgumentParser(description="Kill `crosscut prepare` at random instants and compare the result.")
-    parser.add_argument("--text", type=Path, default=BUILTIN_CORPORA["builtin:state-of-the-union"])
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, help="where to write; a temporary folder by default")
+    parser.add_argument(
+        "--text", type=Path, default=BUILTIN_CORPORA["builtin:state-of-the-union"], help="jsonl file of texts"
+    )
+    parser.add_argument("--kills", type=int, default=10, help="number of kills")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random instants")
+    parser.add_argument("--folder", type=Path, help="folder for temporary files")
     options = parser.parse_args(arguments)
     print_machine("pyarrow")
     with tempfile.TemporaryDirectory(prefix="crosscut-prepare-crash-", dir=options.folder) as temporary:
@@ -73,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class Corpus:
-    """A corpus and the one command that makes it, whatever state it is in."""
+    """Folder of a corpus, and the command that starts or resumes it."""
 
     def __init__(self, folder: Path, text: Path) -> None:
         self.folder = folder
@@ -88,29 +90,29 @@ class Corpus:
         self._config.write_text(tomli_w.dumps(table), encoding="utf-8")
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Start it in a session of its own."""
+        """Start the command in a session of its own."""
         command = [sys.executable, "-m", "crosscut", "prepare", str(self._config)]
         with self.folder.with_suffix(".log").open("ab") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
     def complete(self) -> None:
-        """Let it run to its end."""
+        """Run the command to its end."""
         if status := self.start().wait():
             told = self.folder.with_suffix(".log").read_text(errors="replace")[-4000:]
             sys.exit(f"the command must end well, but exited with {status}:\n{told}")
 
     def finished(self) -> int:
-        """Tasks that are done."""
+        """Count the tasks that are done."""
         return len(list(self.folder.glob("work/*/*.json")))
 
     def digests(self) -> dict[str, str]:
-        """Name to hash of what it left."""
+        """Hash all files of the corpus, by name."""
         files = sorted(path for path in self.folder.rglob("*") if path.is_file() and path.name not in TIMES)
         return {path.relative_to(self.folder).as_posix(): digest(path) for path in files}
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file; a record's times are left out."""
+    """Return the SHA-256 of a file. The seconds of a record are left out."""
     content = path.read_bytes()
     if path.suffix == ".json" and b'"seconds"' in content:
         content = json.dumps({**json.loads(content), "seconds": 0}).encode()
@@ -118,17 +120,17 @@ def digest(path: Path) -> str:
 
 
 def differences(one: dict[str, str], other: dict[str, str]) -> list[str]:
-    """Names of the files that only one has, or that are not the same in both."""
+    """Return the names of files that differ or that only one of the two has."""
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 
 def kill_repeatedly(
     killed: Corpus, unharmed: Corpus, count: int, chance: random.Random
 ) -> tuple[list[Kill], list[str]]:
-    """Kill the command `count` times, each when it has done some more tasks, or while it starts, and let it end.
+    """Kill the command `count` times, while it starts or after some tasks, and let it end.
 
-    Returns also the files that differ from the unharmed ones; where the command ends before it is killed, they are
-    compared, and it begins anew, so that there is something to kill.
+    Returns the kills and the files that differ from the unharmed run. If the command ends before its kill, its files
+    are compared and the corpus starts again from nothing.
     """
     kills: list[Kill] = []
     differing: list[str] = []
@@ -139,7 +141,7 @@ def kill_repeatedly(
         wanted = before + chance.randrange(2 * tasks // count)
         while process.poll() is None and killed.finished() < wanted:
             time.sleep(0.002)
-        time.sleep(chance.uniform(0.0, 0.2))  # anywhere in a task, between two, or in what follows the last
+        time.sleep(chance.uniform(0.0, 0.2))  # any instant: in a task, between tasks, or after the last one
         if process.poll() is None:
             target = kill(process, chance.choice(["command", "worker", "all"]), chance)
             kills.append(Kill(target, time.monotonic() - started, before, killed.finished()))
@@ -152,7 +154,7 @@ def kill_repeatedly(
 
 
 def kill(process: subprocess.Popen[bytes], target: str, chance: random.Random) -> str:
-    """Kill the command, one of its workers (where there is one yet), or all; wait until all have ended."""
+    """Kill the command, one of its workers (if one has started), or all. Wait until all processes have ended."""
     family = psutil.Process(process.pid).children(recursive=True)
     if target == "all":
         os.killpg(process.pid, signal.SIGKILL)

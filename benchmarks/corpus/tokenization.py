@@ -1,12 +1,16 @@
-"""How fast text becomes token shards, against the tokenizer library alone, and in how much memory.
+"""Speed and memory of turning text into token shards, compared with the tokenizer library alone.
 
-Ours is the whole of `prepare` with a given tokenizer: hashing and reading the text, starting the workers, encoding,
-splitting, writing and hashing shards. The library alone is `encode_batch_fast` on lists that are in memory already, on
-as many threads, its results thrown away. Both run in turns within one run; medians count.
+    python benchmarks/corpus/tokenization.py --memory                                  # the built-in corpus
+    python benchmarks/corpus/tokenization.py --engines --text BOOKS.jsonl.zst --tokenizer gpt2/tokenizer.json
 
-With `--engines`, instead: `Tokenizer.encode_documents`, which gigatoken does where it may, and the library alone on
-every document of the text, in turns batch by batch in processes of one thread each; ids are compared, and rates are of
-processor time, for all processes together.
+
+Crosscut does all of `prepare` with a given tokenizer: it hashes and reads the text, starts the workers, encodes,
+splits, writes and hashes shards. The library alone runs `encode_batch_fast` on lists in memory, with as many threads,
+and drops the results. Both run in turns, and the medians count.
+
+With `--engines` the command compares two engines on every document instead: `Tokenizer.encode_documents`, which uses
+gigatoken if it supports the tokenizer, and the library alone. They encode each batch in turn, in processes of one
+thread. All ids are compared. Rates use processor time and count all processes together.
 """
 
 import argparse
@@ -42,7 +46,7 @@ LIBRARIES = ("tokenizers", "gigatoken", "numpy", "zstandard")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark from the command line."""
     options = _parse(arguments)
-    os.environ["RAYON_NUM_THREADS"] = str(options.workers)  # the library's threads
+    os.environ["RAYON_NUM_THREADS"] = str(options.workers)  # threads of the library
     report: dict[str, Any] = {"machine": describe_machine(), "workers": options.workers}
     print(" · ".join(f"{name} {value}" for name, value in report["machine"].items()))
     with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
@@ -68,22 +72,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
-        "--text", nargs="+", default=["builtin:state-of-the-union"], help="text to encode, as `data.text` names it"
+        "--text", nargs="+", default=["builtin:state-of-the-union"], help="texts to encode, named as in `data.text`"
     )
-    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json; by default one is trained on the text")
-    parser.add_argument("--megabytes", type=float, default=100, help="text per turn; the corpus is repeated to fill it")
-    parser.add_argument("--turns", type=int, default=5, help="turns of each side")
-    parser.add_argument("--workers", type=int, default=available_cores(), help="processes of ours, threads of theirs")
-    parser.add_argument("--engines", action="store_true", help="compare engines on the whole text, id by id")
+    parser.add_argument("--tokenizer", type=Path, help="tokenizer.json; by default one is trained on the text")
+    parser.add_argument(
+        "--megabytes", type=float, default=100, help="text of a turn; the corpus is repeated to fill it"
+    )
+    parser.add_argument("--turns", type=int, default=5, help="runs of each contender")
+    parser.add_argument(
+        "--workers", type=int, default=available_cores(), help="processes of Crosscut and threads of the library"
+    )
+    parser.add_argument("--engines", action="store_true", help="compare the engines on the whole text, id by id")
     parser.add_argument("--memory", action="store_true", help="also measure peak memory")
-    parser.add_argument("--memory-megabytes", type=float, nargs="+", default=[10, 100, 1000], help="sizes of text")
+    parser.add_argument(
+        "--memory-megabytes",
+        type=float,
+        nargs="+",
+        default=[10, 100, 1000],
+        help="megabytes of text to measure memory on",
+    )
     parser.add_argument("--scratch", type=Path, help="folder for temporary files")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     return parser.parse_args(arguments)
 
 
 def describe_machine() -> dict[str, str]:
-    """What the figures were measured on."""
+    """Describe the processor and the versions."""
     versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
     return {"cpu": _cpu_name(), "cores": str(available_cores()), "python": platform.python_version(), **versions}
 
@@ -101,7 +115,7 @@ def _train_tokenizer(patterns: Sequence[str], path: Path) -> Path:
 
 
 def write_text(patterns: Sequence[str], megabytes: float, path: Path) -> Path:
-    """Write a jsonl file of `megabytes` of text, the corpus over and over."""
+    """Write a jsonl file of `megabytes` of text. The corpus is repeated to fill it."""
     left = int(megabytes * MEGABYTE)
     with path.open("w", encoding="utf-8") as file:
         while left > 0:
@@ -115,20 +129,20 @@ def write_text(patterns: Sequence[str], megabytes: float, path: Path) -> Path:
 
 
 def measure_speed(text: Path, tokenizer: Path, *, turns: int, workers: int) -> dict[str, Any]:
-    """MB/s of ours and of the library alone, in turns, and the ratio of the medians."""
+    """Measure the MB/s of Crosscut and of the library alone, in turns, and the ratio of the medians."""
     num_bytes = sum(len(document.text.encode("utf-8")) for document in read_documents([str(text)]))
     ours: list[float] = []
     library: list[float] = []
     for turn in range(turns):
-        # Each side goes first in every other turn, so that neither gains by a machine that warms up or is disturbed.
+        # Each side goes first in every other turn, so that a machine that warms up favours neither.
         order = [(ours, encode_with_ours), (library, encode_with_library)]
         for rates, encode in order if turn % 2 == 0 else reversed(order):
             rates.append(num_bytes / MEGABYTE / encode(text, tokenizer, workers))
-        print(f"turn {turn + 1}: ours {ours[-1]:.2f} MB/s, library alone {library[-1]:.2f} MB/s", flush=True)
+        print(f"turn {turn + 1}: crosscut {ours[-1]:.2f} MB/s, library alone {library[-1]:.2f} MB/s", flush=True)
     ratio = statistics.median(ours) / statistics.median(library)
     print(
         f"medians of {turns} turns of {num_bytes / MEGABYTE:.1f} MB on {workers} cores: "
-        f"ours {statistics.median(ours):.2f} MB/s, library alone {statistics.median(library):.2f} MB/s, "
+        f"crosscut {statistics.median(ours):.2f} MB/s, library alone {statistics.median(library):.2f} MB/s, "
         f"ratio {ratio:.2f}"
     )
     return {
@@ -142,7 +156,7 @@ def measure_speed(text: Path, tokenizer: Path, *, turns: int, workers: int) -> d
 
 
 def encode_with_ours(text: Path, tokenizer: Path, workers: int) -> float:
-    """Seconds from a file of text to a folder of tokens."""
+    """Time `prepare` from a file of text to a folder of tokens."""
     folder = text.parent / "tokens"
     shutil.rmtree(folder, ignore_errors=True)
     start = time.perf_counter()
@@ -151,7 +165,7 @@ def encode_with_ours(text: Path, tokenizer: Path, workers: int) -> float:
 
 
 def encode_with_library(text: Path, tokenizer: Path, workers: int) -> float:  # noqa: ARG001 - set by RAYON_NUM_THREADS
-    """Seconds of encoding texts in memory, counting nothing else."""
+    """Time the encoding of texts that are in memory already."""
     import tokenizers
 
     inner = tokenizers.Tokenizer.from_file(str(tokenizer))
@@ -176,23 +190,23 @@ def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
 
 
 class Compared(NamedTuple):
-    """One batch, by both engines."""
+    """Results of both engines on one batch, or on all batches."""
 
     engine: str
     documents: int
     differ: int
-    """Documents whose ids are not the same."""
+    """Documents whose ids differ."""
 
     tokens: int
     num_bytes: int
     seconds: float
     library_seconds: float
     peak_bytes: int
-    """Most memory that the process has held so far."""
+    """Peak memory of the process so far."""
 
 
 def compare_engines(patterns: Sequence[str], tokenizer: Path, *, workers: int) -> dict[str, Any]:
-    """MB/s of both engines over a text, their ratio, and how many documents they encode otherwise."""
+    """Measure the MB/s of both engines and their ratio, and count the documents with different ids."""
     jobs = ((batch, tokenizer) for batch in _batches(document.text for document in read_documents(patterns)))
     with multiprocessing.get_context("spawn").Pool(workers, _one_thread) as pool:
         done = list(pool.imap(_compare, jobs))
@@ -255,7 +269,7 @@ def _compare(job: tuple[list[str], Path]) -> Compared:
 def measure_memory(
     patterns: Sequence[str], tokenizer: Path, folder: Path, *, sizes: Sequence[float], workers: int
 ) -> list[dict[str, float]]:
-    """Peak resident memory of a process that prepares text of each size, with all its workers."""
+    """Measure the peak memory of a process that prepares text of each size, its workers included."""
     figures = []
     for megabytes in sizes:
         text = write_text(patterns, megabytes, folder / "memory.jsonl")
@@ -268,7 +282,7 @@ def measure_memory(
 
 
 def _peak_memory(process: Any) -> int:
-    """Highest sum of the resident memory of a process and its descendants until it ends; shared pages count in each."""
+    """Wait for a process and return its peak resident memory, descendants included. Shared pages count in each."""
     import psutil
 
     peak = 0

@@ -1,4 +1,4 @@
-"""What `gpu.py` ran on, and which source."""
+"""Machine, versions and source that `run.py` measured."""
 
 import hashlib
 import platform
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def machine(device: dict[str, Any]) -> dict[str, Any]:
-    """What this ran on, and which source."""
+    """Describe the device, the versions and the source."""
     packages = ("torch", "triton", "transformers", "litgpt", "torchtitan", "torchao")
     return {
         "date": datetime.now(tz=UTC).isoformat(timespec="seconds"),
@@ -26,7 +26,7 @@ def machine(device: dict[str, Any]) -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """The checkout's commit, marked where files differ from it."""
+    """Return the commit of the checkout, marked if files differ from it."""
     try:
         commit, changed = (
             subprocess.run(
@@ -40,7 +40,7 @@ def _commit() -> str:
 
 
 def _source_hash() -> str:
-    """Of the package's and the benchmarks' Python files, for a copy that git knows nothing of."""
+    """Hash the Python files of the package and the benchmarks, which identifies a copy without git."""
     digest = hashlib.sha256()
     for path in sorted([*(ROOT / "crosscut").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]):
         digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())

@@ -1,9 +1,13 @@
-"""What `gpu.py` measures, in the order of its worth, and the goals that the figures are held against.
+"""Measurements of `run.py`, the most valuable first, and the goals for their figures.
 
-The models are the paper's 1.2B (Table 1), with its vocabulary padded to 51,200, and the 1.7B that Megatron-LM publishes
-a figure for (41% of an H100's dense peak, four sequences of 4,096 tokens on each GPU). The layouts are the paper's for
-the 8.3B model: 8-way tensor parallel at a batch of 8, and that over 64 data ranks at a batch of 512 (section 5.1). A
-peer that has no GPT-2 trains a Llama of as many parameters, beside Crosscut's.
+| model or layout | source |
+|---|---|
+| 1.2B, vocabulary padded to 51,200 | the paper, Table 1 |
+| 1.7B, 4 sequences of 4,096 tokens per GPU | Megatron-LM publishes 41% of an H100's dense peak |
+| 8.3B, tensor 8, batch 8 | the paper, section 5.1 |
+| 8.3B, tensor 8 x data 64, batch 512 | the paper, section 5.1 |
+
+A peer without a GPT-2 trains a Llama with as many parameters, beside Crosscut's Llama.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,36 +19,39 @@ from benchmarks.contenders.task import Shape
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One contender on one model in one way, for one process."""
+    """One contender with one model and one setting, for one process."""
 
     name: str
     group: str
     """`models`, `recomputation`, `precision`, `compile` or `layouts`."""
     program: str
     shape: Shape
-    """Its batch is what this GPU trains in a step."""
+    """Model and batch. The batch is the part that this GPU trains in a step."""
     micro_batch_size: int
     compiled: bool = True
     precision: str = "bfloat16"
     overrides: tuple[str, ...] = ()
-    """More settings of a Crosscut run."""
+    """Further settings of a Crosscut run."""
     tensor: int = 1
     data: int = 1
-    """Ranks of the layout; those beside rank 0 are not there, and collectives do nothing."""
+    """Data ranks of the layout. Only rank 0 exists, and collectives do nothing."""
     note: str = ""
-    """What a reader of the figure must know."""
+    """Remark that is printed beside the figure."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure that is to be reached."""
+    """A goal for a figure."""
 
     text: str
     least: float
     of: str
-    """The measurement it is about."""
+    """Name of the measurement."""
     over: str = ""
-    """What its tokens/s are divided by: a measurement, or `peers`, the fastest of its model. Empty: the dense peak."""
+    """Name of the measurement whose tokens/s are the divisor, or `peers` for the fastest peer on the same model.
+
+    If empty, the goal is about the share of the dense peak.
+    """
 
 
 LARGE = {
@@ -62,7 +69,7 @@ LLAMAS = {
     f"Llama {model}": replace(shape, family="Llama", num_heads=shape.hidden_size // 128)
     for model, shape in LARGE.items()
 }
-"""With heads of 128, as Llamas have them: kernels for powers of two would pad heads of 96."""
+"""Llamas of the same sizes. Their heads have 128 elements, since some attention kernels pad heads of 96 to 128."""
 PAPERS_LARGEST = Shape(
     num_layers=72, hidden_size=3072, num_heads=32, sequence_length=1024, batch_size=8, vocab_size=51_200
 )
@@ -78,18 +85,22 @@ GOALS = (
 
 _HALF = 2
 
-MASKED = "its attention is given a mask when compiled, which keeps it from the flash kernel; eager it is not"
-"""Of transformers, which leaves the mask out only where nothing is traced (read in 5.17)."""
+MASKED = "compiled, its attention gets a mask and cannot use the flash kernel"
+"""Remark on transformers, which drops the mask only if nothing is traced (seen in 5.17)."""
 
 
 def full_plan(memory: int, installed: Callable[[str], bool] = is_installed) -> list[Measurement]:
-    """All measurements for a GPU of `memory` bytes, the most valuable ones first.
+    """List all measurements for a GPU of `memory` bytes, the most valuable ones first.
 
-    Crosscut's own come first, since they take half a minute each; then the plain program, the fastest peer as a rule:
-    eager, so that there is something to compare with whatever else happens, and compiled, without which no goal beside
-    the peers is judged. Then the others eager, and compiled as a whole, which takes minutes for tens of layers, fewer
-    layers before more; before them Llamas, where a peer is there that trains them. At last the models once more in a
-    second turn. A compiled layer leaves its scores to the attention kernel, so `selective` is measured uncompiled.
+    1. Crosscut, which takes half a minute for each model.
+    2. The plain program, which is usually the fastest peer: eager, to have a comparison in any case, and compiled,
+       because the goals about peers are judged only with a compiled peer.
+    3. Llamas, if a peer that trains them is installed.
+    4. The other peers eager, then compiled as a whole, which takes minutes for tens of layers. Models with fewer layers
+       come first.
+    5. The models again, as a second turn.
+
+    `selective` is measured uncompiled, because a compiled layer leaves the scores to the attention kernel anyway.
     """
     peers = sorted(filter(installed, PEERS), key=lambda peer: peer != "plain")
     ours = {model: _measurement("crosscut", model, shape) for model, shape in LARGE.items()}
@@ -134,7 +145,7 @@ def full_plan(memory: int, installed: Callable[[str], bool] = is_installed) -> l
 
 
 def tiny_plan() -> list[Measurement]:
-    """A measurement of every kind that takes no compiler, on a model of seconds."""
+    """List a measurement of every kind that needs no compiler, on tiny models."""
     ours = replace(_measurement("crosscut", "tiny", TINY), compiled=False, micro_batch_size=2)
     llama = replace(ours, name="crosscut, Llama tiny", shape=replace(TINY, family="Llama"))
     return [
@@ -150,7 +161,7 @@ def tiny_plan() -> list[Measurement]:
 
 
 def _llamas(peers: list[str]) -> list[Measurement]:
-    """Crosscut beside peers that train no GPT-2, these eager, too; nothing where there are none."""
+    """List the Llamas of Crosscut and of these peers, compiled and eager. Without a peer there are none."""
     pairs = [(model, shape, peer) for model, shape in LLAMAS.items() for peer in peers]
     return [
         *(_measurement("crosscut", model, shape) for model, shape in LLAMAS.items() if peers),
@@ -191,27 +202,32 @@ def _layouts(shape: Shape, *, tensor: int, data: int) -> Iterator[Measurement]:
 
 
 def halved(measurement: Measurement) -> Measurement:
-    """The same in micro-batches of half the size."""
+    """Return the measurement with micro-batches of half the size."""
     return replace(measurement, micro_batch_size=measurement.micro_batch_size // _HALF)
 
 
 def uncompiled(measurement: Measurement) -> Measurement:
-    """The same in PyTorch's own kernels, under a name of its own."""
+    """Return the measurement without compilation, under another name."""
     return replace(measurement, name=f"uncompiled: {measurement.name}", group="compile", compiled=False)
 
 
 def _fitted(measurement: Measurement, memory: int) -> Measurement:
-    """In the largest micro-batches that should fit; a measurement that runs out of memory all the same is halved."""
+    """Return the measurement with the largest micro-batches that should fit into memory."""
     while measurement.micro_batch_size > 1 and _estimated_bytes(measurement) > 0.9 * memory:
         measurement = halved(measurement)
     return measurement
 
 
 def _estimated_bytes(measurement: Measurement) -> float:
-    """Weights, gradients and AdamW's moments at 16 bytes a parameter, activations by Korthikanti et al. 2022 with a
-    fused attention core, and for the peers three copies of the logits in float32, of an eighth of them for
-    torchtitan. Eager, transformers' GeLU is a sequence of operators, whose results of 4 H elements are kept, three of
-    them in float32.
+    """Estimate the memory of a measurement, in bytes.
+
+    The estimate is the sum of:
+
+    - weights, gradients and moments of AdamW: 16 bytes for each parameter;
+    - activations by Korthikanti et al. 2022 with a fused attention core;
+    - for the peers, three copies of the logits in float32 (torchtitan: of an eighth of the logits);
+    - for transformers without compilation, three more results of 4 H elements in float32, because its GeLU is a
+      sequence of operators.
     """
     shape, tensor = measurement.shape, measurement.tensor
     tokens = measurement.micro_batch_size * shape.sequence_length

@@ -1,21 +1,27 @@
 """Crosscut and its peers on one GPU: tokens/s, model FLOP/s, utilisation and peak memory, within nine minutes.
 
-    python benchmarks/gpu/run.py                       # one NVIDIA GPU, no network, nothing installed; writes gpu.json
-    python benchmarks/gpu/run.py --device cpu --tiny   # seconds on any machine, to see that it runs
+    python benchmarks/gpu/run.py                       # one NVIDIA GPU; needs no network; writes gpu.json
+    python benchmarks/gpu/run.py --device cpu --tiny   # tiny models, to check in seconds that it runs
 
-Every measurement (`plan.py`) has a process of its own, one after another, so that none has another's memory or
-compiled code. They come in the order of their worth, in a second turn where time is left; what no longer fits into the
-time is skipped and named. A measurement that fails, or takes too long, says why and stops no other; one that runs out
-of memory is tried again in micro-batches of half the size, one of Crosscut's that cannot be compiled uncompiled. The
-file is written anew after each, so a run that is stopped leaves what it has. Compiled layers of Crosscut's whose
-gradients are not those of the layers as they are written are a failure: what a compiler leaves out costs no time.
+The measurements (`plan.py`) run one after another, each in a process of its own, so that none shares memory or compiled
+code with another. The most valuable ones come first; a second turn follows if time is left.
 
-Model FLOP/s are the planner's: matrix products forward and backward, attention over the whole square, nothing that is
-recomputed. Utilisation is over two peaks: the dense bfloat16 peak that the maker states, and the matrix rate measured
-in the same process. Because users differ on it, the share of the dense peak with attention's causal half alone is
-beside. No dropout; weights, sums of gradients and AdamW in float32. The two layouts of the paper's 8.3B model run rank
-0 alone with collectives that do nothing: the computing of that rank and its memory are real, the sending is missing.
-Crosscut's weights are drawn on the device (`worker.py`).
+| event | consequence |
+|---|---|
+| a measurement would not end in time | it is skipped, and the output names it |
+| a measurement fails or takes too long | its row gives the reason, and the others go on |
+| a measurement runs out of memory | it runs again with micro-batches of half the size |
+| a model of Crosscut cannot be compiled | it runs again uncompiled |
+| compiled and uncompiled gradients of Crosscut differ | the measurement fails: code without a gradient is fast |
+
+The JSON file is written again after every measurement, so an interrupted run keeps its results.
+
+Model FLOP/s follow the planner's formula: matrix products of forward and backward pass, attention over the whole
+square, no recomputation. Utilisation is relative to the dense bfloat16 peak that the manufacturer states, and to the
+matrix rate measured in the same process. The column (causal) counts only the causal half of attention, because users
+differ on which to count. There is no dropout; weights, accumulated gradients and AdamW are in float32. The two layouts
+of the paper's 8.3B model run rank 0 alone with collectives that do nothing: the rank's compute and memory are real, its
+messages are missing. Crosscut's weights are drawn on the device (`worker.py`).
 """
 
 import argparse
@@ -38,57 +44,59 @@ from benchmarks.gpu.worker import Failed, answer, describe, measure
 
 GROUPS = ("models", "precision", "layouts", "recomputation", "compile")
 SECONDS_EAGER, SECONDS_COMPILED, SECONDS_PEER_COMPILED = 20.0, 40.0, 70.0
-"""What a measurement is thought to take before one of its kind has been done. Crosscut compiles one layer for all; its
-peers are compiled as their users do it, as a whole, all but torchtitan.
+"""Estimated seconds of a measurement before one of its kind has run. Crosscut compiles one layer for all layers. Its
+peers, except torchtitan, compile the whole model, as their users do.
 """
 MOST_SECONDS = 110.0
-"""What one measurement may take, so that one that hangs leaves time to others; a fifth of all where that is more."""
+"""Most seconds of one measurement, or a fifth of all seconds if that is more, so that one that hangs leaves time."""
 
 
 @dataclass
 class Budget:
-    """The time of all measurements together."""
+    """Time that is left for all measurements together."""
 
     seconds: float
     began: float = field(default_factory=time.monotonic)
     took: dict[str | tuple[str, bool], float] = field(default_factory=dict)
-    """Seconds of the last measurement of a name, and of a program, compiled or not: a slow peer says nothing about
-    Crosscut, and the first that is compiled, for which nothing is cached, little about later ones.
+    """Seconds of the last measurement, by name and by (program, compiled).
+
+    Programs are separate because a slow peer says nothing about Crosscut. The last measurement counts because the first
+    one to compile finds an empty cache.
     """
 
     @property
     def most(self) -> float:
-        """Seconds that one measurement may take."""
+        """Most seconds of one measurement."""
         return max(MOST_SECONDS, self.seconds / 5)
 
     def left(self) -> float:
-        """Seconds."""
+        """Return the seconds that are left."""
         return self.seconds - (time.monotonic() - self.began)
 
     def fits(self, measurement: Measurement) -> bool:
-        """Whether it should end in time."""
+        """Whether a measurement should end in time."""
         compiled = SECONDS_COMPILED if measurement.program == "crosscut" else SECONDS_PEER_COMPILED
         guess = compiled if measurement.compiled else SECONDS_EAGER
         of_kind = self.took.get((measurement.program, measurement.compiled), guess)
         return self.took.get(measurement.name, of_kind) < self.left()
 
     def learn(self, measurement: Measurement, seconds: float) -> None:
-        """From one that was done."""
+        """Remember the seconds of a finished measurement."""
         self.took[measurement.name] = self.took[measurement.program, measurement.compiled] = seconds
 
 
 @dataclass
 class Row:
-    """What came of a measurement."""
+    """Results of a measurement."""
 
     measurement: Measurement
     turns: list[dict[str, Any]] = field(default_factory=list)
-    """The figures of each turn."""
+    """Figures of each turn."""
     remarks: list[str] = field(default_factory=list)
-    """Why it failed or was skipped, or ran otherwise than planned."""
+    """Reasons why the measurement failed, was skipped or ran differently."""
 
     def figures(self, dense_peak: float | None) -> dict[str, Any]:
-        """Its turns as one; nothing where there is none."""
+        """Combine the figures of all turns. Without a turn there are none."""
         from benchmarks.contenders.programs import crosscut_run
         from benchmarks.contenders.task import Way
         from crosscut.planner import model_flops_per_token
@@ -115,17 +123,17 @@ class Row:
 
 
 def run_plan(plan: list[Measurement], budget: Budget, device: str, told: Callable[[Row], None]) -> dict[str, Row]:
-    """Do what fits into the budget; the rows by name, `told` as each is changed."""
+    """Run the measurements that fit into the budget and return the rows by name. `told` gets every changed row."""
     rows: dict[str, Row] = {}
     queue = list(plan)
     while queue:
         measurement = queue.pop(0)
         row = rows.setdefault(measurement.name, Row(measurement))
         if row.remarks and not row.turns:
-            continue  # what has failed would fail again
+            continue  # a measurement that has failed would fail again
         if not budget.fits(measurement):
             turn = f"turn {len(row.turns) + 1} " if row.turns else ""
-            row.remarks.append(f"{turn}skipped: {max(0.0, budget.left()):.0f} s were left of {budget.seconds:.0f}")
+            row.remarks.append(f"{turn}skipped: {max(0.0, budget.left()):.0f} of {budget.seconds:.0f} s were left")
             told(row)
             continue
         start = time.monotonic()
@@ -138,7 +146,10 @@ def run_plan(plan: list[Measurement], budget: Budget, device: str, told: Callabl
         elif result.out_of_memory and row.measurement.micro_batch_size > 1:
             row.measurement = halved(row.measurement)
             queue.insert(0, row.measurement)
-            print(f"{row.measurement.name}: out of memory, again at {row.measurement.micro_batch_size}", flush=True)
+            print(
+                f"{row.measurement.name}: out of memory, now micro-batches of {row.measurement.micro_batch_size}",
+                flush=True,
+            )
             continue
         else:
             row.remarks.append(f"failed: {result.reason}")
@@ -149,15 +160,15 @@ def run_plan(plan: list[Measurement], budget: Budget, device: str, told: Callabl
 
 
 def start_server(device: str, budget: Budget) -> Any:
-    """Choose how processes start, and describe the device from the first one: or a `Failed`.
+    """Choose how processes start, and return the first one's description of the device, or a `Failed`.
 
-    They are forked from a server that has imported torch once for all and never touches a device. Where that does not
-    work, as where something that it imports has touched one after all, each process starts anew.
+    Processes are forked from a server that has imported torch and never uses a device. If forking does not work, for
+    example because an import uses the device after all, each process starts from nothing.
     """
-    # The server gets no `sys.path` before Python 3.14, only the environment.
+    # Before Python 3.14 the server gets the environment but not `sys.path`.
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, known)])
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # to ask for a GPU without taking one
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # finds GPUs without initializing CUDA
     mp.set_forkserver_preload(["torch", "torch._dynamo", "crosscut.training.step", "crosscut.parallel"])
     mp.set_start_method("forkserver")
     about = in_process(describe, (device,), limit=min(budget.left(), MOST_SECONDS))
@@ -168,7 +179,7 @@ def start_server(device: str, budget: Budget) -> Any:
 
 
 def in_process(function: Callable[..., Any], arguments: tuple[Any, ...], *, limit: float) -> Any:
-    """What the function gives in a process of its own, or a `Failed`."""
+    """Call a function in a process of its own and return its result, or a `Failed`."""
     context = mp.get_context()
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=answer, args=(function, arguments, there), daemon=False)
@@ -178,7 +189,7 @@ def in_process(function: Callable[..., Any], arguments: tuple[Any, ...], *, limi
         return Failed(f"its process did not start ({type(error).__name__}: {error})")
     there.close()
     try:
-        result = here.recv() if here.poll(limit) else Failed(f"was not done after {limit:.0f} s")
+        result = here.recv() if here.poll(limit) else Failed(f"did not end within {limit:.0f} s")
     except (OSError, EOFError):
         process.join(5)
         result = Failed(f"its process ended with status {process.exitcode}")
@@ -196,7 +207,7 @@ HEADER = (
 
 
 def line(row: Row, dense_peak: float | None) -> str:
-    """A row of the table."""
+    """Format a row of the table."""
     m, f = row.measurement, row.figures(dense_peak)
     text = f"{m.name:36}"
     if f:
@@ -209,8 +220,9 @@ def line(row: Row, dense_peak: float | None) -> str:
 
 
 def judged(goals: tuple[Goal, ...], rows: dict[str, Row], dense_peak: float | None) -> Iterator[dict[str, Any]]:
-    """Each goal with its figure and whether it is met; None where it was not measured, or where no compiled peer was,
-    which might be the fastest.
+    """Yield each goal with its figure and whether the goal is met.
+
+    `met` is None if the figure was not measured, or if no compiled peer was: a compiled peer might be the fastest.
     """
     figures = {name: row.figures(dense_peak) for name, row in rows.items()}
     for goal in goals:
@@ -240,25 +252,29 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a model of seconds, every kind that takes no compiler")
-    parser.add_argument("--only", nargs="+", choices=GROUPS, default=(), help="kinds of measurements; without it all")
-    parser.add_argument("--seconds", type=float, default=525.0, help="for everything; what does not fit is skipped")
-    parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="the file for the figures")
+    parser.add_argument(
+        "--tiny", action="store_true", help="use tiny models, and only measurements that need no compiler"
+    )
+    parser.add_argument("--only", nargs="+", choices=GROUPS, default=(), help="kinds of measurements; by default all")
+    parser.add_argument(
+        "--seconds", type=float, default=525.0, help="seconds for all measurements; those that do not fit are skipped"
+    )
+    parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="file for the figures")
     options = parser.parse_args(arguments)
     if options.device == "cpu" and not options.tiny:
-        parser.error("`--device` must be cuda for the models of billions, but is cpu. Add --tiny.")
+        parser.error("`--device` must be cuda for the large models, but is cpu. Add --tiny.")
     of_tiny = {measurement.group for measurement in tiny_plan()}
     if options.tiny and (missing := [group for group in options.only if group not in of_tiny]):
         parser.error(
-            f"`--only` must name kinds that --tiny has ({', '.join(g for g in GROUPS if g in of_tiny)}), but "
-            f"{missing[0]} is not one. Leave it out, or leave out --tiny."
+            f"`--only` must name kinds that --tiny supports ({', '.join(g for g in GROUPS if g in of_tiny)}), but "
+            f"{missing[0]} is not among them. Remove it, or remove --tiny."
         )
     budget = Budget(options.seconds)
     device = start_server(options.device, budget)
     if isinstance(device, Failed):
         if device.reason.startswith(("ImportError", "ModuleNotFoundError")):
-            parser.error(f"Python must have what Crosscut trains with, but {device.reason}. Install it.")
-        parser.error(f"`--device` must be a device that is there, but {device.reason} Try --device cpu --tiny.")
+            parser.error(f"Python must find the packages that Crosscut trains with, but {device.reason}. Install them.")
+        parser.error(f"`--device` must be available on this machine, but {device.reason} Try --device cpu --tiny.")
     about, peak = machine(device), device["dense_peak"]
     plan = tiny_plan() if options.tiny else full_plan(device["memory"])
     print(", ".join(f"{name} {value}" for name, value in about.items()))
@@ -271,7 +287,7 @@ def main(arguments: list[str] | None = None) -> None:
         write(options.json, result_of(told, about, peak, budget))
 
     run_plan([m for m in plan if m.group in (options.only or GROUPS)], budget, options.device, tell)
-    print("\nAll together:", HEADER, *(line(row, peak) for row in told.values()), "", sep="\n")
+    print("\nAll measurements:", HEADER, *(line(row, peak) for row in told.values()), "", sep="\n")
     for goal in judged(GOALS, told, peak):
         found = "not measured" if goal["measured"] is None else f"{goal['measured']:.3f}"
         unknown = "" if goal["measured"] is None else ", not judged: no compiled peer was measured"
@@ -281,7 +297,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def result_of(rows: dict[str, Row], about: dict[str, Any], dense_peak: float | None, budget: Budget) -> dict[str, Any]:
-    """What is written, of what has been measured so far."""
+    """Build the content of the JSON file from the measurements so far."""
     return {
         "machine": about,
         "measurements": [
@@ -294,7 +310,7 @@ def result_of(rows: dict[str, Row], about: dict[str, Any], dense_peak: float | N
 
 
 def write(path: Path, result: dict[str, Any]) -> None:
-    """As a whole or not at all, whenever this process ends."""
+    """Write the file atomically."""
     beside = path.with_name(f"{path.name}.new")
     beside.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     beside.replace(path)

@@ -1,11 +1,12 @@
-"""The processes of `gpu.py`: one describes the device, each other builds one contender and times its steps.
+"""Processes of `run.py`: the first describes the device, each other builds one contender and times its steps.
 
-Nothing waits for the device between the steps of a window, for any contender: a window is started when the device has
-nothing to do and ends when it has done all its steps. Losses are looked at before the first window and after the last.
+Steps are timed in windows. A window starts when the device is idle and ends when the device has finished all steps of
+the window; no contender waits for the device in between. Losses are read before the first window and after the last
+one.
 
-Crosscut's initial weights are drawn on the device here, from the same distribution. Its own way, where one thread of
-the host draws them so that every layout starts alike, takes seconds per billion weights, before any step: no figure of
-a step has it in it, and peers draw on the device too.
+Crosscut's initial weights are drawn on the device here, from the usual distribution. A training run draws them with one
+host thread, so that every layout starts with the same weights, which takes seconds per billion weights. This does not
+change the figures of a step, and the peers draw on the device, too.
 """
 
 import math
@@ -37,32 +38,35 @@ WINDOWS = 3
 WINDOW_SECONDS = 1.0
 
 MOST_OFF = 0.5
-"""Of a gradient's size by the norm, twice what rounding in 8 bits makes it over 24 layers, three times in bfloat16."""
+"""Largest relative difference of a compiled gradient.
+
+Over 24 layers this is twice the rounding error of 8 bits and three times that of bfloat16.
+"""
 
 GRAPHED = ("torchtitan",)
-"""Programs that run a CUDA graph. It takes its memory when it is captured, at the second micro-batch, and none later:
-the peak is that of warming up.
+"""Programs that run a CUDA graph. The graph allocates its memory when it is captured, at the second micro-batch, so the
+peak memory is that of the warm-up.
 """
 
 OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-"""What an error says, beside PyTorch's own, when a library or a compiled kernel got no memory."""
+"""Words in the errors of libraries and compiled kernels that got no memory. PyTorch's own error has a type."""
 
 
 class Failed:
-    """What a process sends in place of figures."""
+    """Answer of a process that has no figures: the reason."""
 
     def __init__(self, reason: str, *, out_of_memory: bool = False) -> None:
         self.reason, self.out_of_memory = reason, out_of_memory
 
 
 def answer(function: Callable[..., Any], arguments: tuple[Any, ...], back: Connection) -> None:
-    """Send what `function` gives, or why it gives nothing, and end the process.
+    """Send the result of `function`, or a `Failed`, and end the process at once.
 
-    At once: taking apart a model of billions and a compiler's helpers takes seconds that nobody is served by.
+    An orderly exit would spend seconds on releasing the model and the helpers of the compiler.
     """
     try:
         result = function(*arguments)
-    except Exception as error:  # whatever it is: the other measurements go on
+    except Exception as error:  # of any kind, so that the other measurements go on
         if function is measure:
             traceback.print_exc()
         reason = f"{type(error).__name__}: {_first_line(error)}"
@@ -76,7 +80,7 @@ def answer(function: Callable[..., Any], arguments: tuple[Any, ...], back: Conne
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that it came from, is that there was no memory: also one inside a compiler's."""
+    """Whether an error or one of its causes is a lack of memory, such as one inside a compiler's error."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
@@ -87,9 +91,9 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def describe(device_type: str) -> dict[str, Any]:
-    """The device's name, bytes of memory, driver and published peak, and which kernel PyTorch's attention is there.
+    """Describe the device: name, bytes of memory, driver, published peak, and the kernel of PyTorch's attention.
 
-    Raises `ImportError` where what every measurement needs cannot be imported.
+    Raises `ImportError` if a package that every measurement needs cannot be imported.
     """
     import crosscut.training.step  # noqa: F401
     from crosscut.planner import find_hardware
@@ -109,13 +113,13 @@ def describe(device_type: str) -> dict[str, Any]:
 
 
 def attention_kernel(head_size: int, device: str) -> str:
-    """The kernel that PyTorch takes for causal attention of heads of a size, in its own words."""
+    """Return PyTorch's name of the kernel that it chooses for causal attention with heads of this size."""
     q = torch.empty(1, 16, 1024, head_size, device=device, dtype=torch.bfloat16)
     return SDPBackend(torch._fused_sdp_choice(q, q, q, None, 0.0, is_causal=True)).name.lower().replace("_", " ")
 
 
 def measure(measurement: Measurement, device_type: str) -> dict[str, Any]:
-    """Seconds per step, peak memory and what follows from them."""
+    """Build the contender and measure seconds per step, peak memory, losses and gradients."""
     from crosscut.training.throughput import measure_matrix_rate, synchronize
 
     device = torch.device("cuda", 0) if device_type == "cuda" else torch.device("cpu")
@@ -127,7 +131,7 @@ def measure(measurement: Measurement, device_type: str) -> dict[str, Any]:
     )
     torch.manual_seed(0)
     if device_type == "cpu":
-        torch.set_num_threads(1)  # on models this small threads wait for each other longer than they compute
+        torch.set_num_threads(1)  # threads would only wait for each other in so small a model
     with _group(measurement, device), patch("crosscut.model.initialization.normal_", _normal_on_device):
         began = time.perf_counter()
         step = make_step(measurement.program, measurement.shape, _for_program(way, measurement.program))
@@ -146,7 +150,7 @@ def measure(measurement: Measurement, device_type: str) -> dict[str, Any]:
         peaks = _peak_bytes(device)
         if not (math.isfinite(first_loss) and math.isfinite(last_loss)):
             raise ArithmeticError(f"the loss is {first_loss} after the first step and {last_loss} after the last")
-        # At last, since a step that has run out of memory is broken.
+        # After the timing, because a trainer that has run out of memory cannot take another step.
         off = _require_right_gradients(step, batches[0][0]) if measurement.compiled else None
     return {
         "seconds_per_step": statistics.median(windows),
@@ -162,7 +166,7 @@ def measure(measurement: Measurement, device_type: str) -> dict[str, Any]:
 
 
 def _peak_bytes(device: torch.device) -> dict[str, int | None]:
-    """The most memory that was used since it was last asked anew, and the most that was held."""
+    """Return the peaks since the last reset: of allocated and of reserved memory."""
     if device.type != "cuda":
         return {"peak_bytes": None, "peak_reserved_bytes": None}
     return {
@@ -172,9 +176,9 @@ def _peak_bytes(device: torch.device) -> dict[str, int | None]:
 
 
 def _require_right_gradients(step: Step, micro_batch: tuple[Any, Any]) -> float | None:
-    """How far compiled layers' gradients are from plain ones'; None for peers, and where memory holds no second set.
+    """Return the largest difference of compiled gradients, or None for peers and if two sets do not fit into memory.
 
-    Raises `ArithmeticError` where that is more than rounding: code that forgets a gradient is fast.
+    Raises `ArithmeticError` if the difference is more than rounding, because code that forgets a gradient is fast.
     """
     if not isinstance(step, CrosscutStep):
         return None
@@ -185,12 +189,14 @@ def _require_right_gradients(step: Step, micro_batch: tuple[Any, Any]) -> float 
             raise
         return None
     if not off < MOST_OFF:
-        raise ArithmeticError(f"compiled, the gradient of {name} is {off:.2f} of its size off the plain one")
+        raise ArithmeticError(
+            f"the compiled gradient of {name} differs from the uncompiled one by {off:.2f} of its norm"
+        )
     return off
 
 
 def _normal_on_device(parameter: Any, *, std: float, **_seed_and_name: object) -> None:
-    """In the place of the package's `normal_`: this rank's part of a parameter, drawn where it is."""
+    """Replace the package's `normal_`: draw this rank's part of a parameter on its device."""
     with torch.no_grad():
         parameter.to_local().normal_(0.0, std)
 
@@ -201,10 +207,11 @@ def _for_program(way: Way, program: str) -> Way:
 
 @contextmanager
 def _group(measurement: Measurement, device: torch.device) -> Iterator[None]:
-    """What ranks meet in, for those who need one: a group of this process alone, or of ranks that are not there.
+    """Process group of a program that needs one.
 
-    The latter's collectives do nothing: a sum leaves a rank's own part, so losses mean nothing and times lack the
-    sending.
+    It is this process alone, or rank 0 of a layout whose other ranks do not exist. In the second case collectives do
+    nothing. A sum is then the rank's own part, so losses are meaningless, and times
+    do not include messages.
     """
     if measurement.program not in ("crosscut", *LLAMA_PEERS):
         yield
@@ -212,7 +219,7 @@ def _group(measurement: Measurement, device: torch.device) -> Iterator[None]:
         from crosscut.parallel import process_group
 
         if device.type == "cuda" and any(name == "lo" for _, name in socket.if_nameindex()):
-            # A machine without a network may wait long to find no address for its name.
+            # Without a network, looking up the address of the host name may take long.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         with process_group(device):
             yield
@@ -226,7 +233,7 @@ def _group(measurement: Measurement, device: torch.device) -> Iterator[None]:
 
 
 def _batch(measurement: Measurement, device: torch.device, seed: int) -> list[tuple[Any, Any]]:
-    """Micro-batches of random tokens."""
+    """Draw micro-batches of random tokens."""
     shape = measurement.shape
     generator = torch.Generator().manual_seed(seed)
     size = (shape.batch_size, shape.sequence_length + 1)
@@ -236,7 +243,7 @@ def _batch(measurement: Measurement, device: torch.device, seed: int) -> list[tu
 
 
 def _warm_up(step: Step, batches: list[list[tuple[Any, Any]]], device: torch.device) -> tuple[float, float, float]:
-    """The first loss, the seconds of all warm-up steps, and those of the last."""
+    """Do the warm-up steps. Returns the first loss, the seconds of all steps and those of the last step."""
     from crosscut.training.throughput import synchronize
 
     began = time.perf_counter()
@@ -253,7 +260,7 @@ def _warm_up(step: Step, batches: list[list[tuple[Any, Any]]], device: torch.dev
 def _time_windows(
     step: Step, batches: list[list[tuple[Any, Any]]], device: torch.device, steps: int
 ) -> tuple[list[float], float]:
-    """Seconds per step of each window, and the loss of the last step."""
+    """Time all windows. Returns the seconds per step of each window and the last loss."""
     from crosscut.training.throughput import synchronize
 
     windows = []
@@ -270,7 +277,7 @@ def _time_windows(
 
 
 def _steps_of_window(seconds: float, device: torch.device) -> int:
-    """Enough for the window to be long beside what ends it; on the CPU, where only the path is tried, one."""
+    """Return the steps of a window: about a second of them on a GPU, one on a CPU."""
     return max(1, min(10, round(WINDOW_SECONDS / seconds))) if device.type == "cuda" else 1
 
 

@@ -233,9 +233,12 @@ def test_gpu_benchmark_takes_no_figure_of_wrong_gradients(tmp_path):
     )  # fmt: skip
     off, error, unknown, of_nan = done.stdout.splitlines()[-4:]
     assert float(off) < 0.05
-    assert error.startswith("compiled, the gradient of blocks.")
+    assert error.startswith("the compiled gradient of blocks.")
     assert unknown == "None", "what memory does not suffice for is left out, and its figures stand"
-    assert of_nan == "compiled, the gradient of blocks.0.mlp.contract.weight is inf of its size off the plain one"
+    assert (
+        of_nan
+        == "the compiled gradient of blocks.0.mlp.contract.weight differs from the uncompiled one by inf of its norm"
+    )
 
 
 @pytest.mark.slow
@@ -243,7 +246,7 @@ def test_gpu_benchmark_ends_what_takes_too_long():
     from benchmarks.gpu.run import in_process
 
     start = time.monotonic()
-    assert in_process(time.sleep, (60.0,), limit=0.5).reason == "was not done after 0 s"
+    assert in_process(time.sleep, (60.0,), limit=0.5).reason == "did not end within 0 s"
     assert time.monotonic() - start < 30
 
 
@@ -290,7 +293,7 @@ def test_gpu_benchmark_skips_what_no_longer_fits_and_says_so():
     assert set(rows) == {row.measurement.name for row in told}
     for row in rows.values():
         assert row.turns == []
-        assert row.remarks == ["skipped: 1 s were left of 1"]
+        assert row.remarks == ["skipped: 1 of 1 s were left"]
 
 
 def test_gpu_benchmark_refuses_to_measure_nothing(monkeypatch, capsys):
@@ -301,8 +304,8 @@ def test_gpu_benchmark_refuses_to_measure_nothing(monkeypatch, capsys):
         gpu.main(["--device", "cpu", "--tiny", "--only", "models", "compile"])
     assert ended.value.code == 2
     assert capsys.readouterr().err.endswith(
-        "`--only` must name kinds that --tiny has (models, precision, layouts, recomputation), but compile is not one. "
-        "Leave it out, or leave out --tiny.\n"
+        "`--only` must name kinds that --tiny supports (models, precision, layouts, recomputation), but compile is not "
+        "among them. Remove it, or remove --tiny.\n"
     )
 
 
@@ -327,7 +330,7 @@ def test_gpu_benchmark_says_what_cannot_be_imported(tmp_path):
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 2
-    assert "Python must have what Crosscut trains with, but ImportError: no rich here" in done.stderr
+    assert "Python must find the packages that Crosscut trains with, but ImportError: no rich here" in done.stderr
 
 
 def test_gpu_benchmark_names_the_kernel_of_attention():
