@@ -30,8 +30,8 @@ docs: .venv/ready
 	$(BIN)/python docs/generate.py
 
 benchmarks: .venv-benchmarks/ready
-	.venv-benchmarks/bin/python benchmarks/train_step.py
-	.venv-benchmarks/bin/python benchmarks/tokenize.py --memory
+	.venv-benchmarks/bin/python benchmarks/training/train_step.py
+	.venv-benchmarks/bin/python benchmarks/corpus/tokenization.py --memory
 
 clean:
 	rm -rf .venv .venv-benchmarks build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

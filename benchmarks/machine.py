@@ -1,4 +1,4 @@
-"""What a benchmark ran on, which each one prints before its figures."""
+"""The machine and the versions that a benchmark ran on. Every benchmark prints them before its figures."""
 
 import platform
 from datetime import UTC, datetime
@@ -8,7 +8,7 @@ from crosscut.config.machine import available_cores, processor_name
 
 
 def describe_machine(*packages: str, device: str = "") -> dict[str, str]:
-    """The day, the processor or `device`, Python, and the versions of packages."""
+    """Date, processor (or `device`), Python and the versions of these packages, by name."""
     return {
         "date": datetime.now(tz=UTC).date().isoformat(),
         "device": device or f"{processor_name()}, {available_cores()} cores",
@@ -18,12 +18,12 @@ def describe_machine(*packages: str, device: str = "") -> dict[str, str]:
 
 
 def print_machine(*packages: str, device: str = "") -> None:
-    """Print the same as one line."""
+    """Print the description of `describe_machine` as one line."""
     print(", ".join(f"{name} {value}" for name, value in describe_machine(*packages, device=device).items()))
 
 
 def version_of(package: str) -> str:
-    """A package's version, or that it is not installed."""
+    """Version of a package, or `not installed`."""
     try:
         return version(package)
     except PackageNotFoundError:

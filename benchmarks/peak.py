@@ -1,4 +1,4 @@
-"""The memory of a process and of all that it starts, at its peak."""
+"""Peak memory of a process and its descendants."""
 
 import threading
 from pathlib import Path
@@ -7,7 +7,7 @@ import psutil
 
 
 class Peak:
-    """Looks at a process and its descendants twice a second until it is stopped."""
+    """Watch the memory of a process and its descendants, twice a second, until `stop` is called."""
 
     def __init__(self, process: int) -> None:
         self._process = process
@@ -17,7 +17,7 @@ class Peak:
         self._thread.start()
 
     def stop(self) -> int:
-        """The most there was, in bytes."""
+        """Stop watching and return the peak in bytes."""
         self._over.set()
         self._thread.join()
         return self._highest
@@ -28,7 +28,7 @@ class Peak:
 
 
 def held_by(process: int) -> int:
-    """Bytes that a process and its descendants hold, a page that several share counted in parts (PSS)."""
+    """Bytes that a process and its descendants hold. A page shared by n processes counts 1/n in each (PSS)."""
     try:
         parent = psutil.Process(process)
         family = [parent, *parent.children(recursive=True)]
@@ -40,6 +40,6 @@ def held_by(process: int) -> int:
 def _proportional(process: int) -> int:
     try:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return 0
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))

@@ -27,6 +27,6 @@ def test_page_holds_every_rehearsed_run_and_no_other() -> None:
 
 def test_measured_memory_is_within_what_is_promised() -> None:
     errors = sorted(error(row[5]) for row in rows("measured"))
-    assert len(errors) == 20, "run `python benchmarks/planned_memory.py --write`"
+    assert len(errors) == 20, "run `python benchmarks/planner/planned_memory.py --write`"
     assert errors[10] <= 0.05
     assert errors[-1] <= 0.10

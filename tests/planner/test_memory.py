@@ -1,6 +1,6 @@
 """The forecast of memory: what each setting changes, and what a search over layouts takes.
 
-That it is what a step holds is shown by the dry run (tests/rehearsal) and by benchmarks/planned_memory.py.
+That it is what a step holds is shown by the dry run (tests/rehearsal) and by benchmarks/planner/planned_memory.py.
 """
 
 from dataclasses import replace

@@ -99,7 +99,7 @@ def test_a_language_that_the_detector_does_not_know_is_told() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("detector", "least"), [("eldc", 0.95), ("langdetect", 0.85)])
 def test_english_is_told_from_nineteen_languages(shared: Path, detector: str, least: float) -> None:
-    """Single sentences, the hardest case; `benchmarks/clean.py` prints the figures."""
+    """Single sentences, the hardest case; `benchmarks/corpus/clean.py` prints the figures."""
     right: Counter[bool] = Counter()
     filtered = LanguageFilter(LanguageConfig(detector=detector))
     for path in sorted((shared / "data" / "lingua-sentences").glob("*.txt")):

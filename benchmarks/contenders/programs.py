@@ -1,0 +1,233 @@
+"""The programs that the benchmarks compare: Crosscut, and its peers as their own users run them.
+
+`make_step` builds one program and returns the function that does a training step: forward and backward over the
+micro-batches, clipping at a norm of 1.0, AdamW in PyTorch's fused form. All programs have the same sizes, tied
+embeddings and no dropout. In bfloat16 the peers run under autocast with weights in float32, as Crosscut does;
+torchtitan uses its own mixed precision (`torchtitan_llama.py`).
+"""
+
+import importlib.util
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from benchmarks.contenders.task import NotActiveError, Shape, Step, Way
+
+
+class CrosscutStep:
+    """A training step of Crosscut. The process group must exist already and may have any size (see `crosscut_run`)."""
+
+    def __init__(self, shape: Shape, way: Way) -> None:
+        import torch
+
+        from crosscut.parallel import make_mesh
+        from crosscut.training.step import Trainer
+
+        run = crosscut_run(shape, way)
+        device = torch.device(way.device, 0) if way.device == "cuda" else torch.device(way.device)
+        self.trainer = Trainer(run, make_mesh(run.layout, device))
+
+    def __call__(self, number: int, micro_batches: Sequence[tuple[Any, Any]]) -> Callable[[], float]:
+        """Do a step, as `Step` defines it."""
+        result = self.trainer.step(number, micro_batches)
+        return lambda: result.loss  # reading the loss waits for the device
+
+    def compiled_gradients_off(self, micro_batch: tuple[Any, Any]) -> tuple[float, str]:
+        """Largest relative difference between a compiled and an uncompiled gradient, and the name of its parameter.
+
+        Differences are norms relative to the norm of the uncompiled gradient, or to a thousandth of the largest norm
+        if that is more.
+        """
+        from crosscut.training.speed.compilation import uncompiled
+
+        model = self.trainer.model
+
+        def gradients() -> dict[str, Any]:
+            self.trainer.accumulate(0, [micro_batch])
+            found = {name: parameter.grad.to_local() for name, parameter in model.named_parameters()}
+            self.trainer.optimizer.zero_grad()
+            return found
+
+        compiled = gradients()
+        with uncompiled(model):
+            plain = gradients()
+        sizes = {name: gradient.norm().item() for name, gradient in plain.items()}
+        least = max(sizes.values()) / 1000
+        off = {name: (compiled[name] - plain[name]).norm().item() / max(sizes[name], least) for name in plain}
+        return max((share if math.isfinite(share) else math.inf, name) for name, share in off.items())
+
+
+LLAMA = {"positions": "rotary", "norm": "rms", "mlp": "swiglu", "biases": "none"}
+"""Settings that make Crosscut's model a Llama."""
+
+
+def crosscut_run(shape: Shape, way: Way) -> Any:
+    """Build the `RunConfig`. The batch of the shape is the batch of one data rank."""
+    from crosscut.config import load_run
+
+    table = {
+        "model": {
+            "num_layers": shape.num_layers,
+            "hidden_size": shape.hidden_size,
+            "num_heads": shape.num_heads,
+            "vocab_size": shape.vocab_size,
+            "max_sequence_length": shape.sequence_length,
+            "dropout": 0.0,
+            "mlp_size": shape.mlp_size,
+            **(LLAMA if shape.family == "Llama" else {}),
+        },
+        "training": {
+            "batch_size": shape.batch_size,
+            "sequence_length": shape.sequence_length,
+            "precision": way.precision,
+            "compile": "on" if way.compiled else "off",
+            "steps": 1000,
+        },
+        "optimizer": {"warmup_steps": 100},
+    }
+    return load_run(table, way.overrides)
+
+
+def make_transformers(shape: Shape, way: Way) -> Step:
+    """Hugging Face's GPT-2 with its own attention and loss."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        n_layer=shape.num_layers, n_embd=shape.hidden_size, n_head=shape.num_heads, vocab_size=shape.vocab_size,
+        n_positions=shape.sequence_length, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
+        attn_implementation="sdpa",
+    )  # fmt: skip
+    with _on(way):
+        model = GPT2LMHeadModel(config).train()
+    called = _compiled(model, way)
+
+    def loss(tokens: Any, _targets: Any) -> Any:
+        return called(input_ids=tokens, labels=tokens).loss  # it shifts the labels itself
+
+    return _step_of(model, loss, way)
+
+
+def make_litgpt(shape: Shape, way: Way) -> Step:
+    """Litgpt's GPT in the same sizes, its embeddings tied like GPT-2's, with its chunked loss.
+
+    It has rotary positions instead of learned ones, a difference of 0.1% of the parameters.
+    """
+    from litgpt import GPT, Config
+    from litgpt.utils import chunked_cross_entropy
+
+    config = Config(
+        n_layer=shape.num_layers, n_embd=shape.hidden_size, n_head=shape.num_heads, block_size=shape.sequence_length,
+        vocab_size=shape.vocab_size, padded_vocab_size=shape.vocab_size, bias=True, parallel_residual=False,
+        norm_class_name="LayerNorm", mlp_class_name="GptNeoxMLP", gelu_approximate="tanh", rotary_percentage=0.25,
+    )  # fmt: skip
+    with _on(way):
+        model = GPT(config).train()
+    model.lm_head.weight = model.transformer.wte.weight
+    called = _compiled(model, way)
+
+    def loss(tokens: Any, targets: Any) -> Any:
+        return chunked_cross_entropy(called(tokens), targets)
+
+    return _step_of(model, loss, way)
+
+
+def make_plain(shape: Shape, way: Way) -> Step:
+    """The plain PyTorch program in `plain_gpt.py`."""
+    from benchmarks.contenders.plain_gpt import PlainGPT
+
+    with _on(way):
+        model = PlainGPT(
+            num_layers=shape.num_layers,
+            hidden_size=shape.hidden_size,
+            num_heads=shape.num_heads,
+            vocab_size=shape.vocab_size,
+            sequence_length=shape.sequence_length,
+        )
+    return _step_of(model, _compiled(model, way), way)
+
+
+def make_torchtitan(shape: Shape, way: Way) -> Step:
+    """The Llama of torchtitan. torchtitan has no GPT-2."""
+    from benchmarks.contenders.torchtitan_llama import TorchtitanStep
+
+    return TorchtitanStep(shape, way)
+
+
+PROGRAMS: dict[str, Callable[[Shape, Way], Step]] = {
+    "crosscut": CrosscutStep,
+    "transformers": make_transformers,
+    "litgpt": make_litgpt,
+    "plain": make_plain,
+    "torchtitan": make_torchtitan,
+}
+
+PEERS = ("transformers", "litgpt", "plain")
+"""Peers that train a GPT-2."""
+
+LLAMA_PEERS = ("torchtitan",)
+"""Peers that train a Llama."""
+
+
+def is_installed(program: str) -> bool:
+    """Whether the package of a contender is installed."""
+    return program in ("crosscut", "plain") or importlib.util.find_spec(program) is not None
+
+
+def make_step(program: str, shape: Shape, way: Way) -> Step:
+    """Build the training step of a program.
+
+    Only this program's packages are imported, so a process does not pay for the others. Raises `NotActiveError` if the
+    program has no model of the shape's family.
+    """
+    if program != "crosscut" and (shape.family == "Llama") != (program in LLAMA_PEERS):
+        raise NotActiveError(f"{program} must train a {shape.family}, but this benchmark has none for it")
+    return PROGRAMS[program](shape, way)
+
+
+def require_compiled() -> None:
+    """Raise `NotActiveError` unless this process has compiled something. Call it after the first step."""
+    from torch._dynamo.utils import counters
+
+    if not counters["stats"]["unique_graphs"]:
+        raise NotActiveError("the model must be compiled, but nothing was compiled")
+
+
+def _on(way: Way) -> AbstractContextManager[Any]:
+    """Context in which modules are built on the device of the contender."""
+    import torch
+
+    return torch.device(way.device)
+
+
+def _compiled(model: Any, way: Way) -> Any:
+    import torch
+
+    return torch.compile(model) if way.compiled else model
+
+
+def _step_of(model: Any, compute_loss: Callable[[Any, Any], Any], way: Way) -> Step:
+    """The training step that a user writes around a plain PyTorch model."""
+    import torch
+
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.01, fused=True)
+
+    def precision() -> AbstractContextManager[Any]:
+        return (
+            torch.autocast(way.device, getattr(torch, way.precision)) if way.precision != "float32" else nullcontext()
+        )
+
+    def step(_number: int, micro_batches: Sequence[tuple[Any, Any]]) -> Callable[[], float]:
+        total = torch.zeros((), device=way.device)
+        for tokens, targets in micro_batches:
+            with precision():
+                loss = compute_loss(tokens, targets) / len(micro_batches)
+            loss.backward()
+            total = total + loss.detach()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return total.item
+
+    return step

@@ -1,0 +1,246 @@
+"""Speed of text repair and language detection, and a comparison of every repaired text with ftfy.
+
+    python benchmarks/corpus/clean.py --books BOOKS.jsonl.zst --mail FOLDER --sentences FOLDER
+
+`--books` is a jsonl file with the texts under `text`, `--mail` is a folder of messages, `--sentences` is a folder with
+a file for each language, one sentence per line. Every text goes through `repair` and then through `ftfy.fix_text` in
+the same process. Two variants of every text go through both, too: one with the quotes and dashes of a printed book, and
+one in which every tenth non-ASCII line was decoded with a wrong codec, a different one each time. Rates use processor
+time and count all workers together. The language filter runs on the texts, and each detector on the sentences, whose
+language is known.
+"""
+
+import argparse
+import json
+import multiprocessing
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.machine import describe_machine
+from crosscut.config.corpus import LanguageConfig
+from crosscut.config.machine import available_cores
+from crosscut.corpus.cleaning.repair import repair
+from crosscut.corpus.documents import Document
+from crosscut.corpus.filters.language import LanguageFilter
+from crosscut.data import read_documents
+
+CODECS = ("latin-1", "cp1252", "cp1251", "cp1250", "cp1253", "cp1254", "cp1257", "iso-8859-2", "mac-roman", "cp437")
+BATCH_CHARACTERS = 1_000_000
+SLOW_SENTENCES = 50
+
+
+@dataclass(kw_only=True)
+class Figures:
+    """Counts and seconds of repairing some texts."""
+
+    documents: int = 0
+    num_bytes: int = 0
+    changed: int = 0
+    differ: int = 0
+    seconds: float = 0.0
+    reference_seconds: float = 0.0
+
+    def add(self, other: "Figures") -> None:
+        """Add the figures of other texts."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Speed and correctness of text repair and language filter.")
+    parser.add_argument("--books", type=Path, help="jsonl file with texts under `text`")
+    parser.add_argument("--mail", type=Path, help="folder of messages")
+    parser.add_argument("--sentences", type=Path, help="folder of files named by language, a sentence per line")
+    parser.add_argument("--megabytes", type=float, default=float("inf"), help="most text of each kind")
+    parser.add_argument("--no-reference", action="store_true", help="do not compare with ftfy")
+    parser.add_argument("--workers", type=int, default=available_cores(), help="processes")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    options = parser.parse_args()
+    print(", ".join(f"{name} {value}" for name, value in describe_machine("ftfy", "eldc", "langdetect").items()))
+    figures = {"repair": measure_repair(options), "language": measure_language(options)}
+    if options.sentences:
+        figures["accuracy"] = [measure_accuracy(options.sentences, name) for name in ("eldc", "langdetect")]
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def kinds(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Iterator[str]]]]:
+    """Yield the name of each kind that was given, and a function that reads its texts."""
+    if options.books:
+        yield "books", lambda: (document.text for document in read_documents([str(options.books)]))
+    if options.mail:
+        yield "mail", lambda: map(read_message, sorted(options.mail.rglob("*.txt")))
+    if options.sentences:
+        yield "sentences", lambda: (path.read_text("utf-8") for path in sorted(options.sentences.glob("*.txt")))
+
+
+def read_message(path: Path) -> str:
+    """Read a message with its headers, as UTF-8 or else as Latin-1."""
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        return content.decode("latin-1")
+
+
+def batches(texts: Iterable[str], megabytes: float) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = total = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        total += len(text)
+        if size >= BATCH_CHARACTERS or total >= megabytes * 1e6:
+            yield batch
+            batch, size = [], 0
+        if total >= megabytes * 1e6:
+            return
+    if batch:
+        yield batch
+
+
+def measure_repair(options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Measure the MB/s of the repair and of ftfy, and count the documents that they repair differently."""
+    found = {}
+    print(f"\n{'repair':<22}{'documents':>10}{'MB':>8}{'changed':>9}{'differ':>8}{'MB/s':>8}{'ftfy MB/s':>11}")
+    work = repair_alone if options.no_reference else compare
+    with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
+        for name, texts in kinds(options):
+            totals = {variant: Figures() for variant in VARIANTS}
+            for done in pool.imap_unordered(work, batches(texts(), options.megabytes)):
+                for variant, figures in done.items():
+                    totals[variant].add(figures)
+            for variant, figures in totals.items():
+                title = name + variant
+                found[title] = show(title, figures, options.workers)
+    return found
+
+
+def show(title: str, figures: Figures, workers: int) -> dict[str, float]:
+    megabytes = figures.num_bytes / 1e6
+    rate = megabytes / figures.seconds * workers
+    reference = megabytes / figures.reference_seconds * workers if figures.reference_seconds else float("nan")
+    print(f"{title:<22}{figures.documents:>10}{megabytes:>8.1f}{figures.changed:>9}", end="")
+    print(f"{figures.differ:>8}{rate:>8.1f}{reference:>11.1f}", flush=True)
+    return {**vars(figures), "mb_per_second": rate, "reference_mb_per_second": reference}
+
+
+def compare(texts: list[str]) -> dict[str, Figures]:
+    """Repair each variant of the texts with `repair` and with ftfy."""
+    import ftfy
+
+    return {variant: repair_all(list(make(texts)), ftfy.fix_text) for variant, make in VARIANTS.items()}
+
+
+def repair_alone(texts: list[str]) -> dict[str, Figures]:
+    """Repair each variant of the texts with `repair` alone."""
+    return {variant: repair_all(list(make(texts))) for variant, make in VARIANTS.items()}
+
+
+def repair_all(texts: Sequence[str], reference: Callable[[str], str] | None = None) -> Figures:
+    """Repair texts and compare the result with that of a reference function."""
+    repair("")  # loads the tables before the clock starts
+    start = time.process_time()
+    repaired = [repair(text) for text in texts]
+    seconds = time.process_time() - start
+    expected = [reference(text) for text in texts] if reference else repaired
+    return Figures(
+        documents=len(texts),
+        num_bytes=sum(len(text.encode("utf-8", "surrogatepass")) for text in texts),
+        changed=sum(one != text for one, text in zip(repaired, texts, strict=True)),
+        differ=sum(one != other for one, other in zip(repaired, expected, strict=True)),
+        seconds=seconds,
+        reference_seconds=time.process_time() - start - seconds if reference else 0.0,
+    )
+
+
+def misdecoded(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the texts with every tenth non-ASCII line decoded by a wrong codec."""
+    number = 0
+    for text in texts:
+        lines = text.split("\n")
+        for place, line in enumerate(lines):
+            if not line.isascii():
+                if number % 10 == 0:
+                    codec = CODECS[number // 10 % len(CODECS)]
+                    lines[place] = line.encode("utf-8", "surrogatepass").decode(codec, errors="replace")
+                number += 1
+        yield "\n".join(lines)
+
+
+def typeset(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the texts with curly quotes and dashes."""
+    for text in texts:
+        opened = text.replace(' "', " \u201c").replace('\n"', "\n\u201c").replace('"', "\u201d")
+        yield opened.replace("'", "\u2019").replace("--", "\u2014")
+
+
+VARIANTS = {"": iter, ", typeset": typeset, ", mis-decoded": misdecoded}
+"""Changes to the texts before they are repaired, by the suffix of their title."""
+
+
+def measure_language(options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Measure the MB/s of the default detector."""
+    found = {}
+    print(f"\n{'language (eldc)':<22}{'documents':>10}{'MB':>8}{'MB/s':>8}")
+    with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
+        for name, texts in kinds(options):
+            figures = Figures()
+            for one in pool.imap_unordered(tell_languages, batches(texts(), options.megabytes)):
+                figures.add(one)
+            rate = figures.num_bytes / 1e6 / figures.seconds * options.workers
+            print(f"{name:<22}{figures.documents:>10}{figures.num_bytes / 1e6:>8.1f}{rate:>8.0f}", flush=True)
+            found[name] = {**vars(figures), "mb_per_second": rate}
+    return found
+
+
+def tell_languages(texts: list[str]) -> Figures:
+    judge = LanguageFilter(LanguageConfig())
+    documents = [Document(row, "", text) for row, text in enumerate(texts)]
+    start = time.process_time()
+    drops = judge(documents).drops
+    seconds = time.process_time() - start
+    num_bytes = sum(document.num_bytes for document in documents)
+    return Figures(documents=len(texts), num_bytes=num_bytes, changed=len(drops), seconds=seconds)
+
+
+def measure_accuracy(folder: Path, detector: str) -> dict[str, object]:
+    """Measure the accuracy of the filter for English on single sentences and on groups of ten."""
+    judge = LanguageFilter(LanguageConfig(detector=detector))
+    files = sorted(folder.glob("*.txt"))
+    found: dict[str, object] = {"detector": detector}
+    for title, length in (("sentences", 1), ("ten sentences", 10)):
+        kept: Counter[str] = Counter()
+        total: Counter[str] = Counter()
+        exact = 0
+        for path in files:
+            lines = path.read_text(encoding="utf-8").splitlines()
+            texts = [" ".join(lines[at : at + length]) for at in range(0, len(lines) - length + 1, length)]
+            texts = texts if detector == "eldc" else texts[:SLOW_SENTENCES]
+            judgement = judge([Document(row, "", text) for row, text in enumerate(texts)])
+            total[path.stem] += len(texts)
+            kept[path.stem] += len(texts) - len(judgement.drops)
+            exact += judgement.marks["language"].to_pylist().count(path.stem)
+        foreign = total.total() - total["en"]
+        figures = {
+            "documents": total.total(),
+            "english_kept": kept["en"] / total["en"],
+            "foreign_passed": (kept.total() - kept["en"]) / foreign,
+            "exact": exact / total.total(),
+        }
+        print(
+            f"{detector}, {title}: {figures['documents']} documents, {figures['english_kept']:.3f} of English kept, "
+            f"{figures['foreign_passed']:.4f} of others passed, {figures['exact']:.3f} told exactly"
+        )
+        found[title] = figures
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Peers of the deduplication benchmark, run with the Python of their own environment.
+
+python deduplicate_peers.py daft|datatrove FOLDER
+
+The program reads FOLDER/parquet and writes the numbers of the dropped documents, one per line, to FOLDER/daft.txt or
+FOLDER/datatrove.txt. Both peers compare word 5-grams and check no pair exactly.
+"""
+
+import shutil
+import struct
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+WORKERS = 2
+
+
+def run_daft(folder: Path) -> list[int]:
+    """Deduplicate with MinHash of 128 values in 16 bands of 8.
+
+    Documents that share a band form a group, and all but the first document of a group are dropped.
+    """
+    import daft
+    from daft import col, lit
+    from daft.functions import chunk, minhash, normalize, to_list
+
+    texts = daft.read_parquet(str(folder / "parquet" / "*.parquet"))
+    text = normalize(col("text"), remove_punct=True, lowercase=True, white_space=True)
+    values = minhash(text, num_hashes=128, ngram_size=5, seed=1, hash_function="xxhash")
+    bands = texts.select("number", chunk(values, 8).alias("values"), to_list(*map(lit, range(16))).alias("band"))
+    groups = (
+        bands.explode("values", "band")
+        .select("number", "band", col("values").hash().alias("key"))
+        .groupby("band", "key")
+        .agg(col("number").list_agg().alias("members"))
+        .where(col("members").list_count() > 1)
+        .select("members")
+        .to_pydict()["members"]
+    )
+    parents: dict[int, int] = {}
+
+    def root(one: int) -> int:
+        while (parent := parents.setdefault(one, one)) != one:
+            parents[one] = parents[parent]
+            one = parent
+        return one
+
+    for members in groups:
+        first = root(members[0])
+        for member in members[1:]:
+            other = root(member)
+            first, other = min(first, other), max(first, other)
+            parents[other] = first
+    return [number for number in list(parents) if root(number) != number]
+
+
+def run_datatrove(folder: Path) -> list[int]:
+    """Deduplicate with the three MinHash stages and their defaults (14 bands of 8).
+
+    Words are split at spaces, which is the fastest tokenizer.
+    """
+    from datatrove.executor import LocalPipelineExecutor
+    from datatrove.pipeline.dedup import MinhashDedupBuckets, MinhashDedupCluster, MinhashDedupSignature
+    from datatrove.pipeline.readers import ParquetReader
+    from datatrove.utils.word_tokenizers import WordTokenizer
+
+    class Blanks(WordTokenizer):
+        def word_tokenize(self, text: str) -> list[str]:
+            return text.split()
+
+        sent_tokenize = span_tokenize = word_tokenize  # never called
+
+    files = sorted((folder / "parquet").glob("*.parquet"))
+    place = folder / "datatrove"
+    shutil.rmtree(place, ignore_errors=True)
+    signatures, buckets, removed = (str(place / name) for name in ("signatures", "buckets", "removed"))
+    sign = [
+        ParquetReader(str(folder / "parquet"), id_key="number"),
+        MinhashDedupSignature(signatures, language=Blanks()),
+    ]
+    steps = [
+        (sign, len(files)),
+        ([MinhashDedupBuckets(signatures, buckets)], 14),
+        ([MinhashDedupCluster(buckets, removed)], 1),
+    ]
+    for number, (pipeline, tasks) in enumerate(steps):
+        logs = str(place / "logs" / str(number))
+        LocalPipelineExecutor(pipeline, tasks=tasks, workers=min(WORKERS, tasks), logging_dir=logs).run()
+    numbers = defaultdict(list)
+    for path in sorted(Path(removed).glob("*.remove")):
+        content = path.read_bytes()
+        numbers[int(path.stem)] = list(struct.unpack(f"<{len(content) // 4}I", content))
+    return _numbers(files, numbers)
+
+
+def _numbers(files: list[Path], rows: dict[int, list[int]]) -> list[int]:
+    import pyarrow.parquet as pq
+
+    found: list[int] = []
+    for place, file in enumerate(files):
+        numbers = pq.read_table(file, columns=["number"])["number"].to_pylist()
+        found += [numbers[row] for row in rows.get(place, [])]
+    return found
+
+
+if __name__ == "__main__":
+    name, folder = sys.argv[1], Path(sys.argv[2])
+    dropped = {"daft": run_daft, "datatrove": run_datatrove}[name](folder)
+    (folder / f"{name}.txt").write_text("".join(f"{number}\n" for number in sorted(dropped)))

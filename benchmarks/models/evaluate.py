@@ -1,0 +1,255 @@
+"""Speed and memory of scoring text with Crosscut and with transformers: same weights and windows, in turns.
+
+    python benchmarks/models/evaluate.py FOLDER     # a Hugging Face folder with weights and tokenizer
+    python benchmarks/models/evaluate.py --tiny     # a random Llama of seconds, to see that everything runs
+
+Every contender has a process of its own, loads the model once in float32, and scores one batch of the paper's sliding
+windows per turn. The first rounds are not counted. Rates count the tokens that a model reads. Memory is the peak of the
+whole process, Python and PyTorch included. If the losses do not agree to four digits, the command fails without
+figures.
+
+transformers takes part twice. `labels` uses its loss with labels, in which the labels of the context are ignored.
+`kept` asks only for the logits that are scored (`logits_to_keep`), which is faster and less well known.
+"""
+
+import argparse
+import json
+import multiprocessing as mp
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.machine import describe_machine, print_machine
+from benchmarks.turns import CORES, Failure, peak_bytes
+
+GOALS = {"speed": 1.0, "memory": 1.0}
+CONTENDERS = ("crosscut", "transformers labels", "transformers kept")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Model and windows that every contender scores."""
+
+    folder: str
+    window: int
+    overlap: int
+    batch_size: int
+    vocab_size: int
+
+
+Score = Callable[[Any, Any], float]
+"""From tokens [B, S] and targets [B, S] (IGNORED for the context) to the sum of the losses."""
+
+
+def make_crosscut(work: Work) -> Score:
+    """Build the score function of Crosscut, as `crosscut evaluate` does on one rank."""
+    import torch
+
+    from crosscut.config import Layout
+    from crosscut.parallel import make_mesh
+    from crosscut.pretrained import find_model
+
+    model = find_model(work.folder).load(make_mesh(Layout(), torch.device("cpu")))
+
+    def score(tokens: Any, targets: Any) -> float:
+        return float(model.scores(tokens, targets).losses.double().sum())
+
+    return score
+
+
+def make_transformers(work: Work, *, keeping: bool) -> Score:
+    """Build the score function of transformers' causal language model, with PyTorch's attention kernel."""
+    import torch
+    import torch.nn.functional as F
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(work.folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+
+    @torch.no_grad()
+    def score(tokens: Any, targets: Any) -> float:
+        if keeping:
+            kept = work.overlap if (targets[:, : -work.overlap] < 0).all() else tokens.shape[1]
+            logits = model(input_ids=tokens, use_cache=False, logits_to_keep=kept).logits
+            return float(F.cross_entropy(logits.flatten(0, 1), targets[:, -kept:].flatten(), reduction="sum"))
+        loss = model(input_ids=tokens, labels=targets, shift_labels=targets, use_cache=False).loss
+        return float(loss * (targets >= 0).sum())
+
+    return score
+
+
+def take_part(name: str, work: Work, orders: Connection) -> None:
+    """Run the process of a contender: answer each order with seconds and loss, and the last order with peak memory."""
+    try:
+        import torch
+
+        from crosscut.launch import process_group
+
+        torch.set_num_threads(CORES)
+        with process_group(torch.device("cpu")):
+            score = make_crosscut(work) if name == "crosscut" else make_transformers(work, keeping="kept" in name)
+            orders.send("ready")
+            generator = torch.Generator().manual_seed(1)
+            while orders.recv() == "score":
+                text = torch.randint(0, work.vocab_size, (work.batch_size, work.window + 1), generator=generator)
+                targets = text[:, 1:].clone()
+                targets[:, : -work.overlap] = -100
+                start = time.perf_counter()
+                loss = score(text[:, :-1], targets)
+                orders.send((time.perf_counter() - start, loss))
+            orders.send(peak_bytes())
+    except Exception as error:  # of any kind, so that the other contenders go on
+        orders.send(Failure(f"{type(error).__name__}: {error}".splitlines()[0]))
+
+
+def run(work: Work, *, rounds: int, warmup: int) -> dict[str, Any]:
+    """Let the contenders score in turns and return the figures of each by name."""
+    context = mp.get_context("spawn")
+    orders: dict[str, Connection] = {}
+    turns: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTENDERS}
+    figures: dict[str, Any] = {}
+
+    def ask(name: str, order: str | None) -> Any:
+        if order:
+            orders[name].send(order)
+        try:
+            answer = orders[name].recv()
+        except EOFError:
+            answer = Failure("its process died")
+        if isinstance(answer, Failure):
+            figures[name] = {"failure": answer.reason}
+        return answer
+
+    for name in CONTENDERS:
+        orders[name], there = context.Pipe()
+        context.Process(target=take_part, args=(name, work, there), daemon=True).start()
+        there.close()
+        ask(name, None)
+    for _ in range(warmup + rounds):
+        for name in CONTENDERS:
+            if name not in figures and not isinstance(answer := ask(name, "score"), Failure):
+                turns[name].append(answer)
+    for name in CONTENDERS:
+        if name in figures:
+            continue
+        seconds = [seconds for seconds, _ in turns[name][warmup:]]
+        figures[name] = {
+            "tokens_per_second": work.batch_size * work.window / statistics.median(seconds),
+            "median_seconds": statistics.median(seconds),
+            "min_seconds": min(seconds),
+            "max_seconds": max(seconds),
+            "peak_bytes": ask(name, "stop"),
+            "losses": [loss for _, loss in turns[name]],
+        }
+    return figures
+
+
+def require_same_losses(figures: dict[str, Any]) -> None:
+    """End the program if the losses differ, because the contenders then do not do the same work."""
+    ran = {name: f["losses"] for name, f in figures.items() if "failure" not in f}
+    for name, losses in ran.items():
+        for ours, theirs in zip(ran.get("crosscut", losses), losses, strict=True):
+            if abs(ours - theirs) > 1e-4 * abs(ours):
+                sys.exit(f"The losses must agree to four digits, but crosscut's is {ours} and that of {name} {theirs}.")
+
+
+def ratios(figures: dict[str, Any]) -> dict[str, float]:
+    """Ratio of Crosscut's tokens/s to the fastest peer, and of its memory to the leanest peer."""
+    others = [f for name, f in figures.items() if name != "crosscut" and "failure" not in f]
+    ours = figures["crosscut"]
+    if not others or "failure" in ours:
+        return {}
+    return {
+        "speed": ours["tokens_per_second"] / max(f["tokens_per_second"] for f in others),
+        "memory": ours["peak_bytes"] / min(f["peak_bytes"] for f in others),
+    }
+
+
+def report(figures: dict[str, Any]) -> None:
+    """Print the table and the ratios that have goals."""
+    print(f"{'':22}{'tokens/s':>10}{'median s':>10}{'min s':>9}{'max s':>9}{'peak MiB':>10}")
+    for name, f in figures.items():
+        if "failure" in f:
+            print(f"{name:22}{f['failure']}")
+            continue
+        print(
+            f"{name:22}{f['tokens_per_second']:>10,.0f}{f['median_seconds']:>10.3f}{f['min_seconds']:>9.3f}"
+            f"{f['max_seconds']:>9.3f}{f['peak_bytes'] / 2**20:>10,.0f}"
+        )
+    for name, ratio in ratios(figures).items():
+        peer = "tokens/s of the fastest peer" if name == "speed" else "memory of the leanest peer"
+        print(
+            f"crosscut: {ratio:.2f} of the {peer} (goal {'at least' if name == 'speed' else 'at most'} {GOALS[name]})"
+        )
+
+
+def make_tiny(folder: Path, *, num_heads: int = 4, num_kv_heads: int = 2, **more: Any) -> None:
+    """Write a random Llama with a tokenizer trained on the built-in corpus. `more` goes into its configuration."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from crosscut.data import Tokenizer, read_documents
+
+    texts = (document.text for _, document in zip(range(3), read_documents(["builtin:state-of-the-union"])))  # noqa: B905
+    tokenizer = Tokenizer.train(texts, vocab_size=500)
+    tokenizer.save(folder / "tokenizer.json")
+    config = LlamaConfig(
+        vocab_size=tokenizer.vocab_size, hidden_size=16 * num_heads, intermediate_size=32 * num_heads,
+        num_hidden_layers=2, num_attention_heads=num_heads, num_key_value_heads=num_kv_heads,
+        max_position_embeddings=256, tie_word_embeddings=True, bos_token_id=tokenizer.end_of_text,
+        eos_token_id=tokenizer.end_of_text, **more,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "folder", nargs="?", help="Hugging Face folder of a model that transformers and Crosscut support"
+    )
+    parser.add_argument("--window", type=int, default=1024, help="tokens of a window")
+    parser.add_argument("--overlap", type=int, default=32, help="last tokens of a window that are scored")
+    parser.add_argument("--batch-size", type=int, default=4, help="windows of a batch")
+    parser.add_argument("--rounds", type=int, default=5, help="turns that are counted")
+    parser.add_argument("--warmup", type=int, default=1, help="first turns that are not counted")
+    parser.add_argument("--tiny", action="store_true", help="use a random tiny Llama in place of a folder")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    options = parser.parse_args(arguments)
+    if bool(options.folder) == options.tiny:
+        parser.error("Give either a model folder or --tiny.")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or temporary
+        if options.tiny:
+            make_tiny(Path(folder))
+            options.window = min(options.window, 128)
+        vocab_size = json.loads((Path(folder) / "config.json").read_text())["vocab_size"]
+        work = Work(
+            folder=folder, window=options.window, overlap=options.overlap, batch_size=options.batch_size,
+            vocab_size=vocab_size,
+        )  # fmt: skip
+        figures = run(work, rounds=options.rounds, warmup=options.warmup)
+    require_same_losses(figures)
+    for f in figures.values():
+        f.pop("losses", None)
+    if options.json:
+        result = {
+            "machine": describe_machine("torch", "transformers"),
+            "figures": figures,
+            "ratios": ratios(figures),
+        }
+        print(json.dumps(result, indent=2))
+        return
+    print_machine("torch", "transformers")
+    print(f"{Path(folder).name or folder}, {work.batch_size} windows of {work.window} tokens, {work.overlap} scored")
+    report(figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Forecast and measured step times of 20 layouts, and the rank of the forecast's first choice.
+
+    python benchmarks/planner/plan.py                        # two ranks of this machine, calibrated first
+    python benchmarks/planner/plan.py --gpu here.toml        # calibrated before: crosscut plan --calibrate here.toml
+
+The layouts of two ranks take training steps in turn, so other work on the machine slows all of them alike. The
+calibration runs before and cannot see a load that begins later: run this command on an idle machine.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.machine import print_machine
+from crosscut.calibration import calibrate
+from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
+from crosscut.launch import launch, process_group
+from crosscut.launch.processes import choose_device, is_first_started
+from crosscut.parallel import make_mesh
+from crosscut.planner.hardware import named_hardware
+from crosscut.planner.time import step_time
+from crosscut.training.step import Trainer
+
+RANKS = 2
+MODEL = ModelConfig(num_layers=4, hidden_size=256, num_heads=4, vocab_size=8192, max_sequence_length=256, dropout=0.0)
+
+
+def layouts(device: str) -> list[RunConfig]:
+    """Build the runs: five layouts, each with two micro-batch sizes and two kinds of recomputation.
+
+    Two layouts have two tensor ranks, without and with sequence parallelism. Three have two data ranks, unsharded and
+    sharded.
+    """
+    cut = [Layout(tensor=RANKS), Layout(tensor=RANKS, sequence_parallel=True)]
+    copied = [Layout(data=RANKS), Layout(data=RANKS, sharding="zero2"), Layout(data=RANKS, sharding="zero3")]
+    precision = "bfloat16" if device == "cuda" else "float32"
+    return [
+        RunConfig(
+            model=MODEL,
+            layout=layout,
+            training=TrainingConfig(
+                batch_size=8,
+                micro_batch_size=micro,
+                sequence_length=256,
+                precision=precision,
+                recompute=recompute,
+                device=device,
+            ),
+        )
+        for layout, micro, recompute in product([*cut, *copied], (4, 2), ("none", "full"))
+    ]
+
+
+def measure(runs: Sequence[RunConfig], rounds: int, file: str) -> None:
+    """Time every round of every run on this rank. The first rank writes the seconds to the file."""
+    device = choose_device(runs[0].training.device)
+    with process_group(device):
+        trainers = [Trainer(run, make_mesh(run.layout, device)) for run in runs]
+        seconds: list[list[float]] = [[] for _ in runs]
+        for round_number in range(rounds + 1):  # the first is warm-up
+            for index, trainer in enumerate(trainers):
+                taken = one_step(trainer, round_number, device)
+                if round_number:
+                    seconds[index].append(taken)
+        if is_first_started():
+            Path(file).write_text(json.dumps(seconds), encoding="utf-8")
+
+
+def one_step(trainer: Trainer, step: int, device: torch.device) -> float:
+    """Time one optimizer step."""
+    run = trainer.run
+    size = (run.micro_batch_size, run.training.sequence_length + 1)
+    tokens = torch.randint(0, run.model.vocab_size, size, generator=torch.Generator().manual_seed(step)).to(device)
+    batches = [(tokens[:, :-1], tokens[:, 1:])] * run.num_micro_batches
+    synchronize(device)
+    start = time.perf_counter()
+    trainer.step(step, batches)
+    synchronize(device)
+    return time.perf_counter() - start
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def report(runs: Sequence[RunConfig], measured: Sequence[float], forecast: Sequence[float]) -> None:
+    print("\n| layout | micro-batch | recompute | forecast s | measured s | error |\n|---|---|---|---|---|---|")
+    for run, seen, told in sorted(zip(runs, measured, forecast, strict=True), key=lambda row: row[2]):
+        what = f"{run.layout} | {run.micro_batch_size} | {run.training.recompute}"
+        print(f"| {what} | {told:.3f} | {seen:.3f} | {told / seen - 1:+.0%} |")
+    errors = [abs(told / seen - 1) for seen, told in zip(measured, forecast, strict=True)]
+    first = measured[forecast.index(min(forecast))]
+    print(f"\nMedian error {median(errors):.0%}, largest {max(errors):.0%}.")
+    print(f"The first choice of the forecast is {first / min(measured) - 1:.0%} slower than the fastest layout.")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", help="device file of this machine; by default the machine is calibrated first")
+    parser.add_argument("--rounds", type=int, default=5, help="steps of each layout that are counted")
+    options = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "device.toml"
+        if options.gpu is None:
+            calibrate(file)
+        hardware = named_hardware(options.gpu or str(file))
+        print_machine("torch", device="" if hardware.device == "cpu" else hardware.name)
+        runs = layouts(hardware.device)
+        results = Path(folder) / "seconds.json"
+        launch(measure, (runs, options.rounds, str(results)), num_ranks=RANKS)
+        seconds: list[list[float]] = json.loads(results.read_text(encoding="utf-8"))
+    report(runs, [median(taken) for taken in seconds], [step_time(run, hardware).total for run in runs])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,359 @@
+"""Kill a training run at random instants, again and again, and check that it ends like a run that was never killed.
+
+    python benchmarks/recovery/crash.py              # 100 kills of a run on two ranks, about 15 minutes on two cores
+    python benchmarks/recovery/crash.py --kills 3
+
+First a run of two tensor-parallel ranks trains to its end and keeps every checkpoint. This is the unharmed run. Then
+the same run starts again in another folder. SIGKILL hits the launching process, one of the ranks, or the whole process
+group, in turns, at random instants: some while the run starts, most while it trains and saves. After every kill the
+same command (`crosscut train ... --resume auto`) resumes the run.
+
+Checks after every kill: all processes of the run end within seconds, although only one was killed; every folder with
+the name of a checkpoint holds, bit by bit, the parameters and optimizer state of the unharmed run at that step. Checks
+at the end: the last checkpoint is that of the unharmed run, too, and `metrics.jsonl` holds every step once with the
+loss of the unharmed run.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.machine import print_machine
+from crosscut.checkpoint import find_damage, folder_at, list_checkpoints
+from crosscut.data import read_documents
+
+STEPS_BETWEEN_CHECKPOINTS = 2
+MOST_LOST = 2 * STEPS_BETWEEN_CHECKPOINTS
+"""Most steps that a kill may lose. A checkpoint that is due waits until the one before is written."""
+STEPS_BEFORE_KILL = 8
+"""Most steps from the first step after a start to the kill."""
+STARTING = 0.1
+"""Share of the kills that hit the run while it starts."""
+GONE_WITHIN = 10.0
+"""Seconds within which all processes must end after one of them was killed."""
+TARGETS = ("launcher", "rank 0", "rank 1", "all")
+
+RUN = (
+    "model.num_layers=2", "model.hidden_size=32", "model.num_heads=4", "model.max_sequence_length=64",
+    "layout.tensor=2", "data.vocab_size=300", "data.verify=false", "training.batch_size=4",
+    "training.sequence_length=32", "training.validation_sequences=8", "training.validate_every=50",
+    f"checkpoint.every={STEPS_BETWEEN_CHECKPOINTS}", "training.device=cpu", "optimizer.warmup_steps=1",
+    "output.sample_tokens=0",
+)  # fmt: skip
+
+
+@dataclass
+class Kill:
+    """One kill and its effects."""
+
+    target: str
+    seconds: float
+    """Seconds from the start of the process to the kill."""
+    steps: int
+    """Steps that the run had done, over all starts."""
+    resumes_at: int = 0
+    """Step of the newest checkpoint after the kill."""
+    saving: bool = False
+    """Whether a checkpoint was left half written."""
+    seconds_to_end: float = 0.0
+    """Seconds from the kill until the last process of the run had ended."""
+
+    @property
+    def lost(self) -> int:
+        """Steps that the resumed run has to repeat."""
+        return self.steps - self.resumes_at
+
+
+@dataclass
+class Result:
+    """Effects of all kills."""
+
+    kills: list[Kill] = field(default_factory=list)
+    compared: int = 0
+    """Number of checkpoints that were compared with the unharmed run."""
+    damaged: list[str] = field(default_factory=list)
+    """Checkpoints that differ or cannot be read, and other failed checks."""
+    seconds: float = 0.0
+
+
+class Run:
+    """Folder of a run, and the command that starts or resumes the run."""
+
+    def __init__(self, folder: Path, text: Path, steps: int, *, keep: int) -> None:
+        self.folder = folder
+        overrides = (
+            *RUN, f"training.steps={steps}", f"checkpoint.keep={keep}", f"data.text={text}",
+            f"data.tokens={text.parent / 'tokens'}", f"output.folder={folder}",
+        )  # fmt: skip
+        self.command = [sys.executable, "-m", "crosscut", "train", *overrides, "--resume", "auto"]
+
+    @contextmanager
+    def started(self) -> Iterator[subprocess.Popen[bytes]]:
+        """Start the run in a session of its own, whose process group can be killed. On exit, no process is left."""
+        log = self.folder.with_suffix(".log").open("ab")
+        with log:
+            process = subprocess.Popen(self.command, stdout=log, stderr=log, start_new_session=True)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def complete(self) -> None:
+        """Let the run go on to its end."""
+        with self.started() as process:
+            if process.wait():
+                sys.exit(f"the run must end well, but exited with {process.returncode}:\n{self.told()}")
+
+    def told(self) -> str:
+        """Return the end of the output of the run."""
+        return self.folder.with_suffix(".log").read_text(encoding="utf-8", errors="replace")[-4000:]
+
+    def steps_done(self) -> int:
+        """Return the last step in `metrics.jsonl`."""
+        try:
+            lines = (self.folder / "metrics.jsonl").read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return 0
+        return max((json.loads(line)["step"] for line in lines[:-1]), default=0)
+
+    def checkpoints(self) -> list[Path]:
+        """List the folders that the run takes for whole checkpoints."""
+        return [self.folder / "checkpoints" / folder.name for folder in list_checkpoints(self.folder / "checkpoints")]
+
+    def newest(self) -> int:
+        """Return the step from which the run would resume."""
+        return max(map(step_of, self.checkpoints()), default=0)
+
+    def half_written(self) -> set[tuple[str, int]]:
+        """List the hidden files beside the checkpoints: checkpoints that are being written or removed."""
+        found = (self.folder / "checkpoints").glob(".*")
+        return {(path.name, path.stat().st_mtime_ns) for path in found}
+
+    def metrics_file(self) -> int:
+        """Return the inode of `metrics.jsonl`. Every start writes a new file with the rows that are still valid."""
+        file = self.folder / "metrics.jsonl"
+        return file.stat().st_ino if file.exists() else 0
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def digest(checkpoint: Path) -> str:
+    """Return the SHA-256 of all names, tensors and numbers of a checkpoint: parameters and optimizer state."""
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder) / "whole.pt"
+        dcp_to_torch_save(checkpoint, whole)
+        state = torch.load(whole, weights_only=True)
+    found = hashlib.sha256()
+    for name, value in sorted(leaves(state, "")):
+        found.update(f"{name} {value.shape if isinstance(value, torch.Tensor) else value}".encode())
+        if isinstance(value, torch.Tensor):
+            found.update(value.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def leaves(state: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(state, dict):
+        for key, value in state.items():
+            yield from leaves(value, f"{name}/{key}")
+    elif isinstance(state, list | tuple):
+        for i, value in enumerate(state):
+            yield from leaves(value, f"{name}/{i}")
+    else:
+        yield name, state
+
+
+def kill_at_random(run: Run, target: str, chance: random.Random) -> Kill:
+    """Start the run, kill it at a random instant, and wait until all its processes have ended."""
+    before, half_written, file = run.newest(), run.half_written(), run.metrics_file()
+    with run.started() as process:
+        began = time.monotonic()
+        if chance.random() < STARTING:
+            time.sleep(chance.uniform(0.0, 6.0))
+        else:
+            wait_until(run, process, lambda: run.metrics_file() != file)
+            wanted = before + 1 + chance.randrange(STEPS_BEFORE_KILL)
+            wait_until(run, process, lambda: run.steps_done() >= wanted)
+            time.sleep(chance.uniform(0.0, 0.05))  # any instant in a step or a save
+        kill = Kill(target, time.monotonic() - began, steps=0)
+        kill.seconds_to_end = kill_now(process, target)
+    kill.steps, kill.resumes_at = max(run.steps_done(), before), run.newest()
+    kill.saving = bool(run.half_written() - half_written)
+    return kill
+
+
+def kill_now(process: subprocess.Popen[bytes], target: str) -> float:
+    """Kill the launching process, a rank (if it has started), or all; return the seconds until all have ended."""
+    group = psutil.Process(process.pid).children(recursive=True)
+    ranks = sorted((p for p in group if is_rank(p)), key=lambda p: p.pid)
+    if target == "all":
+        os.killpg(process.pid, signal.SIGKILL)
+    elif target == "launcher" or len(ranks) < 2:
+        process.kill()
+    else:
+        ranks[int(target[-1])].kill()
+    killed = time.monotonic()
+    process.wait()
+    while alive := [p for p in group if is_running(p)]:
+        if time.monotonic() - killed > 2 * GONE_WITHIN:
+            sys.exit(f"no process may outlive its run, but after a kill of {target} these do: {alive}")
+        time.sleep(0.01)
+    return time.monotonic() - killed
+
+
+def wait_until(run: Run, process: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        if process.poll() is not None or time.monotonic() > deadline:
+            sys.exit(f"the run must go on training, but did not:\n{run.told()}")
+        time.sleep(0.002)
+
+
+def is_running(process: psutil.Process) -> bool:
+    """Whether a process is alive. A zombie is not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def is_rank(process: psutil.Process) -> bool:
+    try:
+        return any("spawn_main" in word for word in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def check(run: Run, unharmed: dict[int, str], result: Result, seen: set[tuple[str, int]]) -> None:
+    """Compare every checkpoint that the run takes for whole, unless it was compared before."""
+    for folder in run.checkpoints():
+        key = (folder.name, folder.stat().st_mtime_ns)
+        if key in seen:
+            continue
+        seen.add(key)
+        result.compared += 1
+        try:
+            result.damaged += find_damage(folder_at(folder))
+            same = digest(folder) == unharmed[step_of(folder)]
+        except Exception as error:
+            result.damaged.append(f"{folder.name}: {error}")
+        else:
+            if not same:
+                result.damaged.append(f"{folder.name}: differs from the unharmed run")
+
+
+def crash(folder: Path, options: argparse.Namespace) -> Result:
+    """Do all kills, one after another, and compare the run at its end."""
+    text = folder / "text.txt"
+    document = next(iter(read_documents(["builtin:state-of-the-union"], text_key="text"))).text
+    text.write_text("\n\n".join([document] * 5), encoding="utf-8")
+    steps = 2 + options.kills * STEPS_BEFORE_KILL
+    console = Console(stderr=True)
+    console.print(f"unharmed run: {steps} steps, a checkpoint every {STEPS_BETWEEN_CHECKPOINTS}")
+    whole = Run(folder / "unharmed", text, steps, keep=steps)
+    whole.complete()
+    unharmed = {step_of(path): digest(path) for path in whole.checkpoints()}
+    killed, result, seen = Run(folder / "killed", text, steps, keep=2), Result(), set[tuple[str, int]]()
+    chance, began = random.Random(options.seed), time.monotonic()
+    columns = (TextColumn("killed"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
+               TimeRemainingColumn(elapsed_when_finished=True), TextColumn("{task.fields[told]}"))  # fmt: skip
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("", total=options.kills, told="")
+        for number in range(options.kills):
+            kill = kill_at_random(killed, TARGETS[number % len(TARGETS)], chance)
+            result.kills.append(kill)
+            check(killed, unharmed, result, seen)
+            told = f"{kill.target} at step {kill.steps}, resumes at {kill.resumes_at}, {len(result.damaged)} damaged"
+            bar.update(task, advance=1, told=told)
+    killed.complete()
+    check(killed, unharmed, result, seen)
+    if killed.newest() != steps:
+        result.damaged.append(f"the run must end at step {steps}, but its newest checkpoint is of {killed.newest()}")
+    noted = [row["step"] for row in rows_of(killed) if "loss" in row]
+    if noted != list(range(1, steps + 1)):
+        result.damaged.append(
+            f"metrics.jsonl must hold each step from 1 to {steps} once, but holds {len(noted)} rows of steps"
+        )
+    if [row["loss"] for row in rows_of(whole) if "loss" in row] != [r["loss"] for r in rows_of(killed) if "loss" in r]:
+        result.damaged.append("the losses must be those of the unharmed run, but some differ")
+    result.seconds = time.monotonic() - began
+    return result
+
+
+def rows_of(run: Run) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def report(result: Result, options: argparse.Namespace) -> bool:
+    """Print the figures and return whether all checks passed."""
+    kills = result.kills
+    print_machine("torch")
+    print(f"seed {options.seed}")
+    print("\nkill  target    seconds  step  resumes at  lost  saving  seconds to end")
+    for number, kill in enumerate(kills, 1):
+        print(f"{number:>4}  {kill.target:<8}{kill.seconds:>9.2f}{kill.steps:>6}{kill.resumes_at:>12}{kill.lost:>6}"
+              f"{'yes' if kill.saving else '':>8}{kill.seconds_to_end:>16.2f}")  # fmt: skip
+    most_lost, slowest = max(k.lost for k in kills), max(k.seconds_to_end for k in kills)
+    print(f"\n{len(kills)} kills in {result.seconds:,.0f} s: {sum(k.saving for k in kills)} of them during a save, "
+          f"{sum(k.resumes_at == 0 for k in kills)} before the first checkpoint")  # fmt: skip
+    print(f"steps lost: at most {most_lost} (a checkpoint is due every {STEPS_BETWEEN_CHECKPOINTS} steps)")
+    print(f"after the kill of one process, all processes of the run ended within {slowest:.2f} s")
+    print(f"{result.compared} checkpoints compared with the unharmed run, bit by bit: {len(result.damaged)} differ")
+    for line in result.damaged:
+        print(f"  {line}")
+    well = not result.damaged and most_lost <= MOST_LOST and slowest <= GONE_WITHIN
+    print("the killed run ended like the unharmed one" if well else "FAILED")
+    return well
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Kill, compare and print. The exit status is 1 if a check failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100, help="number of kills")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random instants")
+    parser.add_argument("--folder", type=Path, help="keep the runs in this folder; by default it is temporary")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    options = parser.parse_args(arguments)
+    if options.kills < 1:
+        parser.error(f"`--kills` must be at least 1, but is {options.kills}.")
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="crosscut-crash-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        result = crash(folder.resolve(), options)
+    finally:
+        if not options.folder:
+            shutil.rmtree(folder)
+    well = report(result, options)
+    if options.json:
+        figures = {"well": well, "compared": result.compared, "damaged": result.damaged, "seconds": result.seconds}
+        figures["kills"] = [vars(kill) | {"lost": kill.lost} for kill in result.kills]
+        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    sys.exit(0 if well else 1)
+
+
+if __name__ == "__main__":
+    main()

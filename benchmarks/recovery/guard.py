@@ -1,0 +1,106 @@
+"""Cost of comparing replicas while training: time of a comparison, relative to the steps between two comparisons.
+
+    python benchmarks/recovery/guard.py                                        # model of the demo, two CPU ranks
+    python benchmarks/recovery/guard.py --device cuda --preset megatron-355m  # one GPU
+
+On several ranks the whole comparison is timed: hashes, messages and verdict. A single rank has no replica, so only the
+hashes are timed; they take all but microseconds of a comparison. Steps and comparisons alternate in one run, and the
+figures are medians.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.machine import describe_machine, print_machine
+from crosscut.config import RunConfig, load_run
+from crosscut.launch import launch, process_group
+from crosscut.launch.processes import choose_device
+from crosscut.parallel import make_mesh
+from crosscut.parallel.state.agreement import find_drift, hash_of
+from crosscut.planner import count_parameters, parameters_per_rank
+from crosscut.training.step import Trainer
+from crosscut.training.watching.throughput import synchronize
+
+LAYOUTS = {"tensor 2": ("layout.tensor=2",), "data 2": ("layout.tensor=1", "layout.data=2")}
+
+
+def make_run(options: argparse.Namespace, layout: tuple[str, ...]) -> RunConfig:
+    """Build the run of the demo with its vocabulary, or the run of a preset in bfloat16."""
+    overrides = [f"training.device={options.device}", *layout]
+    if options.preset:
+        overrides += [f"model.preset={options.preset}", "training.precision=bfloat16", "training.sequence_length=1024"]
+        table: dict[str, Any] = {"training": {"batch_size": 8}}
+        return load_run(table, overrides)
+    return load_run(Path(str(files("crosscut.config") / "demo.toml")), ["model.vocab_size=4096", *overrides])
+
+
+def measure(run: RunConfig, repeats: int) -> dict[str, float]:
+    """Measure the median seconds of a step and of a comparison, on the first rank."""
+    device = choose_device(run.training.device)
+    with process_group(device):
+        mesh = make_mesh(run.layout, device)
+        trainer = Trainer(run, mesh)
+        parameters = dict(trainer.model.named_parameters())
+        generator = torch.Generator().manual_seed(mesh.data.rank)
+        size = (run.micro_batch_size, run.training.sequence_length + 1)
+        steps, comparisons = [], []
+        for number in range(repeats + 2):
+            batch = torch.randint(0, run.model.vocab_size, size, generator=generator).to(device)
+            synchronize(device)
+            start = time.perf_counter()
+            trainer.step(number, [(batch[:, :-1], batch[:, 1:])] * run.num_micro_batches)
+            synchronize(device)
+            between = time.perf_counter()
+            if run.layout.world_size > 1:
+                assert find_drift(parameters, mesh) is None
+            else:
+                torch.stack([hash_of(parameter) for parameter in parameters.values()]).tolist()
+            comparisons.append(time.perf_counter() - between)
+            steps.append(between - start)
+    return {"step": statistics.median(steps[2:]), "comparison": statistics.median(comparisons[2:])}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--preset", help="model preset; by default the model of the demo")
+    parser.add_argument("--repeats", type=int, default=20, help="steps and comparisons to time")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("`--device` must be available on this machine, but there is no CUDA device. Try --device cpu.")
+    layouts = LAYOUTS if options.device == "cpu" else {"one rank": ("layout.tensor=1",)}
+    device = torch.cuda.get_device_name() if options.device == "cuda" else ""
+    print_machine("torch", device=device)
+    print(f"\n{'layout':<12}{'parameters':>12}{'on a rank':>12}{'step ms':>10}", end="")
+    print(f"{'comparison ms':>15}{'every':>7}{'cost':>9}")
+    rows = {}
+    for name, layout in layouts.items():
+        run = make_run(options, layout)
+        row: dict[str, Any] = launch(measure, (run, options.repeats), num_ranks=run.layout.world_size)
+        every = run.training.compare_replicas_every
+        row |= {"every": every, "cost": row["comparison"] / (every * row["step"])}
+        rows[name] = row
+        parameters = f"{count_parameters(run.model):>12,}{parameters_per_rank(run.model, run.layout):>12,}"
+        times = f"{1000 * row['step']:>10.1f}{1000 * row['comparison']:>15.2f}"
+        print(f"{name:<12}{parameters}{times}{every:>7}{row['cost']:>9.3%}", flush=True)
+    if options.json:
+        options.json.write_text(
+            json.dumps({"machine": describe_machine("torch", device=device), "layouts": rows}, indent=2) + "\n",
+            encoding="utf-8",
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""The pipeline is timed stage by stage, and killed and gone on with, by the real command."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from crosscut.data import read_documents
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def speeches(tmp_path: Path) -> Path:
+    """A small real corpus."""
+    path = tmp_path / "speeches.jsonl"
+    texts = [document.text[:6000] for document in read_documents(["builtin:state-of-the-union"])]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARKS / "corpus" / program), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads memory from /proc")
+def test_every_stage_is_timed(speeches, tmp_path):
+    figures, questions = tmp_path / "figures.json", tmp_path / "questions.txt"
+    questions.write_text("What would a president say of the state of the union, had he but a moment to say it in?\n")
+    arguments = ("--set", "tokens.vocab_size=500", "engine.workers=1", "--json", str(figures))
+    done = run("prepare.py", str(speeches), "--test-sets", str(questions), *arguments)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(figures.read_text())
+    names = [stage["name"] for stage in told["stages"]]
+    assert names[0] == "ingest"
+    assert {"cleaning", "sketches", "leakage", "tokens", "packing"} <= set(names)
+    assert all(name in done.stdout for name in names)
+    assert told["peak_bytes"] > 50e6
+
+
+@pytest.mark.slow
+def test_a_killed_run_ends_with_the_same_bytes(speeches):
+    done = run("prepare_crash.py", "--text", str(speeches), "--kills", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 kills, 0 files differ" in done.stdout

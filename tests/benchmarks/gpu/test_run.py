@@ -1,0 +1,375 @@
+"""The benchmark of one GPU runs on a CPU, on tiny models, and holds its goals against the figures."""
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+
+
+@dataclass
+class TinyRun:
+    """A run of `gpu/run.py` on the CPU: what it printed, its figures, and those that it had when the second came."""
+
+    printed: str
+    told: dict[str, Any]
+    told_early: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def tiny_run(tmp_path_factory) -> TinyRun:
+    folder = tmp_path_factory.mktemp("gpu")
+    file = folder / "figures.json"
+    command = [sys.executable, str(BENCHMARKS / "gpu" / "run.py"), "--device", "cpu", "--tiny", "--json", str(file)]
+    printed, early = [], {}
+    with (
+        (folder / "errors").open("w") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=folder) as running,
+    ):
+        for line in running.stdout:
+            printed.append(line)
+            if line.startswith("plain, tiny") and not early:
+                early = json.loads(file.read_text())
+    assert running.returncode == 0, (folder / "errors").read_text()
+    return TinyRun("".join(printed), json.loads(file.read_text()), early)
+
+
+def test_gpu_benchmark_runs_on_the_cpu(tiny_run):
+    told = tiny_run.told
+    rows = {row["name"]: row for row in told["measurements"]}
+    assert {row["group"] for row in rows.values()} == {"models", "precision", "layouts", "recomputation"}
+    for name, row in rows.items():
+        assert name in tiny_run.printed
+        if name.startswith("float8") and not row["turns"]:
+            assert row["remarks"][0].startswith("failed: "), "this processor has no such products, and says so"
+            continue
+        assert row["remarks"] == []
+        figures = row["figures"]
+        assert figures["tokens_per_second"] == pytest.approx(4 * 32 / figures["seconds_per_step"])
+        assert 0 < figures["of_measured_rate"] < 1
+    assert len(rows["crosscut, tiny"]["turns"]) == 2
+    # What a rank of eight computes is an eighth of the model.
+    assert rows["rank 0 of 8 ranks, 2 layers of 64"]["tensor"] == 8
+    assert rows["crosscut, tiny"]["turns"][0]["first_loss"] == pytest.approx(math.log(512), abs=0.1)
+    for name in ("plain, tiny", "crosscut, Llama tiny"):
+        assert rows[name]["turns"][0]["first_loss"] == pytest.approx(math.log(512), abs=0.1)
+    assert {goal["met"] for goal in told["goals"]} == {None}, "the goals are about models that a CPU does not measure"
+    assert set(told["machine"]) >= {"date", "device", "driver", "torch", "transformers", "commit", "source_sha256"}
+
+
+def test_gpu_benchmark_writes_after_every_measurement(tiny_run):
+    told = tiny_run.told_early
+    assert [row["name"] for row in told["measurements"]][:1] == ["crosscut, tiny"]
+    assert len(told["measurements"]) < len(tiny_run.told["measurements"])
+    assert told["measurements"][0]["figures"]["tokens_per_second"] > 0
+    assert len(told["goals"]) == 10
+
+
+def test_gpu_plan_has_llamas_only_beside_a_peer_that_trains_them():
+    from benchmarks.contenders.programs import LLAMA_PEERS, crosscut_run
+    from benchmarks.contenders.task import Shape, Way
+    from benchmarks.gpu.plan import LLAMAS, full_plan
+    from crosscut.planner import count_parameters
+
+    alone = full_plan(141 * 10**9, installed=lambda program: program not in LLAMA_PEERS)
+    assert not [m for m in alone if m.shape.family == "Llama"]
+    beside = full_plan(141 * 10**9, installed=lambda program: True)
+    assert {m.name for m in beside} - {m.name for m in alone} == {
+        f"{program}, {model}" for model in LLAMAS for program in ("crosscut", "torchtitan", "torchtitan eager")
+    }
+    for model, llama in LLAMAS.items():
+        gpt2 = next(m.shape for m in alone if m.name == f"crosscut, {model.removeprefix('Llama ')}")
+        sizes = [count_parameters(crosscut_run(shape, Way()).model) for shape in (llama, gpt2)]
+        assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
+    assert crosscut_run(Shape(family="Llama"), Way()).model.family == "Llama"
+
+
+TORCHTITAN = """
+import dataclasses, json, sys
+import torch
+from benchmarks.contenders.programs import crosscut_run, make_step
+from benchmarks.contenders.task import Way
+from crosscut.launch import process_group
+from crosscut.planner import count_parameters
+from benchmarks.gpu.plan import TINY
+from benchmarks.contenders.torchtitan_llama import make_config
+
+shape = dataclasses.replace(TINY, family="Llama")
+with process_group(torch.device("cpu")):
+    step = make_step("torchtitan", shape, Way(precision="bfloat16"))
+    size = sum(parameter.numel() for parameter in step.model.parameters())
+    tokens = torch.randint(0, shape.vocab_size, (shape.batch_size, shape.sequence_length + 1))
+    parts = [(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in tokens.split(2)]
+    losses = [step(number, parts)() for number in range(60)]
+
+    train, kept = step.forward_and_backward, []
+
+    def train_like_a_graph(*inputs):  # which keeps its first inputs and copies later ones into them
+        kept.extend(inputs[:3] if not kept else ())
+        for mine, given in zip(kept, inputs):
+            mine.copy_(given)
+        return train(*kept, inputs[3])
+
+    step.forward_and_backward = train_like_a_graph
+    before = [tensor.clone() for part in parts for tensor in part]
+    step(60, parts)()
+    assert all(map(torch.equal, before, (tensor for part in parts for tensor in part)))
+
+def logits(device, positions=torch.arange(shape.sequence_length).expand(2, -1).contiguous()):
+    torch.manual_seed(0)
+    model = make_config(shape, Way(device=device)).build()
+    with torch.no_grad():
+        model.init_weights(buffer_device=None)
+        masks = model.get_attention_masks(positions=positions) if device == "cuda" else None
+        return model(parts[0][0], positions=positions, attention_masks=masks)
+
+torch.testing.assert_close(logits("cuda"), logits("cpu"))  # flex attention's and PyTorch's, both here
+print(json.dumps([size, count_parameters(crosscut_run(shape, Way()).model), losses[0], losses[-1]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed")
+def test_torchtitan_trains_the_llama_that_crosscut_trains(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", TORCHTITAN], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(BENCHMARKS.parent)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    size, expected, first, last = json.loads(done.stdout.splitlines()[-1])
+    assert size == expected
+    assert first == pytest.approx(math.log(512), abs=0.1)
+    assert last < first - 0.3
+
+
+@pytest.mark.slow
+def test_gpu_benchmark_runs_uncompiled_what_cannot_be_compiled(tmp_path):
+    program = """
+import json
+from dataclasses import asdict, replace
+from benchmarks.gpu.run import Budget, run_plan
+from benchmarks.gpu.plan import tiny_plan
+switching = ("model.dropout=0.1", "layout.tensor=2")  # between two random streams: no compiler follows it
+plan = [replace(tiny_plan()[0], name="a", compiled=True, overrides=switching, tensor=2)]
+rows = run_plan(plan, Budget(100.0), "cpu", lambda row: None)
+print(json.dumps({name: [len(row.turns), row.remarks] for name, row in rows.items()}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(BENCHMARKS.parent)},
+    )  # fmt: skip
+    rows = json.loads(done.stdout.splitlines()[-1])
+    assert rows["a"][0] == 0
+    assert rows["a"][1][0].startswith("failed: ConfigError: `training.compile` must be")
+    assert rows["uncompiled: a"] == [1, []]
+
+
+MISCOMPILED = """
+import torch
+import torch.nn.functional as F
+from dataclasses import replace
+from crosscut.training import compilation
+from benchmarks.gpu.plan import tiny_plan
+from benchmarks.gpu.worker import measure
+
+def compile_otherwise(graph, inputs, activation=None):
+    for node in graph.graph.nodes:
+        if activation and node.target is F.gelu:
+            node.target, node.kwargs = activation, {}
+    graph.recompile()
+    return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+measurement = replace(tiny_plan()[0], compiled=True)
+compilation.BACKEND = compile_otherwise
+print(measure(measurement, "cpu")["compiled_gradients_off"])
+compilation.BACKEND = lambda graph, inputs: compile_otherwise(graph, inputs, F.relu)
+try:
+    measure(measurement, "cpu")
+except ArithmeticError as error:
+    print(error)
+
+from benchmarks.contenders.programs import CrosscutStep
+from crosscut.training.step import Trainer
+
+accumulate, compiled_gradients_off = Trainer.accumulate, CrosscutStep.compiled_gradients_off
+
+def spoil_one(self, *arguments):
+    loss = accumulate(self, *arguments)
+    dict(self.model.named_parameters())["blocks.0.mlp.contract.weight"].grad.mul_(float("nan"))
+    return loss
+
+def with_a_gradient_that_is_none(*arguments):
+    Trainer.accumulate = spoil_one
+    return compiled_gradients_off(*arguments)
+
+def without_memory(*arguments):
+    raise torch.OutOfMemoryError("no more")
+
+CrosscutStep.compiled_gradients_off = without_memory
+print(measure(measurement, "cpu")["compiled_gradients_off"])
+CrosscutStep.compiled_gradients_off = with_a_gradient_that_is_none
+compilation.BACKEND = compile_otherwise
+try:
+    measure(measurement, "cpu")
+except ArithmeticError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_gpu_benchmark_takes_no_figure_of_wrong_gradients(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", MISCOMPILED], capture_output=True, text=True, timeout=120, check=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(BENCHMARKS.parent)},
+    )  # fmt: skip
+    off, error, unknown, of_nan = done.stdout.splitlines()[-4:]
+    assert float(off) < 0.05
+    assert error.startswith("the compiled gradient of blocks.")
+    assert unknown == "None", "what memory does not suffice for is left out, and its figures stand"
+    assert (
+        of_nan
+        == "the compiled gradient of blocks.0.mlp.contract.weight differs from the uncompiled one by inf of its norm"
+    )
+
+
+@pytest.mark.slow
+def test_gpu_benchmark_ends_what_takes_too_long():
+    from benchmarks.gpu.run import in_process
+
+    start = time.monotonic()
+    assert in_process(time.sleep, (60.0,), limit=0.5).reason == "did not end within 0 s"
+    assert time.monotonic() - start < 30
+
+
+def test_gpu_benchmark_knows_every_way_to_run_out_of_memory():
+    import torch
+
+    from benchmarks.gpu.worker import is_out_of_memory
+
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    assert is_out_of_memory(RuntimeError("CUDA error: out of memory"))
+    inside = RuntimeError("backend='inductor' raised:")
+    inside.__cause__ = torch.OutOfMemoryError("no more")
+    assert is_out_of_memory(inside)
+    assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+
+
+def test_gpu_plan_has_something_to_compare_with_before_anything_that_takes_minutes():
+    from benchmarks.gpu.plan import full_plan
+    from benchmarks.gpu.run import Budget
+
+    plan = full_plan(150 * 10**9)
+    first = {m.name: place for place, m in reversed(list(enumerate(plan))) if m.shape.family == "GPT-2"}
+    whole = min(place for place, m in enumerate(plan) if m.compiled and m.program != "crosscut")
+    assert max(first[f"plain eager, {model}"] for model in ("1.2B at 1024", "1.2B at 4096", "1.7B at 4096")) < whole
+    assert all(place < whole for name, place in first.items() if name.startswith(("crosscut", "float8", "rank 0")))
+    budget = Budget(100.0)
+    budget.learn(plan[whole], 90.0)
+    assert budget.fits(plan[0]), "a peer that takes long says nothing about Crosscut"
+    budget.learn(plan[0], 101.0)
+    assert not budget.fits(plan[0])
+    budget.learn(plan[1], 10.0)
+    assert budget.fits(plan[2]), "nor does the first, which fills the compiler's caches, about later ones"
+    assert Budget(100.0).most == Budget(525.0).most == 110
+    assert Budget(900.0).most == 180, "who has more time waits longer for peers to be compiled"
+
+
+def test_gpu_benchmark_skips_what_no_longer_fits_and_says_so():
+    from benchmarks.gpu.plan import tiny_plan
+    from benchmarks.gpu.run import Budget, run_plan
+
+    told = []
+    rows = run_plan(tiny_plan(), Budget(1.0), "cpu", told.append)
+    assert set(rows) == {row.measurement.name for row in told}
+    for row in rows.values():
+        assert row.turns == []
+        assert row.remarks == ["skipped: 1 of 1 s were left"]
+
+
+def test_gpu_benchmark_refuses_to_measure_nothing(monkeypatch, capsys):
+    from benchmarks.gpu import run as gpu
+
+    monkeypatch.setattr(gpu, "start_server", None)
+    with pytest.raises(SystemExit) as ended:
+        gpu.main(["--device", "cpu", "--tiny", "--only", "models", "compile"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(
+        "`--only` must name kinds that --tiny supports (models, precision, layouts, recomputation), but compile is not "
+        "among them. Remove it, or remove --tiny.\n"
+    )
+
+
+@pytest.mark.slow
+def test_gpu_benchmark_without_a_gpu_says_what_to_do():
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "gpu" / "run.py"), "--only", "models"],
+        capture_output=True, text=True, timeout=120, check=False,
+        env={"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(BENCHMARKS.parent)},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "Try --device cpu --tiny" in done.stderr
+
+
+@pytest.mark.slow
+def test_gpu_benchmark_says_what_cannot_be_imported(tmp_path):
+    (tmp_path / "rich").mkdir()
+    (tmp_path / "rich" / "__init__.py").write_text("raise ImportError('no rich here')\n")
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "gpu" / "run.py"), "--device", "cpu", "--tiny"],
+        capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "Python must find the packages that Crosscut trains with, but ImportError: no rich here" in done.stderr
+
+
+def test_gpu_benchmark_names_the_kernel_of_attention():
+    from benchmarks.gpu.worker import attention_kernel
+
+    assert attention_kernel(96, "cpu") == "flash attention"
+
+
+def test_gpu_goals_are_held_against_the_figures():
+    from benchmarks.gpu.plan import GOALS, full_plan
+    from benchmarks.gpu.run import Row, judged
+
+    plan = {m.name: m for m in full_plan(141 * 10**9, installed=lambda program: True)}
+    assert {goal.of for goal in GOALS} <= set(plan)
+    assert plan["plain, 1.2B at 1024"].shape == plan["crosscut, 1.2B at 1024"].shape
+    assert plan["torchtitan, Llama 1.7B at 4096"].shape == plan["crosscut, Llama 1.7B at 4096"].shape
+
+    def turned(name: str, seconds: float) -> Row:
+        turn = {"seconds_per_step": seconds, "measured_matrix_rate": 7e14, "peak_bytes": 1}
+        return Row(plan[name], [turn])
+
+    # 4 x 4096 tokens of 11.27 GFLOP in 0.3 s are 616 TFLOP/s.
+    seconds = {"crosscut, 1.7B at 4096": 0.30, "plain, 1.7B at 4096": 0.32, "plain eager, 1.7B at 4096": 0.60,
+               "float8, 1.7B at 4096": 0.20}  # fmt: skip
+    rows = {name: turned(name, value) for name, value in seconds.items()}
+    found = {goal["goal"]: goal for goal in judged(GOALS, rows, 989e12)}
+    assert found["crosscut, 1.7B at 4096: utilisation of the dense peak"]["measured"] == pytest.approx(0.622, abs=2e-3)
+    assert found["crosscut, 1.7B at 4096: utilisation of the dense peak"]["met"] is True
+    assert found["crosscut, 1.7B at 4096: tokens/s over the fastest peer's"]["measured"] == pytest.approx(0.32 / 0.30)
+    assert found["crosscut, 1.7B at 4096: tokens/s over the fastest peer's"]["met"] is False
+    assert found["crosscut, Llama 1.7B at 4096: tokens/s over the fastest peer's"]["measured"] is None
+    llamas = {name: turned(name, seconds) for name, seconds in
+              {"crosscut, Llama 1.7B at 4096": 0.25, "torchtitan, Llama 1.7B at 4096": 0.30}.items()}  # fmt: skip
+    found_with_llamas = {goal["goal"]: goal for goal in judged(GOALS, {**rows, **llamas}, 989e12)}
+    of_llamas = found_with_llamas.pop("crosscut, Llama 1.7B at 4096: tokens/s over the fastest peer's")
+    assert (of_llamas["measured"], of_llamas["met"]) == (pytest.approx(1.2), True)
+    assert all(found[name] == goal for name, goal in found_with_llamas.items()), "a Llama is no peer of a GPT-2"
+    del rows["plain, 1.7B at 4096"]
+    (alone,) = (g for g in judged(GOALS, rows, 989e12) if g["goal"].startswith("crosscut, 1.7B at 4096: tokens/s"))
+    assert (alone["measured"], alone["met"]) == (pytest.approx(2.0), None), "a compiled peer might be faster"
+    assert found["float8, 1.7B at 4096: tokens/s over bfloat16's"]["met"] is True
+    assert found["crosscut, 1.2B at 1024: utilisation of the dense peak"]["met"] is None
