@@ -210,8 +210,7 @@ def _group(measurement: Measurement, device: torch.device) -> Iterator[None]:
     """Process group of a program that needs one.
 
     It is this process alone, or rank 0 of a layout whose other ranks do not exist. In the second case collectives do
-    nothing. A sum is then the rank's own part, so losses are meaningless, and times
-    do not include messages.
+    nothing. A sum is then the rank's own part, so losses are meaningless, and times do not include messages.
     """
     if measurement.program not in ("crosscut", *LLAMA_PEERS):
         yield
