@@ -1,4 +1,4 @@
-"""How two checkpoints differ: tensor by tensor, value by value, and in the runs that wrote them.
+"""Comparison of two checkpoints: tensor by tensor, value by value, and by the runs that wrote them.
 
 One tensor of each is in memory at a time. The layouts may differ: tensors are compared whole, and of a padded
 vocabulary only the real rows.
@@ -19,15 +19,15 @@ from crosscut.config.conventions import VOCABULARY_MULTIPLE
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """How one tensor a differs from b."""
+    """Difference of one tensor a from its counterpart b."""
 
     name: str
     largest: float | None = None
-    """max |a - b|; None where they cannot be compared."""
+    """max |a - b|; None where a and b cannot be compared."""
     relative: float | None = None
     """|a - b| / |a| over all elements, in the Euclidean norm."""
     note: str = ""
-    """Why they cannot be compared, or what was left out."""
+    """Reason why a and b cannot be compared, or the part that was left out of the comparison."""
 
     @property
     def same(self) -> bool:
@@ -37,13 +37,13 @@ class TensorDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How two checkpoints differ."""
+    """Differences of two checkpoints."""
 
     tensors: list[TensorDifference]
     values: dict[str, tuple[Any, Any]]
-    """What is stored beside tensors and differs, with both."""
+    """Values stored beside tensors that differ, by name, with both values."""
     settings: dict[str, tuple[Any, Any]]
-    """Dotted names of what the runs and their progress say differently, with both."""
+    """Settings of the runs and of their progress that differ, by dotted name, with both values."""
 
     @property
     def same(self) -> bool:

@@ -22,7 +22,7 @@ _LARGE = 1 << 28
 
 
 def find_damage(folder: Folder, *, progress: bool = False) -> list[str]:
-    """What is wrong with a checkpoint, a sentence for each damaged file; empty for one that is as it was written."""
+    """List the damage of a checkpoint, a sentence for each damaged file; empty for a checkpoint as it was written."""
     try:
         manifest = read_manifest(folder)
         present = folder.files()

@@ -37,9 +37,9 @@ class GoodCheckpoint:
     folder: Folder
     manifest: Manifest
     skipped: tuple[str, ...] = ()
-    """What is wrong with each newer one that was passed over."""
+    """Damage of each newer checkpoint that was passed over."""
     passed_over: tuple[Folder, ...] = ()
-    """Those newer ones."""
+    """Folders of the newer checkpoints that were passed over."""
 
 
 def checkpoint_folder(root: Location, step: int) -> Folder:

@@ -1,4 +1,4 @@
-"""What `crosscut checkpoint` finds where, and what it tells of one checkpoint."""
+"""Lookup of checkpoints by path or URL, and description of one checkpoint, for `crosscut checkpoint`."""
 
 import math
 import time
@@ -67,7 +67,7 @@ def _bytes(manifest: Manifest, name: str) -> int:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the comparison of a checkpoint with its manifest gave."""
+    """Result of comparing a checkpoint with its manifest."""
 
     folder: str
     damage: list[str]

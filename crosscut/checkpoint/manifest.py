@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: its files with their hashes, its tensors, and the run that wrote it.
+"""Manifest of a checkpoint: its files with their hashes, its tensors, and the run that wrote it.
 
 The manifest is the last file of a checkpoint to be written. It is JSON in one fixed form with its own hash at the end,
 so a manifest that was edited or cut short is told from one that was written.
@@ -23,16 +23,16 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a run had come when a checkpoint was written, and which run it was."""
+    """Progress of a run when it wrote a checkpoint, and the identity of the run."""
 
     step: int
     """Optimizer steps done; the next batch is that of this step."""
     samples: int
     """Sequences consumed: the data's cursor."""
     layout: str
-    """The layout that wrote it, in words. Any layout may read it."""
+    """The layout that wrote the checkpoint, in words. Any layout may read the checkpoint."""
     seed: int = 0
-    """Random streams are functions of it and the step, so they need no storing."""
+    """Seed of the run. Random streams are functions of seed and step, so they need no storing."""
     identity: dict[str, Any] = field(default_factory=dict)
     """Settings by name that a run must share to go on from here, such as the model's sizes and the order of data."""
     config: dict[str, Any] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class TensorEntry:
     """Global, padding included."""
     dtype: str
     placement: str
-    """How the layout that wrote it had cut it, in words."""
+    """Cut of the tensor in the layout that wrote it, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +67,15 @@ class Manifest:
     files: dict[str, FileEntry]
     tensors: dict[str, TensorEntry]
     values: tuple[str, ...] = ()
-    """Names of what is stored beside tensors, such as learning rates."""
+    """Names of the values stored beside tensors, such as learning rates."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Of the programs that wrote it."""
+    """Versions of the programs that wrote the checkpoint."""
     rebuilt: bool = False
     """Written by a repair, after the fact: the hashes are those of the files as they were found."""
 
     @property
     def num_bytes(self) -> int:
-        """Of all files that it lists."""
+        """Bytes of all files that the manifest lists."""
         return sum(entry.size for entry in self.files.values())
 
 

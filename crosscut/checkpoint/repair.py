@@ -1,8 +1,8 @@
-"""What can honestly be repaired in a folder of checkpoints, and nothing else.
+"""Repair of a folder of checkpoints, limited to the damage that can honestly be repaired.
 
-What a killed run left half written is removed. A damaged checkpoint is moved aside, so that nothing takes it for good
-and nothing is lost that could still be of use. Only where the manifest alone is damaged, and every tensor can be read
-and passes its checksum, is a manifest written anew; it says that it was.
+Folders that a killed run left half written are removed. A damaged checkpoint is moved aside, so that nothing takes it
+for good and nothing is lost that could still be of use. Only where the manifest alone is damaged, and every tensor can
+be read and passes its checksum, is a manifest written anew; the new manifest says that a repair wrote it.
 """
 
 import dataclasses
@@ -124,6 +124,6 @@ def _rebuilt(folder: Folder, good: list[Folder]) -> Manifest:
 
 
 def _progress(step: int, neighbour: Progress) -> Progress:
-    """Of the same run at another step; every step takes the same number of samples."""
+    """Progress of the neighbour's run at another step; every step takes the same number of samples."""
     per_step = neighbour.samples // neighbour.step if neighbour.step else 0
     return dataclasses.replace(neighbour, step=step, samples=per_step * step)

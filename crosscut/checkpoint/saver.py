@@ -67,7 +67,7 @@ class Saver:
         self.failure: CheckpointError | None = None
         """Why the newest checkpoint could not be written; None when it could."""
         self.seconds_held = 0.0
-        """How long `save` has kept its callers; steps that waited for a copy are counted by `copying`."""
+        """Seconds for which `save` has held its callers; `copying` counts the seconds that steps waited for a copy."""
         self.copying = CopyGuard(optimizer)
         self._buffers = HostBuffers()
         self._group = background_group()

@@ -64,7 +64,7 @@ class CopyGuard:
         self._done = threading.Event()
         self._done.set()
         self.seconds_held = 0.0
-        """How long steps have waited in all."""
+        """Seconds that steps have waited in all."""
         self._hook = optimizer.register_step_pre_hook(lambda *_: self.wait())
 
     def begin(self) -> None:

@@ -117,7 +117,7 @@ def _load(state: dict[str, Any], folder: Folder, padded: Mapping[str, int]) -> N
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """What went wrong on the first rank where something did, out of what PyTorch raises on all."""
+    """The error of the first rank that failed, taken out of the error that PyTorch raises on all ranks."""
     if isinstance(error, CheckpointException):
         return next(iter(error.failures.values()))[0]
     return error

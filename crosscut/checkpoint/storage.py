@@ -18,9 +18,9 @@ from typing import IO, Any, Self
 from crosscut.config import CheckpointError
 
 DRAFT_SUFFIX = ".partial"
-"""Of the hidden folder in which a checkpoint is written until it is whole."""
+"""Suffix of the hidden folder in which a checkpoint is written until it is whole."""
 DROPPED_SUFFIX = ".dropped"
-"""Of the hidden folder that a checkpoint is renamed to before its files are removed."""
+"""Suffix of the hidden folder that a checkpoint is renamed to before its files are removed."""
 
 
 _BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "oss", "oci"})

@@ -17,7 +17,7 @@ METADATA_FILE = ".metadata"
 
 
 class StoredTensors:
-    """What a checkpoint holds, by flat name. Trusts its `.metadata`: compare the hashes first."""
+    """Tensors and values of a checkpoint, by flat name. Trusts its `.metadata`: compare the hashes first."""
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
@@ -41,7 +41,7 @@ class StoredTensors:
         return whole
 
     def value(self, name: str) -> Any:
-        """What is stored under a name and is no tensor, such as a learning rate."""
+        """The value stored under a name that is no tensor, such as a learning rate."""
         place = self._place(MetadataIndex(name))
         with self.folder.open(place.relative_path) as file:
             file.seek(place.offset)
