@@ -202,9 +202,9 @@ class Decoder:
             self._cache.grow(min(self.window, max(num_tokens, self._cache.capacity * 3 // 2)))
 
     def _tell_prompt(self, row: int, hidden: Tensor) -> list[Piece]:
-        """What is to be told of a row's prompt once these last hidden states [S, H] are read: its next tokens.
+        """Pieces for a row's next prompt tokens, made once their last hidden states `hidden` [S, H] are computed.
 
-        The state of a token says how likely the one after it is. A text of no tokens ends here.
+        The state of a token gives the likelihood of the token after it. A text of no tokens ends here.
         """
         text = self._rows[row]
         assert text is not None
@@ -228,7 +228,7 @@ class Decoder:
         return pieces
 
     def _likelihoods(self, hidden: Tensor, tokens: Sequence[int], num_alternatives: int | None) -> list[Likelihood]:
-        """How likely each of N tokens is after its own of the last hidden states [at least N, H], if that is asked."""
+        """Likelihood of each of N `tokens` by its own row of the last hidden states [at least N, H], if asked for."""
         if num_alternatives is None:
             return [Likelihood()] * len(tokens)
         found = []

@@ -144,7 +144,7 @@ class Columns(Display):
 
 
 def display_for(texts: Sequence[Written], *, as_json: bool) -> Display:
-    """What shows these texts here."""
+    """Choose the display for `texts`: a stream, columns on a terminal, or one text after the other in order."""
     if len(texts) == 1 and not as_json:
         return Stream(texts)
     if Console().is_terminal and not as_json:

@@ -38,16 +38,16 @@ _MOST_ROWS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What is to be written."""
+    """Request of one `crosscut generate`: the texts to write and the ranks to write them on."""
 
     prompts: tuple[str, ...]
     """Empty to ask for one after the other at the terminal."""
     samples: int
     """Texts for each prompt."""
     sampling: Sampling
-    """How, but for the length."""
+    """Sampling options of every text, except its length."""
     num_tokens: int | None
-    """Longest continuation; None takes the usual one where it fits."""
+    """Longest continuation; None takes `USUAL_TOKENS`, or as many as the window has room for."""
     slide: bool
     """Whether texts may outgrow the model's window."""
     as_json: bool

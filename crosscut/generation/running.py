@@ -75,5 +75,5 @@ class Text:
         return shown, "length" if self.is_over else ""
 
     def rest(self) -> str:
-        """What was held back of a text that ends, and no stop string has ended."""
+        """Text held back so far, at the end of a text; empty where a stop string ended the text."""
         return "" if self.stream is None or self.stream.has_stopped else self.stream.finish()

@@ -27,7 +27,7 @@ from crosscut.config import ConfigError
 from crosscut.config.checks import require_at_least
 
 LARGEST_PENALTY = 2.0
-"""Of presence and of frequency, upwards and downwards."""
+"""Largest absolute value of the presence penalty and of the frequency penalty."""
 
 _LIKELIEST = 1024
 """Tokens that are sorted to find the top p; more where these do not come to it."""
@@ -35,7 +35,7 @@ _LIKELIEST = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How a text goes on and where it ends. Raises `ConfigError` for what cannot be."""
+    """Options for choosing a text's next tokens and its end. Raises `ConfigError` for values out of range."""
 
     num_tokens: int = 200
     """Longest continuation; 0 only reads the prompt."""
@@ -50,15 +50,15 @@ class Sampling:
     presence_penalty: float = 0.0
     """Subtracted from the scores of tokens that have been written after the prompt."""
     frequency_penalty: float = 0.0
-    """Subtracted from them once for each time."""
+    """Subtracted from the score of a token once for each time that it has been written after the prompt."""
     bias: tuple[tuple[int, float], ...] = ()
-    """Token ids and what is added to their scores."""
+    """Token ids and the numbers added to their scores."""
     seed: int = 0
     """Seed of the choices."""
     stop: tuple[str, ...] = ()
     """The text ends before the first of these."""
     alternatives: int | None = None
-    """How many of the likeliest tokens to tell beside each choice, with log probabilities; None tells none at all."""
+    """Number of likeliest tokens to report beside each choice, with log probabilities; None reports none at all."""
     tell_prompt: bool = False
     """Whether to tell the prompt's tokens, too, before those that are written."""
 
@@ -81,12 +81,12 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """What the model thought of a token before penalties, temperature and cuts."""
+    """Log probabilities that the model gives before penalties, temperature and cuts."""
 
     logprob: float | None = None
     """Natural logarithm of the token's probability; None where nobody asked."""
     alternatives: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens and theirs, likeliest first."""
+    """The likeliest tokens and their log probabilities, likeliest first."""
 
 
 class Numbers:
@@ -107,7 +107,7 @@ class Numbers:
 
 
 class History:
-    """What penalties need to know of a text: the tokens that it holds, and how often each has been written."""
+    """Token counts of a text for the penalties: the tokens that it holds, and how often each has been written."""
 
     def __init__(self, sampling: Sampling, prompt: Iterable[int] = (), written: Iterable[int] = ()) -> None:
         self._keeps_seen = sampling.repetition_penalty != 1.0
@@ -115,7 +115,7 @@ class History:
         self.seen = set(prompt) if self._keeps_seen else set()
         """Tokens of prompt and text, where their repetition is penalized."""
         self.counts: Counter[int] = Counter()
-        """How often the text after the prompt holds a token, where presence or frequency is penalized."""
+        """Count of each token in the text after the prompt, where presence or frequency is penalized."""
         for token in written:
             self.add(token)
 
@@ -145,7 +145,7 @@ def choose(scores: Tensor, sampling: Sampling, *, history: History, number: floa
 
 
 def likelihoods_of(scores: Tensor, tokens: Sequence[int], num_alternatives: int) -> list[Likelihood]:
-    """How likely the model found each of N tokens, by the `scores` [N, V] of each, and which it found likeliest."""
+    """Likelihood of each of N tokens by its row of `scores` [N, V], with the likeliest tokens of that row."""
     total = scores.logsumexp(1, keepdim=True)
     found = scores.gather(1, torch.tensor(tokens, device=scores.device).unsqueeze(1))
     values, likeliest = scores.topk(min(num_alternatives, scores.shape[1]))

@@ -12,7 +12,7 @@ _CONTEXT = 6
 """Earlier tokens that new ones are decoded with: some decoders drop a space at the very start."""
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
-"""What decoders give for bytes that are no character, such as the first ones of a longer one."""
+"""Character that decoders give for bytes that are no character, such as the first bytes of a longer character."""
 
 
 class TextStream:
@@ -30,7 +30,7 @@ class TextStream:
         return self._stops.found
 
     def push(self, token: int) -> str:
-        """What the next token adds to the text that is safe to show."""
+        """Add the next token; returns the text that has become safe to show."""
         self._ids.append(token)
         text = self._tokenizer.decode(self._ids)
         whole = text.rstrip(_BROKEN)
@@ -60,7 +60,7 @@ class _Stops:
         self.found = False
 
     def push(self, text: str) -> str:
-        """What is sure to come before any stop string. Nothing after the one that is complete first."""
+        """Add a piece of text; returns the text sure to precede any stop string, and none once one is complete."""
         if self.found or not text:
             return ""
         text = self._held + text
@@ -73,6 +73,6 @@ class _Stops:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """What was held back for a stop string that did not come."""
+        """Return the text held back for a stop string that did not come."""
         held, self._held = self._held, ""
         return held
