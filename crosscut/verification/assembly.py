@@ -64,14 +64,14 @@ def _fit_rows(whole: Tensor, rows: int) -> Tensor:
 
 
 class _Arrangement(NamedTuple):
-    """How the ranks may hold a tensor."""
+    """A possible distribution of a tensor over the ranks."""
 
     data_dim: int | None
     """The dimension that the data axis cuts."""
     tensor_dim: int | None
     """The dimension that the tensor axis cuts."""
     group: int
-    """Adjacent tensor ranks that hold the same."""
+    """Number of adjacent tensor ranks that hold the same part."""
 
 
 def assemble_activation(grid: Grid, like: Tensor, *, is_gradient: bool, is_inside: bool = False) -> Assembled | None:

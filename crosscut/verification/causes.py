@@ -1,4 +1,4 @@
-"""What a difference usually means: patterns that faults of tensor parallelism leave in the numbers.
+"""Usual causes of a difference: patterns that faults of tensor parallelism leave in the numbers.
 
 Each pattern is tried on the parts of the first thing that differs; the first that fits is told.
 """

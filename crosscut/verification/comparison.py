@@ -43,12 +43,12 @@ class Comparison:
         self.allowed_rounding = rounding
         self.mesh = mesh
         self.copies: list[str] = []
-        """What is not the same on ranks that should hold copies."""
+        """Tensors and numbers that differ between ranks that should hold copies."""
         self._differences: dict[tuple[str, str], float] = {}
         self._allowed: dict[tuple[str, str], float] = {}
-        """How far they may lie apart, where that is more than the tolerance."""
+        """Allowed difference of the cut and the uncut tensor, where it is more than the tolerance."""
         self._rounded: dict[tuple[str, str], float] = {}
-        """How far the uncut numbers are from the exact ones."""
+        """Difference of the uncut tensor from the exact one."""
         self._found: dict[tuple[str, str], Difference] = {}
         self._numbers: list[tuple[float, float]] = [(cut.loss, cut.norm)]
 
@@ -91,14 +91,14 @@ class Comparison:
 
     @property
     def largest_allowed(self) -> float:
-        """How far the most badly rounded may lie apart."""
+        """Largest difference allowed for any tensor: that of the most badly rounded one, or the tolerance."""
         return max([self.tolerance, *self._allowed.values()])
 
     def _output_difference(self, call: str) -> float | None:
         return max((self._differences[key] for key in self._outputs_of(call)), default=None)
 
     def _outputs_of(self, call: str) -> list[tuple[str, str]]:
-        """What a call gave, perhaps several tensors."""
+        """Keys of a call's outputs, one or several tensors."""
         assert self.uncut is not None
         return [("output", name) for name in self.uncut.outputs if INSIDE not in name and call_of(name) == call]
 
@@ -113,7 +113,7 @@ class Comparison:
         return self._first_backward()
 
     def checks(self) -> list[Check]:
-        """What is not a module's: the loss, the gradients together, the optimizer's step, the copies."""
+        """Checks that belong to no module: the loss, all gradients together, the optimizer's step, the copies."""
         assert self.uncut is not None
         norms = [norm for _, norm in self._numbers]
         norm = max(_apart(each, self.uncut.norm) for each in norms)
@@ -269,7 +269,7 @@ _LOSS_CAUSE = (
 
 
 def _failure_to_be_finite(uncut: Recording) -> Exception | None:
-    """What overflows alike in both models proves nothing."""
+    """Error where the uncut loss or gradient norm is not finite: an overflow alike in both models proves nothing."""
     if math.isfinite(uncut.loss) and math.isfinite(uncut.norm):
         return None
     return TrainingError(

@@ -32,7 +32,7 @@ class Draw(NamedTuple):
     dropped: str
     """The tensor from which elements are dropped, as a digest; empty where none was seen."""
     operator: str = ""
-    """What drew, with its probabilities."""
+    """The operator that drew, with its probabilities."""
 
 
 class Disagreement(NamedTuple):
@@ -44,7 +44,7 @@ class Disagreement(NamedTuple):
 
 
 def draws_of(model: nn.Module, mesh: ParallelMesh, forward: Callable[[], object]) -> list[Draw]:
-    """What this rank draws while `forward` runs, with the model in training mode."""
+    """List the draws of this rank while `forward` runs, with the model in training mode."""
     with _Draws(model, mesh) as drawn:
         forward()
     return drawn.draws
@@ -71,7 +71,7 @@ def first_disagreement(draws: Sequence[Sequence[Draw]], tensor_size: int) -> Dis
 
 
 def _judge(one: Draw, other: Draw, *, same_data: bool) -> str:
-    """What is wrong with two ranks' draws, if anything."""
+    """Describe the fault in two ranks' draws; empty where they keep the rule."""
     if not same_data:
         return "see different data, but draw the same numbers" if one.state == other.state else ""
     if not one.dropped or not other.dropped:
@@ -159,7 +159,7 @@ class _Draws(TorchDispatchMode):
         return frozenset()
 
     def _state(self, generator: torch.Generator | None) -> bytes:
-        """Of all generators that an operator may draw from."""
+        """State of the given generator, or of all default generators that an operator may draw from."""
         states = [torch.get_rng_state()] if generator is None else [generator.get_state()]
         if generator is None and self._device.type == "cuda":
             states.append(torch.cuda.get_rng_state(self._device))

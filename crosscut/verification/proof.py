@@ -87,7 +87,7 @@ def prove(
 
 
 def _uncut(make_step: MakeStep, mesh: ParallelMesh) -> tuple[list[Draw], Recording] | None:
-    """What all others are held against, on the first rank."""
+    """Draws and recording of the uncut model, the reference for the cut one, on the first rank."""
     alone = make_lone_mesh(mesh.device)
     return _take(make_step(alone)) if mesh.is_first_rank else None
 
@@ -103,7 +103,7 @@ def _exact(make_exact: MakeStep, mesh: ParallelMesh) -> Recording | None:
 
 
 def _take(step: Step) -> tuple[list[Draw], Recording]:
-    """What the step draws with dropout, and its recording without."""
+    """Take the step twice: its draws with dropout, and its recording without dropout."""
     step.model.train()
     with uncompiled(step.model):  # what draws inside a compiled layer would not be seen
         draws = draws_of(step.model, step.mesh, step.accumulate)
@@ -112,7 +112,7 @@ def _take(step: Step) -> tuple[list[Draw], Recording]:
 
 
 def _bounds(step: Step, uncut: Recording, dtype: torch.dtype, product_dtype: torch.dtype) -> tuple[float, Rounding]:
-    """How far two computations of the same may lie apart, and how far one from what it is without rounding."""
+    """Bounds on the difference of two computations of one step, and of one computation from the unrounded step."""
     outputs = [output for output in uncut.outputs.values() if output.dim()]
     num_tokens = max((output.numel() // max(output.shape[-1], 1) for output in outputs), default=1)
     size = {"num_layers": num_layers_of(step.model), "num_summands": num_summands_of(step.model, num_tokens)}

@@ -1,4 +1,4 @@
-"""What one rank sees of one training step: what leaves every module, what comes back to it, what its parameters get.
+"""Recording of one training step on one rank: every module's outputs, returned gradients and parameter gradients.
 
 The same recording is made of the uncut model and on every rank of the cut one; only then are they compared. Tensors are
 copied to host memory as they pass.
@@ -19,10 +19,10 @@ from crosscut.parallel.state.parameters import cut_dim, gathered_over_data
 from crosscut.training.speed.compilation import compiled_modules
 
 LOSS = "loss"
-"""What is done with the model's last output stands in the table under this name."""
+"""Name in the table for the computation that follows the model's last output."""
 
 INSIDE = " / "
-"""Between a call and what its own code, not one of its modules, made or took."""
+"""Separator between a call and a tensor that its own code, not one of its modules, made or took."""
 
 
 def call_of(name: str) -> str:
@@ -43,23 +43,23 @@ class Recording:
     """One step as one rank saw it. Names are those of `named_modules`; a further call of the same module is counted."""
 
     root: str = ""
-    """What the whole model is called."""
+    """Name of the whole model."""
     loss: float = 0.0
-    """Over all data ranks."""
+    """Loss over all data ranks."""
     norm: float = 0.0
     """The global gradient norm before clipping."""
     outputs: dict[str, Tensor] = field(default_factory=dict)
-    """What each call of a module gave, of several tensors each with its index as in `call[1]`, and what a call's own
+    """Outputs of each call of a module, one of several with its index as in `call[1]`, and inputs that a call's own
     code made for a module inside it; in order of time."""
     returned: dict[str, Tensor] = field(default_factory=dict)
     """The gradient of each call's first input, or of an output that a call's own code took; in the order of the
     backward pass, innermost modules first."""
     gradients: dict[str, Kept] = field(default_factory=dict)
-    """Of each parameter, summed over whatever it has to be summed over."""
+    """Gradient of each parameter, reduced over every axis that it has to be reduced over."""
     clipped: dict[str, Kept] = field(default_factory=dict)
     """The gradients that the optimizer was given."""
     parameters: dict[str, Kept] = field(default_factory=dict)
-    """After the optimizer's step."""
+    """Parameters after the optimizer's step."""
 
     def with_wholes(self, modules: Sequence[str]) -> "Recording":
         """As if nobody had looked into `modules`, of which only what goes in and comes out is left."""
@@ -80,7 +80,7 @@ class Step(Protocol):
 
     @property
     def mesh(self) -> ParallelMesh:
-        """What the model is cut over."""
+        """Mesh that the model is cut over."""
 
     @property
     def watches_again(self) -> bool:
@@ -144,7 +144,7 @@ def _watched(model: nn.Module, recording: Recording, *, again: bool) -> Iterator
 
 
 def display_name(model: nn.Module) -> str:
-    """What the whole model is called."""
+    """Name of the whole model."""
     return type(model).__name__.removeprefix("FSDP")  # which a sharded model's class gets
 
 
@@ -158,7 +158,7 @@ class _Watch:
         self._running: list[str] = []
         self._followed: dict[int, _Followed] = {}
         self._held: list[Tensor] = []
-        """What is followed, and what stands for it inside a call, so that no id is given to another."""
+        """Followed tensors and their stand-ins inside calls, kept alive so that no other tensor gets the id of one."""
         self._entering: _Followed | None = None
 
     def enter(self, name: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:

@@ -1,4 +1,4 @@
-"""What a verification found, as a table to read and as JSON."""
+"""Report of a verification, as a table to read and as JSON."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Check:
-    """Something that is not a module's."""
+    """Result of a check that belongs to no module."""
 
     name: str
     difference: float | None
@@ -38,13 +38,13 @@ class Check:
 
 @dataclass(frozen=True)
 class First:
-    """Where it begins."""
+    """Place where the difference begins."""
 
     module: str
     direction: str
     """`forward`, `backward`, or `step` for what is done with the gradients."""
     cause: str
-    """What the pattern usually means."""
+    """Usual cause of the pattern in the difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,15 +56,15 @@ class Report:
     precision: str
     tolerance: float
     largest_tolerance: float
-    """Of what narrow numbers round most: more than `tolerance` where `ROUNDINGS` times their rounding is."""
+    """Tolerance of the tensor that rounds most: `ROUNDINGS` times its rounding, or `tolerance` if that is more."""
     rows: tuple[Row, ...]
     checks: tuple[Check, ...]
     first: First | None
     seconds: float
     included: tuple[str, ...] = ()
-    """What of the run's options, beside its layout, the step had."""
+    """Options of the run, beside its layout, that the step had."""
     left_out: tuple[str, ...] = ()
-    """What of the run was not in the step, so that nothing is proven of it."""
+    """Options of the run that the step did not have; the report proves nothing of them."""
 
     @property
     def same(self) -> bool:

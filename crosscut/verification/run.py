@@ -278,7 +278,7 @@ def _compare_collectives(step: Step) -> list[Check]:
 
 
 def _tell_compiled(step: Step) -> list[Check]:
-    """How far compiled layers were looked into."""
+    """Check that says how compiled layers were compared; none where no layer was compiled."""
     num_compiled = len(compiled_modules(step.model))
     return [Check(COMPILED, None, True, f"{num_compiled}, each compared as a whole")] if num_compiled else []
 

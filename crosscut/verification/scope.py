@@ -1,4 +1,4 @@
-"""What of a run its verification is of: the options that the step had, and what of the run is not in it."""
+"""Scope of a verification: the options of the run that the step had, and those that it did not have."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ COMPILED = "compiled layers"
 
 
 def with_scope(report: Report, *, asked: RunConfig, verified: RunConfig) -> Report:
-    """The report, which then says what of the run `asked` was in the step of the run `verified` and what was not."""
+    """Add the scope to a report: the options of the run `asked` that the step of the run `verified` had or lacked."""
     compiled = any(check.name == COMPILED for check in report.checks)
     return dataclasses.replace(
         report, included=tuple(_included(verified, compiled)), left_out=tuple(_left_out(asked, verified, compiled))

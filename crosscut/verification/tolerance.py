@@ -1,4 +1,4 @@
-r"""How far two correct computations of the same numbers may lie apart; derived in `docs/verification.md`.
+r"""Tolerance for the difference of two correct computations of the same numbers; derived in `docs/verification.md`.
 
 Cutting a sum changes the order of its additions. With the unit roundoff u_a of what products are added up in and
 K summands, the two results differ by about sqrt(K) u_a of their size, since roundings are as often up as down; storing
@@ -24,7 +24,7 @@ SAFETY = 8.0
 ROUNDINGS = 4.0
 """Results that are each off by as much differ by up to twice that, and the largest of many elements by some more."""
 MOST = 0.5
-"""What is more than half wrong has not been rounded."""
+"""Largest relative difference that may count as rounding: a number more than half wrong has not been rounded."""
 BACKWARD = 3.0
 """Gradients have come through both passes, and nearly cancel in part."""
 _ACCUMULATION = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float8_e4m3fn: torch.float32}
@@ -38,16 +38,16 @@ def tolerance_of(dtype: torch.dtype, *, num_layers: int, num_summands: int) -> f
 
 @dataclass(frozen=True)
 class Rounding:
-    """How far numbers may be from what they are without rounding, relative to the largest of their tensor."""
+    """Largest difference of numbers from their unrounded values, relative to the largest number of their tensor."""
 
     outputs: float
-    """Also the loss."""
+    """Bound for outputs and the loss."""
     gradients: float
-    """Also their norm."""
+    """Bound for gradients and their norm."""
 
 
 def rounding_of(dtype: torch.dtype, *, num_layers: int, num_summands: int) -> Rounding:
-    """What rounding explains where products take numbers of `dtype`."""
+    """The largest differences that rounding explains where products take numbers of `dtype`."""
     tolerance = tolerance_of(dtype, num_layers=num_layers, num_summands=num_summands)
     return Rounding(outputs=min(MOST, tolerance), gradients=min(MOST, BACKWARD * tolerance))
 
