@@ -188,7 +188,7 @@ class Compiler:
         return run
 
     def make_recomputing_graph(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        """Compile a traced graph that runs cheap operators again in the backward pass and keeps none of their outputs."""
+        """Compile a traced graph whose backward pass runs cheap operators again, so none of their outputs is kept."""
         for node in graph.graph.nodes:
             if _is_cheap(node):  # the marks that `torch.utils.checkpoint` leaves on what it has traced
                 node.meta.update(recompute=CheckpointPolicy.MUST_RECOMPUTE, ac_graph_id=0)
