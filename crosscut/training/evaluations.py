@@ -12,11 +12,11 @@ from crosscut.pretrained import begin_of_run
 from crosscut.training.speed.compilation import uncompiled
 
 _PREFIXES = ("wikitext103_", "lambada_", "text_")
-"""Of what rows of the metrics call the figures of each task."""
+"""Prefixes of the names that the rows of the metrics give to the figures of each task."""
 
 
 class Evaluations:
-    """What a run's `[evaluation]` section asks for; nothing where it names no file."""
+    """Evaluations that a run's `[evaluation]` section asks for; none where the section names no file."""
 
     def __init__(self, run: RunConfig, tokens: TokenFolder) -> None:
         """Reads the texts. Raises `ConfigError` or `DataError`."""

@@ -32,19 +32,19 @@ from crosscut.training.watching.throughput import Throughput
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a run came to."""
+    """Result of a training run."""
 
     before: Score
-    """Validation before the first step that was done."""
+    """Validation score before the first step of this run."""
     after: Score
     throughput: Throughput
     first_step: int
     last_step: int
-    """Steps done."""
+    """Number of steps done."""
     seconds: float
-    """Of the training steps alone."""
+    """Seconds of the training steps alone."""
     stopped: bool
-    """Whether it was asked to stop; then `after` is of an earlier step and a checkpoint of the last one is written."""
+    """Whether the run was asked to stop; then `after` is of an earlier step and the last one has a checkpoint."""
 
 
 class Loop:

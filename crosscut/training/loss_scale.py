@@ -18,7 +18,7 @@ FIRST = 2.0**16
 GROWTH_INTERVAL = 2000
 """Steps in a row without an overflow after which the scale is doubled. As in PyTorch's `GradScaler`, as is `FIRST`."""
 SMALLEST = 1.0
-"""Below it a scale only makes small gradients smaller: what overflows then is not the scale's fault."""
+"""Smallest useful scale: a lower one only makes small gradients smaller, and an overflow has another cause."""
 
 
 class LossScale:
@@ -30,14 +30,14 @@ class LossScale:
     def __init__(self, device: torch.device, first: float = FIRST) -> None:
         self.scale = torch.full((), first, dtype=torch.float32, device=device)
         self.good_steps = torch.zeros((), dtype=torch.int32, device=device)
-        """Since the last overflow or growth."""
+        """Steps without an overflow since the last overflow or growth."""
 
     def scaled(self, factor: Tensor) -> Tensor:
-        """What the loss is to be multiplied by, where it would be `factor` without a scale."""
+        """Factor to multiply the loss by: `factor`, which applies without a scale, times the scale."""
         return factor * self.scale
 
     def unscaled(self, loss: Tensor) -> Tensor:
-        """The loss that was scaled."""
+        """The scaled loss divided by the scale."""
         return loss / self.scale
 
     @torch.no_grad()
@@ -59,5 +59,5 @@ class LossScale:
         return self.scale < SMALLEST
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of it: the tensors themselves."""
+        """State of the loss scale in a checkpoint: the tensors themselves."""
         return {"scale": self.scale, "good_steps": self.good_steps}

@@ -19,7 +19,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Piece(NamedTuple):
-    """What one call of the fused kernel is given: local tensors of one type, one of each kind per entry."""
+    """Arguments of one call of the fused kernel: local tensors of one type, one of each kind per entry."""
 
     parameters: list[Tensor]
     gradients: list[Tensor]

@@ -8,31 +8,31 @@ from crosscut.config.precision import FLOAT8_MULTIPLE, PRECISIONS, precision_on
 from crosscut.kernels import FLOAT8, ORDINARY, Products
 
 FLOAT8_CAPABILITY = (8, 9)
-"""NVIDIA's first with float8 products: Ada; then Hopper and Blackwell."""
+"""Compute capability of NVIDIA's first GPUs with float8 products, Ada; Hopper and Blackwell have them, too."""
 
 
 def compute_dtype(precision: str) -> torch.dtype:
-    """Of activations and matrix products."""
+    """Element type of activations and matrix products."""
     return _dtype(PRECISIONS[precision].compute)
 
 
 def parameter_dtype(precision: str) -> torch.dtype:
-    """Of parameters, gradients and optimizer state."""
+    """Element type of parameters, gradients and optimizer state."""
     return _dtype(PRECISIONS[precision].accumulation)
 
 
 def product_dtype(precision: str) -> torch.dtype:
-    """Of the factors of the layers' matrix products."""
+    """Element type of the factors of the layers' matrix products."""
     return _dtype(PRECISIONS[precision].products)
 
 
 def products(precision: str) -> Products:
-    """What the layers multiply with."""
+    """Matrix products that the layers use."""
     return FLOAT8 if PRECISIONS[precision].products.startswith("float8") else ORDINARY
 
 
 def fast_precision(device: torch.device) -> str:
-    """What `training.precision = "auto"` stands for on a device."""
+    """Precision that `training.precision = "auto"` stands for on a device."""
     # PyTorch imitates bfloat16 on GPUs before.
     has_bfloat16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= AMPERE
     return precision_on(device.type, has_bfloat16=has_bfloat16)

@@ -1,4 +1,4 @@
-"""What a run asks of the machine it is started on, checked before its ranks begin."""
+"""Requirements of a run on the machine it is started on, checked before its ranks begin."""
 
 from crosscut.config import RunConfig
 from crosscut.launch.processes import choose_device

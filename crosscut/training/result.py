@@ -1,7 +1,7 @@
-"""What a step tells of itself, without making anybody wait before they ask.
+"""Figures of a step, for which the host waits only when it reads one.
 
-A GPU is given its work long before it does it. So a step's figures are sent on their way to host memory behind the
-step's own work, and only who looks at one waits for them: the loop does so when it has launched the next step.
+A GPU is given its work long before it does it. So the copy of a step's figures to host memory is queued behind the
+step's own work, and only a reader of a figure waits: the loop reads them when it has launched the next step.
 """
 
 import time
@@ -25,12 +25,12 @@ class Moment:
             self._event.record(torch.cuda.current_stream(device))
 
     def wait(self) -> None:
-        """Return when the device has come this far."""
+        """Return when the device has reached this moment."""
         if self._event is not None:
             self._event.synchronize()
 
     def seconds_to(self, later: "Moment") -> float:
-        """How long the device took from here to there; it must have come there."""
+        """Seconds of the device from this moment to `later`, which it must have reached."""
         if self._event is None or later._event is None:
             return later._time - self._time
         milliseconds: float = self._event.elapsed_time(later._event)
@@ -44,7 +44,7 @@ class NonFiniteError(Exception):
         super().__init__(f"step {step + 1}: loss {loss}, gradient norm {norm}")
         self.step = step
         self.exhausted = exhausted
-        """With a loss scale, what to tell a user where the forward pass is finite."""
+        """With a loss scale, the error to show the user where the forward pass is finite."""
 
 
 class _Figures(NamedTuple):
@@ -67,13 +67,13 @@ class StepResult:
     ) -> None:
         """`held` is 1 where the step changed nothing. `loss_scale` as it was in the step."""
         self.step = step
-        """Counted from 0."""
+        """Index of the step, counted from 0."""
         self.learning_rate = rate
         self._scaled = loss_scale is not None
         scale = loss_scale.scale if loss_scale is not None else torch.ones_like(held)
         self._arriving = _to_host(torch.stack([figure.double() for figure in (loss, norm, held, scale)]))
         self.end = Moment(loss.device)
-        """When the step is done."""
+        """Moment at which the step is done."""
         self._figures: _Figures | None = None
 
     def wait(self) -> "StepResult":
@@ -93,7 +93,7 @@ class StepResult:
 
     @property
     def loss_scale(self) -> float | None:
-        """What the loss was multiplied by before the backward pass; None where the precision needs none."""
+        """Factor of the loss before the backward pass; None where the precision needs no loss scale."""
         scale = self._look().scale
         return scale if self._scaled else None
 

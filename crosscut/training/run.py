@@ -50,14 +50,14 @@ from crosscut.training.watching.run_report import SUMMARY_FILE, typed_command, w
 
 @dataclasses.dataclass(frozen=True)
 class _Prepared:
-    """What every rank is told before it begins."""
+    """Message to every rank before it begins."""
 
     run: RunConfig
-    """With the vocabulary filled in."""
+    """Settings of the run, with the vocabulary filled in."""
     checkpoint: Folder | None
-    """To go on from."""
+    """Checkpoint to resume from; None for a new run."""
     identity: dict[str, Any]
-    """What the run's checkpoints say of themselves."""
+    """Identity of the run that its checkpoints record (`identity_of`)."""
     profile: bool = False
     """Whether to record a few steps (`profiling`)."""
 
@@ -110,7 +110,7 @@ def is_complete(run: RunConfig) -> bool:
 
 
 def _prepare_unless_complete(run: RunConfig, resume: Resume, profile: bool) -> _Prepared | None:
-    """What the ranks need; None, which is said, where the run may be complete and is. For one process of all."""
+    """Prepare a run for its ranks; None, with a message, where it may be complete and is. For one process of all."""
     if resume == "auto" and is_complete(run):
         text = f"The run in `{run.output.folder}` is complete: all {run.training.steps} steps are done."
         Console().print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
@@ -207,7 +207,7 @@ def _check_initial_weights(run: RunConfig, tokens: TokenFolder) -> None:
 
 
 def identity_of(run: RunConfig, tokens: TokenFolder) -> dict[str, Any]:
-    """What a run must share with a checkpoint to go on from it: the model's sizes, and the data in their order."""
+    """Identity that a run must share with a checkpoint to resume from it: model sizes, and the data in their order."""
     model = {f"model.{name}": value for name, value in dataclasses.asdict(run.model).items() if name != "dropout"}
     order = {f"training.{name}": getattr(run.training, name) for name in ("batch_size", "sequence_length", "seed")}
     files = [entry.tokens_sha256 for entry in (*tokens.manifest.train, tokens.manifest.validation)]

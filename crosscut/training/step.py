@@ -63,7 +63,7 @@ class Trainer:
 
     @property
     def more_state(self) -> dict[str, dict[str, Tensor]]:
-        """What a run's checkpoints hold beside the model and the optimizer, by name: the tensors themselves."""
+        """State that a run's checkpoints hold beside the model and the optimizer, by name: the tensors themselves."""
         return {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state()}
 
     def step(self, step: int, micro_batches: Sequence[Batch]) -> StepResult:

@@ -1,4 +1,4 @@
-"""What autograd keeps for the backward pass, waiting in host memory.
+"""Activations that autograd keeps for the backward pass, held in host memory.
 
 On a GPU the copies run on streams of their own, beside the layers: out while the forward pass goes on, and back one
 tensor ahead of the backward pass, which needs them in the opposite order. On the CPU both are plain copies.
@@ -27,15 +27,15 @@ class _Waiting:
 
     host: Tensor
     before: "ReferenceType[_Waiting] | None"
-    """The one that was put away before it, which the backward pass needs after it."""
+    """The tensor that was put away before this one; the backward pass needs it after this one."""
     is_out: torch.cuda.Event | None = None
-    """When the copy to the host is done."""
+    """Event at the end of the copy to the host."""
     device: Tensor | None = None
     """The copy back, once it has begun."""
     is_back: torch.cuda.Event | None = None
-    """When that one is done."""
+    """Event at the end of the copy back."""
     is_used: bool = False
-    """Whether the backward pass has had it."""
+    """Whether the backward pass has taken the tensor."""
 
 
 class HostActivations:
@@ -48,10 +48,10 @@ class HostActivations:
         self._back = torch.cuda.Stream(device) if self._is_cuda else None
         self._last: ReferenceType[_Waiting] | None = None
         self._leaving: deque[tuple[Tensor, torch.cuda.Event]] = deque()
-        """What is being copied out, and when that is done; it has to be held until then."""
+        """Tensors on their way to the host, each held until the event that marks the end of its copy."""
 
     def instead_of_device(self) -> AbstractContextManager[None]:
-        """Inside, what autograd saves is kept in host memory."""
+        """Context in which autograd saves its tensors in host memory."""
         return saved_tensors_hooks(self._put, self._get)
 
     def _put(self, tensor: Tensor) -> _Waiting | Tensor:

@@ -127,23 +127,23 @@ def _recompute_operators(block: Block) -> None:
 
 
 class _Recipe(NamedTuple):
-    """How a tensor is made again. Its sources are those that autograd keeps anyway, for the cheap operator itself."""
+    """Recipe to compute a tensor again, from sources that autograd keeps anyway for the cheap operator."""
 
     make: Cheap
     sources: tuple[Tensor, ...]
     versions: tuple[int, ...]
-    """Of the sources when they were used."""
+    """Version counters of the sources when they were used."""
 
 
 class _CheapOutputs:
-    """What cheap functions gave while a layer runs. Where autograd would save it, it saves the recipe instead.
+    """Outputs of the cheap functions of a running layer; in place of such an output autograd saves its recipe.
 
-    A tensor that somebody changed after it was made, or replaced by a hook, is another one and is saved as ever.
+    An output that was changed after it was made, or replaced by a hook, is saved as a tensor, as without recipes.
     """
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[ReferenceType[Tensor], int, _Recipe]] = {}
-        """By the storage, which is the output's own: the output, its version, its recipe."""
+        """Output, its version and its recipe, by the storage, which is the output's own."""
 
     def watched(self, function: Cheap) -> Cheap:
         """The function, with its outputs known here."""
@@ -158,11 +158,11 @@ class _CheapOutputs:
         return run
 
     def forget(self) -> None:
-        """The layer is through."""
+        """Drop all recipes: the layer has run."""
         self._made.clear()
 
     def pack(self, saved: Tensor) -> Tensor | _Recipe:
-        """What is kept of a tensor that autograd saves."""
+        """Recipe of a tensor that autograd saves, where it has one; otherwise the tensor."""
         if (found := self._made.get(_storage(saved))) is None:
             return saved
         output, version, recipe = found

@@ -35,18 +35,18 @@ from crosscut.parallel import ParallelMesh
 from crosscut.training.precision import fast_precision
 
 BACKEND = "inductor"
-"""What compiles a graph, by the name that `torch.compile` knows it by."""
+"""Compiler of graphs, by its name in `torch.compile`."""
 
 _IN_ORDER = {"reorder_for_peak_memory": False}
-"""What that compiler is told where layers send: by itself it looks for an order that takes less memory, in which what
-was begun early is waited for at once."""
+"""Settings of Inductor where layers communicate: its default reorders operators to take less memory, and then waits at
+once for a collective that was begun early."""
 
 _ALIKE = {"deterministic": True}
-"""What it is told besides where tensor ranks do the same: by itself it times the kernels that sum on each GPU and takes
-the fastest, and two of them may add a norm's row in another order."""
+"""Further settings of Inductor where tensor ranks compute the same: its default times the reduction kernels on each GPU
+and takes the fastest, and two kernels may add a norm's row in different orders."""
 
 _CHEAP = (F.layer_norm, torch.rms_norm, F.gelu, F.silu)
-"""What layers compute again under `training.recompute = "operators"`, with the product that follows SiLU."""
+"""Operators that layers compute again under `training.recompute = "operators"`, with the product that follows SiLU."""
 
 
 def apply_compilation(model: GPT, run: RunConfig, mesh: ParallelMesh) -> "Compiler | None":
@@ -123,7 +123,7 @@ class Compiler:
         self.num_graphs = 0
         """Graphs that were made: one for all layers in training, one more for validation."""
         self.num_runs = 0
-        """How often one of them was what ran."""
+        """Number of times that one of the graphs ran."""
         self.is_paused = False
         compile_graph: Callable[..., Any] = torch._dynamo.lookup_backend(backend)
         told = {"config_patches": dict(inductor_settings)} if inductor_settings and backend == "inductor" else {}
@@ -145,7 +145,7 @@ class Compiler:
         return torch.compile(function, fullgraph=True, dynamic=False, backend=make_graph)
 
     def run(self, what: str, compiled: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        """What `compiled` gives; raises `TrainingError`, which says `what`, where other code would run in its place."""
+        """Output of `compiled`; raises `TrainingError`, which names `what`, where other code would run in its place."""
         before = self.num_runs
         try:
             result = compiled(*arguments)
@@ -177,7 +177,7 @@ class Compiler:
         return self._copies[function]
 
     def make_graph(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        """Compile what PyTorch has traced."""
+        """Compile a graph that PyTorch has traced."""
         self.num_graphs += 1
         compiled = self._compile(graph, inputs)
 
@@ -188,7 +188,7 @@ class Compiler:
         return run
 
     def make_recomputing_graph(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        """The same; in the backward pass cheap operators run again, so that nothing of theirs is kept."""
+        """Compile a traced graph whose backward pass runs cheap operators again, so none of their outputs is kept."""
         for node in graph.graph.nodes:
             if _is_cheap(node):  # the marks that `torch.utils.checkpoint` leaves on what it has traced
                 node.meta.update(recompute=CheckpointPolicy.MUST_RECOMPUTE, ac_graph_id=0)
@@ -210,14 +210,14 @@ class CompiledForward:
         self.compiled = self._compiled(compiler.make_graph)
 
     def recompute_operators(self) -> None:
-        """From now on keep nothing of what cheap operators give."""
+        """Keep no outputs of cheap operators from now on."""
         self.compiled = self._compiled(self.compiler.make_recomputing_graph)
 
     def _compiled(self, make_graph: Callable[..., Any]) -> Callable[..., Tensor]:
         return self.compiler.trace(self.plain, make_graph)
 
     def __call__(self, *arguments: Any) -> Tensor:
-        """What the layer gives."""
+        """Output of the layer."""
         if self.compiler.is_paused:
             return self.plain(*arguments)
         return self.compiler.run("A layer", self.compiled, *arguments)
@@ -234,7 +234,7 @@ def _not_compiled(what: str, reason: str) -> TrainingError:
 
 
 def compiled_modules(model: nn.Module) -> tuple[str, ...]:
-    """The names of the modules whose insides are compiled: what happens within them is not seen from outside."""
+    """Names of the modules whose insides are compiled and so not seen from outside."""
     return tuple(name for name, module in model.named_modules() if "compiled_forward" in module.__dict__)
 
 

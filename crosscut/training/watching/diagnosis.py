@@ -21,7 +21,7 @@ class _Origin(NamedTuple):
 
     micro_batch: int
     order: int
-    """How many modules had run before, in the micro-batch."""
+    """Number of modules that had run before in the micro-batch."""
     data_rank: int
     place: str
 

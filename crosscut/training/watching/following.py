@@ -11,7 +11,7 @@ import torch
 from crosscut.training.result import Moment, StepResult
 
 Tell = Callable[[StepResult, float], None]
-"""What is done with a step that went well, and the seconds it took."""
+"""Function that receives the result of a good step and the seconds that the step took."""
 
 
 class Follower:
@@ -20,7 +20,7 @@ class Follower:
     def __init__(self, tell: Tell, device: torch.device) -> None:
         self.tell, self.device = tell, device
         self.seconds = 0.0
-        """Of all steps told of, on the device, without what came between them."""
+        """Seconds of all reported steps on the device, without the time between them."""
         self._running: tuple[Moment, StepResult] | None = None
 
     def launch(self, step: Callable[[], StepResult]) -> None:

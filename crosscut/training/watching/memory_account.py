@@ -63,7 +63,7 @@ class Account:
         return most, dict(sorted(held.items(), key=lambda item: -item[1]))
 
     def _by_name(self) -> tuple[dict[int, tuple[int, str]], list[tuple[int, int, str]]]:
-        """What was held before and what happened, with holders by `names`."""
+        """Memory held before and the events since, with holders by `names`."""
         names = dict(self.names)
         events = [(key, size, names.pop(key, holder) if size else holder) for key, size, holder in self.events[::-1]]
         before = {key: (size, names.get(key, holder)) for key, (size, holder) in self.before.items()}
@@ -130,7 +130,7 @@ def _plain(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def _key(tensor: Tensor) -> int:
-    """Of a local tensor: what the account of its device tells pieces of memory apart by."""
+    """Key of a local tensor's memory, by which the account of its device tells pieces of memory apart."""
     storage = tensor.untyped_storage()
     return storage.data_ptr() if storage.device.type == "cuda" else storage._cdata
 

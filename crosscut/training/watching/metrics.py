@@ -1,6 +1,6 @@
-"""What a run tells while it goes on: a progress bar, `metrics.jsonl` and TensorBoard.
+"""Metrics of a running training: a progress bar, `metrics.jsonl` and TensorBoard.
 
-Only the first rank tells; the other ranks hold a `Metrics` that does nothing. A run that resumes goes on in the same
+Only the first rank writes; the other ranks hold a `Metrics` that does nothing. A run that resumes goes on in the same
 file, without the rows after the checkpoint that it resumed from; a step that was validated before keeps that row.
 """
 
@@ -31,7 +31,7 @@ Value = float | int | str | None
 class Metrics:
     """The metrics of one run; a context that closes its files.
 
-    `start` is the step it goes on from: rows of later steps, left by a run that was stopped, are dropped.
+    `start` is the step that the run goes on from: rows of later steps, left by a run that was stopped, are dropped.
     """
 
     def __init__(self, folder: Path, *, num_steps: int, start: int, active: bool) -> None:

@@ -40,25 +40,25 @@ FIGURES_FILE = "profile.json"
 WARM_UP_STEPS = 2
 RECORDED_STEPS = 3
 _TOLD = 10
-"""Operators and holders in the printed tables."""
+"""Number of operators and of holders in the printed tables."""
 
 _COMPILED_GRAPH = re.compile(r"## Call CompiledFxGraph \w+ ##")
-"""How PyTorch calls one: by a hash of its code."""
+"""PyTorch's name for a compiled graph, with a hash of its code."""
 
 
 @dataclass
 class Profile:
-    """What was found, as `profile.json` holds it."""
+    """Result of profiling, as `profile.json` holds it."""
 
     steps: list[Shares]
-    """Of the first rank."""
+    """Shares of each recorded step on the first rank."""
     operators: list[dict[str, Any]]
     """Name, calls and milliseconds per step, the longest first; of kernels on a GPU."""
     peak_bytes: int
     holders: dict[str, int]
     """Bytes at the peak of a step, by who holds them, the largest first."""
     seconds_of_ranks: list[list[float]] = field(default_factory=list)
-    """How long each rank took for each recorded step."""
+    """Seconds of each recorded step, by rank."""
 
 
 class Profiler:
@@ -176,7 +176,7 @@ def _profile_of(recorder: Any, account: Account, events: list[dict[str, Any]]) -
 
 
 def _operators(events: Any) -> list[dict[str, Any]]:
-    """What took the most time in the recorded steps, without what lies between them: kernels where there are any."""
+    """Operators inside the recorded steps, the longest first; only kernels where there are any."""
     steps = [e.time_range for e in events if e.name.startswith(STEP_NAME) and e.device_type == DeviceType.CPU]
     inside = [
         e

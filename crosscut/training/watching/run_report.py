@@ -1,4 +1,4 @@
-"""What a run leaves for people: a plot of its losses, a sample of its text, a summary."""
+"""Report of a run for people: a plot of its losses, a sample of its text, a summary."""
 
 import io
 import json
@@ -169,6 +169,6 @@ def _short(number: float, letters: tuple[tuple[float, str], ...]) -> str:
 
 
 def typed_command() -> str:
-    """How Crosscut was started, so that the next command can be pasted."""
+    """Command that started Crosscut, so that the next command can be pasted."""
     typed = Path(sys.argv[0])
     return "python -m crosscut" if typed.name == "__main__.py" else shlex.quote(str(typed))

@@ -1,4 +1,4 @@
-"""How fast a run is, in tokens and in model FLOP/s, against a named peak.
+"""Throughput of a run, in tokens and in model FLOP/s, against a named peak.
 
 The FLOPs are the planner's formula, so forecast and report cannot differ.
 """
@@ -17,7 +17,7 @@ from crosscut.planner import find_hardware, model_flops_per_token
 from crosscut.training.precision import compute_dtype, fast_precision
 
 _WARM_UP = 2
-"""Products before those that count against the time."""
+"""Number of matrix products before those that count against the time."""
 _SECONDS_TO_MEASURE = 0.1
 """A CPU without instructions for float16 takes a tenth of a second for one product of 512 rows."""
 
@@ -28,7 +28,7 @@ class Peak:
 
     name: str
     flops_per_second: float
-    """Of all ranks together."""
+    """Peak rate of all ranks together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Throughput:
 
     @classmethod
     def of(cls, run: RunConfig, mesh: ParallelMesh) -> "Throughput":
-        """For the steps of a run. Every rank calls it, since a peak that is measured is measured together."""
+        """Make the throughput of a run's steps. Every rank calls this, since the ranks measure a peak together."""
         length = run.training.sequence_length
         return cls(
             tokens_per_step=run.training.batch_size * length,

@@ -1,8 +1,8 @@
-"""What a profiler's trace says of a step: how long it computed, communicated and did neither.
+"""Shares of a step in a profiler's trace: computation, communication and neither.
 
-A trace is what `torch.profiler` writes for Perfetto. On a GPU what counts are the kernels, on a CPU the operators of
-the thread that trains (the autograd engine's work is on it, too) and what is sent beside it. With C the time in which
-something computes and K that in which something is sent:
+A trace is the file that `torch.profiler` writes for Perfetto. On a GPU the kernels count, on a CPU the operators of
+the thread that trains (the autograd engine's work is on it, too) and the communication beside that thread. With C the
+time in which something computes and K the time in which something is sent:
 
     compute = C without K     overlapped = C and K     communication = K without C     idle = neither
 
@@ -26,7 +26,7 @@ _COMPUTING_OPERATOR = re.compile(r"(aten|mkldnn|inductor|prims)::|Torch-Compiled
 
 
 class Shares(NamedTuple):
-    """Of one step, counted from 1."""
+    """Shares of one step, counted from 1."""
 
     step: int
     seconds: float
@@ -72,7 +72,7 @@ def _kernels(events: Iterable[Event]) -> tuple[list[Span], list[Span]]:
 
 
 def _operators(events: Iterable[Event], thread: Any) -> tuple[list[Span], list[Span]]:
-    """On the CPU; what an operator that sends does within itself, such as a copy, is communication."""
+    """Operators on the CPU; work inside an operator that sends, such as a copy, is communication."""
     computing, sending, sending_here = [], [], []
     for event in events:
         name = str(event["name"])
@@ -97,7 +97,7 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 def _without(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
-    """What is left of spans outside of the holes; both as `union` gives them."""
+    """Parts of the spans outside of the holes; both as `union` gives them."""
     left = []
     next_hole = 0
     for start, end in spans:
