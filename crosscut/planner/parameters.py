@@ -1,4 +1,4 @@
-"""How many parameters a model has, and how many of them one tensor rank holds.
+"""Count the parameters of a model and the part of them that one tensor rank holds.
 
 Every parameter is either cut over the tensor ranks or whole on each of them. Cut are the token embedding and an output
 projection of its own, the weights of a layer's matrices and the biases of the column-parallel ones; whole are the
@@ -108,7 +108,7 @@ def num_tensors(model: ModelConfig) -> int:
 
 
 def num_replicated_tensors(model: ModelConfig, layout: Layout) -> int:
-    """Those of them that every tensor rank holds whole."""
+    """Parameter tensors that every tensor rank holds whole."""
     return sum(tensor.is_whole for tensor in all_tensors(model, layout))
 
 

@@ -1,4 +1,4 @@
-"""What a step reads and writes beside its matrix products: operators that wait for memory, not for arithmetic.
+"""Bytes that a step reads and writes outside its matrix products, in operators that wait for memory, not arithmetic.
 
 Counted are the tensors that each operator's kernel reads and writes. In units of E, the residual stream of one
 micro-batch on one rank (b s h elements, a t-th of it where the sequence is split), half a layer takes:
@@ -33,9 +33,9 @@ class Passes(NamedTuple):
     forward: float
     backward: float
     cheap: float
-    """Of the forward pass, those of norms and of GeLU or SwiGLU, which `training.recompute = "operators"` repeats."""
+    """Bytes of norms and of GeLU or SwiGLU in the forward pass; `training.recompute = "operators"` repeats them."""
     core: float
-    """Of the forward pass, attention's where no fused kernel runs, which `training.recompute = "selective"` repeats."""
+    """Bytes of unfused attention in the forward pass; `training.recompute = "selective"` repeats them."""
     forward_kernels: int
     backward_kernels: int
     gelu: int
@@ -116,8 +116,10 @@ def ends_passes(run: Planned, program: Program) -> tuple[float, float]:
 
 
 def optimizer_bytes(run: Planned, program: Program) -> float:
-    """What a step reads and writes of a rank's share of parameters, gradients and moments: norm, clipping, AdamW; and
-    the buckets in which gradients that are whole go to the other data ranks.
+    """Bytes that one step reads and writes on a rank for the optimizer.
+
+    The gradient norm, clipping and AdamW pass over the rank's share of parameters, gradients and moments. Gradients
+    that are not sharded also pass through the buckets in which they go to the other data ranks.
     """
     wide = run.training.numbers.accumulation_bytes / 4
     own = parameters_per_rank(run.model, run.layout) / run.layout.shard_size

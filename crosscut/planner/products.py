@@ -28,7 +28,7 @@ from crosscut.planner.parameters import known_vocab_size
 _TILE = 128
 """Rows and columns of the result that one multiprocessor computes at a time, as cuBLAS and CUTLASS commonly have it."""
 _LEAST_K = 512
-"""Of one part, where a product is also cut along k."""
+"""Smallest k of one part where a product is also cut along k."""
 
 
 class Product(NamedTuple):
@@ -46,17 +46,17 @@ class Product(NamedTuple):
 
     @property
     def of_input(self) -> "Product":
-        """What gives the gradient of the first factor."""
+        """Product that gives the gradient of the first factor."""
         return Product(self.m, self.n, self.k, self.batch)
 
     @property
     def of_weight(self) -> "Product":
-        """What gives the gradient of the second factor."""
+        """Product that gives the gradient of the second factor."""
         return Product(self.k, self.m, self.n, self.batch)
 
 
 class Speed:
-    """How fast one of `ranks` ranks on a node multiplies, reads and writes: seconds, kept for shapes seen before."""
+    """Seconds in which one of `ranks` ranks on a node multiplies, reads and writes; cached by product shape."""
 
     def __init__(self, hardware: Hardware, precision: str, *, ranks: int = 1) -> None:
         self.hardware = hardware
@@ -128,7 +128,7 @@ def _nearest_rate(product: Product, measured: tuple[MeasuredProduct, ...]) -> fl
 
 
 def layer_products(run: Planned) -> dict[str, list[Product]]:
-    """Of one layer's forward pass in one micro-batch, by the purpose of the collective next to them."""
+    """Matrix products of one layer's forward pass in one micro-batch, by the purpose of the collective next to them."""
     model, tensor = run.model, run.layout.tensor
     tokens = run.micro_batch_size * run.training.sequence_length
     own_key_values = 2 * max(model.num_kv_heads // tensor, 1) * model.head_size
@@ -142,7 +142,7 @@ def layer_products(run: Planned) -> dict[str, list[Product]]:
 
 
 def logits_product(run: Planned) -> Product:
-    """Of the output projection in one micro-batch, over the rank's part of the vocabulary."""
+    """Matrix product of the output projection in one micro-batch, over the rank's part of the vocabulary."""
     tensor = run.layout.tensor
     local_vocab_size = padded_vocab_size(known_vocab_size(run.model), tensor) // tensor
     return Product(run.micro_batch_size * run.training.sequence_length, run.model.hidden_size, local_vocab_size)

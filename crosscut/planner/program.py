@@ -1,4 +1,4 @@
-"""How a program runs a step, as far as its time depends on it: what is fused, and what is sent beside what."""
+"""Properties of a program that the time of a step depends on: fused operators, and messages sent beside computation."""
 
 from typing import NamedTuple
 
@@ -33,11 +33,14 @@ class Program(NamedTuple):
     """Whether a wholly recomputed layer also repeats its last product and the message after it."""
 
     bucket_bytes: int | None = BUCKET_BYTES
-    """Of a bucket in which gradients go to the other data ranks; None where they are taken for one message."""
+    """Bytes of a bucket in which gradients go to the other data ranks; None counts all gradients as one message."""
 
 
 def crosscut_program(run: Planned, hardware: Hardware) -> Program:
-    """What Crosscut does with a run on a kind of device. Ranks that share a processor gain nothing by overlapping."""
+    """Program with which Crosscut runs `run` on the hardware's kind of device.
+
+    Ranks that share a processor gain nothing by overlapping.
+    """
     on_gpu = hardware.device == "cuda"
     compiled = run.is_compiled_on_gpus if on_gpu else run.training.compile == "on"
     fused = on_gpu or not run.model.dropout

@@ -38,7 +38,7 @@ def to_json(plans: Plans, *, top: int, tokens: float | None, price: float | None
 
 
 def hardware_facts(hardware: Hardware) -> dict[str, Any]:
-    """What a file of a device says, in bytes and seconds."""
+    """Facts of a device's file, in bytes and seconds."""
     return {
         "key": hardware.key,
         "name": hardware.name,
@@ -69,7 +69,7 @@ def plan_facts(plan: Plan, num_ranks: int, *, tokens: float | None, price: float
 
 
 def traffic_facts(plan: Plan) -> list[dict[str, Any]]:
-    """What a rank sends in a step, by operation, axis and link; messages of the same kind together."""
+    """Messages that a rank sends in one step, summed by operation, axis and link."""
     kinds: dict[tuple[str, str, str], dict[str, Any]] = {}
     for entry in plan.time.exchanges:
         message: Collective = entry.collective

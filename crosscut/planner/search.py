@@ -47,12 +47,12 @@ class Plan:
 
     @property
     def utilisation(self) -> float:
-        """Of the stated peak."""
+        """Model FLOP/s of one device as a share of the stated peak."""
         return self.flops_per_second / self.peak
 
     @property
     def tokens_per_day(self) -> float:
-        """Of all devices."""
+        """Tokens that all devices together train on in a day."""
         training = self.candidate.training
         return training.batch_size * training.sequence_length / self.time.total * _DAY
 
@@ -75,7 +75,7 @@ class Rejected:
 
     @property
     def label(self) -> str:
-        """What it is called, without what may be tried within it."""
+        """Name of the layout by its axes and sharding, without the settings that a search varies within the layout."""
         layout = self.candidate.layout
         shared = "" if layout.sharding == "none" else f", {layout.sharding}"
         if self.needed and layout.data > 1 and not shared:
@@ -85,7 +85,7 @@ class Rejected:
 
 @dataclass(frozen=True, kw_only=True)
 class Plans:
-    """What a search found."""
+    """Result of a search: the plans that fit and the layouts rejected."""
 
     asked: RunConfig
     hardware: Hardware
@@ -214,7 +214,7 @@ def _layouts(run: RunConfig, hardware: Hardware, tensor: int, data: int) -> Iter
 
 
 def _kept(training: TrainingConfig, recompute: str) -> tuple[str, ...]:
-    """What the run offloads, as far as it goes with another recomputation."""
+    """Offloads of the run that remain possible with another recomputation."""
     return tuple(item for item in training.offload if item != "activations" or recompute == "full")
 
 
@@ -253,7 +253,7 @@ def _nothing_cuts(model: ModelConfig, hardware: Hardware, num_ranks: int) -> str
 
 
 def _impossible(run: RunConfig, num_ranks: int) -> list[Rejected]:
-    """What the model or the batch forbids, whatever the memory."""
+    """Layouts that the model or the batch forbids, whatever the memory."""
     rejected = []
     for tensor in divisors(num_ranks):
         data = num_ranks // tensor

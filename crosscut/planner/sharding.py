@@ -1,9 +1,9 @@
-"""What data ranks that share one copy of the model send for it (Rajbhandari et al. 2020).
+"""Collectives among data ranks that share one copy of the model (Rajbhandari et al. 2020).
 
 Weights are gathered unit by unit, a unit being a layer or the root, which is all that belongs to no layer. ZeRO-2
 gathers them once a step, ZeRO-3 in each forward pass, and the layers again in the backward pass. Every micro-batch's
-gradients are scattered; the sums meet those of other copies once a step. What is sent is padded: `n` ranks cut the rows
-of a tensor rank's part into equal shares.
+gradients are scattered; their sums are reduced with the sums of other copies once a step. Messages are padded: `n`
+ranks cut the rows of a tensor rank's part into equal shares.
 
     elements of a unit = sum over its tensors of ceil(rows / n) n columns
 """

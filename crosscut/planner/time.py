@@ -1,10 +1,10 @@
-"""How long a step takes, from its products, its passes over memory and its messages.
+"""Forecast of the seconds of one step, from its products, its passes over memory and its messages.
 
-    step = M (forward + backward) + optimizer + what is waited for of messages + bubble
+    step = M (forward + backward) + optimizer + exposed messages + bubble
 
-One thing is taken from measurement, what the device's products attain (`hardware`); all else is counted. What is not
-counted: the loader, the host when it cannot keep up with the device, and what messages take from the products that they
-run beside. The derivation is in `docs/planner.md`. Legend: `M` micro-batches of a step.
+One figure is measured, the share of the peak that the device's products attain (`hardware`); all else is counted. Not
+counted are the loader, the host when it cannot keep up with the device, and the time by which messages slow the
+products that they run beside. The derivation is in `docs/planner.md`. Legend: `M` micro-batches of a step.
 """
 
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        """Of a step."""
+        """Seconds of the whole step."""
         return self.compute + self.exposed + self.bubble
 
 
@@ -67,9 +67,9 @@ class _Layer:
     attention: tuple[float, float]
     passes: tuple[float, float]
     cheap: float
-    """Of the forward passes, what is repeated as cheap."""
+    """Seconds of the forward passes that `training.recompute = "operators"` repeats."""
     core: float
-    """And what is repeated with attention."""
+    """Seconds of the forward passes that `training.recompute = "selective"` repeats with attention."""
 
     @property
     def forward(self) -> float:
@@ -115,16 +115,16 @@ def step_time(
 
 
 def bubble_share(stages: int, micro_batches: int, *, chunks: int = 1) -> float:
-    """How much longer a step is where `stages` follow each other, over the time without waiting: (p - 1) / (v m).
+    """Time that `stages` pipeline stages wait, as a share of the time without waiting: (p - 1) / (v m).
 
-    Narayanan et al. 2021 (arXiv 2104.04473, section 2.2), each stage's layers in `chunks` parts. Crosscut cuts no
-    layers apart yet: every layout has one stage.
+    The formula is that of Narayanan et al. 2021 (arXiv 2104.04473, section 2.2); each stage's layers are cut into
+    `chunks` parts. Crosscut does not divide the layers into stages yet: every layout has one stage.
     """
     return (stages - 1) / (chunks * micro_batches)
 
 
 def model_flops_per_second(run: Planned, seconds: float) -> float:
-    """Of one rank, where a step takes so long."""
+    """Model FLOP/s of one rank where a step takes `seconds`."""
     return flops_per_step(run) / seconds / run.layout.world_size
 
 
@@ -206,7 +206,10 @@ def _moments_from_host(run: Planned, hardware: Hardware) -> float:
 
 
 def _starts(run: Planned, hardware: Hardware) -> float:
-    """Of the optimizer's kernels; the host goes over all parameters where it does not run ahead."""
+    """Seconds to start the optimizer's kernels.
+
+    Where the host does not run ahead, it goes over all parameter tensors, which takes the time instead.
+    """
     if not hardware.tensor_host:
         return _OPTIMIZER_KERNELS * hardware.start
     return num_tensors(run.model) * hardware.tensor_host

@@ -1,4 +1,4 @@
-"""What one training step sends: every collective of a run, by axis, phase and purpose.
+"""Collectives of one training step, by axis, phase and purpose.
 
 The list is the account that the tests hold against the collectives that a running step is seen to make. An axis of one
 rank sends nothing. Legend: `b` sequences of one micro-batch on one data rank, `s` tokens of a sequence, `h` hidden
@@ -255,5 +255,5 @@ def _totals(run: Planned) -> list[Collective]:
 
 
 def _activation_elements(run: Planned) -> int:
-    """What crosses at each meeting of the tensor ranks: b s h."""
+    """Elements of an activation that the tensor ranks gather or reduce: b s h."""
     return run.micro_batch_size * run.training.sequence_length * run.model.hidden_size

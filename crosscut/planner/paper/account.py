@@ -35,8 +35,9 @@ STATE_BYTES = 824_016
 """Of the random generator on the device before PyTorch 1.2: 200 states of 4,120 bytes, a seed and an offset."""
 
 COPIES = 12
-"""Of that state in a layer: four where dropout of the scores takes the tensor ranks' own stream and gives it back, in
-the forward pass and in its repetition; one where a layer's forward pass is noted, three where it is repeated."""
+"""Copies of the random generator's state in a layer: four where dropout of the scores takes the tensor ranks' own
+stream and gives it back, in the forward pass and in its repetition; one where the layer's forward pass is checkpointed,
+three where the forward pass is repeated."""
 
 HOST_WAIT = 20e-6
 """Seconds until a number is on the host and the next kernel on the device; assumed."""
@@ -49,7 +50,7 @@ class Term(NamedTuple):
     formula: str
     """In bytes or waits; L layers, E the residual stream in bytes, T tensor ranks."""
     seconds: Callable[[RunConfig, float], float]
-    """Of a run on one rank, by the rate of copies."""
+    """Seconds of one step of a run on one rank, from the run and the rate of copies in bytes per second."""
 
 
 def _copies(run: RunConfig, rate: float) -> float:
@@ -100,11 +101,11 @@ class Accounted:
         one = paper_run("megatron-1.2b", 1)
         flops = flops_per_step(one, recompute=True)
         self.attained = solve_attained(V100, lambda v100: flops / self._seconds(one, v100), PAPER_FLOPS_PER_SECOND)
-        """What products attain of the peak."""
+        """Share of the V100's peak that its matrix products attain."""
         self._hardware = attaining(V100, self.attained)
 
     def seconds(self, run: RunConfig) -> float:
-        """Of a step."""
+        """Seconds of one step with every term."""
         return self._seconds(run, self._hardware)
 
     def _seconds(self, run: RunConfig, hardware: Hardware) -> float:

@@ -23,7 +23,7 @@ from crosscut.planner.paper.runs import (
 from crosscut.planner.paper.sections import Section, percent
 
 _Seconds = Callable[[RunConfig], float]
-"""Of a step, by one account of it."""
+"""Function that forecasts the seconds of one step of a run."""
 
 
 class _Figure(NamedTuple):

@@ -50,9 +50,9 @@ def page_style() -> str:
 
 
 def page_data(plans: Plans) -> dict[str, Any]:
-    """What the page draws: bytes in MB, times in milliseconds, shares of the peak in percent.
+    """Figures that the page draws: bytes in MB, times in milliseconds, shares of the peak in percent.
 
-    `limits` is what a rank may hold with each number of tensor ranks: ranks on a processor share its memory.
+    `limits` is the memory that a rank may hold, for each number of tensor ranks: ranks on a processor share its memory.
     """
     hardware = plans.hardware
     models = _models()

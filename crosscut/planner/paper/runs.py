@@ -18,7 +18,7 @@ from crosscut.planner.program import PAPER_PROGRAM, Program
 from crosscut.planner.time import bubble_share, step_time
 
 PAPER_FLOPS_PER_SECOND = 39e12
-"""Of the 1.2B model on one GPU "over the course of the entire training application" (section 1)."""
+"""FLOP/s of the 1.2B model on one GPU "over the course of the entire training application" (section 1)."""
 
 PAPER_HEADLINE = 15.1e15
 """FLOP/s of 512 GPUs, at most (section 1)."""
@@ -56,24 +56,27 @@ def paper_run(preset: str, tensor: int, data: int = 1, *, num_heads: int = 0) ->
 
 
 def paper_seconds(run: RunConfig, hardware: Hardware = _V100) -> float:
-    """Of a step of the paper's program."""
+    """Forecast of the seconds of one step of the paper's program."""
     return step_time(run, hardware, program=PAPER_PROGRAM).total
 
 
 def paper_flops_per_second(run: RunConfig, hardware: Hardware = _V100) -> float:
-    """Of one GPU, recomputation counted."""
+    """Forecast of the FLOP/s of one GPU in the paper's program, recomputed FLOPs counted."""
     return flops_per_step(run, recompute=True) / paper_seconds(run, hardware) / run.layout.world_size
 
 
 def paper_scaling(run: RunConfig, seconds: Callable[[RunConfig], float] = paper_seconds) -> float:
-    """Of linear scaling, with the 1.2B model on one GPU as the unit; `seconds` may be another account of a step."""
+    """Share of linear scaling that a run reaches, with the 1.2B model on one GPU as the unit.
+
+    `seconds` forecasts a step; an account of the paper's program may replace it.
+    """
     one = paper_run("megatron-1.2b", 1)
     work = flops_per_step(run, recompute=True) / flops_per_step(one, recompute=True) / run.layout.world_size
     return work * seconds(one) / seconds(run)
 
 
 def paper_speed_up(tensor: int, seconds: Callable[[RunConfig], float] = paper_seconds) -> float:
-    """Of the 1.2B model over so many tensor ranks."""
+    """Speed-up of the 1.2B model on `tensor` tensor ranks over one GPU."""
     return seconds(paper_run("megatron-1.2b", 1)) / seconds(paper_run("megatron-1.2b", tensor))
 
 
@@ -118,8 +121,11 @@ MEGATRON_PROGRAM = Program(compiled=True, casts_weights=False, shards_optimizer=
 
 
 def megatron_flops_per_second(row: MegatronRow, hardware: Hardware = _H100) -> float:
-    """Of one GPU. Micro-batches are not published: the fastest of 1, 2 and 4 is taken. Nor are the parts of a stage's
-    layers: each layer is one, so that the bubble is the smallest that there can be.
+    """Forecast of the model FLOP/s of one GPU for a row of Megatron-Core's table.
+
+    The table states neither the micro-batch size nor the number of parts into which a stage's layers are cut. The
+    forecast takes the fastest micro-batch size of 1, 2 and 4 and makes each layer a part, which gives the smallest
+    possible bubble.
     """
     return max(_megatron_rate(row, micro, hardware) for micro in _MICRO_BATCHES)
 
@@ -155,9 +161,9 @@ def megatron_errors(calibration: MegatronRow) -> dict[str, float]:
 
 
 def solve_attained(hardware: Hardware, rate_of: Callable[[Hardware], float], wanted: float) -> float:
-    """What the device's products must attain of their peak for a forecast of `wanted` FLOP/s.
+    """Solve for the share of the peak that the device's products must attain for a forecast of `wanted` FLOP/s.
 
-    By bisection, since a forecast only grows with it.
+    Bisection finds the share, since the forecast only grows with the share.
     """
     low, high = 0.01, 2.0
     for _ in range(_BISECTIONS):
@@ -173,11 +179,11 @@ def attaining(hardware: Hardware, attained: float) -> Hardware:
 
 
 def paper_attained() -> float:
-    """What the V100's products attain, by the paper's 39 TFLOP/s."""
+    """Share of the peak that the V100's products attain, solved from the paper's 39 TFLOP/s."""
     run = paper_run("megatron-1.2b", 1)
     return solve_attained(_V100, lambda hardware: paper_flops_per_second(run, hardware), PAPER_FLOPS_PER_SECOND)
 
 
 def megatron_attained(row: MegatronRow = MEGATRON_CALIBRATION) -> float:
-    """What the H100's products attain, by one row of Megatron-Core's table."""
+    """Share of the peak that the H100's products attain, solved from one row of Megatron-Core's table."""
     return solve_attained(_H100, lambda hardware: megatron_flops_per_second(row, hardware), row.teraflops * 1e12)

@@ -26,7 +26,7 @@ class Section(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a study says."""
+    """Report of a study: a title, words and sections."""
 
     mark: str
     """Who writes the file, for those who would edit it."""

@@ -36,7 +36,7 @@ _MARK = "Written by `crosscut study scaling`; in docs/ by `python docs/generate.
 _H100_PEAK = KNOWN_HARDWARE["h100-sxm"].flops["bfloat16"]
 _V100 = KNOWN_HARDWARE["v100-32gb-dgx2h"]
 WITHIN = 0.05
-"""Of the peak, or of linear scaling: what counts as met."""
+"""Largest error of a forecast that counts as met, as a share of the peak or of linear scaling."""
 
 
 def scaling_report() -> Report:
