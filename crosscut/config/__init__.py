@@ -1,4 +1,4 @@
-"""What a run is: frozen dataclasses, loading, checking and presets.
+"""Configuration of a run: frozen dataclasses, loading, checking and presets.
 
 Plain Python: this room imports neither torch nor numpy nor any other room, so that every mistake in a run's file is
 found before a process starts.

@@ -1,4 +1,4 @@
-"""What rooms that never see each other agree on."""
+"""Conventions shared by rooms that never import each other."""
 
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +16,7 @@ TOKENS_FOLDER = "tokens"
 """The token shards, in a run's folder."""
 
 INITIAL_FOLDER = "initial"
-"""What a run keeps of the published model that it starts from, but for the weights, in its folder."""
+"""Files of the published model that a run starts from, without the weights, in a run's folder."""
 
 LOOK = Path(__file__).parent / "look.css"
 """The style that every page begins with."""

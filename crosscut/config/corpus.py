@@ -1,4 +1,4 @@
-"""What a corpus is: where its text comes from, what is kept of it, and the tokens that it becomes (paper, 4.1.2).
+"""Configuration of a corpus: the sources of its text, the filters, and the token shards (paper, section 4.1.2).
 
 One TOML file that `crosscut prepare` takes, with the sections below and one `[[sources]]` for each source.
 """
@@ -53,8 +53,8 @@ class SourceConfig:
     CC-Stories."""
 
     weight: float = 1.0
-    """How often a training document of this source is written: 2 writes it twice, 0.25 a quarter of them, chosen by the
-    seed."""
+    """Copies written of each training document of this source: 2 writes each document twice, 0.25 writes a quarter of
+    the documents, chosen by the seed."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -135,7 +135,7 @@ class LanguageConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LengthConfig:
-    """How short a document may be."""
+    """Shortest document that stays."""
 
     min_tokens: int = 128
     """Tokens of the run's tokenizer that a document must have. The paper takes 128; 0 keeps all."""
@@ -146,7 +146,7 @@ class LengthConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DuplicatesConfig:
-    """What counts as the same text twice. Of each cluster one document stays."""
+    """Criteria by which two documents count as the same text. One document of each cluster stays."""
 
     jaccard: float = 0.7
     """Similarity above which two documents are near-duplicates: common n-grams of words among all of theirs. The paper
@@ -187,8 +187,8 @@ class LeakageConfig:
     """Share of the corpus's n-grams that the Bloom filter lets through by chance; each is then checked exactly."""
 
     action: str = "passage"
-    """What happens to a document that shares n-grams with a test set: `passage` cuts them out with a margin, `document`
-    drops it, `report` only counts."""
+    """Treatment of a document that shares n-grams with a test set: `passage` cuts the n-grams out with a margin,
+    `document` drops the document, `report` only counts."""
 
     margin: int = 200
     """Characters that are cut on both sides of a passage."""
@@ -238,7 +238,7 @@ class TokensConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """What the work runs on; the result is the same on all."""
+    """Engine that runs the work; every engine gives the same result."""
 
     kind: str = "local"
     """`local`: processes on this machine; `ray`: an existing Ray cluster whose machines share the output's disk."""

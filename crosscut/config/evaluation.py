@@ -1,4 +1,4 @@
-"""What a model is scored on, and how (paper, section 4.2)."""
+"""Configuration of the evaluation: the texts that a model is scored on, and the protocols (paper, section 4.2)."""
 
 from dataclasses import dataclass
 
@@ -38,8 +38,8 @@ class EvaluationConfig:
     """Tokens by which the window moves on, and of which each window but the first scores its last: the paper's o."""
 
     detokenizer: str = "paper"
-    """How WikiText's words become text: `paper` by its authors' rules, which give its number of tokens; `invertible` by
-    rules that lose nothing."""
+    """Rules that turn WikiText's words into text: `paper` takes those of the paper's authors, which give the paper's
+    number of tokens; `invertible` takes rules that lose nothing."""
 
     batch_size: int = 8
     """Windows that a data rank reads together. No score depends on it."""

@@ -1,4 +1,4 @@
-"""How ranks are arranged: the axes of the device mesh and their sizes."""
+"""Layout of the ranks: the axes of the device mesh and their sizes."""
 
 from dataclasses import dataclass
 
@@ -30,8 +30,9 @@ class Layout:
     what lies between the cut matrices, for half as much traffic again in the backward pass."""
 
     sharding: str = "none"
-    """What the data ranks share among them: `none` gives each a whole copy (the paper's); `zero2` shards gradients and
-    optimizer state; `zero3` the weights as well, gathered layer by layer when they are used."""
+    """State that is sharded over the data ranks: `none` gives each rank a whole copy (the paper's); `zero2` shards
+    gradients and optimizer state; `zero3` shards the weights as well and gathers them layer by layer when they are
+    used."""
 
     shard_group: int = 0
     """Adjacent data ranks that share one copy under `sharding`, such as those of a node; the groups then hold copies
@@ -81,7 +82,7 @@ class Layout:
         return self.tensor * self.data
 
     def __str__(self) -> str:
-        """What is active: not a sequence that one rank would split, nor a copy that one rank would share."""
+        """Active parts of the layout: no sequence parallelism over one tensor rank, no sharding over one data rank."""
         split = ", sequence parallel" if self.sequence_parallel and self.tensor > 1 else ""
         shared = f", {self.sharding}" if self.shard_size > 1 else ""
         group = f" in groups of {self.shard_size}" if self.num_replicas > 1 and shared else ""

@@ -161,7 +161,7 @@ def _expand_published(table: Table) -> None:
 
 
 def _agreeing(model: Table, published: Table, folder: str) -> Table:
-    """What a run says of its model that the folder's leaves open: its dropout, and keys that there are none of."""
+    """Keys of a run's model section that the folder's model leaves open: dropout, and keys that no model has."""
     for key in published.keys() & model.keys() - {"dropout"}:
         given = _parsed(model[key])
         if given != published[key] and not (type(given) is int and given == 0):  # 0 takes what there is

@@ -1,4 +1,4 @@
-"""What processes need to know of the machine and of the process that started them, in rooms that never see each other.
+"""Facts of the machine and of a process's parent, for rooms that never import each other.
 
 `data` starts processes that tokenize and `parallel` starts ranks.
 """
@@ -21,12 +21,12 @@ def processor_name() -> str:
 
 
 def processor_vendor() -> str:
-    """Who made it, as x86 processors tell, such as "AuthenticAMD"; empty where neither they nor the system do."""
+    """Maker of an x86 processor, such as "AuthenticAMD"; empty where neither the processor nor the system names it."""
     return _processor_fact("vendor_id") or platform.processor().partition(", ")[2]  # the latter on Windows
 
 
 def _processor_fact(name: str) -> str:
-    """What Linux tells of the first core; empty elsewhere, and where it does not."""
+    """The first core's `name` in Linux's /proc/cpuinfo; empty on other systems and where Linux gives none."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name), "")

@@ -47,7 +47,7 @@ class ModelConfig:
     """Probability of dropping an element, at the paper's three places: embeddings, attention, residuals."""
 
     positions: str = "learned"
-    """How a token knows its place: `learned` adds a vector to its embedding, `rotary` turns queries and keys."""
+    """Encoding of a token's position: `learned` adds a vector to the embedding, `rotary` rotates queries and keys."""
 
     rotary_base: float = 10_000.0
     """The slowest rotation's wavelength grows with it."""
@@ -126,7 +126,7 @@ class ModelConfig:
 
     @property
     def family(self) -> str:
-        """What people call such a model."""
+        """Common name of the model's family."""
         return "GPT-2" if self.positions == "learned" and self.mlp == "gelu" else "Llama"
 
     def resized(self, hidden_size: int) -> "ModelConfig":

@@ -1,4 +1,4 @@
-"""What a run's precision means, said once: by name, since neither this room nor the planner may import torch."""
+"""Element types of a run's precisions, by torch's names, since neither this room nor the planner may import torch."""
 
 from types import MappingProxyType
 from typing import NamedTuple
@@ -6,20 +6,20 @@ from typing import NamedTuple
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 FLOAT8_MULTIPLE = 16
-"""Of every dimension of a float8 product: the hardware takes rows of 16 bytes."""
+"""Divisor of every dimension of a float8 product: the hardware takes rows of 16 bytes."""
 
 
 class Precision(NamedTuple):
     """The element types of a run, by torch's names."""
 
     compute: str
-    """Of activations and matrix products."""
+    """Element type of activations and matrix products."""
 
     accumulation: str
-    """Of parameters, gradients, optimizer state and the loss's sums."""
+    """Element type of parameters, gradients, optimizer state and the loss's sums."""
 
     products: str
-    """Of the factors of the layers' matrix products."""
+    """Element type of the factors in the layers' matrix products."""
 
     @property
     def compute_bytes(self) -> int:
@@ -41,15 +41,15 @@ PRECISIONS = MappingProxyType(
         "float64": Precision(compute="float64", accumulation="float64", products="float64"),
     }
 )
-"""By the value of `training.precision`."""
+"""Element types by the value of `training.precision`."""
 
 OF_MODELS = tuple(name for name, precision in PRECISIONS.items() if precision.products == precision.compute)
-"""Those in which a model can be held to be asked; float8 is only for products in training."""
+"""Precisions in which a model can be held for inference; float8 serves only products in training."""
 
 
 def precision_on(device: str, *, has_bfloat16: bool = True) -> str:
-    """What `training.precision = "auto"` stands for on a kind of device: the fastest one of which training is known to
-    come out as in float32.
+    """Precision that `training.precision = "auto"` selects on a kind of device: the fastest one in which training is
+    known to give the same result as in float32.
     """
     if device != "cuda":
         return "float32"

@@ -73,8 +73,8 @@ class CheckpointConfig:
     """A path or any URL that fsspec knows, such as `s3://bucket/run`. Empty means `checkpoints` in the run's folder."""
 
     on_failure: str = "stop"
-    """What the run does when a checkpoint cannot be written: `stop` at the next one, or `continue` and try again
-    then. It says so either way, and earlier checkpoints stay as they were."""
+    """Reaction of the run to a checkpoint that cannot be written: `stop` ends the run at the next checkpoint;
+    `continue` tries again then. The run reports the failure either way, and earlier checkpoints stay as they were."""
 
     def __post_init__(self) -> None:
         require_at_least("checkpoint.keep", self.keep, 1)
@@ -90,7 +90,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputConfig:
-    """What the run leaves behind."""
+    """Output of the run."""
 
     folder: str = "runs/default"
     """The run's folder: its config, metrics, plots, checkpoints."""

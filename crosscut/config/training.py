@@ -1,4 +1,4 @@
-"""How a run trains: the loop, what it keeps and computes again, and the optimizer (paper, section 4.1.1)."""
+"""Training of a run: the loop, the activations kept or recomputed, and the optimizer (paper, section 4.1.1)."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ RECOMPUTATIONS = ("none", "selective", "operators", "full")
 """The values of `training.recompute`."""
 
 OFFLOADS = ("activations", "optimizer")
-"""What `training.offload` may hold."""
+"""The values that `training.offload` may hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """What the loop does (paper, section 4.1.1)."""
+    """The training loop (paper, section 4.1.1)."""
 
     steps: int = 300_000
     """Optimizer steps."""
@@ -37,10 +37,10 @@ class TrainingConfig:
     """Initial weights, order of the data and dropout follow from it, whatever the layout."""
 
     precision: str = "auto"
-    """Of activations and matrix products: `float32`, `bfloat16`, `float16` (with a loss scale that follows overflows),
-    `float8` (matrix products of the layers, on GPUs that have it; the rest in bfloat16), `float64`, or `auto`: bfloat16
-    on GPUs, float16 on those that lack it (before Ampere), float32 on processors. Weights, their gradients' sums and
-    the optimizer stay float32 (float64 with `float64`)."""
+    """Element type of activations and matrix products: `float32`, `bfloat16`, `float16` (with a loss scale that follows
+    overflows), `float8` (matrix products of the layers, on GPUs that have float8; the rest in bfloat16), `float64`, or
+    `auto`: bfloat16 on GPUs, float16 on GPUs without bfloat16 (before Ampere), float32 on CPUs. Weights, their
+    gradients' sums and the optimizer stay float32 (float64 with `float64`)."""
 
     recompute: str = "none"
     """Activations that the backward pass computes again instead of keeping: `none`; `selective`, the attention core
@@ -48,10 +48,10 @@ class TrainingConfig:
     `full`, whole layers, of which only the input is kept (the paper's)."""
 
     recompute_every: int = 1
-    """Which layers do so: every k-th one, from the first; the first alone where there are no more than k."""
+    """Interval of recomputed layers: every k-th from the first; the first alone in a model of at most k layers."""
 
     offload: tuple[str, ...] = ()
-    """What waits in host memory while it is not used: `activations`, the layer inputs that `recompute = "full"` keeps;
+    """Tensors that wait in host memory while unused: `activations`, the layer inputs that `recompute = "full"` keeps;
     `optimizer`, AdamW's moments."""
 
     compile: str = "auto"

@@ -14,14 +14,14 @@ Json = dict[str, Any]
 
 
 class Answer(ABC):
-    """What is said to one request; a protocol says how. `spell` gives the bytes of a token."""
+    """Answer to one request, in the form of a protocol. `spell` gives the bytes of a token."""
 
     prefix: str
-    """What the answer's id begins with."""
+    """Start of the answer's id."""
     kind: str
     """The whole answer's `object`."""
     chunk_kind: str
-    """A chunk's."""
+    """A chunk's `object`."""
 
     def __init__(self, request: Request, served: Served, spell: Callable[[int], bytes]) -> None:
         self.request = request
@@ -79,7 +79,7 @@ class Answer(ABC):
 
 
 class CompletionAnswer(Answer):
-    """Of /v1/completions."""
+    """Answer of /v1/completions."""
 
     prefix = "cmpl"
     kind = chunk_kind = "text_completion"
@@ -93,7 +93,7 @@ class CompletionAnswer(Answer):
         texts = zip(request.prompts, request.echoed, strict=True) if self._tells_prompt else ()
         parts = [parts_of(text, map(spell, prompt)) for prompt, text in texts]
         self._parts = [iter(one) for one in parts for _ in range(request.num_choices)]
-        """What each token of a choice's prompt adds to the text."""
+        """Text that each token of a choice's prompt adds."""
 
     def opening(self, which: int) -> Json | None:
         """The prompt, where it is to be told again and does not come token by token."""
@@ -116,7 +116,7 @@ class CompletionAnswer(Answer):
         return self.request.echoed[which // self.request.num_choices]
 
     def _told(self, which: int, pieces: Sequence[Piece]) -> Json:
-        """What pieces add to a choice, its prompt's where that comes token by token."""
+        """Text that pieces add to a choice, with the prompt's pieces where the prompt comes token by token."""
         parts = self._parts[which] if self._tells_prompt else iter(())
         texts = [next(parts, "") if piece.is_prompt else piece.text for piece in pieces]
         return {"index": which, "text": "".join(texts), "logprobs": self._logprobs(which, pieces, texts)}
@@ -151,7 +151,7 @@ class CompletionAnswer(Answer):
 
 
 class ChatAnswer(Answer):
-    """Of /v1/chat/completions."""
+    """Answer of /v1/chat/completions."""
 
     prefix = "chatcmpl"
     kind = "chat.completion"

@@ -69,7 +69,7 @@ def make_application(
 
 
 class _Handlers:
-    """What each route does."""
+    """Handlers of the routes."""
 
     def __init__(self, served: Served, desk: Desk, spell: Callable[[int], bytes]) -> None:
         self._served = served
@@ -124,7 +124,7 @@ def _model(served: Served) -> Json:
 
 
 async def _read(request: HttpRequest, read: Callable[[object, Served], Request], served: Served) -> Request:
-    """What a request asks for; a long prompt is encoded in another thread, so that streams go on meanwhile."""
+    """Read and check a request; another thread encodes the prompt, so that streams go on during a long one."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refusal(

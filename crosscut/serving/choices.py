@@ -1,4 +1,4 @@
-"""How a request wants tokens to be chosen, in the words of either protocol."""
+"""Sampling parameters of a request, in the words of either protocol."""
 
 import re
 import secrets
@@ -18,7 +18,7 @@ _SEEDS = 1 << 63
 def read_sampling(
     fields: Fields, *, num_tokens: int, alternatives: int | None, tell_prompt: bool, vocab_size: int
 ) -> Sampling:
-    """How texts go on, with what the protocols spell in ways of their own. Raises `Refusal`."""
+    """Sampling of a request's texts, with the values that each protocol spells in its own way. Raises `Refusal`."""
     temperature = fields.number("temperature", 0, 2)
     seed = fields.integer("seed", -_SEEDS, _SEEDS - 1)
     return Sampling(

@@ -30,7 +30,7 @@ GRACE = 30.0
 
 @dataclass(frozen=True)
 class News:
-    """What is new to all ranks before a step."""
+    """News for all ranks before a step."""
 
     orders: tuple[Order, ...] = ()
     """Texts to begin."""
@@ -135,7 +135,7 @@ class Desk:
                 self._inbox.put(key)
 
     def take(self, *, idle: bool) -> News | None:
-        """What is new, if anything is; waits for it where the decoder is `idle`. Computing thread."""
+        """Take the news, None without any; waits for news where the decoder is `idle`. Computing thread."""
         orders: dict[int, Order] = {}
         cancelled = []
         for came in self._arrivals(wait=idle and not self.is_stopping):

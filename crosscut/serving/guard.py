@@ -1,4 +1,4 @@
-"""What stands before all routes: who may ask, and how much.
+"""Guard before all routes: checks who may send a request, and how large it may be.
 
 Without a key the server answers only to names of this machine. A page that a browser loads from elsewhere can send
 requests to this machine under a name of its own; the name in the request gives it away.

@@ -1,4 +1,4 @@
-"""What every rank of a server does: hear what is new from the first, then write one more token of every text."""
+"""Loop of every rank of a server: receive the news from the first rank, then write one more token of every text."""
 
 from crosscut.generation import Decoder
 from crosscut.parallel.collectives import FirstRankLine

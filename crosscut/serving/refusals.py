@@ -1,4 +1,4 @@
-"""What a client is told when its request cannot be answered: a status and OpenAI's error form."""
+"""Refusals of requests that cannot be answered: a status and OpenAI's error form."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""What a request asks for, whichever of the two protocols it came in.
+"""Requests of clients, read from either of the two protocols.
 
-Both protocols are OpenAI's. What they know and this server cannot do is refused with a reason (`unsupported`) and never
-ignored: a client that asks for tools is to hear that it does not get them.
+Both protocols are OpenAI's. A field of theirs that this server cannot serve is refused with a reason (`unsupported`)
+and never ignored: a client that asks for tools is to hear that it does not get them.
 """
 
 from collections.abc import Iterator
@@ -21,20 +21,20 @@ MOST_CHOICES = 128
 
 MOST_ALTERNATIVES = 20
 DEFAULT_TOKENS = 16
-"""Of a completion that does not say; a chat's answer may fill the window."""
+"""Tokens of a completion whose request sets no number; a chat's answer may fill the window."""
 
 _MOST_TOKENS = 1 << 31
 
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """What requests are held against: the model that is served."""
+    """The served model, against which requests are checked."""
 
     name: str
     window: int
-    """Tokens that a prompt and its continuation have together, or that are seen of them."""
+    """Tokens that a prompt and its continuation may have together, or that the model sees of a longer text."""
     slide: bool
-    """Whether they may be more."""
+    """Whether a text may be longer than the window."""
     tokenizer: Tokenizer
     begin: int | None
     """The id that the model expects before every text, if any."""
@@ -60,7 +60,7 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a client asks for."""
+    """Request of a client."""
 
     prompts: tuple[tuple[int, ...], ...]
     num_choices: int
@@ -70,7 +70,7 @@ class Request:
     include_usage: bool
     """Whether a stream ends with the counts of tokens."""
     echoed: tuple[str, ...] = ()
-    """What the texts of each prompt begin with, where prompts are told again."""
+    """Prompts with which the written texts begin, where the client asks to echo them."""
 
     def orders(self) -> Iterator[Order]:
         """The texts to write, in the order of their choices: all of the first prompt, then all of the second, ..."""
@@ -147,7 +147,7 @@ def _request(
     alternatives: int | None,
     echoed: tuple[str, ...] = (),
 ) -> Request:
-    """What both protocols have in common, and the check that nothing else was asked for."""
+    """Read the fields that both protocols share, and check that the client asks for nothing else."""
     stream = fields.flag("stream")
     include_usage = _include_usage(fields, stream=stream)
     tell_prompt = bool(echoed) and alternatives is not None
@@ -182,7 +182,7 @@ def _check_model(fields: Fields, served: Served) -> None:
 
 
 def unknown_model(name: str, served: Served) -> Refusal:
-    """What is said to a client that asks for another model."""
+    """Refusal of a request for a model that is not served."""
     return Refusal(
         f"`model` must be a model that is served (`{served.name}`), but is {shown(name)}.",
         status=404,

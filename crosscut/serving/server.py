@@ -44,7 +44,7 @@ from crosscut.serving.requests import Served
 from crosscut.serving.tokens import TokenBytes
 
 SIGNALS = (*REQUESTS, signal.SIGINT)
-"""What ends a server well."""
+"""Signals that end a server in good order."""
 
 _UNTIL_CLOSED = 5
 """Seconds that connections have to close once all is answered."""
@@ -58,7 +58,7 @@ class ServerOptions:
     port: int = 8000
     """0 takes any that is free."""
     api_key: str | None = None
-    """What clients must show; needed where other machines can reach the server."""
+    """Key that clients must show; needed where other machines can reach the server."""
     tensor: int = 1
     device: str = "auto"
     precision: str = "float32"

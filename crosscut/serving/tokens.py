@@ -1,4 +1,4 @@
-"""What single tokens spell, in bytes: a token may be part of a character, which no text can show."""
+"""Bytes of single tokens: a token may be part of a character, and no text can show such a part."""
 
 import codecs
 import json
@@ -13,7 +13,7 @@ import tokenizers
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-"""How sentencepiece writes a space."""
+"""Character that sentencepiece writes for a space."""
 
 
 class TokenBytes:

@@ -1,4 +1,4 @@
-"""What the protocols know and this server cannot: by field, values that ask for nothing, and why no other is taken."""
+"""Protocol fields that this server does not support: the values that ask for nothing, and why no other is taken."""
 
 from collections.abc import Mapping, Sequence
 

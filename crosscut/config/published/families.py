@@ -1,4 +1,4 @@
-"""What families of published models there are, and what they call our fields."""
+"""Families of published models, and their keys for the fields of `ModelConfig`."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,18 +9,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Family:
-    """What Hugging Face calls a `model_type`."""
+    """Family of published models, which Hugging Face calls a `model_type`."""
 
     model_type: str
     architecture: str
     keys: Mapping[str, str]
-    """Their keys, by our fields."""
+    """Keys of the family's files, by our fields."""
     fixed: Mapping[str, Any]
     """Our fields that the family decides."""
     defaults: Mapping[str, Any]
     """Our fields whose value a file may leave out, where it is not ours."""
     required: Mapping[str, tuple[Any, ...]]
-    """What else changes the computation: the values that we can do, the first being what a missing key means."""
+    """Other keys that change the computation, with the values that we support; a missing key means the first."""
     biases: tuple[str, ...] = ()
     """Their keys that say whether all matrices have biases; where a file leaves them out it is as in `fixed`."""
     dropouts: tuple[str, ...] = ()
@@ -120,4 +120,5 @@ STARCODER2 = Family(
 FAMILIES = MappingProxyType(
     {family.model_type: family for family in (GPT2, BIGCODE, LLAMA, MISTRAL, QWEN2, QWEN3, STARCODER2)}
 )
-"""By `model_type`. SmolLM is a Llama; GPT-BigCode is GPT-2 with multiple queries, StarCoder2 with rotary positions."""
+"""Families by `model_type`. SmolLM is a Llama; GPT-BigCode is GPT-2 with multiple queries, StarCoder2 with rotary
+positions."""

@@ -27,11 +27,11 @@ LOW_FREQUENCY, HIGH_FREQUENCY = 1.0, 4.0
 
 @dataclass(frozen=True)
 class Published:
-    """What a published model says of itself."""
+    """Configuration of a published model, from the files in its folder."""
 
     model: ModelConfig
     stops: tuple[int, ...]
-    """Ids that end what it writes, the model's own first."""
+    """Ids that end the model's texts, those of `config.json` first."""
 
 
 def is_published(folder: Path) -> bool:
@@ -40,7 +40,7 @@ def is_published(folder: Path) -> bool:
 
 
 def read_published(folder: Path) -> Published:
-    """What the files of a folder say. Raises `ConfigError` naming what Crosscut's model cannot do."""
+    """Read a published model's folder. Raises `ConfigError` naming the value that Crosscut's model cannot do."""
     table = _Table(folder / MODEL_FILE)
     family = _family_of(table)
     for key, allowed in family.required.items():
@@ -73,7 +73,7 @@ def end_ids(folder: Path) -> dict[Path, tuple[int, ...]]:
 
 
 def reason_against_export(model: ModelConfig) -> str:
-    """What keeps a model from the nearest family, in words that follow a colon; empty where one can say it."""
+    """Reason why the nearest family cannot express a model, in words that follow a colon; empty where it can."""
     family, differences = _nearest(model)
     if not differences:
         return ""
