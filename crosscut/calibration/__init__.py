@@ -1,7 +1,7 @@
-"""What this machine's device really does: the figures that a forecast takes from a file, measured.
+"""Measurement of this machine's device: the figures that a forecast takes from a file.
 
-Within a minute: the rate of matrix products by shape, of attention, of memory, and of messages between two ranks. What
-is written is a file like those of `crosscut.planner.hardware`, and `crosscut plan --gpu FILE` takes it.
+Within a minute it measures the rate of matrix products by shape, of attention, of memory, and of messages between two
+ranks. It writes a file like those of `crosscut.planner.hardware`, which `crosscut plan --gpu FILE` takes.
 """
 
 from crosscut.calibration.run import calibrate

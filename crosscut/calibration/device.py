@@ -32,16 +32,16 @@ _HALVES, _PARAMETERS = 8, 6
 
 
 class Rates(NamedTuple):
-    """What one rank has of a device, by itself or beside others on the same processor."""
+    """Rates that one rank has of a device, by itself or beside other ranks on the same processor."""
 
     measured: dict[str, list[tuple[int, int, int, float]]]
     """m, k, n and TFLOP/s of products, by precision."""
     attention: float
-    """TFLOP/s in the last of these precisions."""
+    """TFLOP/s of attention in the last precision of `measured`."""
     memory: float
-    """GB/s."""
+    """GB/s of memory."""
     start: float
-    """Seconds."""
+    """Seconds to start one kernel."""
     gelu: float = 0.0
     """10^9 elements a second, beside the time of their bytes; 0 where nothing comes on top of that."""
     host: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -50,13 +50,13 @@ class Rates(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """How large the work is that tells a device's rates."""
+    """Sizes of the work from which a device's rates are measured."""
 
     tokens: tuple[int, ...]
     widths: tuple[tuple[int, int], ...]
-    """k and n of products of so many tokens."""
+    """k and n of products, each with every number of `tokens` as m."""
     elements: int
-    """Of the float32 vector that is read and written: more than the caches hold."""
+    """Elements of the float32 vector that is read and written: more than the caches hold."""
     attention: tuple[int, int, int, int]
     """Sequences, heads, tokens and head size."""
     turns: int = 8
@@ -81,7 +81,7 @@ ON_GPU = Sizes(
 
 
 def sizes_for(device: torch.device) -> Sizes:
-    """What a kind of device does in the time that there is."""
+    """Sizes that suit a kind of device and the time that there is."""
     return ON_GPU if device.type == "cuda" else ON_CPU
 
 
@@ -134,21 +134,21 @@ def dtypes_of(device: torch.device) -> list[torch.dtype]:
 
 
 def shapes(sizes: Sizes) -> list[tuple[int, int, int]]:
-    """Of [m, k] x [k, n], each followed by the product of the same size that gives a weight's gradient."""
+    """m, k, n of [m, k] x [k, n], each followed by the product of equal size that gives a weight's gradient."""
     return [shape for tokens in sizes.tokens for k, n in sizes.widths for shape in ((tokens, k, n), (k, tokens, n))]
 
 
 def _numbers(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Tensor:
-    """Enough for the factors of any of the products: all use the same, as memory that was used before costs less
-    than new pages. On a processor enough for many small ones, too.
+    """Random numbers, enough for the factors of any product: all products use the same ones, as memory that was used
+    before costs less than new pages. On a processor they are enough for many small products, too.
     """
     largest = max(m * k + k * n + m * n for m, k, n in shapes(sizes))
     return torch.randn(max(largest, _ELSEWHERE if device.type == "cpu" else 0), device=device).to(dtype)
 
 
 def _product(shape: tuple[int, int, int], numbers: Tensor, *, is_of_weight: bool) -> Callable[[], object]:
-    """As training calls it: by a layer, or, where a side is as long as a vocabulary, by the loss. Each call takes other
-    numbers than the one before, where there are enough: a step's factors are not in the cache either.
+    """A product as training calls it: by a layer, or, where a side is as long as a vocabulary, by the loss. Each call
+    takes other numbers than the call before, where there are enough: a step's factors are not in the cache either.
     """
     m, k, n = shape
     is_of_loss = max(m if is_of_weight else k, n) >= _VOCABULARY
@@ -175,7 +175,7 @@ def _parts(numbers: Tensor, *shapes: tuple[int, int]) -> Iterator[list[Tensor]]:
 
 
 def _attention(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Callable[[], object]:
-    """Causal, counted in the half of the square that is not masked."""
+    """Causal attention, counted in the half of the square that is not masked."""
     query, key, value = (torch.randn(*sizes.attention, device=device).to(dtype) for _ in range(3))
     return partial(F.scaled_dot_product_attention, query, key, value, is_causal=True)
 
@@ -213,8 +213,8 @@ class _HalfLayer(nn.Module):
 
 
 def _on_host(device: torch.device) -> list[Callable[[], object]]:
-    """What a host does for operators with next to nothing to compute: half a layer forward, the same forward and
-    backward, and norm, clipping and AdamW of the parameters of several.
+    """Work of the host for operators with next to nothing to compute: half a layer forward, the same half forward and
+    backward, and the gradient norm, clipping and AdamW of the parameters of `_HALVES` half layers.
     """
     layers, x = nn.Sequential(*(_HalfLayer(device) for _ in range(_HALVES))), torch.ones(1, 8, 32, device=device)
     layers(x).sum().backward()

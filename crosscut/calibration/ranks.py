@@ -31,23 +31,23 @@ _SMALL, _LARGE = 16, {"cpu": (1 << 20, 1 << 23), "cuda": (1 << 23, 1 << 27)}
 which new memory is taken and which no cache holds: the second on a processor, whose models have activations of some
 4 MiB; the first on a GPU, whose models have up to some 512 MiB."""
 _MESSAGES = 10
-"""In each turn."""
+"""Messages in each turn."""
 _TURNS = 8
 _STEPS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
-"""Of a ring of two ranks, in each of which a rank sends half of the tensor."""
+"""Steps of each operation in a ring of two ranks; in each step a rank sends half of the tensor."""
 
 
 class LinkRate(NamedTuple):
-    """What one kind of collective has of a link."""
+    """Latency and rates that one kind of collective has of a link."""
 
     latency_microseconds: float
-    """Of one of a ring's steps."""
+    """Latency of one step of a ring."""
     rates: list[tuple[float, float]]
-    """What one rank sends in a message, in MB, and in GB in a second."""
+    """MB that one rank sends in a message, and its rate in GB/s."""
 
 
 Links = dict[str, LinkRate]
-"""By operation."""
+"""Rate of the link, by operation."""
 
 
 def measure_ranks(device: str, sizes: Sizes | None) -> tuple[Rates | None, Links]:
@@ -79,7 +79,7 @@ def joined(ranks: Sequence[list[list[float]]], choose: Callable[[Iterable[float]
 
 
 def together(each: Rates) -> Rates:
-    """What ranks do in all of which the slower one does as much as `each`."""
+    """Rates of all ranks together, where each does as much as the slower one, `each`."""
     measured = {
         precision: [(m, k, n, RANKS * rate) for m, k, n, rate in points] for precision, points in each.measured.items()
     }
@@ -88,7 +88,7 @@ def together(each: Rates) -> Rates:
 
 
 def links(seconds: Sequence[float], large: Sequence[int]) -> Links:
-    """From the seconds of a small message and of those of `large` elements, for each operation of `_STEPS` in turn."""
+    """Links from the seconds of a small message and of messages of `large` elements, by operation in `_STEPS` order."""
     found: Links = {}
     sizes = 1 + len(large)
     for index, (operation, steps) in enumerate(_STEPS.items()):
@@ -102,7 +102,7 @@ def links(seconds: Sequence[float], large: Sequence[int]) -> Links:
 
 
 def _messages(mesh: ParallelMesh) -> list[Times]:
-    """Of each operation a small one and the large ones."""
+    """Messages of each operation: a small one and the large ones."""
     device = mesh.device
     a, b = torch.randn(1024, 256, device=device), torch.randn(256, 1024, device=device)
     send = {

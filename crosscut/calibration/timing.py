@@ -13,7 +13,7 @@ from statistics import mean, median
 import torch
 
 _SECONDS = 0.004
-"""That a turn repeats a piece for, at least."""
+"""Least time for which a turn repeats a piece."""
 _MOST = 1000
 
 Times = Callable[[], list[float]]

@@ -1,4 +1,4 @@
-"""What commands have in common: a run's file and the overrides after it; what asks a model."""
+"""Arguments that commands share: a run's file and the overrides after it, and the options of those that ask a model."""
 
 import tomllib
 from collections.abc import Callable, Mapping

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _MOST = 1e18
-"""Of tokens, and of money for an hour: no product of the two is infinite."""
+"""Upper limit of tokens, and of the price of an hour, so that no product of the two is infinite."""
 _ALONE = {
     "calibrate": ("which plans nothing", {"calibrate"}),
     "dry_run": (
@@ -25,7 +25,7 @@ _ALONE = {
         {"dry_run", "arguments", "model", "gpu", "layout", "rank", "as_json"},
     ),
 }
-"""What is no plan: what it is, and what can be given with it."""
+"""Options that ask for something other than a plan: what each asks for, and the options that it can be given with."""
 _OF_A_DRY_RUN = {"layout": "a plan tries every one", "rank": "a plan is of all ranks"}
 
 

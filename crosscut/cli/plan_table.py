@@ -1,4 +1,4 @@
-"""What `crosscut plan` says in a terminal of a hundred columns."""
+"""Tables that `crosscut plan` prints in a terminal of a hundred columns."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""What a token folder says about itself: `manifest.json`.
+"""Manifest of a token folder: `manifest.json`.
 
 The manifest is written last and names every file's length and hash, so a folder with a manifest that holds is whole.
 It also records the text and the settings that the tokens were made from, so that they can be told from other ones.
@@ -29,7 +29,7 @@ DTYPES = ("uint16", "uint32")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the tokens depend on besides the text."""
+    """Settings that the tokens depend on besides the text."""
 
     seed: int
     """Seed of the split."""
@@ -73,7 +73,7 @@ class SourceEntry:
     """A file that the tokens were made from; of a corpus's files, which its own stages know, the name alone."""
 
     name: str
-    """As `data.text` named it; in a corpus, the source's name comes before."""
+    """Name of the file in `data.text`; in a corpus, the source's name comes before it."""
 
     bytes: int = 0
     """Size on disk."""
@@ -82,7 +82,7 @@ class SourceEntry:
     """Time of its last change, nanoseconds since the epoch."""
 
     sha256: str = ""
-    """Of the file as it lies on disk."""
+    """SHA-256 of the file as it lies on disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,10 +99,10 @@ class ShardEntry:
     """Documents, and rows of the index."""
 
     tokens_sha256: str
-    """Of `name.tokens`."""
+    """SHA-256 of `name.tokens`."""
 
     index_sha256: str
-    """Of `name.index`."""
+    """SHA-256 of `name.index`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,10 +119,10 @@ class Manifest:
     """Id at the end of every document."""
 
     tokenizer_sha256: str
-    """Of `tokenizer.json`."""
+    """SHA-256 of `tokenizer.json`."""
 
     settings: Settings
-    """What the tokens depend on besides the text."""
+    """Settings that the tokens depend on besides the text."""
 
     sources: tuple[SourceEntry, ...]
     """The text, in the order it was read."""

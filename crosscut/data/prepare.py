@@ -72,7 +72,7 @@ def _check_made_from(config: DataConfig, target: Path, sources: Sequence[Source]
 
 
 def _differences(*, made: Settings, asked: Settings) -> Iterator[str]:
-    """What other settings tokens were made from, in the keys that a user sets."""
+    """Settings that differ between the tokens `made` and those `asked` for, in the keys that a user sets."""
     for key, theirs, ours in (
         ("training.seed", made.seed, asked.seed),
         ("data.text_key", made.text_key, asked.text_key),

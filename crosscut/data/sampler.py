@@ -171,7 +171,7 @@ class ValidationSampler:
 
 
 def _share(batch_size: int, rank: int, size: int) -> tuple[int, int]:
-    """How many samples of a batch a rank takes, and the first of them."""
+    """Number of samples of a batch that a rank takes, and the place of the first one in the batch."""
     if batch_size % size:
         raise DataError(f"`batch_size` must be a multiple of the {size} ranks that share it, but is {batch_size}.")
     return batch_size // size, batch_size // size * rank

@@ -39,7 +39,7 @@ class TokenDocument(NamedTuple):
     """Ids as they lie on disk, with the end of text."""
 
     num_tokens: int
-    """How many."""
+    """Number of ids in `tokens`."""
 
     source: int
     """Index of the source."""

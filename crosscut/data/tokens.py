@@ -70,7 +70,7 @@ class TokenFolder:
     """The folder."""
 
     manifest: Manifest
-    """What it says about itself."""
+    """The folder's description of itself."""
 
     train: tuple[Shard, ...]
     """Training shards."""

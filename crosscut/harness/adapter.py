@@ -1,7 +1,7 @@
-"""What lm-eval asks of a model, answered by all ranks together.
+"""Answers to lm-eval's requests of a model, given by all ranks together.
 
-Every rank runs lm-eval alike, so every rank is asked the same, and the requests are shared between the data ranks here
-and nowhere else.
+Every rank runs lm-eval alike, so every rank gets the same requests. Only this module shares the requests between
+the data ranks.
 """
 
 import logging
@@ -76,7 +76,7 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     def get_model_info(self) -> dict[str, Any]:
-        """What lm-eval's results say of the model."""
+        """Facts about the model for lm-eval's results."""
         return {
             "model_name": self.source.name,
             "model_num_parameters": count_parameters(self.source.model),
@@ -102,7 +102,7 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
     @property
     def prefix_token_id(self) -> int:
-        """What comes before a text that has nothing before it."""
+        """The id that comes before a text that has nothing before it."""
         return self._prefix
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_options: Any) -> list[int]:
@@ -148,10 +148,10 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return [float(total) for total in totals]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:  # noqa: ARG002
-        """What the model writes after each context. Every data rank writes all of it.
+        """Text that the model writes after each context. Every data rank writes the text of all contexts.
 
-        A context that does not fit the window beside what may be written loses its first tokens, as with `hf` models.
-        Raises `ConfigError`, before anything is written, where that leaves no token of a context.
+        A context that does not fit the window beside the tokens to be written loses its first tokens, as with `hf`
+        models. Raises `ConfigError`, before anything is written, where no token of a context would be left.
         """
         samplings = [_sampling(request, self.max_length) for request in requests]
         decoder = Decoder(self.model, self.tokenizer, num_rows=self.batch_size, stops=self.source.stops)

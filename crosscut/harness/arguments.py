@@ -1,4 +1,4 @@
-"""What lm-eval's own command line says of a model: `--model_args`, `--device` and `--batch_size`, in our words."""
+"""Arguments of lm-eval's own command line for a model, `--model_args`, `--device`, `--batch_size`, in our words."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from crosscut.launch.processes import started_world_size
 from crosscut.parallel.mesh import world_size_message
 
 MODEL = "crosscut"
-"""What lm-eval calls our models."""
+"""Name of our models in lm-eval."""
 
 _NAMES = ("pretrained", "tensor", "data", "precision")
-"""Of what `--model_args` may hold."""
+"""Names of the arguments that `--model_args` may hold."""
 
 _UNTOLD = "cuda:0"
 """The device that lm-eval's command hands on where none is given, also on a machine without one."""
@@ -23,7 +23,7 @@ _UNTOLD = "cuda:0"
 
 @dataclass(frozen=True)
 class ModelArguments:
-    """Which model on what."""
+    """Model to evaluate, and the machinery that it runs on."""
 
     place: str
     """A run's folder, one of its checkpoints, or a Hugging Face folder."""

@@ -17,12 +17,12 @@ from crosscut.model import GPT
 from crosscut.pretrained import ModelSource
 
 _KEPT = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better")
-"""What is reported of lm-eval's own answer."""
+"""Keys of lm-eval's own results that the report keeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Harness:
-    """What lm-eval is to run."""
+    """Tasks that lm-eval is to run, and the options for them."""
 
     tasks: tuple[str, ...]
     folder: str = ""

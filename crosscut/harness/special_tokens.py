@@ -1,4 +1,4 @@
-"""What a model's folder calls the tokens that begin and end a text, read as `transformers` reads it."""
+"""Tokens that begin and end a text, as a model's folder names them, read as `transformers` reads them."""
 
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,8 @@ from crosscut.data import Tokenizer
 def named_ids(path: Path, tokenizer: Tokenizer) -> dict[str, int | None]:
     """The ids of `bos_token` and `eos_token` as the files beside a `tokenizer.json` name them.
 
-    None for one of which they say that there is none, or which is not in the vocabulary; what they do not speak of is
-    left out. Raises `ConfigError` for a file that is not JSON.
+    An id is None where the files say that there is no such token, or where the token is not in the vocabulary. A token
+    that the files do not mention is left out. Raises `ConfigError` for a file that is not JSON.
     """
     settings = _read(path.with_name(TOKENIZER_CONFIG_FILE))
     if "added_tokens_decoder" not in settings:

@@ -67,7 +67,7 @@ class KeyValueCache:
         return Reading(self, rows, before, length)
 
     def advance(self, counts: Sequence[int], *, first_row: int) -> None:
-        """What `begin` announced is read."""
+        """Count the tokens that `begin` announced as read."""
         for row, count in enumerate(counts, start=first_row):
             self.lengths[row] += count
 
@@ -88,26 +88,26 @@ def reading_kernels(device: torch.device) -> AbstractContextManager[object]:
 
 
 class Reading:
-    """One forward pass over what comes next: where its tokens stand, and what their queries see."""
+    """One forward pass over the next tokens: the places of the tokens, and the keys that their queries see."""
 
     def __init__(self, cache: KeyValueCache, rows: slice, before: Sequence[int], length: int) -> None:
         self._cache, self._rows, self._is_every_row = cache, rows, len(before) == cache.num_rows
         device = cache.layer(0).device
         first = torch.tensor(before, device=device)
         self.places = first.unsqueeze(1) + torch.arange(length, device=device)
-        """Of the tokens in their texts: [B, S]."""
+        """Places of the tokens in their texts: [B, S]."""
         self.start = before[0] if len(set(before)) == 1 and before[0] + length <= cache.capacity + 1 else None
-        """Where all rows go on at the same place: there."""
+        """Place at which all rows go on; None where they go on at different places, or past the capacity."""
         self.end = min(max(before) + length, cache.capacity + 1)
         self.slots = self.places.clamp(max=cache.capacity)
         self.sees: Tensor | None = None
-        """Which keys each query looks at, [B, 1, S, keys]; None where all of them, or those up to its own place."""
+        """Mask of the keys that each query sees, [B, 1, S, keys]; None where it sees all, or those up to its place."""
         if self.start is None or (self.start > 0 and length > 1):
             keys = torch.arange(self.end, device=device)
             self.sees = (keys <= self.places.unsqueeze(-1)).unsqueeze(1)
 
     def layer(self, index: int) -> "LayerCache":
-        """What a layer's attention needs of it."""
+        """Cache of one layer that its attention reads and extends in this pass."""
         kept = self._cache.layer(index)
         return LayerCache(self, kept if self._is_every_row else kept[:, self._rows])
 

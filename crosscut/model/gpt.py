@@ -54,7 +54,7 @@ class GPT(nn.Module):
         super().__init__()
         self.config, self.mesh = config, mesh
         self.loss_passes: LossPasses | None = None
-        """What goes over the logits, where it is compiled."""
+        """Passes of the loss over the logits, where they are compiled."""
         self.loss_chunk_tokens: int | None = None
         """Tokens whose logits the loss holds at once; None takes what suits the device."""
         vocabulary, hidden = config.vocab_size, config.hidden_size
@@ -104,7 +104,7 @@ class GPT(nn.Module):
         return y
 
     def _rotation(self, tokens: Tensor, reading: Reading | None, dtype: torch.dtype) -> Rotation:
-        """How far queries and keys turn, which all layers share."""
+        """Rotation of queries and keys, which all layers share."""
         places = torch.arange(tokens.shape[1], device=tokens.device) if reading is None else reading.places
         return rotations(places, self.config, dtype)
 
@@ -177,7 +177,7 @@ class GPT(nn.Module):
         return hidden
 
     def _num_filled(self, length: int) -> int:
-        """How many tokens are missing to a sequence that the layout can split."""
+        """Number of tokens to add so that the layout can split the sequence."""
         return -length % self.mesh.tensor.size if self.mesh.sequence_parallel else 0
 
     def logits_of(self, hidden: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from crosscut.parallel.state.parameters import cut_dim, local_part, with_local_p
 _PACKABLE = (ColumnParallelLinear, RowParallelLinear, VocabParallelOutput)
 
 _TOKENS = 8
-"""How many a packed weight is to suit. oneDNN takes the same order for others, and is as fast with them."""
+"""Number of tokens that a packed weight is to suit. oneDNN packs alike for other numbers, and is as fast."""
 
 _NO_GRADIENT = (
     "A model must have plain weights where a gradient is asked for, but `pack_weights` has packed this one's to write "
@@ -43,7 +43,7 @@ _NO_GRADIENT = (
 
 @final
 class _Packed(Products):
-    """By oneDNN, with weights that are packed and such as are not."""
+    """Products by oneDNN, with packed and with plain weights."""
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return onednn.linear(x, weight, bias)
@@ -56,7 +56,7 @@ class _Packed(Products):
 
 
 PACKED: Products = _Packed()
-"""With weights that may be packed."""
+"""Products with weights that may be packed."""
 
 
 def pack_weights(model: nn.Module, mesh: ParallelMesh, *, num_texts: int) -> None:

@@ -20,7 +20,7 @@ class Row(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Of the formula, as a share of what the program has."""
+        """Error of the formula, as a share of the program's count."""
         return self.planned / self.counted - 1 if self.counted else float(self.planned != 0)
 
 

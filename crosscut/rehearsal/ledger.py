@@ -43,7 +43,7 @@ _LOSS = f"{_OURS}parallel/cross_entropy.py"
 _GRADIENTS = f"{_OURS}parallel/state/gradients.py"
 _HOST = f"{_OURS}training/memory/host_activations.py"
 _FOR_OTHERS = (f"{_OURS}rehearsal/", f"{_OURS}kernels/products.py", f"{_OURS}kernels/onednn.py")
-"""What makes tensors for whoever calls it."""
+"""Files whose functions make tensors on behalf of their callers."""
 _SHARDING = "torch/distributed/fsdp/"
 _SHAPES = "torch/distributed/tensor/_sharding_prop.py"
 """Where PyTorch learns the shapes of distributed tensors, from tensors that it pretends to have."""
@@ -63,21 +63,21 @@ class Piece:
 
 @dataclass(frozen=True)
 class Peak:
-    """What was held when most was."""
+    """Bytes held at the instant at which most are held."""
 
     total: int
     categories: dict[str, int]
     modules: dict[str, int]
-    """Numbers of layers as `*`, the largest first."""
+    """Bytes by module, the largest first; layer numbers are written as `*`."""
     instant: str
-    """What ran."""
+    """The pass or phase that ran at the peak."""
 
 
 class Ledger(TorchDispatchMode):
     """A context that keeps the account of what runs inside.
 
     `vocabulary` is the width of a rank's logits, `shapes` are those of a rank's parameters as they are multiplied by.
-    With `host_apart` what was made to wait in host memory is not counted.
+    With `host_apart`, tensors made to wait in host memory are not counted.
     """
 
     def __init__(self, *, vocabulary: int, shapes: Iterable[Sequence[int]], host_apart: bool) -> None:
@@ -171,7 +171,7 @@ class Ledger(TorchDispatchMode):
         self._take(storage, category, module, instant=self._instant(module))
 
     def _category(self, func: Any, tensor: Tensor, sources: list[Piece]) -> str | None:
-        """What a new tensor is for; None for what no device will hold."""
+        """Category of a new tensor; None for a tensor that no device will hold."""
         file, function = _maker()
         if _SHAPES in file:
             return None
@@ -204,7 +204,7 @@ class Ledger(TorchDispatchMode):
         self._events.append((self._known.pop(key), False, ""))
 
     def _instant(self, module: str) -> str:
-        """What runs: a module's forward or backward pass, the loss, or what follows them."""
+        """Name of the work that runs: a module's forward or backward pass, the loss, or the work after these passes."""
         if _is_backward():
             return f"backward, {module}"
         if self._running:
@@ -268,4 +268,4 @@ _COUNTS: dict[Any, Callable[..., int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu: _forward,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
 }
-"""Of what PyTorch has no formula for, and of attention, as the planner counts it (`planner.compute`)."""
+"""FLOPs of operators that PyTorch has no formula for, and of attention as the planner counts it (`planner.compute`)."""

@@ -1,4 +1,4 @@
-"""What a dry run pretends beside the other ranks: tensors without memory, and what PyTorch does on a GPU.
+"""Pretence of a dry run beside the other ranks: tensors without memory, and PyTorch's choices on a GPU.
 
 Tensors are PyTorch's fake ones, which have all but values. They are of the CPU, since PyTorch without CUDA has no
 backward pass for others. Where a run is to be on GPUs, five choices that are made there are made here: attention

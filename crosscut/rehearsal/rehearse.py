@@ -21,20 +21,20 @@ from crosscut.training.watching.memory_account import resizing_told_to
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:
-    """What a step of one rank holds, computes and sends, counted from the program."""
+    """Memory, FLOPs and messages of a step of one rank, counted from the program."""
 
     run: RunConfig
     rank: int
     device: Device
     peak: Peak
-    """Of the bytes held, from the second step on."""
+    """Peak of the bytes held, from the second step on."""
     flops: int
-    """Of the rank's products."""
+    """FLOPs of the rank's products."""
     sent: list[Sent]
     element_bytes: list[int]
-    """Of each collective in `sent`."""
+    """Bytes of an element, for each collective in `sent`."""
     seconds: float
-    """That the dry run took."""
+    """Seconds that the dry run took."""
 
 
 def rehearse(run: RunConfig, *, rank: int = 0, device: Device = "cuda") -> Rehearsal:

@@ -1,5 +1,5 @@
-"""How training scales on the machine at hand: the paper's study (section 5.1), measured.
+"""Scaling of training on the machine at hand: the paper's study (section 5.1), measured.
 
-`cases` says which runs are compared, `measure` trains them in turns on real ranks, `study` is both together, `report`
-writes what was found, with the planner's forecasts beside it.
+`cases` chooses the runs to compare, `measure` trains them in turns on real ranks, `study` does both, `report` writes
+the results with the planner's forecasts beside them.
 """

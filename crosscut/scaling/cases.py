@@ -30,22 +30,22 @@ DEFAULT_RUNS: dict[str, dict[str, Any]] = {
         "training": {"batch_size": 8, "compile": "off"},
     },
 }
-"""What one rank trains where no run is given: the paper's 8 sequences of its smallest model, on a GPU at the paper's
-width, on a core at a sixth of it."""
+"""Model and batch that one rank trains where no run is given: the paper's 8 sequences of its smallest model, on a GPU
+at the paper's width, on a core at a sixth of that width."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """What the ranks run on."""
+    """Cores or GPUs that the ranks run on."""
 
     kind: Literal["cpu", "cuda"]
     count: int
-    """Cores or GPUs."""
+    """Number of cores or GPUs."""
     most: int
     """The most ranks of a case."""
 
     def sharing(self, num_ranks: int) -> int:
-        """Ranks that share a core or a GPU; above 1 they are more than there are."""
+        """Ranks that share a core or a GPU; above 1 where there are more ranks than cores or GPUs."""
         return ceil(num_ranks / self.count)
 
 

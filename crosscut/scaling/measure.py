@@ -20,7 +20,7 @@ from crosscut.training.watching.throughput import synchronize
 _WARM_UP = 1
 """Turns that do not count: memory is taken, the optimizer makes its moments."""
 _STEPS = 2
-"""Of a case in a turn, of which the last one counts."""
+"""Steps of a case in a turn, of which the last one counts."""
 
 
 def measure(cases: Sequence[Case], devices: Devices, *, turns: int) -> list[list[float]]:
@@ -48,7 +48,7 @@ def _on_rank(cases: list[Case], turns: int) -> list[list[float]]:
 
 
 def train_in_turns(cases: Sequence[Case], turns: int, everyone: ParallelMesh) -> list[list[float]]:
-    """What `measure` gives, on ranks that are there: every one calls it, all along the data axis of `everyone`."""
+    """Seconds as `measure` gives them, on ranks already started: every rank along `everyone`'s data axis calls this."""
     rank = everyone.data.rank
     stepping = [Stepping(case, everyone.device, rank) for case in cases]
     seconds: list[list[float]] = [[] for _ in cases]

@@ -1,4 +1,4 @@
-"""What a measured study says, in the form of the published one (`planner.paper.study`)."""
+"""Report of a measured study, in the form of the published one (`planner.paper.study`)."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What a measured study found, as it is kept in a file."""
+"""Results of a measured study, as a file keeps them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -26,19 +26,19 @@ class Row:
     tensor: int
     data: int
     threads: int
-    """Of each rank."""
+    """Threads of each rank."""
     sharing: int
     """Ranks on one device."""
     flops: int
-    """Of the model in a step, over all ranks."""
+    """FLOPs of the model in a step, over all ranks."""
     seconds: tuple[float, ...]
-    """Of a step, in the order of the turns."""
+    """Seconds of a step, in the order of the turns."""
     forecast: float | None
     """Seconds of a step by the planner; None where no device was given."""
 
     @property
     def median(self) -> float:
-        """Seconds of a step."""
+        """Median of the seconds of a step."""
         return median(self.seconds)
 
     @property
@@ -48,13 +48,13 @@ class Row:
 
     @property
     def flops_per_second(self) -> float:
-        """Of the model, over all ranks."""
+        """FLOP/s of the model, over all ranks."""
         return self.flops / self.median
 
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """All studies, and what they ran on."""
+    """All studies, and the machine and devices that they ran on."""
 
     machine: Mapping[str, str]
     devices: Devices
@@ -73,7 +73,7 @@ class Results:
 
     @classmethod
     def from_json(cls, text: str) -> "Results":
-        """What `to_json` wrote."""
+        """Results that `to_json` wrote to `text`."""
         facts: dict[str, Any] = json.loads(text)
         studies = {
             study: [Row(**{**row, "seconds": tuple(row["seconds"])}) for row in rows]

@@ -46,7 +46,7 @@ def measured_study(arguments: Sequence[str], *, gpu: str | None, ranks: int | No
 
 
 def _run_and_devices(arguments: Sequence[str], ranks: int | None) -> tuple[RunConfig, Devices]:
-    """What one rank trains. The default depends on the device, which an override may choose."""
+    """Run of one rank, and its devices. The default depends on the kind of device, which an override may choose."""
     cores, gpus = available_cores(), torch.cuda.device_count()
     if arguments and "=" not in arguments[0]:
         run = load_run(Path(arguments[0]), arguments[1:])
