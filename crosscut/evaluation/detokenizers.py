@@ -51,7 +51,7 @@ _INNER = MappingProxyType({"@-@": "-", "@,@": ",", "@.@": "."})
 _CLOSING = frozenset(",;:!?.)]}")
 _OPENING = frozenset("([{")
 _SUFFIX = re.compile(r"'[^\W\d_]")
-"""What follows a word without a blank: the end of `it's`."""
+"""Suffix that follows a word without a blank: the end of `it's`."""
 _ABBREVIATION = re.compile(
     r"(?:(?:[A-Z]\.)+|[eip]\.[ge]\.|Nos?\.|Col\.|St\.|vs\.|Gen\.|Dr\.|Mrs?\.|Ms\.|Sr\.|Bros\.|Capt\.|Maj\.|Lt\.|"
     r"Sgt\.|Rev\.|Prof\.|Gov\.|Sen\.|Mt\.|pp?\.|v\.|\.+)$"

@@ -14,7 +14,7 @@ from crosscut.parallel.collectives import all_reduce
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """How well a model predicts some text."""
+    """Loss of a model on some text."""
 
     loss: float
     """Mean cross entropy per target token, in nats."""

@@ -1,4 +1,4 @@
-"""How far a task is: a bar with a rate and the time left on a terminal, elsewhere a line every ten seconds."""
+"""Progress of a task: on a terminal a bar with the rate and the time left, elsewhere a line every ten seconds."""
 
 import time
 from collections.abc import Callable, Iterator

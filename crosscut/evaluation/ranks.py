@@ -27,27 +27,27 @@ from crosscut.pretrained import ModelSource, find_model
 _T = TypeVar("_T")
 
 Work = Callable[[GPT, ModelSource, Any], _T]
-"""What every rank does with the model, its source and what was prepared; a function of a module."""
+"""Function that every rank calls with the model, its source and the prepared value; it must be at module level."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machinery:
-    """On what a model is scored; it changes no score but in the last digits."""
+    """Layout, device and precision with which a model is scored; they change a score in its last digits only."""
 
     layout: Layout = field(default_factory=Layout)
     device: str = "auto"
     precision: str = "float32"
-    """Of weights and products."""
+    """Precision of the weights and the matrix products."""
 
 
 def with_model(
     place: str, on: Machinery, prepare: Callable[[ModelSource], Any], work: Work[_T]
 ) -> tuple[ModelSource, _T]:
-    """The model's source, and what `work` came to on the first rank.
+    """The model's source, and the result of `work` on the first rank.
 
-    Starts the ranks that the layout asks for, or joins those that torchrun started. Before a rank starts (under
-    torchrun on the first rank) the model is looked for and `prepare` says what all ranks get. Raises what both raise,
-    and `ConfigError` or `LayoutError`.
+    Starts the ranks that the layout asks for, or joins the ranks that torchrun started. Before a rank starts (under
+    torchrun on the first rank) `find_model` finds the model and `prepare` makes the value that all ranks get. Raises
+    the errors of `find_model` and `prepare`, and `ConfigError` or `LayoutError`.
     """
     if was_started() and started_world_size() != on.layout.world_size:
         raise LayoutError(world_size_message(on.layout, started_world_size()))

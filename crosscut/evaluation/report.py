@@ -1,4 +1,4 @@
-"""What an evaluation found, as a table to read."""
+"""Table of an evaluation's results, to read on a terminal."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -20,7 +20,7 @@ from crosscut.pretrained import ModelSource
 
 @dataclass(frozen=True)
 class _Told:
-    """What every rank gets beside the model."""
+    """Arguments that every rank gets beside the model."""
 
     tasks: list[Task]
     batch_size: int
@@ -59,7 +59,7 @@ def _score(model: GPT, _source: ModelSource, told: _Told) -> list[Result]:
 
 
 def described(place: str, source: ModelSource, on: Machinery) -> dict[str, Any]:
-    """What was scored, and on what: with a task's own protocol all it takes to get its figures again."""
+    """Description of the model and the machinery: with a task's own protocol, enough to reproduce its figures."""
     return {
         "model": {
             "name": source.name,

@@ -29,14 +29,14 @@ Follow = Callable[[Rounds], Rounds]
 
 
 class WindowScores(NamedTuple):
-    """What became of each window's targets."""
+    """Scores of each window, over its targets."""
 
     losses: npt.NDArray[np.float64]
     """Sum of the cross entropies, in nats."""
     hits: npt.NDArray[np.int64]
-    """Targets that are the likeliest token."""
+    """Number of targets that are the model's likeliest token."""
     last_hits: npt.NDArray[np.int64]
-    """1 where the last target is."""
+    """1 where the last target is the model's likeliest token, else 0."""
 
 
 @torch.no_grad()

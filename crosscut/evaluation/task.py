@@ -1,4 +1,4 @@
-"""What a task is to those who score it: texts, windows over them, and figures from their scores."""
+"""Interface of a task that models are scored on: texts, windows over the texts, and figures from the scores."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -27,10 +27,10 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What a task's scores come to."""
+    """Figures and counts that a task computes from its scores."""
 
     figures: Mapping[str, float]
-    """By name, the one that the task is known for first."""
+    """Figures by name; the figure that the task is known for comes first."""
     counts: Mapping[str, int]
     documents: Sequence[Mapping[str, Any]] = ()
     """The figures of single documents, where the task has them."""
@@ -43,12 +43,12 @@ class Task(Protocol):
     texts: list[Ids]
     windows: list[Window]
     protocol: dict[str, Any]
-    """How it is done, in words and numbers that tell two ways apart; `first_id` is what comes before each text."""
+    """Settings that tell two ways of doing the task apart, in words and numbers; `first_id` stands before each text."""
     data: list[dict[str, str]]
     """The files and their hashes."""
 
     def figures(self, scores: WindowScores) -> Figures:
-        """What the windows' scores come to."""
+        """Figures from the scores of the windows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Result:
     data: Sequence[Mapping[str, str]]
     seconds: float
     tokens_read: int
-    """By the model, over all windows; without those that fill up a batch."""
+    """Tokens that the model read over all windows, without the padding of batches."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values; infinite figures are null, which JSON has."""
@@ -82,7 +82,7 @@ def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def exponential(loss: float) -> float:
-    """Of a mean loss; infinite where that overflows."""
+    """Exponential of a mean loss; infinite where it overflows."""
     return math.inf if loss > 700 else math.exp(loss)
 
 

@@ -1,4 +1,4 @@
-"""How well a model predicts a text of one's own: per token, per byte, and for each document."""
+"""Task `text`: a model's loss on a user's own text, per token, per byte and for each document."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -52,7 +52,7 @@ class Text:
         self.data = [hashed(source.name, source.path) for source in find_sources(patterns, setting="evaluation.text")]
 
     def figures(self, scores: WindowScores) -> Figures:
-        """Of all documents together, and of each."""
+        """Figures of all documents together, and of each document."""
         losses = np.zeros(len(self.texts))
         np.add.at(losses, [window.text for window in self.windows], scores.losses)
         documents = [

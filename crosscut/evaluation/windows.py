@@ -1,4 +1,4 @@
-"""How a long text is cut into windows that a model can read (paper, section 4.2.1).
+"""Cuts a long text into windows that a model can read (paper, section 4.2.1).
 
 A model of w positions cannot calculate P(t | 0 : t - 1), only P(t | t - w : t - 1), and that for every token would take
 a window each. The paper's middle ground, overlapping evaluation: the window moves on by o tokens each time, and only

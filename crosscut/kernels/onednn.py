@@ -23,11 +23,13 @@ from torch import Tensor
 from crosscut.config.machine import processor_vendor
 
 _LEAST_FLOPS = 1 << 25
-"""Of a product that is worth the call, which takes 10 us longer than the other one. Weights' gradients, whose second
-factor must be turned, gain from there on; the other products from a quarter of it."""
+"""Floating-point operations from which a product is worth the call of oneDNN, which takes 10 us longer than PyTorch's
+own. The gradient of a weight, whose second factor must be transposed, gains from this size on; every other product
+from a quarter of it."""
 
 _BLOCK_ELEMENTS = 1 << 18
-"""Of a block, 1 MiB: measured in 128 KiB to 8 MiB, at 166, 333 and 666 tokens and a vocabulary of 50,304."""
+"""Elements of a block, 1 MiB: chosen from measurements of 128 KiB to 8 MiB, at 166, 333 and 666 tokens and a
+vocabulary of 50,304."""
 
 _BLOCK_MULTIPLE = 64
 """Rows of a block are a multiple of this."""

@@ -32,14 +32,14 @@ Measured in float32 on two cores of an AMD EPYC, in weights of 0.9 to 113 MB, as
 F.linear reads 10, a batch of the weight's blocks 24; with eight F.linear 6 to 10, oneDNN 10 to 14."""
 
 IN_BLOCKS = range(1, 3)
-"""Of these, those for which blocks are faster than oneDNN."""
+"""Numbers of tokens, out of `FEW`, for which a product in blocks of the weight is faster than oneDNN."""
 
 _SMALLEST = 1e-12
 """The largest element of a tensor counts as at least this, so that zeros have a scale."""
 
 
 class Products(ABC):
-    """What a linear layer multiplies with."""
+    """The three matrix products of a linear layer, in one precision."""
 
     @abstractmethod
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

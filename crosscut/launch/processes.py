@@ -51,7 +51,7 @@ def started_world_size() -> int:
 
 
 def ranks_on_this_machine(world_size: int) -> int:
-    """How many of a run's ranks are this machine's: what torchrun says, or all of them."""
+    """Number of a run's ranks on this machine: the number that torchrun gives; without torchrun, all ranks."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if was_started() else world_size
 
 
@@ -239,7 +239,10 @@ def _signals_and_logs_restored() -> Iterator[None]:
 
 
 def _run_rank(function: Callable[..., _T], arguments: tuple[Any, ...]) -> _T:
-    """What each process runs; one that merely lost its connection waits for the launcher to see why and stop it."""
+    """Run `function` in a rank's process and record its error.
+
+    A rank that merely lost its connection waits, so that the launcher sees the rank at fault first and stops this one.
+    """
     leave_with_parent()
     share_cores()
     try:

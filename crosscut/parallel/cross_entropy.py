@@ -38,14 +38,14 @@ class VocabularyPart(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """How the loss is worked out."""
+    """Plan for computing the loss: scale, chunks, gradients and kernels."""
 
     scale: float | Tensor
     chunk: int
-    """Tokens whose logits are there at once."""
+    """Number of tokens whose logits are in memory at once."""
     needs_grad: bool
     passes: LossPasses | None
-    """What goes over the logits, compiled; None for passes in place."""
+    """Compiled passes over the logits; None for passes in place."""
 
 
 def vocab_parallel_cross_entropy(

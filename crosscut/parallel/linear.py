@@ -167,7 +167,7 @@ def _input_gradient(products: Products, grads: Sequence[Tensor], weights: Sequen
 
 
 def _halves(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """What belongs to the weights, and what to the biases."""
+    """Split `values` into the half of the weights and the half of the biases."""
     return values[: len(values) // 2], values[len(values) // 2 :]
 
 
@@ -229,7 +229,7 @@ class ColumnParallelLinear(nn.Module):
         return _multiply_entered(x, [self])[0]
 
     def own(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
-        """What this rank multiplies by, or adds, of one of the layer's parameters."""
+        """The part of one of the layer's parameters by which this rank multiplies, or which it adds."""
         if self._own_rows is None:
             return local(parameter, dtype)
         return local_inside(parameter, dtype)[self._own_rows]

@@ -43,14 +43,14 @@ class Axis:
 
 @dataclass(frozen=True)
 class Sharding:
-    """How data ranks share one copy of the model (`sharding.shard_model`)."""
+    """Axes over which data ranks share one copy of the model (`sharding.shard_model`)."""
 
     shard: Axis
     """The ranks that share a copy."""
     replica: Axis | None
     """The ranks of different copies that hold the same part; None where there is one copy."""
     device_mesh: DeviceMesh
-    """Both together: ("replica", "shard"), or the one axis that there is."""
+    """Mesh of both axes, ("replica", "shard"), or of the shard axis alone where there is one copy."""
     keeps_weights: bool
     """Whether gathered weights stay until the backward pass has used them (ZeRO-2), or go with each layer's use."""
 
@@ -160,7 +160,7 @@ def make_lone_mesh(device: torch.device) -> ParallelMesh:
 
 
 def world_size_message(layout: Layout, world_size: int) -> str:
-    """What to tell a user whose number of processes does not fit the layout."""
+    """Error message for a number of processes that does not fit the layout."""
     return (
         f"`layout.tensor` x `layout.data` must be the number of processes ({world_size}), but is {layout.tensor} x "
         f"{layout.data} = {layout.world_size}. Start {layout.world_size} processes or change the layout."

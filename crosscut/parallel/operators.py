@@ -190,7 +190,7 @@ def start_enter_forward(x: Tensor, mesh: ParallelMesh) -> Tensor:
 
 
 def finish_enter_forward(x: Tensor, mesh: ParallelMesh) -> Tensor:
-    """What `start_enter_forward` began."""
+    """Finish the gather that `start_enter_forward` began, and return the whole sequence."""
     return wait_and_join(x, mesh.tensor, SEQUENCE_DIM) if mesh.sequence_parallel else x
 
 
@@ -234,7 +234,7 @@ def start_leave_backward(grad: Tensor, mesh: ParallelMesh) -> Tensor:
 
 
 def finish_leave_backward(grad: Tensor, mesh: ParallelMesh) -> Tensor:
-    """What `start_leave_backward` began."""
+    """Finish the gather that `start_leave_backward` began, and return the whole gradient."""
     return finish_enter_forward(grad, mesh)
 
 
@@ -245,5 +245,8 @@ def left_shape(x: Tensor, mesh: ParallelMesh) -> tuple[int, ...]:
 
 
 def part_of_sequence(x: torch.Tensor, mesh: ParallelMesh, dim: int) -> Tensor:
-    """What this rank keeps of a sequence that all ranks know, along `dim`: all of it, or its part. Sends nothing."""
+    """This rank's part, along `dim`, of a sequence that all ranks hold; all of it without sequence parallelism.
+
+    Sends nothing.
+    """
     return split(x, mesh.tensor, dim) if mesh.sequence_parallel else x

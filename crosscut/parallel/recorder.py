@@ -40,13 +40,13 @@ _DIRECT_OPERATIONS = {
     "c10d::_allgather_base_": "all_gather",
     "c10d::_reduce_scatter_base_": "reduce_scatter",
 }
-"""What `fully_shard` calls: the group comes as an object, the output before the input."""
+"""Operators that `fully_shard` calls: the group comes as an object, the output before the input."""
 
 _FUSED = {
     "symm_mem::fused_all_gather_matmul": "all_gather",
     "symm_mem::fused_matmul_reduce_scatter": "reduce_scatter",
 }
-"""Products that send in pieces what these collectives send at once."""
+"""Matrix products that send in pieces, by operator, with the collective that sends the same at once."""
 
 
 def comes_again(types: Sequence[type]) -> bool:
@@ -67,7 +67,7 @@ class CollectiveRecorder(TorchDispatchMode):
         super().__init__()
         self.sent: list[Sent] = []
         self.element_bytes: list[int] = []
-        """Of each collective in `sent`."""
+        """Bytes per element of each collective in `sent`."""
         axes = [mesh.data, mesh.tensor]
         if mesh.sharding is not None and mesh.sharding.replica is not None:
             axes += [mesh.sharding.shard, mesh.sharding.replica]

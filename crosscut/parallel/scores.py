@@ -1,4 +1,4 @@
-"""What a model thinks of each token of a text: its loss, and whether it is what the model would have written.
+"""Scores of each token of a text: its loss, and whether it is the token that the model finds likeliest.
 
 The scoring twin of `cross_entropy`: no gradients, and one result per token in place of their sum. Each rank keeps the
 logits of its part of the vocabulary to itself, chunk by chunk; per token four scalars cross the wire, in two messages.

@@ -1,6 +1,7 @@
-"""What lies beside a published model's weights and says how to speak to it: its tokenizer, ends of text, chat template.
+"""Files beside a published model's weights that prompts depend on: tokenizer, ends of text and chat template.
 
-A run that starts from such a model keeps a copy, so that it can be asked, scored and exported wherever it is moved.
+A run that starts from a published model keeps a copy, so that it can generate, be scored and be exported wherever its
+folder is moved.
 """
 
 import shutil
@@ -23,7 +24,7 @@ from crosscut.data.hashing import sha256
 from crosscut.data.manifest import MANIFEST_NAME
 
 COMPANIONS = (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE, "chat_template.jinja", GENERATION_FILE)
-"""What may lie beside a tokenizer and belongs to it."""
+"""Names of the optional files that lie beside a tokenizer and belong to it."""
 
 
 def keep_companions(published: Path, folder: Path) -> None:
@@ -36,7 +37,7 @@ def keep_companions(published: Path, folder: Path) -> None:
 
 
 class Speech(NamedTuple):
-    """How to speak to a model."""
+    """Tokenizer and special ids for prompting a model."""
 
     tokenizer: Path
     """Its `tokenizer.json`. A chat template lies beside it where there is one."""
@@ -44,14 +45,15 @@ class Speech(NamedTuple):
     stops: tuple[int, ...]
     """Further ids that end what the model writes."""
     begin_of_text: int | None
-    """What the tokenizer's own template puts before a text; None where that is nothing, or an end of text."""
+    """Id that the tokenizer's own template puts before a text; None where it puts nothing, or an end of text."""
 
 
 def speech(tokenizer: Path, models: Iterable[Path]) -> Speech:
-    """What a tokenizer says, and beside it the first of the models' folders that has the same one.
+    """Special ids from a tokenizer, and from the first of the models' folders that has the same tokenizer.
 
-    Where it lies among tokens, their manifest says what ends a text, and what the model's folder says is a stop, too.
-    Raises `DataError` for a tokenizer that cannot be read, and `ConfigError` for a model that is not known.
+    Where the tokenizer lies beside tokenized data, the manifest of the data gives the end of text, and the end that the
+    model's folder gives is a stop, too. Raises `DataError` for a tokenizer that cannot be read, and `ConfigError` for
+    a model that is not known.
     """
     model = next((folder for folder in models if _is_same_file(folder / TOKENIZER_FILE, tokenizer)), None)
     kept = tokenizer if model is None else model / TOKENIZER_FILE
@@ -63,7 +65,7 @@ def speech(tokenizer: Path, models: Iterable[Path]) -> Speech:
 
 
 def begin_of_run(run: RunConfig, tokens: Path) -> int | None:
-    """What comes before a text that the model of a run is asked of: as in the published model that it starts from."""
+    """Id before every prompt of a run's model, as in the published model that the run starts from; else None."""
     if not run.training.initialize_from:
         return None
     models = (Path(run.output.folder) / INITIAL_FOLDER, Path(run.training.initialize_from))

@@ -29,24 +29,24 @@ from crosscut.pretrained.source import ModelSource
 from crosscut.pretrained.writing import plan_files, write_tensors
 
 MAX_FILE_BYTES = 5 * 10**9
-"""Of the files that are written, unless something else is asked for."""
+"""Default limit for the bytes of one written file."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """Summary of an exported model."""
 
     folder: str
     num_tensors: int
     files: list[str]
-    """Of tensors."""
+    """Names of the files that hold tensors."""
     num_bytes: int
-    """Of all tensors."""
+    """Bytes of all tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Target:
-    """Where a model goes, and what is written beside its tensors."""
+    """Folder that a model is exported to, and the content of the files beside its tensors."""
 
     folder: Folder
     config: ModelConfig
@@ -145,7 +145,7 @@ def export_model(
 
 
 def _failure(action: Callable[[], Any]) -> CheckpointError | ConfigError | None:
-    """What a user is told of an action that failed, to be raised on all ranks."""
+    """Error of an action that failed, to be raised on all ranks; None where it succeeded."""
     try:
         action()
     except (CheckpointError, ConfigError) as error:

@@ -38,7 +38,7 @@ class Weight:
 
     name: str
     shape: tuple[int, ...]
-    """Without the vocabulary's padding."""
+    """Shape without the vocabulary's padding."""
     sources: tuple[Source, ...]
     group: int
     """Rows of one source that follow each other; all of them where there is one source."""
@@ -49,30 +49,30 @@ class Weight:
         return self.shape[0] // len(self.sources)
 
     def shape_of(self, source: Source) -> tuple[int, ...]:
-        """Of the whole published tensor."""
+        """Shape of the whole published tensor."""
         shape = (source.num_rows or self.source_rows, *self.shape[1:])
         return shape[::-1] if source.transposed else shape
 
     def rows(self, index: int) -> Tensor:
-        """Which of our rows those of source number `index` are, in their order: ascending."""
+        """Indices of our parameter's rows that come from source number `index`, in the source's order: ascending."""
         theirs = torch.arange(self.source_rows)
         return (theirs // self.group * len(self.sources) + index) * self.group + theirs % self.group
 
 
 @dataclass(frozen=True)
 class _Names:
-    """How a family names what; a module's name stands for its weight and its bias."""
+    """Names of a family's published tensors; a module's name stands for its weight and its bias."""
 
     prefix: str
-    """Of all names but the output's; files of a model without its output leave it out."""
+    """Prefix of all names but the output's; the files of a model without its output leave the prefix out."""
     layer: str
-    """Before the names in a layer."""
+    """Prefix of the names in a layer."""
     root: Mapping[str, Source]
-    """By our module outside of layers."""
+    """Sources by our name of a module outside of the layers."""
     block: Mapping[str, tuple[Source, ...]]
-    """By our module in a layer."""
+    """Sources by our name of a module in a layer."""
     buffers: str
-    """A pattern for the names of what older versions stored beside parameters, and is computed."""
+    """Pattern for the names of buffers that older versions stored beside the parameters, and that are computed now."""
 
 
 _OUTPUT = Source("lm_head")
@@ -164,7 +164,7 @@ def is_harmless(config: ModelConfig, name: str) -> bool:
 
 
 def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Of the weights, by module, in the root and in a layer."""
+    """Shapes of the weights, by module, in the root and in a layer."""
     H, D, F = config.hidden_size, config.head_size, config.mlp_size
     query, key_value = config.num_heads * D, 2 * config.num_kv_heads * D
     shapes: dict[str, tuple[int, ...]] = {

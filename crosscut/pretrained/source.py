@@ -29,7 +29,7 @@ class ModelSource:
     """A model that can be loaded, and what it takes to speak to it: a small value that can be sent to processes."""
 
     name: str
-    """What to call it."""
+    """Name of the model in reports."""
     folder: Folder
     """A checkpoint, or a published model's folder."""
     model: ModelConfig

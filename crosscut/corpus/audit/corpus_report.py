@@ -69,9 +69,9 @@ def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Pat
 
 
 def measure_timings(results: Sequence[StageResult], config: CorpusConfig) -> dict[str, Any]:
-    """How long the stages took, on what: `timings.json`.
+    """Content of `timings.json`: the time of each stage, with the machine and the package versions that it ran on.
 
-    `seconds` are those of all tasks, over all processes and runs; `elapsed` is what passed in this run.
+    `seconds` is the sum over all tasks, in all processes and runs; `elapsed` is the time that passed in this run.
     """
     return {
         "folder": Path(config.folder).name,
@@ -133,7 +133,7 @@ class _Texts:
         self._texts = latest_texts(runs, [*self._places.values(), *places])
 
     def head(self, name: str) -> str:
-        """How a document begins; empty where it is not known."""
+        """Excerpt from the beginning of a document; empty where the document is not known."""
         return excerpt(self._texts[self._places[name]]) if name in self._places else ""
 
     def beside(self, sample: dict[str, Any], place: Place) -> dict[str, Any]:
@@ -234,7 +234,10 @@ def _leakage(counts: Counts, config: CorpusConfig) -> dict[str, Any]:
 
 
 def _sources(counts: Counts, config: CorpusConfig, ratio: float | None) -> list[dict[str, Any]]:
-    """What each source gave, and what was written of it, as often as its weight says; that with ends of text."""
+    """Amounts that were read, kept and written of each source.
+
+    A written amount includes ends of text and counts each document as often as the weight of its source repeats it.
+    """
     read = counts.get(INGEST, {}).get("sources", {})
     kept = counts.get("audit", {}).get("sources", {})
     written = counts.get("packing", {}).get("sources", {})

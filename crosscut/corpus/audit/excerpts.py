@@ -34,7 +34,7 @@ def _start(text: str, at: int) -> int:
 
 
 def common_beginning(one: str, other: str) -> int:
-    """How many characters two texts have in common at the beginning."""
+    """Number of characters that two texts share at their beginning."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

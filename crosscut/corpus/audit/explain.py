@@ -39,7 +39,7 @@ _LABEL = 16
 
 
 def explain(work: Path, filters: Sequence[str], document_id: str, *, cleaned: bool, against: Sequence[str] = ()) -> str:
-    """What happened to a document, in lines to print.
+    """History of a document in the corpus, as lines to print.
 
     `filters` are the corpus's stages that drop documents, in their order, `tokens` among them; `cleaned` says whether
     it cleans texts; `against` are the output folders of earlier runs, whose documents it may have been matched with.
@@ -57,7 +57,7 @@ def explain(work: Path, filters: Sequence[str], document_id: str, *, cleaned: bo
 
 
 class _Story:
-    """What is known of one document."""
+    """Record of one document through the stages, read from the files of the runs."""
 
     def __init__(self, runs: Runs, document_id: str, place: Place) -> None:
         self._runs = runs

@@ -135,10 +135,10 @@ def _estimate(entry: dict[str, Any], ratio: float) -> None:
 
 
 def _subtract(flow: Sequence[dict[str, Any]], tokens: int, ratio: float, counts: Counts) -> None:
-    """What is left of counted tokens behind each stage, rules first counted, then cuts.
+    """Write the tokens before and after each stage into the flow: `tokens` less the losses to rules and cuts.
 
-    All that cuts took is known where the stage `tokens` has counted what is left in the end; several cuts have their
-    shares of that by their bytes. Where it has not, they are estimated.
+    The sum of the tokens that all cuts removed is exact where the stage `tokens` has counted the final texts; several
+    cuts share the sum in proportion to their bytes. Elsewhere the tokens of cuts are estimates.
     """
     ruled = sum(amount.get("tokens", 0) for entry in flow for amount in entry["rules"].values())
     cuts = [entry["cut"] for entry in flow if "cut" in entry]

@@ -18,7 +18,7 @@ from crosscut.corpus.documents import INGEST
 
 
 def rejected_samples(work: Path, seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Of each rule some records, chosen as samples of documents are; the files are read line by line."""
+    """Samples of the rejected records, by rule, chosen like samples of documents; reads the files line by line."""
     chosen: dict[str, list[tuple[str, str]]] = {}
     for line in _lines(work):
         record = json.loads(line)

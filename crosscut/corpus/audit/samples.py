@@ -1,4 +1,4 @@
-"""What each part adds to the report: how much of it each rule took, its languages and lengths, and samples to read.
+"""Share of each part in the report: amounts that each rule dropped, languages, lengths, and samples to read.
 
 Samples are the documents with the smallest hashes of the seed and their ids, so that they are the same however the
 corpus is cut into parts.
@@ -81,7 +81,7 @@ def _marks_of(part: Part) -> tuple[Path, ...]:
 
 
 def _written_of(part: Part) -> tuple[Path, ...]:
-    """What says how much of each document was written."""
+    """Files that record which pieces of each document were written: the index of tokens, and the cuts."""
     if TOKENS not in part.filters:
         return ()
     cuts = [part.work / LEAKAGE / cuts_name(part.name)] if LEAKAGE in part.filters else []
@@ -138,12 +138,12 @@ class _Documents:
         return str(self.read["text"][row].as_py())
 
     def total(self, chosen: npt.NDArray[np.bool_]) -> Amount:
-        """Of the documents that are chosen."""
+        """Amount of the chosen documents."""
         rows = np.flatnonzero(chosen)
         return self.amounts(np.zeros(len(rows), np.str_), rows).get("", dict(NOTHING))
 
     def amounts(self, labels: npt.NDArray[np.str_], rows: npt.NDArray[Any]) -> dict[str, Amount]:
-        """Of some rows, by the label that each of them has."""
+        """Amounts of some rows, summed by label; `labels` has one for each row."""
         names, group = np.unique(labels, return_inverse=True)
         documents = np.bincount(group, minlength=len(names))
         num_bytes = _sums(group, self.num_bytes[rows], len(names))
@@ -188,7 +188,7 @@ def _by_rule(documents: _Documents, drops: pa.Table) -> dict[str, Amount]:
 
 
 def _histograms(part: Part, documents: _Documents) -> Counts:
-    """Of what was measured: documents that a filter before had dropped are not among them."""
+    """Amounts by language, score and length, of the documents that no filter had dropped before the measurement."""
     counts: Counts = {}
     for mark, name, label in (
         ("language", "languages", str),
@@ -233,7 +233,7 @@ def _smallest(documents: _Documents, rows: Sequence[int], seed: int) -> list[Sam
 
 
 def sample_key(seed: int, name: str) -> str:
-    """What samples are ordered by: as good as chance, and the same for everybody."""
+    """Key by which samples are ordered: as good as random, and the same on every machine."""
     return hashlib.blake2b(f"{seed}\n{name}".encode(errors="replace"), digest_size=8).hexdigest()
 
 

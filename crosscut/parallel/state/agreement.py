@@ -40,18 +40,18 @@ _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
 class Drift(NamedTuple):
-    """A parameter of which ranks that should hold the same hold something else."""
+    """First parameter that differs between ranks that should hold the same values."""
 
     name: str
     ranks: tuple[int, ...]
-    """The ranks that differ from most others which should hold the same; all of them where there is no majority."""
+    """The ranks that differ from the majority of ranks that should agree; all such ranks where there is no majority."""
     others: tuple[int, ...]
-    """Those that agree, empty where there is no majority."""
+    """The ranks that agree with the majority; empty where there is no majority."""
     size: float = 0.0
     """The largest difference of an element between ranks that should hold the same, relative to the largest finite one;
     infinite where one that is not finite differs."""
     num_parameters: int = 1
-    """How many parameters differ: a drift spreads at the next steps, between tensor ranks to all of them."""
+    """Number of parameters that differ: at the next steps a drift spreads, between tensor ranks to all parameters."""
 
 
 @torch.no_grad()

@@ -1,8 +1,8 @@
-"""What happens to gradients between the backward pass and the optimizer.
+"""Reduction of gradients between the backward pass and the optimizer.
 
-Over the data axis they are summed, in buckets that are sent while the backward pass goes on (paper, section 3.2). Over
-the tensor axis nothing is needed, except under sequence parallelism for parameters that every rank holds whole: each
-rank has seen a part of the tokens, their gradients are `Partial`, and are summed together in one message. Gradients are
+The data ranks sum their gradients in buckets, which are sent while the backward pass goes on (paper, section 3.2). The
+tensor ranks reduce only the gradients of parameters that every rank holds whole, and only under sequence parallelism:
+each rank has seen a part of the tokens, so these gradients are `Partial`, and one message sums them all. Gradients are
 sums, never averages: the loss is divided by the number of target tokens over all ranks before the backward pass. Where
 data ranks share one copy, `sharding.ShardedReducer` stands in the place of `GradientReducer`.
 """
@@ -38,7 +38,7 @@ class _Bucket:
         self.missing = len(parameters)
         self.sent: Tensor | None = None
         self.placements: list[_Placements] = []
-        """Of the gradients that were sent; None for a parameter that had none."""
+        """Placements of the gradients that were sent; None for a parameter without a gradient."""
 
 
 class GradientReducer:

@@ -54,7 +54,7 @@ def replicated_parameter(
 
 
 def initial_value_of(parameter: Tensor) -> float:
-    """What a new parameter is filled with."""
+    """Value with which a new parameter is filled."""
     value: float = getattr(parameter, "initial_value", 0.0)
     return value
 
@@ -119,7 +119,7 @@ def with_local_part(tensor: Tensor, part: Tensor) -> Tensor:
 
 
 def placement_of(tensor: Tensor) -> str:
-    """How a tensor is cut, in words such as `Shard(0) over tensor=2`; `whole` for one that every rank holds so."""
+    """Description of a tensor's placement, such as `Shard(0) over tensor=2`; `whole` where each rank holds all."""
     if not isinstance(tensor, DTensor):
         return "whole"
     mesh = tensor.device_mesh

@@ -162,7 +162,8 @@ class ShardedReducer:
 
 
 def make_reducer(model: nn.Module, mesh: ParallelMesh) -> Reducer:
-    """What sums the gradients of a model on this mesh. Raises `LayoutError` as `GradientReducer` does, and where the
-    mesh shards and the model is not sharded.
+    """Reducer that sums the gradients of a model on this mesh.
+
+    Raises `LayoutError` as `GradientReducer` does, and where the mesh shards but the model is not sharded.
     """
     return GradientReducer(model.parameters(), mesh) if mesh.sharding is None else ShardedReducer(model, mesh)
