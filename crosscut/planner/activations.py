@@ -116,8 +116,8 @@ def published_layer_activations(run: Planned) -> float:
 def activations_held(run: Planned, *, device: Device = "cuda") -> int:
     """Bytes of activations that all layers keep on one rank between a forward and a backward pass, weights included.
 
-    Every `training.recompute_every`-th layer recomputes; the others keep all. While the
-    backward pass of a recomputed layer runs, it adds the activations that the layer would keep without recomputation.
+    Every `training.recompute_every`-th layer recomputes; the others keep all. While the backward pass of a
+    recomputed layer runs, it adds the activations that the layer would keep without recomputation.
     """
     recomputed = num_recomputed_layers(run)
     mine, plain = layer_activations(run, device=device), layer_activations(run, device=device, mode="none")

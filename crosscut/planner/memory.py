@@ -196,7 +196,7 @@ class _Step:
         )
 
     def _reduction(self) -> MemoryForecast:
-        """The last bucket, with the tokens' embedding, is filled; all other gradients have moved into earlier buckets."""
+        """The last bucket, with the tokens' embedding, is filled; the other gradients have moved into their buckets."""
         own = self.own * self.wide
         others = (self.own - self.parts.vocabulary) * self.wide // BUCKET_BYTES * BUCKET_BYTES
         copies = self.run.layout.data > 1 and not self.is_sharded

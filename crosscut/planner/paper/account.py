@@ -32,7 +32,8 @@ COPY_RATES = (V100.host_bandwidth, 4e9, 2e9)
 round numbers and solved from nothing."""
 
 STATE_BYTES = 824_016
-"""Bytes of the device's random generator before PyTorch 1.2: 200 states of 4,120 bytes, a seed and an offset."""
+"""Bytes of the random generator's state on the device before PyTorch 1.2: 200 states of 4,120 bytes, a seed and an
+offset."""
 
 COPIES = 12
 """Of that state in a layer: four where dropout of the scores takes the tensor ranks' own stream and gives it back, in
