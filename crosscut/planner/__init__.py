@@ -1,4 +1,4 @@
-"""What a run costs before it runs: parameters, FLOPs, memory, collectives, time, and the hardware they meet.
+"""Costs of a run before it starts: parameters, FLOPs, memory, collectives, seconds, and the hardware that bears them.
 
 Plain Python: this room imports neither torch nor numpy, so a forecast needs no accelerator and no installation of one.
 Training reports its rates by these formulas and the tests hold them against what is really computed and sent, so a

@@ -1,4 +1,4 @@
-"""What one layer keeps of a forward pass until its backward pass, in bytes on one rank, beside the published formulas.
+"""Activations that one layer keeps from forward to backward pass, in bytes on one rank, beside published formulas.
 
 Korthikanti et al. 2022 (arXiv 2205.05198, section 4 and Table 2) count, for elements of two bytes and dropout masks of
 one, on `t` tensor ranks:
@@ -36,42 +36,42 @@ class LayerActivations:
     """Bytes that one layer keeps on one rank for the backward pass of one micro-batch, by what they are."""
 
     inputs: int = 0
-    """Of the layer and of its second half: the residual stream, as the layer norms take it."""
+    """Inputs of the layer and of its second half: the residual stream, as the layer norms take it."""
 
     norms: int = 0
-    """What the layer norms gave, as the products for attention and MLP take it, and their means and deviations."""
+    """Outputs of the layer norms, as the products for attention and MLP take them, with means and deviations."""
 
     attention: int = 0
-    """Queries, keys and values, and what attention gave."""
+    """Queries, keys and values, and the output of attention."""
 
     core: int = 0
-    """What the attention core keeps besides: a number per query and head, or the scores."""
+    """Results that the attention core keeps beside inputs and output: a number per query and head, or the scores."""
 
     mlp: int = 0
-    """Between the two matrices of the MLP, before and after GeLU."""
+    """Activations between the two matrices of the MLP, before and after GeLU."""
 
     masks: int = 0
-    """Of dropout on the residual stream."""
+    """Masks of dropout on the residual stream."""
 
     weights: int = 0
     """The layer's weights in the type of its products, where they are held in another one."""
 
     @property
     def total(self) -> int:
-        """All but the weights: what grows with the batch."""
+        """Bytes of all fields but the weights: the part that grows with the batch."""
         return self.inputs + self.norms + self.attention + self.core + self.mlp + self.masks
 
 
 def layer_activations(
     run: Planned, *, device: Device = "cuda", capability: tuple[int, int] = AMPERE, mode: str | None = None
 ) -> LayerActivations:
-    """What a layer that recomputes as `training.recompute` says keeps on `device`; offloaded inputs are not on a GPU.
+    """Bytes that a layer keeps on `device` under `training.recompute`; inputs offloaded from a GPU do not count.
 
-    Another `mode` of `training.recompute` may be given: `none` is what a recomputed layer has while it goes backward.
+    `mode` replaces `training.recompute`: `none` gives the bytes that a recomputed layer holds in its backward pass.
 
-    On CUDA one byte per element of a dropout mask and a fused attention kernel, which on a GPU of this compute
-    `capability` may ask for keys and values once for each head of queries; on the CPU PyTorch keeps masks in the
-    activations' type and, where attention drops, the scores.
+    On CUDA a dropout mask takes one byte per element, and attention runs in a fused kernel, which on a GPU of this
+    compute `capability` may ask for keys and values once for each head of queries. On the CPU PyTorch keeps masks in
+    the activations' type and, where attention has dropout, the scores.
     """
     run = run.settled(precision_on(device))
     mode = mode or run.training.recompute
@@ -100,7 +100,7 @@ def layer_activations(
 
 
 def published_layer_activations(run: Planned) -> float:
-    """The same by Korthikanti et al. 2022, Table 2, for a layer without or with recomputation.
+    """Bytes of one layer's activations by Korthikanti et al. 2022, Table 2, without or with recomputation.
 
     The formulas are for elements of two bytes and with dropout; `operators` is not in the table and counts as `none`.
     """
@@ -116,8 +116,8 @@ def published_layer_activations(run: Planned) -> float:
 def activations_held(run: Planned, *, device: Device = "cuda") -> int:
     """Bytes of activations that all layers keep on one rank between a forward and a backward pass, weights included.
 
-    Every `training.recompute_every`-th layer recomputes; the others keep all. The backward pass of a recomputed layer
-    adds what that one would keep without, for as long as it runs.
+    Every `training.recompute_every`-th layer recomputes; the others keep all. While the backward pass of a
+    recomputed layer runs, it adds the activations that the layer would keep without recomputation.
     """
     recomputed = num_recomputed_layers(run)
     mine, plain = layer_activations(run, device=device), layer_activations(run, device=device, mode="none")
@@ -131,8 +131,8 @@ def num_recomputed_layers(run: Planned) -> int:
 
 
 def _statistics_bytes(model: ModelConfig, size: int, device: Device) -> int:
-    """What a norm keeps of a token besides: a mean and a deviation, on the CPU in the activations' type and on CUDA in
-    float32 at least, or a root mean square, in float32 at least.
+    """Bytes that a norm keeps of a token beside its output: a mean and a deviation, on the CPU in the activations' type
+    and on CUDA in float32 at least, or a root mean square, in float32 at least.
     """
     if model.norm == "rms":
         return max(size, 4)
@@ -140,13 +140,13 @@ def _statistics_bytes(model: ModelConfig, size: int, device: Device) -> int:
 
 
 def _head_statistics_bytes(run: Planned, size: int) -> int:
-    """Of a token's queries and keys, where each head of them has a norm."""
+    """Bytes of the norms' statistics of a token's queries and keys, where each head has a norm."""
     heads = run.model.num_heads // run.layout.tensor + _own_kv_heads(run)
     return heads * max(size, 4) if run.model.qk_norm else 0
 
 
 def _attention_width(run: Planned, *, repeats_keys: bool) -> int:
-    """Elements of a token on a rank: queries, keys and values, and what attention gave.
+    """Elements of a token on a rank: queries, keys and values, and the output of attention.
 
     Norms and rotations make new queries and keys; values still lie among the old keys, which stay with them, and a
     norm keeps what it was given. Keys and values that are repeated for each head of queries are new ones, too.
@@ -178,7 +178,7 @@ def _own_kv_heads(run: Planned) -> int:
 
 
 def _core(run: Planned, size: int, device: Device) -> int:
-    """What attention keeps besides its inputs and its output."""
+    """Bytes that attention keeps beside its inputs and its output."""
     heads = run.model.num_heads // run.layout.tensor
     length, wide = run.training.sequence_length, max(size, 4)
     queries = run.micro_batch_size * heads * length
@@ -198,7 +198,7 @@ def _cast_weights(run: Planned, size: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _layer_weights(model: ModelConfig, tensor: int) -> int:
-    """Elements of the matrices on a rank, and of the norms: what the backward pass looks at."""
+    """Elements of a layer's matrices and norms on a rank, all of which the backward pass reads."""
     matrices = sum(part.size for part in layer_tensors(model, Layout(tensor=tensor)) if len(part.shape) > 1)
     per_norm = 2 if model.norm == "layer" else 1
     return matrices + 2 * per_norm * model.hidden_size + 2 * model.head_size * model.qk_norm

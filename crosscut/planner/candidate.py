@@ -1,8 +1,8 @@
 """A run as far as its costs go, for a search over thousands of layouts.
 
-A `RunConfig` is checked against itself when it is made, which takes longer than to forecast it. A `Candidate` is what
-forecasts look at, and checks nothing: whoever makes one has asked what the model allows, or makes the run of it that is
-chosen at last.
+A `RunConfig` is checked against itself when it is made, which takes longer than to forecast it. A `Candidate` holds
+the fields that forecasts read and checks nothing: its maker has asked what the model allows, or makes a `RunConfig` of
+the candidate that is chosen at last.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from crosscut.config.run import reason_against_compiling
 
 
 class Candidate(NamedTuple):
-    """What may stand for a `RunConfig` in every forecast of this room."""
+    """Stand-in for a `RunConfig` in every forecast of the planner."""
 
     model: ModelConfig
     layout: Layout
@@ -42,4 +42,4 @@ class Candidate(NamedTuple):
 
 
 Planned = RunConfig | Candidate
-"""What a forecast is of."""
+"""Subject of a forecast: a checked run or an unchecked candidate."""

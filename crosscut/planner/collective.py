@@ -14,22 +14,22 @@ class Collective:
     """Equal collectives of one step, as one rank takes part in them."""
 
     operation: Operation
-    """What the ranks do together."""
+    """Operation that the ranks run together."""
 
     axis: Axis
-    """The axis of the layout along which they do it."""
+    """Axis of the layout along which the ranks communicate."""
 
     phase: Phase
-    """`forward` and `backward` happen in every micro-batch, `step` once per step; `comparison` is of no step."""
+    """Part of a step: `forward` and `backward` happen in every micro-batch, `step` once; `comparison` is of no step."""
 
     purpose: str
-    """What is sent."""
+    """Name of the tensor that is sent."""
 
     count: int
     """Collectives of this kind in one step."""
 
     elements: int
-    """Elements of the full tensor of each: what is reduced, what was gathered, or what is scattered."""
+    """Elements of the full tensor of each collective: the tensor before a reduce or scatter, or after a gather."""
 
     element_bytes: int
     """Bytes of one element."""

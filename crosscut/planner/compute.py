@@ -1,4 +1,4 @@
-"""How many floating-point operations a token and a step take.
+"""Count of the floating-point operations of a token and of a step.
 
 Only matrix products are counted, a multiplication and an addition as two. Forward, a sequence of `S` tokens takes
 24 S H^2 + 4 S^2 H in each layer and 2 S H V in the output projection. (That is GPT-2; grouped heads of keys and

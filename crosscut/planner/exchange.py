@@ -1,4 +1,4 @@
-"""How long messages take, and how much of that a step waits for.
+"""Seconds that messages take, and the part of them that a step waits for.
 
 A ring of n ranks does an all-gather or a reduce-scatter in n - 1 steps, an all-reduce in twice as many; each step has
 the latency of the slowest link, and the bytes of `traffic` go through its bandwidth:
@@ -14,7 +14,7 @@ rings that send at the same time:
 All groups of a kind wait for the slowest, so one that lies over two nodes puts the kind between nodes, and g is the
 fewest ranks that any of them has in a node. Gradients that are whole go in buckets, each of which has its own steps.
 
-What runs beside a product is waited for as far as it is longer (docs/speed.md).
+A step waits for a message that runs beside a product only as long as the message outlasts the product (docs/speed.md).
 """
 
 from collections import Counter
@@ -38,15 +38,15 @@ class Exchange(NamedTuple):
     collective: Collective
     where: Where
     seconds: float
-    """Of all of them."""
+    """Seconds of all collectives of the entry."""
     exposed: float
-    """Of these, what the step waits for."""
+    """Part of `seconds` that the step waits for."""
 
 
 def ring_seconds(
     collective: Collective, run: Planned, hardware: Hardware, *, bucket_bytes: int | None = None
 ) -> tuple[Where, float]:
-    """Where one of the collectives goes through, and how long it takes; gradients in buckets, if these have a size."""
+    """Link and seconds of one of the collectives; gradients go in buckets of `bucket_bytes`, where given."""
     layout, n = run.layout, collective.ranks
     stride = 1 if collective.axis == "tensor" else layout.tensor
     if collective.axis == "replica":
@@ -67,9 +67,10 @@ def ring_seconds(
 
 @lru_cache(maxsize=4096)
 def fewest_in_a_node(stride: int, size: int, *, per_node: int, ranks: int) -> int:
-    """Of all groups of `size` ranks, `stride` apart, that `ranks` ranks make: the fewest that one has in a node where
-    it has any. It is `size` where each group is inside one node: where there is one node, or where nodes hold whole
-    blocks of `stride * size` ranks, since a node's edge inside a block cuts at least one of its groups.
+    """Fewest ranks that any group has in a node where it has any; `ranks` ranks make groups of `size`, `stride` apart.
+
+    The result is `size` where each group is inside one node: where there is one node, or where nodes hold whole blocks
+    of `stride * size` ranks, since a node's edge inside a block cuts at least one of its groups.
     """
     block = stride * size
     if ranks <= per_node or per_node % block == 0:
@@ -81,24 +82,24 @@ def fewest_in_a_node(stride: int, size: int, *, per_node: int, ranks: int) -> in
 
 
 def _num_messages(collective: Collective, bucket_bytes: int | None) -> int:
-    """That one entry of the account stands for: gradients go in buckets, which are sent when they are full."""
+    """Messages of one collective of an entry: gradients go in buckets, which are sent when they are full."""
     if collective.purpose != "gradients" or bucket_bytes is None:
         return 1
     return ceil(collective.elements * collective.element_bytes / bucket_bytes)
 
 
 class Beside(NamedTuple):
-    """What runs while messages are on their way, in seconds."""
+    """Work that runs while messages are on their way, in seconds."""
 
     products: Mapping[str, tuple[float, float, float]]
-    """Of a layer's products, by purpose: forward, gradient of the input, gradient of the weight."""
+    """Seconds of a layer's products, by purpose: forward, gradient of the input, gradient of the weight."""
     layer_forward: float
     layer_backward: float
     forward: float
     backward: float
-    """Of one micro-batch, all layers."""
+    """Seconds of all layers' backward pass of one micro-batch; `forward` has those of the forward pass."""
     root_share: float
-    """Of a rank's gradients, those of the embeddings, which are there when the backward pass is over."""
+    """Share of the embeddings in a rank's gradients; the embeddings' gradients are complete after the backward pass."""
 
 
 def exchange(collective: Collective, run: Planned, hardware: Hardware, program: Program, beside: Beside) -> Exchange:
@@ -120,7 +121,7 @@ def exchange(collective: Collective, run: Planned, hardware: Hardware, program: 
 def _gradients(
     collective: Collective, where: Where, seconds: float, run: Planned, program: Program, beside: Beside
 ) -> Exchange:
-    """Buckets go while the last micro-batch's backward pass runs; the embeddings' is there when that is over."""
+    """Exchange of gradients in buckets during the last micro-batch's backward pass, the embeddings' bucket after it."""
     gathered = 0.0
     if program.shards_optimizer:
         precision = run.training.numbers
@@ -131,8 +132,10 @@ def _gradients(
 
 
 def _tensor_waits(collective: Collective, each: float, run: Planned, beside: Beside) -> float:
-    """Of one message between tensor ranks. f's all-reduce, or its reduce-scatter, runs beside the weight's gradient;
-    the second gather of a split input beside the input's gradient; halves beside the other half's product.
+    """Seconds that the step waits for one message between tensor ranks.
+
+    The all-reduce of f, or its reduce-scatter, runs beside the weight's gradient; the second gather of a split input
+    beside the input's gradient; each half of a split message beside the other half's product.
     """
     purpose = collective.purpose.removesuffix(" again")
     backward = collective.phase == "backward" and purpose == collective.purpose
@@ -156,7 +159,9 @@ def _whole(run: Planned) -> int:
 
 
 def _shares_waited_for(collective: Collective, each: float, run: Planned, beside: Beside) -> float:
-    """Layers' weights are gathered one layer ahead, gradients scattered one behind; what a backward pass sends shares
+    """Seconds that the step waits for gathers of layers' weights and scatters of their gradients.
+
+    Weights are gathered one layer ahead and gradients scattered one layer behind; all messages of a backward pass share
     the link. The first gather and the last scatter of a pass have nothing beside them.
     """
     passes = max(1, collective.count // run.model.num_layers)

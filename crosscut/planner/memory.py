@@ -6,7 +6,7 @@ activations of all layers, `G` the gradients, `E` the gradient of the vocabulary
 | instant             | beside weights and optimizer                                                              |
 |---------------------|-------------------------------------------------------------------------------------------|
 | loss                | A, the last hidden states and their gradient, E, a chunk's logits                         |
-| backward, layer i   | of A and G what there is then, what the layer needs for a moment, E                       |
+| backward, layer i   | the parts of A and G that there are then, the layer's temporary tensors, E                |
 | backward, embedding | G                                                                                         |
 | reduction           | G, and the last bucket, which is a copy until it is filled                                |
 | step                | G, what AdamW needs beside it                                                             |
@@ -29,13 +29,13 @@ from crosscut.planner.candidate import Planned
 from crosscut.planner.parameters import LocalTensor, known_vocab_size, layer_tensors, root_tensors
 
 BUCKET_BYTES = 32 << 20
-"""Of a bucket of gradients; as `parallel.state.gradients` has it."""
+"""Bytes of a bucket of gradients; as in `parallel.state.gradients`."""
 
 PIECE_ELEMENTS = 1 << 24
 """Elements of each moment in a piece of the optimizer's step from host memory; as in `training.memory.host_moments`."""
 
 FRAGMENTATION = 0.05
-"""Share of what comes and goes in a step that a caching allocator holds besides, in blocks that fit nothing."""
+"""Share of a step's temporary bytes that a caching allocator holds besides, in blocks that fit nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,41 +43,41 @@ class MemoryForecast:
     """Bytes of one rank at the peak of a step, from the second step on."""
 
     instant: str
-    """When it is."""
+    """Name of the instant at which the peak is reached."""
 
     weights: int = 0
-    """In the type of the products."""
+    """Weights in the type of the products."""
 
     gradients: int = 0
-    """Of all parameters that have one by then, and on the way there."""
+    """Gradients of all parameters that have one at the instant, and gradients that are being computed."""
 
     master_weights: int = 0
-    """In the type of sums, where that is another one."""
+    """Weights in the type of sums, where it is not the type of the products."""
 
     optimizer: int = 0
     """AdamW's moments."""
 
     activations: int = 0
-    """What layers keep for the backward pass, and what the one that runs needs."""
+    """Activations that layers keep for the backward pass, and tensors that the running layer needs."""
 
     logits: int = 0
-    """Of a chunk of tokens."""
+    """Logits of a chunk of tokens."""
 
     buffers: int = 0
-    """Of communication: a bucket of gradients while it is filled, weights gathered from shares."""
+    """Buffers of communication: a bucket of gradients while it is filled, weights gathered from shares."""
 
     allowance: int = 0
-    """`FRAGMENTATION` of what comes and goes; none on the CPU."""
+    """`FRAGMENTATION` of the temporary bytes; none on the CPU."""
 
     @property
     def total(self) -> int:
-        """All together."""
+        """Bytes of all fields together."""
         state = self.weights + self.gradients + self.master_weights + self.optimizer
         return state + self.activations + self.logits + self.buffers + self.allowance
 
 
 def forecast_memory(run: Planned, *, device: Device = "cuda", capability: tuple[int, int] = AMPERE) -> MemoryForecast:
-    """What one rank of `run` holds at the peak of a step; `capability` as in `layer_activations`.
+    """Bytes that one rank of `run` holds at the peak of a step; `capability` as in `layer_activations`.
 
     Raises `ConfigError` where `model.vocab_size` is still 0.
     """
@@ -86,7 +86,7 @@ def forecast_memory(run: Planned, *, device: Device = "cuda", capability: tuple[
 
 
 def forecast_instants(run: Planned, *, device: Device = "cuda") -> list[MemoryForecast]:
-    """What it holds at each instant at which something is at its most, in their order."""
+    """Bytes that one rank of `run` holds at each instant that may be the peak, in the order of the step."""
     return _Step(run, device, AMPERE).instants()
 
 
@@ -96,12 +96,12 @@ class _Parts(NamedTuple):
     layer: int
     root: int
     layer_share: int
-    """Of the layer, what a data rank keeps of it."""
+    """Elements of a layer that a data rank keeps."""
     root_share: int
     vocabulary: int
-    """The rows that the loss multiplies by."""
+    """Elements of the embedding's rows that the loss multiplies by."""
     last_matrix: int
-    """The last of a layer, whose gradient comes first."""
+    """Elements of a layer's last matrix, whose gradient comes first."""
 
 
 @lru_cache(maxsize=4096)
@@ -124,7 +124,7 @@ def _share(tensor: LocalTensor, shares: int) -> int:
 
 
 class _Step:
-    """A run's step, and what is there at each of its instants."""
+    """Step of a run, with the bytes that a rank holds at each of its instants."""
 
     def __init__(self, run: Planned, device: Device, capability: tuple[int, int]) -> None:
         run = run.settled(precision_on(device))
@@ -143,7 +143,7 @@ class _Step:
         """Bytes of the residual stream on a rank."""
 
     def instants(self) -> list[MemoryForecast]:
-        """All at which something is at its most."""
+        """Instants that may be the peak, in the order of the step."""
         last = self.run.model.num_layers - 1
         again = (num_recomputed_layers(self.run) - 1) * self.run.training.recompute_every
         layers = dict.fromkeys((last, max(again, 0), min(1, last), 0))  # the first one gathers no other ahead
@@ -196,7 +196,7 @@ class _Step:
         )
 
     def _reduction(self) -> MemoryForecast:
-        """The last bucket is filled, with the tokens' embedding; the gradients of the others left for theirs."""
+        """The last bucket, with the tokens' embedding, is filled; the other gradients have moved into their buckets."""
         own = self.own * self.wide
         others = (self.own - self.parts.vocabulary) * self.wide // BUCKET_BYTES * BUCKET_BYTES
         copies = self.run.layout.data > 1 and not self.is_sharded
@@ -245,7 +245,7 @@ class _Step:
         )
 
     def _again(self) -> int:
-        """What a layer that recomputes has besides while it goes backward."""
+        """Bytes that a recomputing layer holds besides while it goes backward."""
         mode = self.run.training.recompute
         return {"full": self.plain.total - self.kept.total, "operators": self.plain.mlp - self.kept.mlp}.get(mode, 0)
 
@@ -255,14 +255,14 @@ class _Step:
         return self.between * (2 if self.run.model.dropout else 1) + split
 
     def _of_mlp(self) -> int:
-        """While the second matrix goes backward: its input's gradient; SwiGLU has two more on their way."""
+        """Bytes while the second matrix goes backward: the gradient of its input; SwiGLU has two more on their way."""
         width = self.tokens * self.run.model.mlp_size // self.run.layout.tensor * self.size
         return self._residual() + width * (3 if self.run.model.mlp == "swiglu" else 1)
 
     def _of_attention(self) -> int:
-        """While attention goes backward, with what the layer's second half kept given back.
+        """Bytes while attention goes backward, less those that the layer's second half has given back.
 
-        A kernel gives the gradients of queries, keys and values at once; in steps there are those of scores.
+        A fused kernel gives the gradients of queries, keys and values at once; separate operators hold those of scores.
         """
         run = self.run
         second_half = self.plain.mlp + (self.plain.inputs + self.plain.norms + self.plain.masks) // 2
@@ -275,7 +275,7 @@ class _Step:
         return self._residual() + again + gradients - second_half
 
     def _summed(self, done: int) -> int:
-        """Gradients that are there when `done` layers have gone backward, without what is on its way."""
+        """Bytes of gradients held when `done` layers have gone backward, without those that are being computed."""
         return (self.own if self._accumulates else done * self.parts.layer_share) * self.wide
 
     def _whole_layers(self, left: int) -> int:
@@ -287,7 +287,7 @@ class _Step:
         return self.run.model.num_layers if self._accumulates else left
 
     def _gathered(self, layers: int) -> int:
-        """Weights of the root and of so many layers that are gathered from shares."""
+        """Bytes of the weights of the root and of `layers` layers, gathered from shares."""
         if not self.is_sharded:
             return 0
         return self.parts.root * self.wide + layers * self.parts.layer * self.size

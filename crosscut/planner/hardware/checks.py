@@ -1,4 +1,4 @@
-"""What a device's file may say. Each check raises `ConfigError` with the key, what it must be, and what it is."""
+"""Checks of a device's file. Each check raises `ConfigError` with the key, the values allowed and the value found."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ _WITH_ATTAINED = ("memory", "products", "node", "network")
 
 
 def require_values(table: Mapping[str, Any]) -> None:
-    """Raise unless every value that is there is one that a device can have. Missing keys are not looked for."""
+    """Raise unless every value in the table is one that a device can have. Missing keys are not looked for."""
     require_one_of("device", table.get("device", "cuda"), ("cuda", "cpu"))
     _require_pattern("device_names", table.get("device_names", ""))
     for name, value in _there(table, _ABOVE_ZERO):
@@ -95,7 +95,7 @@ def _require_pattern(name: str, value: str) -> None:
 
 
 def _require_rows(name: str, rows: object, columns: tuple[str, ...]) -> None:
-    """Of numbers above zero."""
+    """Raise unless `rows` is a list of rows, each with one number above zero per column."""
     if not isinstance(rows, list) or not rows:
         raise ConfigError(f"`{name}` must be a list of [{', '.join(columns)}], one at least, but is {rows!r}.")
     for index, row in enumerate(rows):

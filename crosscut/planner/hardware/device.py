@@ -25,7 +25,7 @@ class MeasuredMessage(NamedTuple):
     latency: float
     """Seconds of one step around a ring, beside the bytes."""
     rates: tuple[tuple[float, float], ...]
-    """What one rank sends in a message, in bytes, and how many of them in a second; the smallest message first."""
+    """Bytes that one rank sends in a message, with the bytes per second of that message; the smallest message first."""
 
     def rate(self, sent: float) -> float:
         """Bytes per second of a message of which a rank sends so many: between two that were measured, on the straight
@@ -51,19 +51,19 @@ class MeasuredProduct(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """What a rank sends through to another one."""
+    """Connection through which a rank sends to another rank."""
 
     bandwidth: float
     """Bytes per second that one rank sends, each way, as stated."""
 
     attained: float
-    """What a collective's large messages reach of it."""
+    """Share of `bandwidth` that a collective's large messages reach."""
 
     latency: float
     """Seconds of one step around a ring, beside the bytes."""
 
     measured: Mapping[str, MeasuredMessage] = field(default_factory=dict)
-    """By operation, where one was found to take another time than the ring's bytes and steps say."""
+    """Measured messages by operation, where calibration found another time than the ring's bytes and steps give."""
 
     @property
     def rate(self) -> float:
@@ -76,13 +76,13 @@ class Hardware:
     """One accelerator, or a processor that several ranks share."""
 
     key: str
-    """What `--gpu` takes: the name of its file."""
+    """Name that `--gpu` takes: that of the device's file."""
 
     name: str
-    """The name it is commonly called by."""
+    """Common name of the device."""
 
     device: Device
-    """As PyTorch calls the kind. Ranks on a `cpu` share its rates and its memory."""
+    """Kind of the device, as PyTorch calls it. Ranks on a `cpu` share its rates and its memory."""
 
     device_names: str
     """Regular expression for all of a device's name as torch gives it, without the maker's; empty where it has none."""
@@ -92,26 +92,26 @@ class Hardware:
     GB."""
 
     memory_bandwidth: float
-    """Bytes per second, as stated."""
+    """Bytes per second of the memory, as stated."""
 
     memory_attained: float
-    """What operators that only read and write reach of it."""
+    """Share of `memory_bandwidth` reached by operators that only read and write."""
 
     flops: Mapping[str, float]
     """Dense matrix FLOP/s by precision: `float64`, `float32` (true float32), `tf32`, `float16`, `bfloat16`, `float8`. A
     precision that its matrix units lack is missing."""
 
     multiprocessors: int
-    """That share the tiles of a product; 0 where tiles are no matter."""
+    """Multiprocessors that share the tiles of a product; 0 where tiles do not matter."""
 
     products_attained: float
-    """What large products reach of `flops`."""
+    """Share of `flops` that large products reach."""
 
     attention_attained: float
-    """What a fused attention kernel reaches of `flops`, in the half of the square that a causal mask leaves."""
+    """Share of `flops` that a fused attention kernel reaches in the half of the square that a causal mask leaves."""
 
     measured: Mapping[str, tuple[MeasuredProduct, ...]]
-    """Rates by shape and precision, which then stand for `flops` times what is attained."""
+    """Rates by shape and precision, which replace `flops` times `products_attained`."""
 
     start: float
     """Seconds from the end of a kernel to the beginning of the next."""
@@ -127,13 +127,13 @@ class Hardware:
     """Seconds that the host takes for each parameter once a step: norm, clipping, AdamW. As `layer_host`."""
 
     ranks_per_node: int
-    """That reach each other through `node`."""
+    """Ranks that reach each other through `node`."""
 
     node: Link
-    """Inside a node."""
+    """Link inside a node."""
 
     network: Link | None
-    """Between nodes, for one rank of as many as a node has; None where there is one node."""
+    """Link between nodes, for one rank of as many as a node has; None where there is one node."""
 
     host_bandwidth: float
     """Bytes per second between the device's memory and the host's, each way; 0 where they are the same."""
@@ -143,7 +143,7 @@ class Hardware:
 
     @property
     def fast_precision(self) -> str:
-        """What `training.precision = "auto"` stands for here."""
+        """Precision that `training.precision = "auto"` stands for on this device."""
         return precision_on(self.device, has_bfloat16="bfloat16" in self.flops)
 
     @property

@@ -143,7 +143,7 @@ KNOWN_HARDWARE = _known()
 """Every device that comes with Crosscut, by the name that `--gpu` takes."""
 
 HARDWARE = tuple(hardware for hardware in KNOWN_HARDWARE.values() if hardware.device_names)
-"""Those of them that torch has a name for."""
+"""Devices of `KNOWN_HARDWARE` that torch has a name for."""
 
 
 def find_hardware(device_name: str) -> Hardware | None:

@@ -1,4 +1,4 @@
-"""What the paper's program did in a step that the forecast of it has not: an account of the seconds that are missing.
+"""Account of the seconds that the paper's program spent in a step and its forecast lacks.
 
 The program was published with the paper (NVIDIA/Megatron-LM of 2019), for PyTorch 1.1 (its issue 7), and its files say
 what it did; each term here is counted from them. It stands apart from `time`: Crosscut's program does none of this.
@@ -32,7 +32,8 @@ COPY_RATES = (V100.host_bandwidth, 4e9, 2e9)
 round numbers and solved from nothing."""
 
 STATE_BYTES = 824_016
-"""Of the random generator on the device before PyTorch 1.2: 200 states of 4,120 bytes, a seed and an offset."""
+"""Bytes of the random generator's state on the device before PyTorch 1.2: 200 states of 4,120 bytes, a seed and an
+offset."""
 
 COPIES = 12
 """Copies of the random generator's state in a layer: four where dropout of the scores takes the tensor ranks' own
