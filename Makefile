@@ -21,6 +21,7 @@ check: .venv/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
+	$(BIN)/python docs/docstrings.py
 
 format: .venv/ready
 	$(BIN)/ruff check --fix .
