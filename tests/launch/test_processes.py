@@ -221,7 +221,7 @@ def test_a_second_sigterm_ends_the_ranks_at_once(tmp_path: Path, monkeypatch: py
 
 LAUNCHING = """
 import sys
-from tests.parallel.test_processes import launch, work
+from tests.launch.test_processes import launch, work
 if __name__ == "__main__":
     launch(work, (sys.argv[1], "wait"), num_ranks=2)
 """
