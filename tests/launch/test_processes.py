@@ -353,7 +353,8 @@ def resident():
 with process_group(torch.device("cpu")) if {inside} else nullcontext():
     torch.ones(3 << 20)  # 12 MiB: once it is freed, glibc would keep others of up to this size
     before = resident()
-    pairs = [(torch.ones(2 << 20), torch.ones(1000)) for _ in range(20)]
+    # The small tensors have 128 KiB: too large for the holes that start-up has left in the heap.
+    pairs = [(torch.ones(2 << 20), torch.ones(32 << 10)) for _ in range(20)]
     small = [pair[1] for pair in pairs]
     del pairs
     print((resident() - before) >> 20)
