@@ -119,7 +119,7 @@ def _read_tensor(file: IO[bytes], numel: int, dtype: torch.dtype) -> Tensor:
 
 
 def _start_of_data(file: IO[bytes], offset: int, length: int) -> int:
-    """Where in a file the bytes of the tensor lie that `torch.save` wrote at `offset`."""
+    """Place in a file of the tensor's bytes that `torch.save` wrote at `offset`."""
     with zipfile.ZipFile(FileSlice(file, offset, length)) as archive:
         entry = next(e for e in archive.infolist() if e.filename.endswith("/data/0"))
     if entry.compress_type != zipfile.ZIP_STORED:

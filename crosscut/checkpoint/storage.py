@@ -1,4 +1,4 @@
-"""Where checkpoints lie: a folder of this machine's file systems, or of any object store that fsspec knows.
+"""Storage of checkpoints: a folder of this machine's file systems, or of any object store that fsspec knows.
 
 The two differ in how a folder becomes whole at one instant. A file system renames: a checkpoint is written under a
 hidden name beside, every file and folder is flushed to the disk, and the rename is the instant. An object store has no
@@ -61,7 +61,7 @@ class Folder(ABC):
 
     @abstractmethod
     def draft(self) -> Self:
-        """Where this folder is written until `publish`."""
+        """Path at which this folder is written until `publish`."""
 
     @abstractmethod
     def begin(self, last: str) -> None:

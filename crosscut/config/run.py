@@ -23,7 +23,7 @@ from crosscut.config.training import OptimizerConfig, TrainingConfig
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Where the text or the tokens come from (paper, section 4.1.3)."""
+    """Source of the text or the tokens (paper, section 4.1.3)."""
 
     text: tuple[str, ...] = ()
     """Raw text to train on: files, folders or globs of .txt, .jsonl or .parquet, also .gz and .zst;
@@ -148,12 +148,12 @@ class RunConfig:
 
     @property
     def tokens_folder(self) -> str:
-        """Where the run's token shards are or will be."""
+        """Folder of the run's token shards."""
         return self.data.tokens or f"{self.output.folder}/{TOKENS_FOLDER}"
 
     @property
     def checkpoints_folder(self) -> str:
-        """Where the run's checkpoints are or will be: a path or a URL."""
+        """Folder of the run's checkpoints: a path or a URL."""
         return self.checkpoint.folder or f"{self.output.folder}/{CHECKPOINTS_FOLDER}"
 
     @property

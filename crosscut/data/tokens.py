@@ -48,7 +48,7 @@ class Shard:
 
     @property
     def ends(self) -> npt.NDArray[np.uint64]:
-        """Where each document ends, in tokens, [documents]."""
+        """End of each document, in tokens, [documents]."""
         return self.index["end"]
 
     def document(self, number: int) -> Tokens:

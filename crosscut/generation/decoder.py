@@ -146,7 +146,7 @@ class Decoder:
             raise ConfigError("`stop` must be left out where tokens are not decoded, but is given. Pass a tokenizer.")
 
     def _first_seen(self, length: int) -> int:
-        """Where what a text of `length` tokens sees begins."""
+        """First position that the next token of a text of `length` tokens sees."""
         drop = self.window - self.window // 2
         return max(0, -(-(length - self.window) // drop) * drop)
 

@@ -33,7 +33,7 @@ class Written:
         self.finish = piece.finish
 
     def to_json(self) -> dict[str, Any]:
-        """As a line of `--json` holds it."""
+        """Fields of a line of `--json`."""
         return {
             "prompt": self.prompt,
             "sample": self.sample,

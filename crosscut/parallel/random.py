@@ -119,7 +119,7 @@ class RandomStreams:
             self._set_state(shared)
 
     def place(self) -> tuple[Tensor, Tensor | None]:
-        """Where both streams are, to be handed to `repeated_from`."""
+        """State of both streams, to be handed to `repeated_from`."""
         return self._get_state(), self._per_rank_state
 
     @contextmanager

@@ -20,24 +20,24 @@ class Candidate(NamedTuple):
     training: TrainingConfig
 
     def settled(self, precision: str) -> "Candidate":
-        """As `RunConfig.settled`."""
+        """Same as `RunConfig.settled`."""
         if self.training.precision != "auto":
             return self
         return self._replace(training=replace(self.training, precision=precision))
 
     @property
     def micro_batch_size(self) -> int:
-        """As `RunConfig.micro_batch_size`."""
+        """Same as `RunConfig.micro_batch_size`."""
         return self.training.sequences_at_once(self.layout.data)
 
     @property
     def num_micro_batches(self) -> int:
-        """As `RunConfig.num_micro_batches`."""
+        """Same as `RunConfig.num_micro_batches`."""
         return self.training.batch_size // (self.layout.data * self.micro_batch_size)
 
     @property
     def is_compiled_on_gpus(self) -> bool:
-        """As `RunConfig.is_compiled_on_gpus`."""
+        """Same as `RunConfig.is_compiled_on_gpus`."""
         return self.training.compile != "off" and not reason_against_compiling(self.model, self.layout)
 
 

@@ -29,7 +29,7 @@ class Piece(NamedTuple):
 
 
 class Home(Protocol):
-    """Where the moments live between steps."""
+    """Home of the moments between steps."""
 
     def new(self, parameter: Tensor) -> Tensor:
         """Zeros placed as a parameter."""

@@ -27,7 +27,7 @@ _COMPARED = 4000
 
 
 class Place(NamedTuple):
-    """Where a document lies."""
+    """Place of a document."""
 
     work: Path
     part: str

@@ -153,5 +153,5 @@ class Hardware:
 
     @property
     def source(self) -> str:
-        """Where the peaks are stated."""
+        """Source in which the peaks are stated."""
         return self.sources["products"]

@@ -81,7 +81,7 @@ def paper_speed_up(tensor: int, seconds: Callable[[RunConfig], float] = paper_se
 
 
 def paper_epoch_days(preset: str, tensor: int, seconds: Callable[[RunConfig], float] = paper_seconds) -> float:
-    """As in Table 4."""
+    """Values of Table 4."""
     return EPOCH_STEPS * seconds(paper_run(preset, tensor, 64)) / _DAY
 
 

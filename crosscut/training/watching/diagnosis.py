@@ -1,4 +1,4 @@
-"""Where a loss that is not a number began: the step, the layer, the documents."""
+"""Origin of a loss that is not a number: the step, the layer, the documents."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ _MAX_DOCUMENTS = 8
 
 
 class _Origin(NamedTuple):
-    """Where something not finite was first seen; the smallest is the earliest."""
+    """Place at which a value that is not finite was first seen; the smallest is the earliest."""
 
     micro_batch: int
     order: int
