@@ -5,6 +5,9 @@ from dataclasses import dataclass, replace
 from crosscut.config.checks import divisors, listed, require_at_least, require_fraction, require_one_of
 from crosscut.config.errors import ConfigError, LayoutError
 
+MLPS = ("gelu", "swiglu")
+"""The values of `ModelConfig.mlp`."""
+
 BIASES = ("all", "qkv", "none")
 """The values of `ModelConfig.biases`."""
 
@@ -67,6 +70,10 @@ class ModelConfig:
     mlp: str = "gelu"
     """`gelu` is two matrices with GeLU between them; `swiglu` multiplies by a third one's output through SiLU."""
 
+    mlp_pattern: tuple[str, ...] = ()
+    """Kinds of MLP of successive layers, from the values of `mlp`. The pattern repeats until every layer has one.
+    Empty gives every layer the kind that `mlp` names."""
+
     biases: str = "all"
     """Which matrices of a layer have one: `all`, those of queries, keys and values (`qkv`), or `none`."""
 
@@ -84,7 +91,9 @@ class ModelConfig:
         require_fraction("model.dropout", self.dropout)
         require_one_of("model.positions", self.positions, ("learned", "rotary"))
         require_one_of("model.norm", self.norm, ("layer", "rms"))
-        require_one_of("model.mlp", self.mlp, ("gelu", "swiglu"))
+        require_one_of("model.mlp", self.mlp, MLPS)
+        for kind in self.mlp_pattern:
+            require_one_of("model.mlp_pattern", kind, MLPS)
         require_one_of("model.biases", self.biases, BIASES)
         require_at_least("model.rotary_factor", self.rotary_factor, 1)
         for name in ("rotary_base", "norm_epsilon"):
@@ -123,6 +132,10 @@ class ModelConfig:
     def key_value_size(self) -> int:
         """Width of all heads' keys and values together."""
         return 2 * self.num_kv_heads * self.head_size
+
+    def mlp_of(self, layer: int) -> str:
+        """Kind of MLP of a layer."""
+        return self.mlp_pattern[layer % len(self.mlp_pattern)] if self.mlp_pattern else self.mlp
 
     @property
     def family(self) -> str:

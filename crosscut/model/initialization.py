@@ -2,34 +2,23 @@
 
 import torch
 
+from crosscut.architecture import describe
 from crosscut.model.gpt import GPT
 from crosscut.parallel import normal_
 from crosscut.parallel.state.parameters import local_offsets, local_part
 
-STANDARD_DEVIATION = 0.02
-
 
 def initialize(model: GPT, seed: int) -> None:
-    """Fill the weights: N(0, 0.02), those right before a residual further scaled by 1 / sqrt(2 layers).
+    """Draw the weights by their role: N(0, 0.02), and N(0, 0.02 / sqrt(2 layers)) right before a residual sum.
 
-    Biases stay zero and layer norms the identity. To be called when the parameters are where they stay: after
-    `parallel.shard_model`. The vocabulary's padding is zeroed, so that no layout's padding
-    differs from another's in what the model computes.
+    Biases stay zero and norms stay the identity. The padding of the vocabulary is set to zero, so that it is the same on
+    every layout. Call this when the parameters are in their final place, after `parallel.shard_model`.
     """
-    residual_std = STANDARD_DEVIATION / (2 * model.config.num_layers) ** 0.5
+    roles = {described.name: described.role for described in describe(model.config).parameters()}
     for name, parameter in model.named_parameters():
-        if _is_matrix(name):
-            std = residual_std if _is_before_residual(name) else STANDARD_DEVIATION
-            normal_(parameter, std=std, seed=seed, name=name)
+        if spread := roles[name].initial_spread(model.config.num_layers):
+            normal_(parameter, std=spread, seed=seed, name=name)
     _zero_padding(model)
-
-
-def _is_matrix(name: str) -> bool:
-    return name.endswith(".weight") and "norm" not in name
-
-
-def _is_before_residual(name: str) -> bool:
-    return name.endswith(("attention.output.weight", "mlp.contract.weight"))
 
 
 @torch.no_grad()

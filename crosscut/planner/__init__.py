@@ -5,12 +5,7 @@ Training reports its rates by these formulas and the tests hold them against wha
 forecast and a report cannot differ. The derivations are in `docs/planner.md`.
 """
 
-from crosscut.planner.activations import (
-    LayerActivations,
-    activations_held,
-    layer_activations,
-    published_layer_activations,
-)
+from crosscut.planner.activations import activations_held, layer_activations, published_layer_activations
 from crosscut.planner.candidate import Candidate
 from crosscut.planner.collective import Collective
 from crosscut.planner.compute import (
@@ -32,7 +27,6 @@ __all__ = [
     "Candidate",
     "Collective",
     "Hardware",
-    "LayerActivations",
     "MemoryForecast",
     "Plan",
     "Plans",

@@ -8,7 +8,9 @@ the candidate that is chosen at last.
 from dataclasses import replace
 from typing import NamedTuple
 
+from crosscut.architecture import Device, Target
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
+from crosscut.config.conventions import AMPERE
 from crosscut.config.run import reason_against_compiling
 
 
@@ -43,3 +45,26 @@ class Candidate(NamedTuple):
 
 Planned = RunConfig | Candidate
 """Subject of a forecast: a checked run or an unchecked candidate."""
+
+
+def is_compiled(run: Planned, device: str) -> bool:
+    """Whether layers are compiled on a kind of device. A device that is not known yet (`auto`) counts as the CPU."""
+    return run.is_compiled_on_gpus if device == "cuda" else run.training.compile == "on"
+
+
+def target_of(run: Planned, *, device: Device, capability: tuple[int, int] = AMPERE) -> Target:
+    """Conditions under which one rank runs a micro-batch of `run`, whose precision must be resolved."""
+    precision = run.training.numbers
+    return Target(
+        tensor=run.layout.tensor,
+        split=run.layout.sequence_parallel,
+        sequences=run.micro_batch_size,
+        length=run.training.sequence_length,
+        device=device,
+        capability=capability,
+        compute=precision.compute,
+        compute_bytes=precision.compute_bytes,
+        sums_bytes=precision.accumulation_bytes,
+        compiled=is_compiled(run, device),
+        sends_halves=run.training.precision != "float8",
+    )

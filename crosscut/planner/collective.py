@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Operation = Literal["all_reduce", "all_gather", "reduce_scatter"]
+from crosscut.architecture import Operation, Overlap, Product
+from crosscut.architecture.messages import Phase
+
 Axis = Literal["tensor", "data", "shard", "replica"]
-"""`shard` and `replica` are the two axes that `data` is where several groups of data ranks each share one copy."""
-Phase = Literal["forward", "backward", "step", "comparison"]
+"""`shard` and `replica` are the two parts of `data` if each of several groups of data ranks shares one copy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,7 @@ class Collective:
     """Part of a step: `forward` and `backward` happen in every micro-batch, `step` once; `comparison` is of no step."""
 
     purpose: str
-    """Name of the tensor that is sent."""
+    """Name of the tensor that is sent, for readers."""
 
     count: int
     """Collectives of this kind in one step."""
@@ -37,8 +38,20 @@ class Collective:
     ranks: int
     """Ranks that take part."""
 
+    overlap: Overlap = Overlap.NOTHING
+    """Work that runs while the message is on its way."""
+
+    beside: tuple[Product, ...] = ()
+    """Forward products that the message, or their gradients, can overlap with."""
+
+    pieces: int = 1
+    """Number of equal messages that one tensor is sent in."""
+
+    layers: int = 1
+    """Layers that send or receive it."""
+
     @property
     def wire_bytes(self) -> float:
         """Bytes that one rank sends in one step for all `count` of them, by ring algorithms."""
-        rounds = 2 if self.operation == "all_reduce" else 1
+        rounds = 2 if self.operation == Operation.ALL_REDUCE else 1
         return rounds * (self.ranks - 1) / self.ranks * self.count * self.elements * self.element_bytes

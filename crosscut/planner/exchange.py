@@ -18,18 +18,17 @@ A step waits for a message that runs beside a product only as long as the messag
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from functools import lru_cache
 from math import ceil, lcm
 from typing import NamedTuple
 
-from crosscut.config.conventions import num_pieces
+from crosscut.architecture import Operation, Overlap
+from crosscut.architecture.messages import Phase
 from crosscut.planner.candidate import Planned
 from crosscut.planner.collective import Collective
 from crosscut.planner.hardware import Hardware, Where
+from crosscut.planner.products import Speed
 from crosscut.planner.program import Program
-
-_IN_PIECES = frozenset({"attention input", "attention output", "mlp input", "mlp output"})
 
 
 class Exchange(NamedTuple):
@@ -58,7 +57,7 @@ def ring_seconds(
         where, link = "network", hardware.network
         rate = min(rate, fewest * link.rate)
     messages = _num_messages(collective, bucket_bytes)
-    steps = messages * (2 if collective.operation == "all_reduce" else 1) * (n - 1)
+    steps = messages * (2 if collective.operation == Operation.ALL_REDUCE else 1) * (n - 1)
     sent = collective.wire_bytes / collective.count
     if found := link.measured.get(collective.operation):
         return where, steps * found.latency + sent / found.rate(sent / messages)
@@ -83,17 +82,18 @@ def fewest_in_a_node(stride: int, size: int, *, per_node: int, ranks: int) -> in
 
 def _num_messages(collective: Collective, bucket_bytes: int | None) -> int:
     """Messages of one collective of an entry: gradients go in buckets, which are sent when they are full."""
-    if collective.purpose != "gradients" or bucket_bytes is None:
+    if collective.overlap is not Overlap.BUCKETS or bucket_bytes is None:
         return 1
     return ceil(collective.elements * collective.element_bytes / bucket_bytes)
 
 
 class Beside(NamedTuple):
-    """Work that runs while messages are on their way, in seconds."""
+    """Work that overlaps with messages, in seconds."""
 
-    products: Mapping[str, tuple[float, float, float]]
-    """Seconds of a layer's products, by purpose: forward, gradient of the input, gradient of the weight."""
+    speed: Speed
+    """Seconds of the products that a message overlaps with."""
     layer_forward: float
+    """Mean seconds of a layer's forward pass of one micro-batch; `layer_backward` is that of its backward pass."""
     layer_backward: float
     forward: float
     backward: float
@@ -111,9 +111,9 @@ def exchange(collective: Collective, run: Planned, hardware: Hardware, program: 
         return Exchange(collective, where, seconds, collective.count * waited)
     if not program.overlaps_data:
         return Exchange(collective, where, seconds, seconds)
-    if collective.purpose == "gradients":
+    if collective.overlap is Overlap.BUCKETS:
         return _gradients(collective, where, seconds, run, program, beside)
-    if collective.purpose.startswith("layer "):
+    if collective.overlap is Overlap.NEIGHBOUR_LAYER:
         return Exchange(collective, where, seconds, _shares_waited_for(collective, each, run, beside))
     return Exchange(collective, where, seconds, seconds)
 
@@ -134,28 +134,21 @@ def _gradients(
 def _tensor_waits(collective: Collective, each: float, run: Planned, beside: Beside) -> float:
     """Seconds that the step waits for one message between tensor ranks.
 
-    The all-reduce of f, or its reduce-scatter, runs beside the weight's gradient; the second gather of a split input
-    beside the input's gradient; each half of a split message beside the other half's product.
+    A message that goes in two halves overlaps with the other half's product; with symmetric memory, a message goes in
+    pieces that overlap with the whole product.
     """
-    purpose = collective.purpose.removesuffix(" again")
-    backward = collective.phase == "backward" and purpose == collective.purpose
-    forward_product, of_input, of_weight = beside.products.get(purpose.removesuffix(" for its weights"), (0, 0, 0))
-    if purpose.endswith(" for its weights"):
-        return max(0.0, each - of_input)
-    if backward and purpose.endswith(" input"):
-        return max(0.0, each - of_weight)
-    if not run.layout.sequence_parallel or purpose not in _IN_PIECES:
-        return each
-    product = of_input if backward else forward_product
-    if run.layout.symmetric_memory:
-        return max(0.0, each - product)
-    if collective.elements * 2 == _whole(run) and num_pieces(run.micro_batch_size, _whole(run)) == 2:
-        return (each + max(0.0, each - product / 2)) / 2
+    speed, overlap = beside.speed, collective.overlap
+    if overlap in (Overlap.HALF_FORWARD, Overlap.HALF_INPUT_GRADIENT):
+        factors = collective.beside if overlap is Overlap.HALF_FORWARD else [p.of_input for p in collective.beside]
+        product = sum(speed.product(factor) for factor in factors)
+        if run.layout.symmetric_memory:
+            return max(0.0, each - product)
+        return each if collective.pieces == 1 else (each + max(0.0, each - product / 2)) / 2
+    if overlap is Overlap.WEIGHT_GRADIENT:
+        return max(0.0, each - sum(speed.product(product.of_weight) for product in collective.beside))
+    if overlap is Overlap.INPUT_GRADIENT:
+        return max(0.0, each - sum(speed.product(product.of_input) for product in collective.beside))
     return each
-
-
-def _whole(run: Planned) -> int:
-    return run.micro_batch_size * run.training.sequence_length * run.model.hidden_size
 
 
 def _shares_waited_for(collective: Collective, each: float, run: Planned, beside: Beside) -> float:
@@ -164,8 +157,8 @@ def _shares_waited_for(collective: Collective, each: float, run: Planned, beside
     Weights are gathered one layer ahead and gradients scattered one layer behind; all messages of a backward pass share
     the link. The first gather and the last scatter of a pass have nothing beside them.
     """
-    passes = max(1, collective.count // run.model.num_layers)
-    if collective.phase == "forward":
+    passes = max(1, collective.count // collective.layers)
+    if collective.phase == Phase.FORWARD:
         hidden = beside.layer_forward
     else:
         kinds = 1 + (run.layout.sharding == "zero3") + (run.layout.num_replicas > 1)

@@ -17,16 +17,22 @@ From the second micro-batch on G is there from the beginning. The derivations ar
 Legend: as in `activations`.
 """
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from crosscut.config import Layout, ModelConfig, default_loss_chunk, padded_vocab_size
+from crosscut.architecture import Decoder, Device, Kept, Layer, Mode, describe, layer_parameters, lower, root_parameters
+from crosscut.architecture.lowering import lower_root
+from crosscut.architecture.parameters import LocalParameter
+from crosscut.architecture.readings import cheap_inside, last_matrix, temporary
+from crosscut.config import default_loss_chunk
 from crosscut.config.conventions import AMPERE
 from crosscut.config.precision import precision_on
-from crosscut.planner.activations import Device, layer_activations, num_recomputed_layers
-from crosscut.planner.candidate import Planned
-from crosscut.planner.parameters import LocalTensor, known_vocab_size, layer_tensors, root_tensors
+from crosscut.planner.activations import activations_of, num_recomputed_layers, recomputation_step
+from crosscut.planner.candidate import Planned, target_of
+from crosscut.planner.parameters import known_vocab_size
 
 BUCKET_BYTES = 32 << 20
 """Bytes of a bucket of gradients; as in `parallel.state.gradients`."""
@@ -90,115 +96,181 @@ def forecast_instants(run: Planned, *, device: Device = "cuda") -> list[MemoryFo
     return _Step(run, device, AMPERE).instants()
 
 
-class _Parts(NamedTuple):
-    """Elements of parameters on a rank."""
+class _Root(NamedTuple):
+    """Elements of the parameters outside of the layers on a rank."""
 
-    layer: int
-    root: int
-    layer_share: int
-    """Elements of a layer that a data rank keeps."""
-    root_share: int
+    size: int
+    share: int
+    """Elements that a data rank keeps."""
     vocabulary: int
     """Elements of the embedding's rows that the loss multiplies by."""
+
+
+class _LayerState(NamedTuple):
+    """Parameters of a layer on a rank, in elements, and its activations, in bytes."""
+
+    size: int
+    share: int
+    """Elements that a data rank keeps."""
     last_matrix: int
-    """Elements of a layer's last matrix, whose gradient comes first."""
+    """Elements of the last matrix, whose gradient comes first."""
+    kept: Kept
+    """Activations that the layer keeps if it recomputes as the run says."""
+    plain: Kept
+    """Activations that the layer keeps without recomputation."""
+    again: int
+    """Bytes that the layer holds besides `kept` while it recomputes and goes backward."""
+    temporary: int
+    """Bytes that the layer's backward pass needs for a while."""
 
 
 @lru_cache(maxsize=4096)
-def _parts(model: ModelConfig, tensor: int, shares: int) -> _Parts:
-    layout = Layout(tensor=tensor)
-    layer, root = layer_tensors(model, layout), root_tensors(model, layout)
-    return _Parts(
-        layer=sum(part.size for part in layer),
-        root=sum(part.size for part in root),
-        layer_share=sum(_share(part, shares) for part in layer),
-        root_share=sum(_share(part, shares) for part in root),
-        vocabulary=padded_vocab_size(known_vocab_size(model), tensor) // tensor * model.hidden_size,
-        last_matrix=model.hidden_size * model.mlp_size // tensor,
-    )
+def _root(decoder: Decoder, tensor: int, shares: int) -> _Root:
+    root = root_parameters(decoder, tensor)
+    rows, hidden = decoder.head.vocabulary.on(tensor).shape
+    return _Root(_size(root), sum(_share(part, shares) for part in root), rows * hidden)
 
 
-def _share(tensor: LocalTensor, shares: int) -> int:
-    rows = tensor.shape[0]
-    return -(-rows // shares) * (tensor.size // rows)
+@lru_cache(maxsize=4096)
+def _sizes(layer: Layer, tensor: int, shares: int) -> tuple[int, int, int]:
+    """Elements of a layer on a rank, those that a data rank keeps, and those of the last matrix."""
+    parts = layer_parameters(layer, tensor)
+    return _size(parts), sum(_share(part, shares) for part in parts), last_matrix(layer, tensor)
+
+
+def _size(parts: Sequence[LocalParameter]) -> int:
+    return sum(part.size for part in parts)
+
+
+def _share(part: LocalParameter, shares: int) -> int:
+    rows = part.shape[0]
+    return -(-rows // shares) * (part.size // rows)
+
+
+@lru_cache(maxsize=16384)
+def _first(decoder: Decoder, number: int, every: int) -> tuple[Counter[Layer], Counter[Layer]]:
+    """Kinds of the first `number` layers: those that recompute, every `every`-th, and the others. 0 recomputes none."""
+    layers = decoder.layers[:number]
+    again = Counter(layers[::every]) if every else Counter[Layer]()
+    return again, Counter(layers) - again
 
 
 class _Step:
     """Step of a run, with the bytes that a rank holds at each of its instants."""
 
     def __init__(self, run: Planned, device: Device, capability: tuple[int, int]) -> None:
+        known_vocab_size(run.model)
         run = run.settled(precision_on(device))
-        self.run, self.device = run, device
-        precision = run.training.numbers
+        self.run, self.device, self.decoder = run, device, describe(run.model)
+        precision, tensor, shares = run.training.numbers, run.layout.tensor, run.layout.shard_size
         self.size, self.wide = precision.compute_bytes, precision.accumulation_bytes
         self.is_mixed = self.size != self.wide
-        self.is_sharded = run.layout.shard_size > 1
-        self.parts = _parts(run.model, run.layout.tensor, run.layout.shard_size)
-        self.own = run.model.num_layers * self.parts.layer_share + self.parts.root_share
-        self.kept = layer_activations(run, device=device, capability=capability)
-        self.plain = layer_activations(run, device=device, capability=capability, mode="none")
-        self.tokens = run.micro_batch_size * run.training.sequence_length
+        self.is_sharded = shares > 1
+        self.target = target_of(run, device=device, capability=capability)
+        self.every = recomputation_step(run)
+        self.root = _root(self.decoder, tensor, shares)
+        self.tokens = self.target.tokens
         self.whole = self.tokens * run.model.hidden_size * self.size
-        self.between = self.whole // run.layout.tensor if run.layout.sequence_parallel else self.whole
+        self.between = self.target.own_tokens * run.model.hidden_size * self.size
         """Bytes of the residual stream on a rank."""
+        self.layers = {layer: self._layer_state(layer) for layer in self.decoder.kinds}
+        self.own = self._from(0, lambda each: each.share) + self.root.share
+
+    def _layer_state(self, layer: Layer) -> _LayerState:
+        run, mode = self.run, Mode(self.run.training.recompute)
+        kept = activations_of(layer, run, self.target, mode)
+        plain = activations_of(layer, run, self.target, Mode.NONE)
+        whole, held = sum(plain, Kept()), sum(kept, Kept())
+        again = {Mode.FULL: whole.total - held.total, Mode.OPERATORS: cheap_inside(layer, self.target)}
+        return _LayerState(
+            *_sizes(layer, self.target.tensor, run.layout.shard_size),
+            kept=held,
+            plain=whole,
+            again=again.get(mode, 0),
+            temporary=self._residual() + self._temporary(layer, kept, plain),
+        )
+
+    def _temporary(self, layer: Layer, kept: tuple[Kept, ...], plain: tuple[Kept, ...]) -> int:
+        """Most bytes that a sublayer needs while it goes backward, less those that later sublayers have given back.
+
+        A selectively recomputed core also holds what it has computed again.
+        """
+        needs, given_back = [], 0
+        recomputes_core = self.run.training.recompute == Mode.SELECTIVE
+        for steps, mine, all_of_it in reversed(list(zip(lower(layer, self.target), kept, plain, strict=True))):
+            again = (all_of_it.total - mine.total) * recomputes_core
+            needs.append(again + temporary(steps, self.target, all_of_it.inside) - given_back)
+            given_back += all_of_it.total
+        return max(needs)
+
+    def _sum(self, kinds: Counter[Layer], bytes_of: Callable[[_LayerState], int]) -> int:
+        return sum(number * bytes_of(self.layers[layer]) for layer, number in kinds.items())
+
+    def _from(self, first: int, elements_of: Callable[[_LayerState], int], until: int | None = None) -> int:
+        """Sum of elements over the layers from `first` on, or those before `until`."""
+        kinds = Counter(self.decoder.layers[first:until]) if first or until is not None else self.decoder.kinds
+        return self._sum(kinds, elements_of)
 
     def instants(self) -> list[MemoryForecast]:
         """Instants that may be the peak, in the order of the step."""
         last = self.run.model.num_layers - 1
         again = (num_recomputed_layers(self.run) - 1) * self.run.training.recompute_every
-        layers = dict.fromkeys((last, max(again, 0), min(1, last), 0))  # the first one gathers no other ahead
+        ends = (last, max(again, 0), min(1, last), 0)  # the first one gathers no other ahead
+        layers = dict.fromkeys(ends if len(self.layers) == 1 else range(last, -1, -1))
         return [self._loss(), *map(self._backward, layers), self._embedding(), self._reduction(), self._update()]
 
     def _loss(self) -> MemoryForecast:
-        local_vocabulary = self.parts.vocabulary // self.run.model.hidden_size
-        chunk = min(self.tokens, default_loss_chunk(local_vocabulary, self.tokens, device=self.device))
-        compiled = self.device == "cuda" and self.run.is_compiled_on_gpus
-        of_logit = 2 * self.size if compiled else self.wide + self.size * self.is_mixed
+        loss, vocabulary = self.decoder.loss, self.root.vocabulary
+        rows = loss.local_vocabulary(self.target)
+        chunk = min(self.tokens, default_loss_chunk(rows, self.tokens, device=self.device))
         weights, activations = self._held(self.run.model.num_layers - 1)
-        cast = self.parts.vocabulary * self.size * self.is_mixed
+        cast = vocabulary * self.size * self.is_mixed
+        on_cpu = self.device == "cpu"  # its loss is never compiled
         return self._at(
             "loss",
             weights=weights + cast,
-            gradients=self._summed(0) + self.parts.vocabulary * self.wide + cast,
+            gradients=self._summed(0) + vocabulary * self.wide + cast,
             activations=activations + 2 * self.whole + chunk * self.whole // self.tokens,
-            logits=chunk * local_vocabulary * of_logit,
+            logits=chunk * rows * loss.logit_bytes(replace(self.target, compiled=False) if on_cpu else self.target),
             buffers=self._gathered(self.run.model.num_layers if self._keeps_weights else 0),
         )
 
     def _backward(self, layer: int) -> MemoryForecast:
         """The layer's first matrix product but one to go backward, or its attention."""
-        run = self.run
+        run, state = self.run, self.layers[self.decoder.layers[layer]]
         weights, activations = self._held(layer)
-        if _recomputes(run, layer):
-            activations += self._again()
-            weights += self.plain.weights - self.kept.weights
+        if self.every and layer % self.every == 0:
+            activations += state.again
+            weights += state.plain.weights - state.kept.weights
         done = run.model.num_layers - 1 - layer
-        scattered = self.parts.layer * self.wide if self.is_sharded and done else 0
+        scattered = (
+            self._from(layer + 1, lambda each: each.size, layer + 2) * self.wide if self.is_sharded and done else 0
+        )
         return self._at(
             f"backward, layer {layer}",
             weights=weights,
-            gradients=self._summed(done) + self.parts.vocabulary * self.wide + self.parts.last_matrix * self.size,
-            activations=activations + max(self._of_mlp(), self._of_attention()),
-            buffers=self._gathered(self._whole_layers(layer + 1)) + scattered,
+            gradients=self._summed(done) + self.root.vocabulary * self.wide + state.last_matrix * self.size,
+            activations=activations + state.temporary,
+            buffers=self._gathered(self._whole_layers(layer + 1), layer + 1) + scattered,
         )
 
     def _embedding(self) -> MemoryForecast:
         """All gradients: those of looked-up rows are added to a tied vocabulary's, or have a tensor of their own."""
-        run, parts = self.run, self.parts
-        layers = run.model.num_layers * parts.layer_share
-        ready = self.own if self._accumulates else layers if self.is_sharded else self.own - parts.vocabulary
-        gathered = self._gathered(self._whole_layers(0))
+        run, vocabulary = self.run, self.root.vocabulary
+        layers = self._from(0, lambda each: each.share)
+        ready = self.own if self._accumulates else layers if self.is_sharded else self.own - vocabulary
+        first = self.layers[self.decoder.layers[0]]
         return self._at(
             "backward, embedding",
-            gradients=(ready + parts.vocabulary) * self.wide,
+            gradients=(ready + vocabulary) * self.wide,
             activations=self.tokens * run.model.hidden_size * (self.wide + self.size * self.is_mixed),
-            buffers=gathered + parts.layer * self.wide * self.is_sharded,
+            buffers=self._gathered(self._whole_layers(0)) + first.size * self.wide * self.is_sharded,
         )
 
     def _reduction(self) -> MemoryForecast:
         """The last bucket, with the tokens' embedding, is filled; the other gradients have moved into their buckets."""
         own = self.own * self.wide
-        others = (self.own - self.parts.vocabulary) * self.wide // BUCKET_BYTES * BUCKET_BYTES
+        others = (self.own - self.root.vocabulary) * self.wide // BUCKET_BYTES * BUCKET_BYTES
         copies = self.run.layout.data > 1 and not self.is_sharded
         return self._at("reduction", gradients=own, buffers=(own - others) * copies)
 
@@ -233,50 +305,28 @@ class _Step:
 
     def _held(self, layer: int) -> tuple[int, int]:
         """Weights that layers up to this one have cast, and the activations that they and the root keep."""
-        num_layers = layer + 1
-        again = 0 if self.run.training.recompute == "none" else -(-num_layers // self.run.training.recompute_every)
-        plain = num_layers - again
-        leaving = 2 * self.between if self.kept.total == 0 else 0
-        masks = self.plain.masks // 2
-        root = self.between + masks + 9 * self.tokens  # the last norm's input, dropout's mask, the embedding's index
+        again, plain = _first(self.decoder, layer + 1, self.every)
+        leaves = any(self.layers[each].kept.total == 0 for each in self.decoder.kinds)  # to host memory
+        embedding, _ = lower_root(self.decoder, self.target)
+        root = self.between + sum(value.bytes(self.target) for step in embedding for value in step.keeps)
         return (
-            again * self.kept.weights + plain * self.plain.weights,
-            again * self.kept.total + plain * self.plain.total + leaving + root,
+            self._sum(again, lambda each: each.kept.weights) + self._sum(plain, lambda each: each.plain.weights),
+            self._sum(again, lambda each: each.kept.total)
+            + self._sum(plain, lambda each: each.plain.total)
+            + 2 * self.between * leaves
+            + root,  # the last norm's input, and what the embedding keeps
         )
-
-    def _again(self) -> int:
-        """Bytes that a recomputing layer holds besides while it goes backward."""
-        mode = self.run.training.recompute
-        return {"full": self.plain.total - self.kept.total, "operators": self.plain.mlp - self.kept.mlp}.get(mode, 0)
 
     def _residual(self) -> int:
         """The gradient of the residual stream, with dropout's beside it, and gathered where the sequence is split."""
         split = self.whole if self.run.layout.sequence_parallel else 0
         return self.between * (2 if self.run.model.dropout else 1) + split
 
-    def _of_mlp(self) -> int:
-        """Bytes while the second matrix goes backward: the gradient of its input; SwiGLU has two more on their way."""
-        width = self.tokens * self.run.model.mlp_size // self.run.layout.tensor * self.size
-        return self._residual() + width * (3 if self.run.model.mlp == "swiglu" else 1)
-
-    def _of_attention(self) -> int:
-        """Bytes while attention goes backward, less those that the layer's second half has given back.
-
-        A fused kernel gives the gradients of queries, keys and values at once; separate operators hold those of scores.
-        """
-        run = self.run
-        second_half = self.plain.mlp + (self.plain.inputs + self.plain.norms + self.plain.masks) // 2
-        gradients = self.plain.attention
-        if self.device == "cpu" and run.model.dropout:
-            heads = run.model.num_heads // run.layout.tensor
-            gradients = gradients // 2 + self.tokens * heads * run.training.sequence_length * max(self.size, 4)
-        again = self.plain.core - self.kept.core + self.plain.attention - self.kept.attention
-        again *= run.training.recompute == "selective"
-        return self._residual() + again + gradients - second_half
-
     def _summed(self, done: int) -> int:
         """Bytes of gradients held when `done` layers have gone backward, without those that are being computed."""
-        return (self.own if self._accumulates else done * self.parts.layer_share) * self.wide
+        if self._accumulates:
+            return self.own * self.wide
+        return self._from(len(self.decoder.layers) - done, lambda each: each.share) * self.wide if done else 0
 
     def _whole_layers(self, left: int) -> int:
         """Layers that are gathered while `left` are yet to go backward: the one that runs and the next, or all that are
@@ -286,12 +336,12 @@ class _Step:
             return min(2, left)
         return self.run.model.num_layers if self._accumulates else left
 
-    def _gathered(self, layers: int) -> int:
-        """Bytes of the weights of the root and of `layers` layers, gathered from shares."""
+    def _gathered(self, number: int, left: int = 0) -> int:
+        """Bytes of the weights of the root, gathered from shares, and of `number` layers: the last of those `left`, or
+        the first of the model.
+        """
         if not self.is_sharded:
             return 0
-        return self.parts.root * self.wide + layers * self.parts.layer * self.size
-
-
-def _recomputes(run: Planned, layer: int) -> bool:
-    return run.training.recompute != "none" and layer % run.training.recompute_every == 0
+        first = max(left - number, 0)
+        layers = self._from(first, lambda each: each.size, first + number) if number else 0
+        return self.root.size * self.wide + layers * self.size

@@ -1,4 +1,4 @@
-"""The matrix products of a layer and of the loss on one rank, by shape, and how long each takes.
+"""Time of a matrix product on one rank, by its shape.
 
 A product of [m, k] and [k, n] takes the longer of its arithmetic and its traffic with memory:
 
@@ -10,49 +10,22 @@ multiprocessors idle; a product with few tiles is cut along k as well. Where the
 nearest shapes stands in place of both.
 
 Backward, a product has two of the same size: [m, n] x [n, k] for the gradient of its input and [k, m] x [m, n] for that
-of its weight. They carry the purposes of `traffic`, beside whose collectives they run.
+of its weight.
 
 Legend: `m` tokens of a micro-batch, `k` and `n` widths on one rank.
 """
 
 from functools import cached_property
 from math import ceil, exp, log
-from typing import NamedTuple
 
-from crosscut.config import padded_vocab_size
+from crosscut.architecture import Product
 from crosscut.config.precision import PRECISIONS
-from crosscut.planner.candidate import Planned
 from crosscut.planner.hardware import Hardware, MeasuredProduct
-from crosscut.planner.parameters import known_vocab_size
 
 _TILE = 128
 """Rows and columns of the result that one multiprocessor computes at a time, as cuBLAS and CUTLASS commonly have it."""
 _LEAST_K = 512
 """Smallest k of one part where a product is also cut along k."""
-
-
-class Product(NamedTuple):
-    """[m, k] x [k, n], `batch` times."""
-
-    m: int
-    k: int
-    n: int
-    batch: int = 1
-
-    @property
-    def flops(self) -> int:
-        """Two for a multiplication and an addition."""
-        return 2 * self.batch * self.m * self.k * self.n
-
-    @property
-    def of_input(self) -> "Product":
-        """Product that gives the gradient of the first factor."""
-        return Product(self.m, self.n, self.k, self.batch)
-
-    @property
-    def of_weight(self) -> "Product":
-        """Product that gives the gradient of the second factor."""
-        return Product(self.k, self.m, self.n, self.batch)
 
 
 class Speed:
@@ -125,24 +98,3 @@ def _nearest_rate(product: Product, measured: tuple[MeasuredProduct, ...]) -> fl
         weight = 1.0 / (1e-6 + sum(log(mine / its) ** 2 for mine, its in pairs) ** 2)
         total, weights = total + weight * log(point.flops_per_second), weights + weight
     return exp(total / weights)
-
-
-def layer_products(run: Planned) -> dict[str, list[Product]]:
-    """Matrix products of one layer's forward pass in one micro-batch, by the purpose of the collective next to them."""
-    model, tensor = run.model, run.layout.tensor
-    tokens = run.micro_batch_size * run.training.sequence_length
-    own_key_values = 2 * max(model.num_kv_heads // tensor, 1) * model.head_size
-    H, queries, mlp = model.hidden_size, model.query_size // tensor, model.mlp_size // tensor
-    return {
-        "attention input": [Product(tokens, H, queries), Product(tokens, H, own_key_values)],
-        "attention output": [Product(tokens, queries, H)],
-        "mlp input": [Product(tokens, H, mlp)] * (2 if model.mlp == "swiglu" else 1),
-        "mlp output": [Product(tokens, mlp, H)],
-    }
-
-
-def logits_product(run: Planned) -> Product:
-    """Matrix product of the output projection in one micro-batch, over the rank's part of the vocabulary."""
-    tensor = run.layout.tensor
-    local_vocab_size = padded_vocab_size(known_vocab_size(run.model), tensor) // tensor
-    return Product(run.micro_batch_size * run.training.sequence_length, run.model.hidden_size, local_vocab_size)

@@ -9,21 +9,25 @@ ranks cut the rows of a tensor rank's part into equal shares.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from math import prod
 
+from crosscut.architecture import LocalParameter, Operation, Overlap, describe, layer_parameters, root_parameters
+from crosscut.architecture.messages import Phase
 from crosscut.config import Layout
 from crosscut.planner.candidate import Planned
 from crosscut.planner.collective import Axis, Collective
-from crosscut.planner.parameters import LocalTensor, layer_tensors, root_tensors
 
 
 def sharded_parameters(run: Planned) -> list[Collective]:
     """The collectives of one step for the weights and gradients of a run that shards them."""
-    precision = run.training.numbers
-    layers = _of_unit(run, "layer", layer_tensors(run.model, run.layout), precision.compute_bytes)
-    root = _of_unit(run, "root", root_tensors(run.model, run.layout), precision.accumulation_bytes)
-    return [*layers, *root]
+    precision, tensor = run.training.numbers, run.layout.tensor
+    decoder = describe(run.model)
+    collectives = []
+    for layer, count in decoder.kinds.items():
+        collectives += _of_unit(run, "layer", layer_parameters(layer, tensor), precision.compute_bytes, times=count)
+    return collectives + _of_unit(run, "root", root_parameters(decoder, tensor), precision.accumulation_bytes)
 
 
 def shard_axis(layout: Layout) -> Axis:
@@ -31,48 +35,76 @@ def shard_axis(layout: Layout) -> Axis:
     return "data" if layout.num_replicas == 1 else "shard"
 
 
-def _of_unit(run: Planned, unit: str, tensors: list[LocalTensor], weight_bytes: int) -> list[Collective]:
-    """`weight_bytes` is of the type in which weights are gathered; gradients are scattered in that of the master
-    weights. Each gradient that is partial is first summed over the tensor ranks.
+def _of_unit(
+    run: Planned, unit: str, parameters: Sequence[LocalParameter], weight_bytes: int, *, times: int = 0
+) -> list[Collective]:
+    """Collectives of one unit: of `times` equal layers, or of the root for 0.
+
+    Weights are gathered in a type of `weight_bytes`, gradients scattered in the type of the master weights. A layer is
+    gathered one layer ahead. Each partial gradient is first summed over the tensor ranks.
     """
-    layout, micro_batches = run.layout, run.num_micro_batches
-    times = run.model.num_layers if unit == "layer" else 1
+    layout, micro_batches, is_layer = run.layout, run.num_micro_batches, times > 0
+    times = max(times, 1)
     gatherings = 1 if layout.sharding == "zero2" else micro_batches
     gradient_bytes = run.training.numbers.accumulation_bytes
-    elements = sum(_padded(tensor, layout.shard_size) for tensor in tensors)
-    over_shares = partial(Collective, axis=shard_axis(layout), elements=elements, ranks=layout.shard_size)
-    gather = partial(over_shares, operation="all_gather", purpose=f"{unit} weights", element_bytes=weight_bytes)
-    scatter = partial(over_shares, operation="reduce_scatter", phase="backward", element_bytes=gradient_bytes)
-    collectives = [gather(phase="forward", count=gatherings * times)]
-    if unit == "layer" and layout.sharding == "zero3":
-        collectives.append(gather(phase="backward", count=gatherings * times))
-    sizes = Counter(tensor.size for tensor in tensors if tensor.has_partial_gradient(layout))
-    collectives += [
-        Collective(
-            operation="all_reduce",
-            axis="tensor",
-            phase="backward",
-            purpose=f"{unit} replicated gradients",
-            count=micro_batches * times * count,
-            elements=size,
-            element_bytes=weight_bytes,
-            ranks=layout.tensor,
-        )
-        for size, count in sizes.items()
-    ]
+    overlap = Overlap.NEIGHBOUR_LAYER if is_layer else Overlap.NOTHING
+    elements = sum(_padded(parameter, layout.shard_size) for parameter in parameters)
+    over_shares = partial(
+        Collective,
+        axis=shard_axis(layout),
+        elements=elements,
+        ranks=layout.shard_size,
+        overlap=overlap,
+        layers=times,
+    )
+    gather = partial(over_shares, operation=Operation.ALL_GATHER, purpose=f"{unit} weights", element_bytes=weight_bytes)
+    collectives = [gather(phase=Phase.FORWARD, count=gatherings * times)]
+    if is_layer and layout.sharding == "zero3":
+        collectives.append(gather(phase=Phase.BACKWARD, count=gatherings * times))
+    collectives += _summed_over_tensor(run, unit, parameters, weight_bytes, count=micro_batches * times)
+    scatter = over_shares(
+        operation=Operation.REDUCE_SCATTER,
+        phase=Phase.BACKWARD,
+        purpose=f"{unit} gradients",
+        count=micro_batches * times,
+        element_bytes=gradient_bytes,
+    )
     copies = Collective(
-        operation="all_reduce",
+        operation=Operation.ALL_REDUCE,
         axis="replica",
-        phase="step",
+        phase=Phase.STEP,
         purpose=f"{unit} gradients of all copies",
         count=times,
         elements=elements // layout.shard_size,
         element_bytes=gradient_bytes,
         ranks=layout.num_replicas,
+        overlap=overlap,
+        layers=times,
     )
-    return [*collectives, scatter(purpose=f"{unit} gradients", count=micro_batches * times), copies]
+    return [*collectives, scatter, copies]
 
 
-def _padded(tensor: LocalTensor, num_shares: int) -> int:
-    rows, *columns = tensor.shape
+def _summed_over_tensor(
+    run: Planned, unit: str, parameters: Sequence[LocalParameter], element_bytes: int, *, count: int
+) -> list[Collective]:
+    """Sums of partial gradients over the tensor ranks, one for each parameter."""
+    tensor, split = run.layout.tensor, run.layout.sequence_parallel
+    sizes = Counter(p.size for p in parameters if p.has_partial_gradient(tensor, split=split))
+    return [
+        Collective(
+            operation=Operation.ALL_REDUCE,
+            axis="tensor",
+            phase=Phase.BACKWARD,
+            purpose=f"{unit} replicated gradients",
+            count=count * number,
+            elements=size,
+            element_bytes=element_bytes,
+            ranks=tensor,
+        )
+        for size, number in sizes.items()
+    ]
+
+
+def _padded(parameter: LocalParameter, num_shares: int) -> int:
+    rows, *columns = parameter.shape
     return -(-rows // num_shares) * num_shares * prod(columns)

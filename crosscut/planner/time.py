@@ -7,16 +7,31 @@ counted are the loader, the host when it cannot keep up with the device, and the
 products that they run beside. The derivation is in `docs/planner.md`. Legend: `M` micro-batches of a step.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from crosscut.planner.activations import num_recomputed_layers
-from crosscut.planner.candidate import Planned
+from crosscut.architecture import (
+    Decoder,
+    Layer,
+    Mode,
+    Product,
+    Target,
+    describe,
+    flat,
+    lower,
+    root_parameters,
+    run_again,
+)
+from crosscut.architecture.messages import products_at
+from crosscut.architecture.steps import Multiply
+from crosscut.planner.activations import recomputation_step
+from crosscut.planner.candidate import Planned, target_of
 from crosscut.planner.compute import flops_per_step
 from crosscut.planner.exchange import Beside, Exchange, exchange
 from crosscut.planner.hardware import Hardware
-from crosscut.planner.parameters import num_tensors, parameters_per_rank, root_tensors
-from crosscut.planner.passes import Passes, ends_passes, layer_passes, optimizer_bytes, weight_passes
-from crosscut.planner.products import Product, Speed, layer_products, logits_product
+from crosscut.planner.parameters import known_vocab_size, num_tensors, parameters_per_rank
+from crosscut.planner.passes import LayerPasses, ends_passes, layer_passes, optimizer_bytes, weight_passes
+from crosscut.planner.products import Speed
 from crosscut.planner.program import Program, crosscut_program
 from crosscut.planner.traffic import step_traffic
 
@@ -61,9 +76,12 @@ class StepTime:
 
 @dataclass(frozen=True, kw_only=True)
 class _Layer:
-    """Seconds of one layer in one micro-batch; products by purpose."""
+    """Seconds of one layer in one micro-batch."""
 
-    products: dict[str, tuple[float, float, float]]
+    products: Mapping[str, tuple[float, float, float]]
+    """Products by their end of a parallel region: forward, gradient of the input, gradient of the weight."""
+    not_repeated: float
+    """Seconds of the forward products that full recomputation does not repeat."""
     attention: tuple[float, float]
     passes: tuple[float, float]
     cheap: float
@@ -72,13 +90,50 @@ class _Layer:
     """Seconds of the forward passes that `training.recompute = "selective"` repeats with attention."""
 
     @property
+    def all_products(self) -> float:
+        return sum(sum(seconds) for seconds in self.products.values())
+
+    @property
+    def forward_products(self) -> float:
+        return sum(seconds[0] for seconds in self.products.values())
+
+    @property
     def forward(self) -> float:
-        return sum(seconds[0] for seconds in self.products.values()) + self.attention[0] + self.passes[0]
+        return self.forward_products + self.attention[0] + self.passes[0]
 
     @property
     def backward(self) -> float:
         products = sum(seconds[1] + seconds[2] for seconds in self.products.values())
         return products + self.attention[1] + self.passes[1]
+
+    def repeated(self, mode: str) -> tuple[float, float, float]:
+        """Seconds that the backward pass repeats of products, of attention, and of passes."""
+        if mode == Mode.FULL:
+            return self.forward_products - self.not_repeated, self.attention[0], self.passes[0]
+        if mode == Mode.SELECTIVE:
+            return 0.0, self.attention[0], self.core
+        return 0.0, 0.0, self.cheap if mode == Mode.OPERATORS else 0.0
+
+
+class _Layers:
+    """Seconds of all layers in one micro-batch, as sums over the kinds of layers."""
+
+    def __init__(self, run: Planned, decoder: Decoder, timed: Mapping[Layer, _Layer]) -> None:
+        self.number = len(decoder.layers)
+        self._kinds = [(count, timed[layer]) for layer, count in decoder.kinds.items()]
+        again = decoder.recomputed(recomputation_step(run))
+        repeated = [(again[layer], timed[layer].repeated(run.training.recompute)) for layer in decoder.kinds]
+        self.again = tuple(sum(count * seconds[i] for count, seconds in repeated) for i in range(3))
+        """Seconds that the backward pass repeats of products, of attention, and of passes."""
+
+    def total(self, seconds: Callable[[_Layer], float]) -> float:
+        """Sum over all layers."""
+        return sum(count * seconds(layer) for count, layer in self._kinds)
+
+    def mean(self, seconds: Callable[[_Layer], float]) -> float:
+        """Mean over all layers, exact if they are equal."""
+        first = seconds(self._kinds[0][1])
+        return first + sum(count * (seconds(layer) - first) for count, layer in self._kinds) / self.number
 
 
 def step_time(
@@ -92,19 +147,24 @@ def step_time(
     run = run.settled(hardware.fast_precision)
     program = program or crosscut_program(run, hardware)
     speed = speed or Speed(hardware, run.training.precision, ranks=run.layout.world_size)
-    M, L = run.num_micro_batches, run.model.num_layers
-    layer = _layer(run, speed, program)
-    again = _recomputed(run, layer, program)
-    logits = 3 * speed.product(logits_product(run), in_layer=False)
-    ends = sum(speed.passes(num_bytes) for num_bytes in ends_passes(run, program)) + sum(hardware.layer_host) / 2
+    known_vocab_size(run.model)
+    M, decoder = run.num_micro_batches, describe(run.model)
+    target = replace(
+        target_of(run, device=hardware.device), compiled=program.compiled, fuses_attention=program.fused_attention
+    )
+    timed = {layer: _layer(layer, target, speed, repeats_last=program.repeats_last) for layer in decoder.kinds}
+    layers = _Layers(run, decoder, timed)
+    logits = 3 * speed.product(decoder.loss.product(target), in_layer=False)
+    ends = sum(speed.passes(num_bytes) for num_bytes in ends_passes(run, target)) + sum(hardware.layer_host) / 2
     cast, summed = (speed.passes(num_bytes) for num_bytes in weight_passes(run, program))
-    beside = _beside(run, layer, again, summed)
+    beside = _beside(run, decoder, layers, speed, summed)
     traffic = step_traffic(run, compiled=program.repeats_last)
     exchanges = tuple(exchange(collective, run, hardware, program, beside) for collective in traffic)
+    products, attention, passes = layers.again
     return StepTime(
-        products=M * (L * sum(sum(seconds) for seconds in layer.products.values()) + again[0] + logits),
-        attention=M * (L * sum(layer.attention) + again[1]),
-        passes=M * (L * sum(layer.passes) + again[2] + ends + cast + summed),
+        products=M * (layers.total(lambda layer: layer.all_products) + products + logits),
+        attention=M * (layers.total(lambda layer: sum(layer.attention)) + attention),
+        passes=M * (layers.total(lambda layer: sum(layer.passes)) + passes + ends + cast + summed),
         optimizer=speed.passes(optimizer_bytes(run, program))
         + _moments_from_host(run, hardware)
         + _starts(run, hardware),
@@ -128,26 +188,35 @@ def model_flops_per_second(run: Planned, seconds: float) -> float:
     return flops_per_step(run) / seconds / run.layout.world_size
 
 
-def _layer(run: Planned, speed: Speed, program: Program) -> _Layer:
+def _layer(layer: Layer, target: Target, speed: Speed, *, repeats_last: bool) -> _Layer:
     products = {
-        purpose: (
+        name: (
             sum(speed.product(p) for p in found),
             sum(speed.product(p.of_input) for p in found),
             sum(speed.product(p.of_weight) for p in found),
         )
-        for purpose, found in layer_products(run).items()
+        for name, found in products_at(layer, target).items()
     }
-    passes = layer_passes(run, program)
+    passes = layer_passes(layer, target)
     return _Layer(
         products=products,
-        attention=_attention(run, speed, program),
+        not_repeated=0.0 if repeats_last else sum(speed.product(p) for p in _not_repeated(layer, target)),
+        attention=_attention(layer, target, speed),
         passes=_pass_seconds(passes, speed),
         cheap=speed.passes(passes.cheap) + speed.gelu(passes.gelu),
         core=speed.passes(passes.core),
     )
 
 
-def _pass_seconds(passes: Passes, speed: Speed) -> tuple[float, float]:
+def _not_repeated(layer: Layer, target: Target) -> Iterator[Product]:
+    """Forward products that full recomputation does not repeat."""
+    lowered = lower(layer, target)
+    again = run_again(lowered, everything=False)
+    steps = (step for step in flat(lowered) if isinstance(step, Multiply))
+    return (step.product(target) for step in steps if step not in again)
+
+
+def _pass_seconds(passes: LayerPasses, speed: Speed) -> tuple[float, float]:
     """Bytes, GeLU's arithmetic, and the operators' starts: the device's, or the host's where it does not run ahead."""
     start, gelu = speed.hardware.start, speed.gelu(passes.gelu)
     forward, backward = speed.hardware.layer_host
@@ -157,42 +226,33 @@ def _pass_seconds(passes: Passes, speed: Speed) -> tuple[float, float]:
     )
 
 
-def _attention(run: Planned, speed: Speed, program: Program) -> tuple[float, float]:
-    """Scores and weighted values, forward and backward. A fused kernel computes the scores again in its backward pass:
-    five products of that size where the forward pass has two.
+def _attention(layer: Layer, target: Target, speed: Speed) -> tuple[float, float]:
+    """Products without weights, forward and backward: scores and weighted values.
+
+    A fused kernel computes the scores again in its backward pass: five products of that size where the forward pass has
+    two.
     """
-    length, head = run.training.sequence_length, run.model.head_size
-    batch = run.micro_batch_size * run.model.num_heads // run.layout.tensor
-    scores, values = Product(length, head, length, batch), Product(length, length, head, batch)
-    if program.fused_attention:
-        flops = scores.flops + values.flops
-        return speed.fused_attention(flops), speed.fused_attention(2.5 * flops)
-    forward = speed.product(scores) + speed.product(values)
-    return forward, sum(speed.product(p) for q in (scores, values) for p in (q.of_input, q.of_weight))
+    forward = backward = 0.0
+    for step in flat(lower(layer, target)):
+        found = step.inner_products(target)
+        if found and step.is_fused(target):
+            flops = sum(product.flops for product in found)
+            forward += speed.fused_attention(flops)
+            backward += speed.fused_attention(2.5 * flops)
+        else:
+            forward += sum(speed.product(product) for product in found)
+            backward += sum(speed.product(p) for product in found for p in (product.of_input, product.of_weight))
+    return forward, backward
 
 
-def _recomputed(run: Planned, layer: _Layer, program: Program) -> tuple[float, float, float]:
-    """Seconds that the backward pass of one micro-batch repeats: of products, of attention, of passes."""
-    layers = num_recomputed_layers(run)
-    mode = run.training.recompute
-    if mode == "full":
-        last = 0.0 if program.repeats_last else layer.products["mlp output"][0]
-        products = sum(seconds[0] for seconds in layer.products.values()) - last
-        return layers * products, layers * layer.attention[0], layers * layer.passes[0]
-    if mode == "selective":
-        return 0.0, layers * layer.attention[0], layers * layer.core
-    return 0.0, 0.0, layers * layer.cheap if mode == "operators" else 0.0
-
-
-def _beside(run: Planned, layer: _Layer, again: tuple[float, float, float], summed: float) -> Beside:
-    L = run.model.num_layers
-    backward = L * layer.backward + sum(again) + summed
-    root = sum(tensor.size for tensor in root_tensors(run.model, run.layout))
+def _beside(run: Planned, decoder: Decoder, layers: _Layers, speed: Speed, summed: float) -> Beside:
+    backward = layers.total(lambda layer: layer.backward) + sum(layers.again) + summed
+    root = sum(parameter.size for parameter in root_parameters(decoder, run.layout.tensor))
     return Beside(
-        products=layer.products,
-        layer_forward=layer.forward,
-        forward=L * layer.forward,
-        layer_backward=backward / L,
+        speed=speed,
+        layer_forward=layers.mean(lambda layer: layer.forward),
+        forward=layers.total(lambda layer: layer.forward),
+        layer_backward=backward / layers.number,
         backward=backward,
         root_share=root / parameters_per_rank(run.model, run.layout),
     )

@@ -8,15 +8,25 @@ A ring moves the same bytes through every rank (Patarasuk and Yuan 2009): with `
 reduce-scatter sends (n - 1) / n of the full tensor, and an all-reduce, which is one of each, twice that.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
 
-from crosscut.config import default_loss_chunk, padded_vocab_size
+from crosscut.architecture import Mode, Operation, Overlap, Product, describe, flat, lower, lower_root
+from crosscut.architecture.messages import (
+    Phase,
+    Sent,
+    backward_messages,
+    forward_messages,
+    products_at,
+    repeated_messages,
+)
+from crosscut.config import default_loss_chunk
 from crosscut.config.checks import require_at_least
 from crosscut.config.conventions import num_pieces
-from crosscut.planner.activations import num_recomputed_layers
-from crosscut.planner.candidate import Planned
-from crosscut.planner.collective import Axis, Collective, Operation, Phase
+from crosscut.planner.activations import recomputation_step
+from crosscut.planner.candidate import Planned, is_compiled, target_of
+from crosscut.planner.collective import Axis, Collective
 from crosscut.planner.parameters import (
     known_vocab_size,
     num_replicated_tensors,
@@ -38,15 +48,15 @@ def step_traffic(
     cuda. Raises `ConfigError` where `model.vocab_size` is still 0 or `loss_chunk_tokens` is below 1.
     """
     if loss_chunk_tokens is None:
-        local_vocab_size = padded_vocab_size(known_vocab_size(run.model), run.layout.tensor) // run.layout.tensor
-        num_tokens = run.micro_batch_size * run.training.sequence_length
-        loss_chunk_tokens = default_loss_chunk(local_vocab_size, num_tokens, device=run.training.device)
+        known_vocab_size(run.model)
+        target = target_of(run, device="cpu")
+        rows = describe(run.model).loss.local_vocabulary(target)
+        loss_chunk_tokens = default_loss_chunk(rows, target.tokens, device=run.training.device)
     require_at_least("loss_chunk_tokens", loss_chunk_tokens, 1)
     if compiled is None:
-        compiled = run.is_compiled_on_gpus if run.training.device == "cuda" else run.training.compile == "on"
-    split = run.layout.sequence_parallel
+        compiled = is_compiled(run, run.training.device)
     collectives = [
-        *(_sequence_parallel(run, compiled) if split else _tensor_parallel(run, compiled)),
+        *_of_layers(run, compiled),
         *_loss(run, loss_chunk_tokens),
         *_gradients(run),
         *_totals(run),
@@ -62,7 +72,7 @@ def comparison_traffic(run: Planned) -> list[Collective]:
     shares of different copies are compared, and the verdict goes to the other shares.
     """
     layout = run.layout
-    all_reduce = partial(Collective, operation="all_reduce", phase="comparison", count=1, element_bytes=8)
+    all_reduce = partial(Collective, operation=Operation.ALL_REDUCE, phase=Phase.COMPARISON, count=1, element_bytes=8)
     tensors, replicated = num_tensors(run.model), num_replicated_tensors(run.model, layout)
     sharded = layout.shard_size > 1
     if layout.tensor == layout.num_replicas == 1:
@@ -80,32 +90,6 @@ def comparison_traffic(run: Planned) -> list[Collective]:
 def wire_bytes_per_step(collectives: Iterable[Collective], axis: Axis | None = None) -> float:
     """Bytes that one rank sends in one step along `axis`, or along all of them."""
     return sum(c.wire_bytes for c in collectives if axis is None or c.axis == axis)
-
-
-def _tensor_parallel(run: Planned, compiled: bool) -> list[Collective]:
-    """The paper's f and g (section 3): two all-reduces of b s h per layer forward, two backward, and one more each
-    way for the embedding and its tied projection. A layer that is recomputed whole needs its first g again.
-    """
-    M, L = run.num_micro_batches, run.model.num_layers
-    again = M * _layers_sent_again(run)
-    all_reduce = partial(
-        Collective,
-        operation="all_reduce",
-        axis="tensor",
-        elements=_activation_elements(run),
-        element_bytes=run.training.numbers.compute_bytes,
-        ranks=run.layout.tensor,
-    )
-    return [
-        all_reduce(phase="forward", purpose="embedding", count=M),
-        all_reduce(phase="forward", purpose="attention output", count=M * L),
-        all_reduce(phase="forward", purpose="mlp output", count=M * L),
-        all_reduce(phase="backward", purpose="output projection input", count=M),
-        all_reduce(phase="backward", purpose="attention output again", count=again),
-        all_reduce(phase="backward", purpose="mlp output again", count=again * compiled),
-        all_reduce(phase="backward", purpose="mlp input", count=M * L),
-        all_reduce(phase="backward", purpose="attention input", count=M * L),
-    ]
 
 
 def reason_against_halves(run: Planned) -> str:
@@ -127,54 +111,52 @@ def reason_against_halves(run: Planned) -> str:
     )
 
 
-def _sequence_parallel(run: Planned, compiled: bool) -> list[Collective]:
-    """Each all-reduce becomes a reduce-scatter at the end of one cut region and an all-gather at the start of the
-    next (Korthikanti et al. 2022, section 4.2.2); the backward pass mirrors both, and gathers each region's input once
-    more, which is kept split. Products that run in pieces send pieces (`config.conventions.num_pieces`); those in 8
-    bits are never cut.
+def _of_layers(run: Planned, compiled: bool) -> list[Collective]:
+    """The paper's f and g (section 3) and their kin for a split sequence, in the order of a micro-batch.
+
+    Two all-reduces of b s h per layer forward, two backward, and one more each way for the embedding and its tied
+    projection. With a split sequence, a reduce-scatter ends each region and a gather starts the next one (Korthikanti
+    et al. 2022, section 4.2.2). The backward pass mirrors both, and gathers the input of each region once more.
+    `compiled` layers that are recomputed whole repeat their last message too.
     """
-    M, L = run.num_micro_batches, run.model.num_layers
-    again = M * _layers_sent_again(run)
-    elements = _activation_elements(run)
-    whole = partial(
-        Collective,
+    M, decoder = run.num_micro_batches, describe(run.model)
+    target = target_of(run, device="cpu")
+    again = decoder.recomputed(recomputation_step(run) if run.training.recompute == Mode.FULL else 0)
+    embedding, head = lower_root(decoder, target)
+    layers = [
+        (lower(layer, target), products_at(layer, target), M * count, M * again[layer])
+        for layer, count in decoder.kinds.items()
+    ]
+    found = [_collective(run, sent, M) for sent in forward_messages(embedding)]
+    for lowered, products, count, _ in layers:
+        found += [_collective(run, sent, count, products) for sent in forward_messages(flat(lowered))]
+    found += [_collective(run, sent, M) for sent in forward_messages(head)]
+    found += [_collective(run, sent, M) for sent in backward_messages(head)]
+    for lowered, products, count, repeated in layers:
+        sent_again = repeated_messages(lowered, everything=compiled)
+        found += [_collective(run, sent, repeated, products) for sent in sent_again]
+        found += [_collective(run, sent, count, products) for sent in backward_messages(list(flat(lowered)))]
+    return [*found, *(_collective(run, sent, M) for sent in backward_messages(embedding))]
+
+
+def _collective(
+    run: Planned, sent: Sent, count: int, products: Mapping[str, tuple[Product, ...]] = MappingProxyType({})
+) -> Collective:
+    """`count` messages of a step; `products` are those at each end of a layer's parallel regions."""
+    message = sent.message
+    return Collective(
+        operation=message.operation,
         axis="tensor",
-        elements=elements,
+        phase=sent.phase,
+        purpose=sent.label,
+        count=message.pieces * count,
+        elements=message.elements // message.pieces,
         element_bytes=run.training.numbers.compute_bytes,
         ranks=run.layout.tensor,
+        overlap=message.overlap,
+        beside=products.get(sent.name, ()),
+        pieces=message.pieces,
     )
-    pieces = 1 if run.training.precision == "float8" else num_pieces(run.micro_batch_size, elements)
-
-    def in_pieces(operation: Operation, *, phase: Phase, purpose: str, count: int) -> Collective:
-        return whole(
-            operation=operation, phase=phase, purpose=purpose, count=pieces * count, elements=elements // pieces
-        )
-
-    return [
-        whole(operation="reduce_scatter", phase="forward", purpose="embedding", count=M),
-        in_pieces("all_gather", phase="forward", purpose="attention input", count=M * L),
-        in_pieces("reduce_scatter", phase="forward", purpose="attention output", count=M * L),
-        in_pieces("all_gather", phase="forward", purpose="mlp input", count=M * L),
-        in_pieces("reduce_scatter", phase="forward", purpose="mlp output", count=M * L),
-        whole(operation="all_gather", phase="forward", purpose="output projection input", count=M),
-        whole(operation="reduce_scatter", phase="backward", purpose="output projection input", count=M),
-        in_pieces("all_gather", phase="backward", purpose="attention input again", count=again),
-        in_pieces("reduce_scatter", phase="backward", purpose="attention output again", count=again),
-        in_pieces("all_gather", phase="backward", purpose="mlp input again", count=again),
-        in_pieces("reduce_scatter", phase="backward", purpose="mlp output again", count=again * compiled),
-        in_pieces("all_gather", phase="backward", purpose="mlp output", count=M * L),
-        whole(operation="all_gather", phase="backward", purpose="mlp input for its weights", count=M * L),
-        whole(operation="reduce_scatter", phase="backward", purpose="mlp input", count=M * L),
-        in_pieces("all_gather", phase="backward", purpose="attention output", count=M * L),
-        whole(operation="all_gather", phase="backward", purpose="attention input for its weights", count=M * L),
-        whole(operation="reduce_scatter", phase="backward", purpose="attention input", count=M * L),
-        whole(operation="all_gather", phase="backward", purpose="embedding", count=M),
-    ]
-
-
-def _layers_sent_again(run: Planned) -> int:
-    """Layers whose forward collectives the backward pass repeats."""
-    return num_recomputed_layers(run) if run.training.recompute == "full" else 0
 
 
 def _loss(run: Planned, chunk_tokens: int) -> list[Collective]:
@@ -184,9 +166,9 @@ def _loss(run: Planned, chunk_tokens: int) -> list[Collective]:
     whole_chunks, rest = divmod(run.micro_batch_size * run.training.sequence_length, chunk_tokens)
     all_reduce = partial(
         Collective,
-        operation="all_reduce",
+        operation=Operation.ALL_REDUCE,
         axis="tensor",
-        phase="forward",
+        phase=Phase.FORWARD,
         element_bytes=run.training.numbers.accumulation_bytes,
         ranks=run.layout.tensor,
     )
@@ -195,8 +177,8 @@ def _loss(run: Planned, chunk_tokens: int) -> list[Collective]:
         if chunks and tokens:
             count = chunks * run.num_micro_batches
             collectives += [
-                all_reduce(purpose="loss maximum", count=count, elements=tokens),
-                all_reduce(purpose="loss sums", count=count, elements=2 * tokens),
+                all_reduce(purpose=name, count=count, elements=width * tokens)
+                for name, width in describe(run.model).loss.statistics()
             ]
     return collectives
 
@@ -210,8 +192,8 @@ def _gradients(run: Planned) -> list[Collective]:
         return sharded_parameters(run)
     all_reduce = partial(
         Collective,
-        operation="all_reduce",
-        phase="step",
+        operation=Operation.ALL_REDUCE,
+        phase=Phase.STEP,
         count=1,
         element_bytes=run.training.numbers.accumulation_bytes,
     )
@@ -222,6 +204,7 @@ def _gradients(run: Planned) -> list[Collective]:
     local = all_reduce(
         axis="data",
         purpose="gradients",
+        overlap=Overlap.BUCKETS,
         elements=parameters_per_rank(run.model, run.layout),
         ranks=run.layout.data,
     )
@@ -235,8 +218,8 @@ def _totals(run: Planned) -> list[Collective]:
     """
     all_reduce = partial(
         Collective,
-        operation="all_reduce",
-        phase="step",
+        operation=Operation.ALL_REDUCE,
+        phase=Phase.STEP,
         count=1,
         element_bytes=run.training.numbers.accumulation_bytes,
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from crosscut.architecture import Parameter, describe
 from crosscut.config import ModelConfig
 
 
@@ -131,18 +132,34 @@ def _names_of(config: ModelConfig) -> _Names:
 
 
 def weights_of(config: ModelConfig) -> list[Weight]:
-    """All parameters of a model and where they stand in a published one, in the order in which they are used."""
-    names, shapes, weights = _names_of(config), _shapes(config), []
-    for module, source in names.root.items():
-        if module in shapes:
-            prefix = "" if source is _OUTPUT else names.prefix
-            weights += _parameters(config, module, module, shapes[module], prefix, (source,))
-    for layer in range(config.num_layers):
-        prefix = names.prefix + names.layer.format(layer)
-        for module, sources in names.block.items():
-            if module in shapes:
-                weights += _parameters(config, f"blocks.{layer}.{module}", module, shapes[module], prefix, sources)
+    """All parameters of a model and their places in a published one: those outside of the layers, then the layers."""
+    names, decoder = _names_of(config), describe(config)
+    weights = []
+    for parameter in decoder.root_parameters():
+        module, kind = _split(parameter.name)
+        source = names.root[module]
+        weights.append(_weight(config, parameter, (source,), "" if source is _OUTPUT else names.prefix, kind))
+    for i, layer in enumerate(decoder.layers):
+        prefix = names.prefix + names.layer.format(i)
+        for parameter in layer.parameters():
+            module, kind = _split(parameter.name)
+            weights.append(_weight(config, parameter.named(f"blocks.{i}."), names.block[module], prefix, kind))
     return weights
+
+
+def _split(name: str) -> tuple[str, str]:
+    """A parameter's module and its name in the module: `weight` or `bias`."""
+    module, _, kind = name.rpartition(".")
+    return module, kind
+
+
+def _weight(
+    config: ModelConfig, parameter: Parameter, sources: tuple[Source, ...], prefix: str, kind: str
+) -> Weight:
+    """A parameter and the published tensors that hold it. Rows of several tensors alternate head by head."""
+    placed = tuple(replace(_placed(config, source), name=f"{prefix}{source.name}.{kind}") for source in sources)
+    group = config.head_size if len(sources) > 1 else parameter.shape[0]
+    return Weight(parameter.name, parameter.shape, placed, group)
 
 
 def published_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -163,61 +180,9 @@ def is_harmless(config: ModelConfig, name: str) -> bool:
     return tied or re.fullmatch(_names_of(config).buffers, name) is not None
 
 
-def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of the weights, by module, in the root and in a layer."""
-    H, D, F = config.hidden_size, config.head_size, config.mlp_size
-    query, key_value = config.num_heads * D, 2 * config.num_kv_heads * D
-    shapes: dict[str, tuple[int, ...]] = {
-        "tokens": (config.vocab_size, H),
-        "final_norm": (H,),
-        "attention_norm": (H,),
-        "attention.qkv.query": (query, H),
-        "attention.qkv.key_value": (key_value, H),
-        "attention.output": (H, query),
-        "mlp_norm": (H,),
-        "mlp.contract": (H, F),
-    }
-    expand = ("mlp.expand",) if config.mlp == "gelu" else ("mlp.expand.gate", "mlp.expand.up")
-    shapes |= dict.fromkeys(expand, (F, H))
-    if config.positions == "learned":
-        shapes["positions"] = (config.max_sequence_length, H)
-    if config.qk_norm:
-        shapes |= dict.fromkeys(("attention.query_norm", "attention.key_norm"), (D,))
-    if not config.tied:
-        shapes["output"] = (config.vocab_size, H)
-    return shapes
-
-
-def _parameters(
-    config: ModelConfig, name: str, module: str, shape: tuple[int, ...], prefix: str, sources: tuple[Source, ...]
-) -> list[Weight]:
-    """A module's weight, and its bias where it has one."""
-    found = {"weight": shape}
-    if _has_bias(config, module, shape):
-        found["bias"] = shape[:1]
-    placed = [_placed(config, source) for source in sources]
-    return [
-        Weight(
-            f"{name}.{kind}",
-            size,
-            tuple(replace(source, name=f"{prefix}{source.name}.{kind}") for source in placed),
-            config.head_size if len(sources) > 1 else size[0],
-        )
-        for kind, size in found.items()
-    ]
-
-
 def _placed(config: ModelConfig, source: Source) -> Source:
     """With the rows that it has in a tensor of queries, keys and values."""
     if source.stacked is None:
         return source
     rows = [heads * config.head_size for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
     return replace(source, start=sum(rows[: source.stacked]), num_rows=sum(rows))
-
-
-def _has_bias(config: ModelConfig, module: str, shape: tuple[int, ...]) -> bool:
-    if "norm" in module:
-        return config.norm == "layer" and len(shape) == 1
-    if "." not in module:  # the embeddings and the output
-        return False
-    return config.biases == "all" or (config.biases == "qkv" and ".qkv." in module)

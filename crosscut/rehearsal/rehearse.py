@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from crosscut.architecture import describe
 from crosscut.config import RunConfig, default_loss_chunk, padded_vocab_size
 from crosscut.config.precision import precision_on
 from crosscut.parallel import CollectiveRecorder, ParallelMesh, Sent, make_mesh
 from crosscut.parallel.pretended import pretended_ranks
-from crosscut.planner.parameters import known_vocab_size, layer_tensors, root_tensors
+from crosscut.planner.parameters import known_vocab_size
 from crosscut.rehearsal.ledger import Ledger, Peak
 from crosscut.rehearsal.pretence import Device, WithoutMemory, as_on
 from crosscut.training.batches import Batch
@@ -72,8 +73,8 @@ def _count(run: RunConfig, mesh: ParallelMesh, device: Device) -> tuple[Ledger, 
     vocabulary = padded_vocab_size(run.model.vocab_size, tensor) // tensor
     tokens = run.micro_batch_size * run.training.sequence_length
     trainer.model.loss_chunk_tokens = default_loss_chunk(vocabulary, tokens, device=device)
-    tensors = [*layer_tensors(run.model, run.layout), *root_tensors(run.model, run.layout)]
-    ledger = Ledger(vocabulary=vocabulary, shapes=[t.shape for t in tensors], host_apart=device == "cuda")
+    shapes = {parameter.on(tensor).shape for parameter in describe(run.model).parameters()}
+    ledger = Ledger(vocabulary=vocabulary, shapes=shapes, host_apart=device == "cuda")
     _enter_state(ledger, trainer, device)
     ledger.watch(trainer.model)
     batches = _batches(run)

@@ -4,14 +4,15 @@ The arithmetic is PyTorch's fused kernel, on the local parts of distributed tens
 is a number on the device (`found_inf`, as PyTorch calls it), so that no host has to wait for it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from crosscut.config import OptimizerConfig
+from crosscut.architecture import describe
+from crosscut.config import ModelConfig, OptimizerConfig
 from crosscut.parallel.state.parameters import local_part
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -146,15 +147,24 @@ def _gradient(parameter: Tensor) -> Tensor:
     return parameter.grad
 
 
-def make_optimizer(model: nn.Module, config: OptimizerConfig, *, home: Home | None = None) -> LocalAdamW:
-    """AdamW over a model's parameters; its rate is set at every step.
+def make_optimizer(
+    model: nn.Module, config: OptimizerConfig, *, undecayed: Collection[str] = (), home: Home | None = None
+) -> LocalAdamW:
+    """AdamW over a model's parameters. The learning rate is set at every step.
 
-    `home` is where the moments live: beside the parameters, unless given.
+    Weight decay does not apply to the parameters named in `undecayed` (for a whole model: `undecayed_parameters`).
+    `home` is the place of the moments, by default beside the parameters.
     """
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    vectors = [p for p in model.parameters() if p.dim() <= 1]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    named = list(model.named_parameters())
+    decayed = [parameter for name, parameter in named if name not in undecayed]
+    others = [parameter for name, parameter in named if name in undecayed]
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
     return LocalAdamW(groups, config, home=home)
+
+
+def undecayed_parameters(model: ModelConfig) -> set[str]:
+    """Names of a model's parameters to which weight decay does not apply: those of norms, and biases."""
+    return {parameter.name for parameter in describe(model).parameters() if not parameter.role.decays}
 
 
 def apply_settings(optimizer: AdamW, config: OptimizerConfig) -> None:

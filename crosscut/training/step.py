@@ -23,7 +23,7 @@ from crosscut.training.batches import Batch
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.memory.host_moments import InHostMemory
 from crosscut.training.memory.recomputation import apply_recomputation
-from crosscut.training.optimizer import make_optimizer, set_learning_rate
+from crosscut.training.optimizer import make_optimizer, set_learning_rate, undecayed_parameters
 from crosscut.training.precision import compute_dtype, fast_precision, needs_loss_scale, parameter_dtype, products
 from crosscut.training.result import StepResult
 from crosscut.training.schedule import learning_rate
@@ -56,7 +56,9 @@ class Trainer:
         self.parameters = list(self.model.parameters())
         self.reducer = make_reducer(self.model, mesh)
         home = InHostMemory() if "optimizer" in run.training.offload else None
-        self.optimizer = make_optimizer(self.model, run.optimizer, home=home)
+        self.optimizer = make_optimizer(
+            self.model, run.optimizer, undecayed=undecayed_parameters(run.model), home=home
+        )
         self.loss_scale = LossScale(mesh.device) if needs_loss_scale(run.training.precision) else None
         self._held = torch.zeros((), dtype=torch.float32, device=mesh.device)
         """1 from the first step on after which nothing may change any more."""

@@ -74,6 +74,8 @@ def end_ids(folder: Path) -> dict[Path, tuple[int, ...]]:
 
 def reason_against_export(model: ModelConfig) -> str:
     """Reason why the nearest family cannot express a model, in words that follow a colon; empty where it can."""
+    if model.mlp_pattern:
+        return f"`model.mlp_pattern` must be empty in a model of any family, but is {list(model.mlp_pattern)}"
     family, differences = _nearest(model)
     if not differences:
         return ""

@@ -6,9 +6,9 @@ from itertools import pairwise
 from math import inf, isfinite
 from typing import Any, get_args
 
+from crosscut.architecture import Operation
 from crosscut.config import ConfigError
 from crosscut.config.checks import listed, require_one_of
-from crosscut.planner.collective import Operation
 
 _PRECISIONS = ("float64", "float32", "tf32", "float16", "bfloat16", "float8")
 

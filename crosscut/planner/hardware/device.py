@@ -11,9 +11,9 @@ from itertools import pairwise
 from math import exp, log
 from typing import Literal, NamedTuple
 
+from crosscut.architecture import Device
 from crosscut.config.conventions import AMPERE
 from crosscut.config.precision import precision_on
-from crosscut.planner.activations import Device
 
 Where = Literal["node", "network"]
 """A link inside a node or between nodes."""

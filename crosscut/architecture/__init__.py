@@ -1,0 +1,44 @@
+"""The parts of a model, each described once in plain Python: its parameters, its steps, and what follows from them.
+
+A sublayer (`attention`, `mlp`, `gated_mlp`, `norm`, `embedding`, `head`) lists its steps over named values (`steps`). A
+`Decoder` is a list of layers between an embedding and a head. `lower` turns a layer into the work of one rank on a
+`Target`, and everything else is a reading of the result: parameters, products, messages, kept values. `model` builds
+its modules from the same parameters; the planner adds the readings; the proof and the dry run compare them with the
+running program. This room imports neither torch nor numpy.
+"""
+
+from crosscut.architecture.decoder import Decoder, Layer, describe
+from crosscut.architecture.lowering import flat, lower, lower_root, run_again
+from crosscut.architecture.parameters import Cut, LocalParameter, Matrix, Parameter, Role
+from crosscut.architecture.readings import Kept, Mode, kept, layer_parameters, root_parameters
+from crosscut.architecture.steps import Message, Operation, Overlap, Passes, Product, Step, Value
+from crosscut.architecture.target import Device, Target
+
+__all__ = [
+    "Cut",
+    "Decoder",
+    "Device",
+    "Kept",
+    "Layer",
+    "LocalParameter",
+    "Matrix",
+    "Message",
+    "Mode",
+    "Operation",
+    "Overlap",
+    "Parameter",
+    "Passes",
+    "Product",
+    "Role",
+    "Step",
+    "Target",
+    "Value",
+    "describe",
+    "flat",
+    "kept",
+    "layer_parameters",
+    "lower",
+    "lower_root",
+    "root_parameters",
+    "run_again",
+]

@@ -1,0 +1,193 @@
+"""Causal self-attention with its heads divided over the tensor ranks (paper, section 3, Figure 3b).
+
+    X --f--> queries, keys and values of a rank's heads --> norm and rotation --> attend --> Z_i O_i --g--> sum + bias
+
+Fewer heads of keys and values than of queries are shared by adjacent query heads. If there are more ranks than heads of
+keys and values, several ranks hold the same head.
+
+Legend: A query heads, K heads of keys and values, D elements of a head, S tokens of a sequence.
+"""
+
+from dataclasses import dataclass, replace
+
+from crosscut.architecture.norm import Norm, head_norm
+from crosscut.architecture.parameters import Matrix, columns, columns_by_heads, rows
+from crosscut.architecture.steps import (
+    Passes,
+    Pointwise,
+    Product,
+    Step,
+    Value,
+    enter,
+    leave,
+    multiply_columns,
+    multiply_rows,
+)
+from crosscut.architecture.target import Kind, Target
+from crosscut.config import ModelConfig
+from crosscut.config.conventions import takes_shared_heads
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Causal self-attention."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    dropout: float
+    is_rotary: bool
+    """Whether queries and keys are rotated by their positions."""
+    query: Matrix
+    key_value: Matrix
+    """Rows ordered by head, then key or value, then element."""
+    output: Matrix
+    query_norm: Norm | None
+    key_norm: Norm | None
+
+    @classmethod
+    def of(cls, model: ModelConfig) -> "Attention":
+        """The attention of a model."""
+        hidden, bias = model.hidden_size, model.biases != "none"
+        return cls(
+            num_heads=model.num_heads,
+            num_kv_heads=model.num_kv_heads,
+            head_size=model.head_size,
+            dropout=model.dropout,
+            is_rotary=model.positions == "rotary",
+            query=columns("attention.qkv.query", hidden, model.query_size, bias=bias),
+            key_value=columns_by_heads(
+                "attention.qkv.key_value", hidden, model.key_value_size, heads=model.num_kv_heads, bias=bias
+            ),
+            output=rows("attention.output", model.query_size, hidden, bias=model.biases == "all"),
+            query_norm=head_norm(model, "attention.query_norm"),
+            key_norm=head_norm(model, "attention.key_norm"),
+        )
+
+    def steps(self, x: Value) -> tuple[Value, list[Step]]:
+        """Steps from the norm's result to the residual sum."""
+        entered, entering = enter(x, "attention input")
+        query, multiply_query = multiply_columns(entered, self.query, name="query", keeps=x)
+        key_value, multiply_key_value = multiply_columns(
+            entered, self.key_value, name="key_value", keeps=x, heads=self.num_kv_heads
+        )
+        operands, placing = self._placed(query, key_value)
+        attended = Value("attended", self.num_heads * self.head_size, cut=True)
+        attend = Attend(reads=operands, gives=(attended,), attention=self)
+        projected, project = multiply_rows(attended, self.output, name="projected")
+        left, leaving = leave(projected, "attention output", bias=self.output.bias)
+        return left, [entering, multiply_query, multiply_key_value, *placing, attend, project, leaving]
+
+    def _placed(self, query: Value, key_value: Value) -> tuple[tuple[Value, ...], list[Step]]:
+        """Queries and keys after the norm of heads and the rotation, and the values, which stay in `key_value`."""
+        if self.query_norm is None and not self.is_rotary:
+            return (query, key_value), []
+        q = replace(query, name="placed query")
+        k = replace(key_value, name="placed key", width=key_value.width // 2)
+        norms = [norm for norm in (self.query_norm, self.key_norm) if norm is not None]
+        parameters = tuple(parameter for norm in norms for parameter in norm.parameters)
+        placing = Place(reads=(query, key_value), gives=(q, k), parameters=parameters, attention=self)
+        return (q, k, key_value), [placing]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place(Pointwise):
+    """Normalise queries and keys per head, then rotate them. The rotation's backward pass reads no value."""
+
+    attention: Attention
+
+    def on(self, target: Target) -> Step:
+        """The step with the values that its norm keeps: its input, and statistics of each of a rank's heads."""
+        if self.attention.query_norm is None:
+            return self
+        width, kind = self.attention.query_norm.statistics
+        own = self.attention.num_heads // target.tensor + max(self.attention.num_kv_heads // target.tensor, 1)
+        return replace(self, keeps=(*self.reads, Value("head statistics", own * width, kind=kind)))
+
+    def passes(self, target: Target) -> Passes:
+        """Norm and rotation each read and write queries and keys, in a third of the passes if they are compiled."""
+        times = (self.attention.query_norm is not None) + self.attention.is_rotary
+        heads = self.attention.num_heads + self.attention.num_kv_heads
+        placed = target.tokens * heads * self.attention.head_size // target.tensor * target.compute_bytes
+        moved = (2 if target.compiled else 6) * times * placed
+        return Passes(forward=moved, backward=moved)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attend(Step):
+    """Scores, softmax, dropout and weighted values."""
+
+    attention: Attention
+
+    def on(self, target: Target) -> Step:
+        """The step with the values that the target's kernel keeps.
+
+        A fused kernel keeps a number for each query and head. The CPU has none with dropout: it keeps scores, softmax
+        and mask, all in float32 at least, and makes wide operands. If no fused kernel of a GPU can share heads, the
+        keys and values are repeated for each query head, and the kernel keeps the repetitions.
+        """
+        if not self.is_fused(target):
+            return replace(self, keeps=(*self.reads, *self.gives, *self._unfused(target)))
+        sums = Value("log-sum-exp", self.attention.num_heads, cut=True, kind=Kind.WIDE)
+        operands = self.reads
+        if self._repeats_heads(target):
+            repeated = Value(
+                "repeated keys and values", 2 * self.attention.num_heads * self.attention.head_size, cut=True
+            )
+            operands = (self.reads[0], repeated)
+        return replace(self, keeps=(*operands, *self.gives, sums))
+
+    @property
+    def is_core(self) -> bool:
+        """The attention core is the step that the selective mode runs again."""
+        return True
+
+    def is_fused(self, target: Target) -> bool:
+        """Whether the scores stay inside one kernel."""
+        return target.fuses_attention and (target.device == "cuda" or not self.attention.dropout)
+
+    def inner_products(self, target: Target) -> tuple[Product, ...]:
+        """Scores of a micro-batch, and the weighted values: [S, D] x [D, S] and [S, S] x [S, D] for each head."""
+        length, size = target.length, self.attention.head_size
+        batch = target.sequences * self.attention.num_heads // target.tensor
+        return Product(length, size, length, batch), Product(length, length, size, batch)
+
+    def passes(self, target: Target) -> Passes:
+        """Unfused, the scores are written, masked by a product and a sum, put through softmax and dropout, and read.
+
+        That makes eight passes and those of dropout; backward it is nine, four of them by products.
+        """
+        if self.is_fused(target):
+            return Passes()
+        elements = target.sequences * self.attention.num_heads // target.tensor * target.length**2
+        scores = elements * target.compute_bytes
+        dropout = 2 * scores + elements if self.attention.dropout else 0
+        return Passes(forward=8 * scores + dropout, backward=9 * scores + dropout)
+
+    def temporary(self, target: Target, inside: int) -> int:
+        """Gradients of queries, keys, values and the result, which a fused kernel gives at once.
+
+        Separate operators hold the gradients of scores beside half of them.
+        """
+        if self.is_fused(target):
+            return inside
+        scores = target.tokens * self.attention.num_heads // target.tensor * target.length
+        return inside // 2 + scores * target.bytes_of(Kind.WIDE)
+
+    def _repeats_heads(self, target: Target) -> bool:
+        """Whether keys and values are repeated for each query head before the kernel."""
+        attention = self.attention
+        own_kv_heads = max(attention.num_kv_heads // target.tensor, 1)
+        if target.device != "cuda" or attention.num_heads // target.tensor == own_kv_heads:
+            return False
+        return not takes_shared_heads(
+            target.compute, head_size=attention.head_size, dropout=attention.dropout, capability=target.capability
+        )
+
+    def _unfused(self, target: Target) -> tuple[Value, ...]:
+        attention = self.attention
+        scores = Value("scores, softmax and mask", 3 * attention.num_heads * target.length, cut=True, kind=Kind.WIDE)
+        queries = attention.num_heads // target.tensor
+        keys = max(attention.num_kv_heads // target.tensor, 1)
+        widened = Value("wide operands", (queries + 2 * keys) * attention.head_size, kind=Kind.WIDENING)
+        return scores, widened

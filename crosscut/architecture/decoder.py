@@ -1,0 +1,129 @@
+"""A decoder: a list of layers between an embedding and a head.
+
+A layer is a mixer (attention) and a feed-forward part (an MLP). Each has a norm before it and a residual sum around it:
+
+    x = x + dropout(mixer(norm(x)));   x = x + dropout(feed_forward(norm(x)))
+
+Layers may differ from each other (`model.mlp_pattern`). Equal layers are one object, so a sum over layers is a sum over
+the few kinds of layers, each times its number.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Protocol
+
+from crosscut.architecture.attention import Attention
+from crosscut.architecture.embedding import Embedding
+from crosscut.architecture.gated_mlp import GatedMLP
+from crosscut.architecture.head import Head, Loss
+from crosscut.architecture.mlp import MLP, Activation
+from crosscut.architecture.norm import Norm, stream_norm
+from crosscut.architecture.parameters import Parameter
+from crosscut.architecture.residual import add_residual
+from crosscut.architecture.steps import Rows, Step, Value
+from crosscut.config import ModelConfig
+
+
+class Sublayer(Protocol):
+    """A mixer or a feed-forward part."""
+
+    def steps(self, x: Value) -> tuple[Value, list[Step]]:
+        """The result on the residual stream, and the steps that make it from the norm's result."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A mixer and a feed-forward part, with their norms and residual sums."""
+
+    mixer_norm: Norm
+    mixer: Attention
+    feed_forward_norm: Norm
+    feed_forward: MLP | GatedMLP
+    hidden_size: int
+    dropout: float
+
+    @cached_property
+    def sublayers(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+        """Steps of the mixer with its norm and residual sum, and those of the feed-forward part."""
+        x = Value("input", self.hidden_size, Rows.STREAM)
+        half, mixing = self._around("attention", x, self.mixer_norm, self.mixer)
+        _, feeding = self._around("mlp", half, self.feed_forward_norm, self.feed_forward)
+        return mixing, feeding
+
+    def _around(self, name: str, x: Value, norm: Norm, inner: Sublayer) -> tuple[Value, tuple[Step, ...]]:
+        normed, normalise = norm.step(f"{name}_norm", x)
+        y, steps = inner.steps(normed)
+        out, adding = add_residual(name, y, around=x, dropout=self.dropout)
+        return out, (normalise, *steps, *adding)
+
+    def parameters(self) -> Iterator[Parameter]:
+        """Parameters in the order of their use, with names inside the layer."""
+        return (parameter for steps in self.sublayers for step in steps for parameter in step.parameters)
+
+
+@dataclass(frozen=True, eq=False)
+class Decoder:
+    """The whole model."""
+
+    embedding: Embedding
+    layers: tuple[Layer, ...]
+    head: Head
+
+    @cached_property
+    def kinds(self) -> Counter[Layer]:
+        """Number of layers of each kind, in the order of the first layer of each."""
+        return Counter(self.layers)
+
+    def recomputed(self, every: int) -> Counter[Layer]:
+        """Kinds and numbers of the layers that recompute: every `every`-th, from the first. None for 0."""
+        return Counter(self.layers[::every]) if every else Counter()
+
+    @cached_property
+    def root_steps(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+        """Steps of the embedding and of the head."""
+        x, embedding = self.embedding.steps()
+        return tuple(embedding), tuple(self.head.steps(x))
+
+    @property
+    def loss(self) -> Loss:
+        """Last step of the head."""
+        loss = self.root_steps[1][-1]
+        assert isinstance(loss, Loss)
+        return loss
+
+    def root_parameters(self) -> Iterator[Parameter]:
+        """Parameters outside of the layers, in the order of their use."""
+        return (parameter for steps in self.root_steps for step in steps for parameter in step.parameters)
+
+    def parameters(self) -> Iterator[Parameter]:
+        """All parameters, by the names that they have in the model."""
+        yield from (parameter for step in self.root_steps[0] for parameter in step.parameters)
+        for i, layer in enumerate(self.layers):
+            yield from (parameter.named(f"blocks.{i}.") for parameter in layer.parameters())
+        yield from (parameter for step in self.root_steps[1] for parameter in step.parameters)
+
+
+@lru_cache(maxsize=4096)
+def describe(model: ModelConfig) -> Decoder:
+    """Description of a model. `model.vocab_size` may still be 0, but then no count of the vocabulary is right."""
+    kinds = {kind: _layer(model, kind) for kind in dict.fromkeys(map(model.mlp_of, range(model.num_layers)))}
+    embedding = Embedding.of(model)
+    layers = tuple(kinds[model.mlp_of(i)] for i in range(model.num_layers))
+    return Decoder(embedding, layers, Head.of(model, embedding.tokens))
+
+
+def _layer(model: ModelConfig, kind: str) -> Layer:
+    return Layer(
+        mixer_norm=stream_norm(model, "attention_norm"),
+        mixer=Attention.of(model),
+        feed_forward_norm=stream_norm(model, "mlp_norm"),
+        feed_forward=_feed_forward(model, kind),
+        hidden_size=model.hidden_size,
+        dropout=model.dropout,
+    )
+
+
+def _feed_forward(model: ModelConfig, kind: str) -> MLP | GatedMLP:
+    return MLP.of(model, kind) if kind in set(Activation) else GatedMLP.of(model, kind)

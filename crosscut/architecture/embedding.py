@@ -1,0 +1,61 @@
+"""Embedding of tokens, cut along the vocabulary, and of learned positions (paper, sections 2.2 and 3).
+
+E_i = rows of this rank's part of the vocabulary, zero for other tokens;   x = g(E_i) + positions, then dropout
+"""
+
+from dataclasses import dataclass, replace
+
+from crosscut.architecture.parameters import Cut, Parameter, Role
+from crosscut.architecture.residual import Draw, Drop, dropout_mask
+from crosscut.architecture.steps import Pointwise, Rows, Step, Value, leave
+from crosscut.architecture.target import Kind
+from crosscut.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Token ids to the residual stream."""
+
+    tokens: Parameter
+    positions: Parameter | None
+    dropout: float
+
+    @classmethod
+    def of(cls, model: ModelConfig) -> "Embedding":
+        """The embedding of a model."""
+        hidden = model.hidden_size
+        positions = Parameter("positions.weight", (model.max_sequence_length, hidden), Role.EMBEDDING)
+        return cls(
+            tokens=Parameter("tokens.weight", (model.vocab_size, hidden), Role.EMBEDDING, Cut.VOCABULARY),
+            positions=positions if model.positions == "learned" else None,
+            dropout=model.dropout,
+        )
+
+    def steps(self) -> tuple[Value, list[Step]]:
+        """Steps from the token ids to the first layer's input."""
+        hidden = self.tokens.shape[1]
+        index = Value("index of the embedding", 1, kind=Kind.INDEX)
+        looked_up = Value("looked-up rows", hidden)
+        look_up = LookUp(reads=(index,), gives=(looked_up,), keeps=(index,), parameters=(self.tokens,))
+        x, leaving = leave(looked_up, "embedding", overlaps=False)
+        steps: list[Step] = [look_up, leaving]
+        if self.positions is not None:
+            placed = replace(x, name="embedding with positions")
+            steps.append(AddPositions(reads=(x,), gives=(placed,), parameters=(self.positions,)))
+            x = placed
+        if self.dropout:
+            mask = dropout_mask("embedding mask", hidden)
+            out = replace(x, name="input", rows=Rows.STREAM)
+            steps += [Draw(gives=(mask,)), Drop(reads=(x, mask), gives=(out,), keeps=(mask,))]
+            x = out
+        return x, steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookUp(Pointwise):
+    """Rows of this rank's part of the vocabulary."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddPositions(Pointwise):
+    """Sum with the learned positions."""

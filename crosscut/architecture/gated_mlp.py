@@ -1,0 +1,85 @@
+"""Gated MLP of three matrices: Y = (act(X G) * X U) B, with G and U cut by columns and B by rows.
+
+    X --f--> X G_i --act--\
+                           * --> Y_i B_i --g--> sum_i Y_i B_i + bias
+    X --f--> X U_i -------/
+
+f runs once for both products. Source: Shazeer 2020 (arXiv 2002.05202).
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from crosscut.architecture.parameters import Matrix, columns, rows
+from crosscut.architecture.steps import (
+    Passes,
+    Pointwise,
+    Step,
+    Value,
+    enter,
+    leave,
+    multiply_columns,
+    multiply_rows,
+)
+from crosscut.architecture.target import Target
+from crosscut.config import ModelConfig
+
+
+class Gate(StrEnum):
+    """Function of the gate, by its name in `model.mlp`."""
+
+    SWIGLU = "swiglu"
+    """SiLU."""
+
+
+@dataclass(frozen=True)
+class GatedMLP:
+    """Y = (act(X G) * X U) B."""
+
+    function: Gate
+    gate: Matrix
+    """G."""
+    up: Matrix
+    """U."""
+    contract: Matrix
+    """B."""
+
+    @classmethod
+    def of(cls, model: ModelConfig, kind: str) -> "GatedMLP":
+        """The gated MLP of a model whose gate has this name."""
+        hidden, inner, bias = model.hidden_size, model.mlp_size, model.biases == "all"
+        return cls(
+            Gate(kind),
+            gate=columns("mlp.expand.gate", hidden, inner, bias=bias),
+            up=columns("mlp.expand.up", hidden, inner, bias=bias),
+            contract=rows("mlp.contract", inner, hidden, bias=bias),
+        )
+
+    def steps(self, x: Value) -> tuple[Value, list[Step]]:
+        """Steps from the norm's result to the residual sum."""
+        entered, entering = enter(x, "mlp input")
+        gate, multiply_gate = multiply_columns(entered, self.gate, name="gate", keeps=x)
+        up, multiply_up = multiply_columns(entered, self.up, name="up", keeps=x)
+        activated = Value("activated", self.up.out_features, cut=True, is_cheap=True)
+        activate = ActivateGate(reads=(gate, up), gives=(activated,), keeps=(gate, up), function=self.function)
+        contracted, contract = multiply_rows(activated, self.contract, name="contract")
+        left, leaving = leave(contracted, "mlp output", bias=self.contract.bias)
+        return left, [entering, multiply_gate, multiply_up, activate, contract, leaving]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivateGate(Pointwise):
+    """Activation of the gate, and the product of both branches."""
+
+    function: Gate
+
+    def passes(self, target: Target) -> Passes:
+        """Compiled, one kernel reads two values and writes one; backward it reads three and writes two."""
+        inner = self.gives[0].bytes(target)
+        forward, backward = (3, 5) if target.compiled else (5, 9)
+        return Passes(forward=forward * inner, backward=backward * inner)
+
+    def temporary(self, target: Target, inside: int) -> int:
+        """Gradient of the result, and the gradients of both branches that are made from it."""
+        del inside
+        return 3 * self.gives[0].bytes(target)

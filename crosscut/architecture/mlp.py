@@ -1,0 +1,82 @@
+"""MLP of two matrices, the first cut by columns, the second by rows: Y = act(X A) B (paper, section 3, Figure 3a).
+
+X --f--> X A_i --act--> Y_i B_i --g--> sum_i Y_i B_i + bias
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from crosscut.architecture.parameters import Matrix, columns, rows
+from crosscut.architecture.steps import (
+    Passes,
+    Pointwise,
+    Step,
+    Value,
+    enter,
+    leave,
+    multiply_columns,
+    multiply_rows,
+)
+from crosscut.architecture.target import Target
+from crosscut.config import ModelConfig
+
+
+class Activation(StrEnum):
+    """Function between the two matrices, by its name in `model.mlp`."""
+
+    GELU = "gelu"
+    """GeLU in GPT-2's tanh form."""
+
+
+@dataclass(frozen=True)
+class MLP:
+    """Y = act(X A) B."""
+
+    activation: Activation
+    expand: Matrix
+    """A."""
+    contract: Matrix
+    """B."""
+
+    @classmethod
+    def of(cls, model: ModelConfig, kind: str) -> "MLP":
+        """The MLP of a model whose activation has this name."""
+        hidden, inner, bias = model.hidden_size, model.mlp_size, model.biases == "all"
+        return cls(
+            Activation(kind),
+            expand=columns("mlp.expand", hidden, inner, bias=bias),
+            contract=rows("mlp.contract", inner, hidden, bias=bias),
+        )
+
+    def steps(self, x: Value) -> tuple[Value, list[Step]]:
+        """Steps from the norm's result to the residual sum."""
+        entered, entering = enter(x, "mlp input")
+        expanded, expand = multiply_columns(entered, self.expand, name="expand", keeps=x)
+        activated = Value("activated", self.expand.out_features, cut=True, is_cheap=True)
+        activate = Activate(
+            reads=(expanded,), gives=(activated,), keeps=(expanded,), function=self.activation, matrix=self.expand
+        )
+        contracted, contract = multiply_rows(activated, self.contract, name="contract")
+        left, leaving = leave(contracted, "mlp output", bias=self.contract.bias)
+        return left, [entering, expand, activate, contract, leaving]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activate(Pointwise):
+    """Activation between the two matrices."""
+
+    function: Activation
+    matrix: Matrix
+    """The matrix before the activation. The gradient of its bias is counted here."""
+
+    def passes(self, target: Target) -> Passes:
+        """Forward it reads and writes a value, backward it reads two, writes one, and the first bias reads one."""
+        value = self.gives[0]
+        inner = value.bytes(target)
+        gelu = value.elements(target) if self.function is Activation.GELU else 0
+        return Passes(forward=2 * inner, backward=(3 + (self.matrix.bias is not None)) * inner, gelu=gelu)
+
+    def temporary(self, target: Target, inside: int) -> int:
+        """Gradient of the activation's result."""
+        del inside
+        return self.gives[0].bytes(target)

@@ -1,0 +1,170 @@
+"""Parameters of a model by their global shapes, and the part of each that one tensor rank holds.
+
+A parameter says how the tensor ranks divide it (`Cut`) and what it is for (`Role`). The role decides its initial values
+and whether weight decay applies, so no code has to read either from a parameter's name.
+
+Shapes: O outputs, I inputs. As in PyTorch, a weight is [O, I]: the paper's columns are dimension 0 and its rows
+dimension 1.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from math import prod
+
+from crosscut.config.conventions import padded_vocab_size
+
+INITIAL_SPREAD = 0.02
+"""Standard deviation of the initial weights (paper, section 4.1.1)."""
+
+
+class Role(Enum):
+    """Purpose of a parameter. It decides the initial values and whether weight decay applies."""
+
+    MATRIX = "matrix"
+    BEFORE_RESIDUAL = "matrix whose product is added to the residual stream"
+    EMBEDDING = "embedding"
+    NORM = "norm"
+    """Scale or shift of a norm."""
+    BIAS = "bias"
+
+    @property
+    def decays(self) -> bool:
+        """Whether weight decay applies: to matrices and embeddings, not to norms and biases (paper, section 4.1.1)."""
+        return self not in (Role.NORM, Role.BIAS)
+
+    def initial_spread(self, num_layers: int) -> float:
+        """Standard deviation of the normal distribution that a new parameter is drawn from.
+
+        A matrix before one of the 2 `num_layers` residual sums is drawn from a spread that is smaller by the root of
+        their number (paper, section 4.1.1). 0 means that the parameter keeps the value that its module gives it.
+        """
+        if not self.decays:
+            return 0.0
+        return INITIAL_SPREAD / (2 * num_layers) ** 0.5 if self is Role.BEFORE_RESIDUAL else INITIAL_SPREAD
+
+
+class Cut(Enum):
+    """Way in which the tensor ranks divide a parameter."""
+
+    WHOLE = "every rank holds the whole parameter"
+    COLUMNS = "dimension 0, the outputs of a weight or a bias"
+    ROWS = "dimension 1, the inputs of a weight"
+    HEADS = "dimension 0 in whole heads; ranks share a head where there are more ranks than heads"
+    VOCABULARY = "dimension 0, padded to a multiple of 128 times the number of ranks"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of the whole model."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Global shape, without the padding of the vocabulary."""
+    role: Role
+    cut: Cut = Cut.WHOLE
+    heads: int = 0
+    """Number of heads that `Cut.HEADS` keeps whole."""
+    inside: bool = False
+    """Whether the parameter is used inside a parallel region although every rank holds the whole of it."""
+
+    def named(self, prefix: str) -> "Parameter":
+        """The parameter with a prefix before its name."""
+        return replace(self, name=f"{prefix}{self.name}")
+
+    def padded_shape(self, tensor: int) -> tuple[int, ...]:
+        """Global shape on this many tensor ranks, with the padding of the vocabulary."""
+        if self.cut is not Cut.VOCABULARY:
+            return self.shape
+        return (padded_vocab_size(self.shape[0], tensor), *self.shape[1:])
+
+    def dim_cut(self, tensor: int) -> int | None:
+        """Dimension that this many tensor ranks divide; None if each of them holds the whole parameter."""
+        if self.cut is Cut.WHOLE or (self.cut is Cut.HEADS and self.heads < tensor):
+            return None
+        return 1 if self.cut is Cut.ROWS else 0
+
+    def on(self, tensor: int) -> "LocalParameter":
+        """The part that one of this many tensor ranks holds."""
+        shape, dim = list(self.padded_shape(tensor)), self.dim_cut(tensor)
+        if dim is not None:
+            shape[dim] //= tensor
+        is_inside = self.inside or self.cut is Cut.HEADS
+        return LocalParameter(self.name, tuple(shape), self.role, is_whole=dim is None, is_inside=is_inside)
+
+
+@dataclass(frozen=True)
+class LocalParameter:
+    """The part of a parameter that one tensor rank holds."""
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role
+    is_whole: bool
+    """Whether every tensor rank holds the same, whole parameter."""
+    is_inside: bool
+    """Whether the parameter is used inside a parallel region."""
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    def has_partial_gradient(self, tensor: int, *, split: bool) -> bool:
+        """Whether each tensor rank has only a part of the gradient, so that the parts have to be summed.
+
+        That is so for a whole parameter inside a parallel region, and for every whole parameter if the layout has
+        `split` the sequence over the ranks.
+        """
+        return self.is_whole and tensor > 1 and (self.is_inside or split)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A linear layer: Y = X A + b."""
+
+    weight: Parameter
+    bias: Parameter | None = None
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Weight and bias."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+    @property
+    def out_features(self) -> int:
+        """Width of Y over all tensor ranks."""
+        return self.weight.shape[0]
+
+    @property
+    def in_features(self) -> int:
+        """Width of X over all tensor ranks."""
+        return self.weight.shape[1]
+
+
+def columns(name: str, inputs: int, outputs: int, *, bias: bool) -> Matrix:
+    """A column-parallel matrix. The bias is cut like the columns."""
+    weight = Parameter(f"{name}.weight", (outputs, inputs), Role.MATRIX, Cut.COLUMNS)
+    return Matrix(weight, _bias(name, weight) if bias else None)
+
+
+def columns_by_heads(name: str, inputs: int, outputs: int, *, heads: int, bias: bool) -> Matrix:
+    """A column-parallel matrix whose columns form heads that no rank holds in part."""
+    weight = Parameter(f"{name}.weight", (outputs, inputs), Role.MATRIX, Cut.HEADS, heads)
+    return Matrix(weight, _bias(name, weight) if bias else None)
+
+
+def rows(name: str, inputs: int, outputs: int, *, bias: bool) -> Matrix:
+    """A row-parallel matrix before a residual sum. Every rank holds the whole bias, which is added once, after g."""
+    weight = Parameter(f"{name}.weight", (outputs, inputs), Role.BEFORE_RESIDUAL, Cut.ROWS)
+    return Matrix(weight, Parameter(f"{name}.bias", (outputs,), Role.BIAS) if bias else None)
+
+
+def _bias(name: str, weight: Parameter) -> Parameter:
+    """Bias of a column-parallel matrix, cut like its columns."""
+    return replace(weight, name=f"{name}.bias", shape=weight.shape[:1], role=Role.BIAS)
+
+
+def total_size(parameters: Sequence[LocalParameter]) -> int:
+    """Number of elements of several parameters."""
+    return sum(parameter.size for parameter in parameters)

@@ -1,0 +1,167 @@
+"""Readings of a layer that are sums: parameters, kept values, passes over memory, FLOPs.
+
+Each reading is written once, for every layer there is. The planner adds the readings of all layers.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+from crosscut.architecture.decoder import Decoder, Layer
+from crosscut.architecture.lowering import flat, lower, run_again
+from crosscut.architecture.parameters import LocalParameter, Role
+from crosscut.architecture.steps import Multiply, Passes, Product, Rows, Step, Value
+from crosscut.architecture.target import Kind, Target
+
+
+@lru_cache(maxsize=4096)
+def layer_parameters(layer: Layer, tensor: int) -> tuple[LocalParameter, ...]:
+    """The part of a layer's parameters that one of this many tensor ranks holds."""
+    return tuple(parameter.on(tensor) for parameter in layer.parameters())
+
+
+@lru_cache(maxsize=4096)
+def root_parameters(model: Decoder, tensor: int) -> tuple[LocalParameter, ...]:
+    """The part of the parameters outside of the layers that one of this many tensor ranks holds."""
+    return tuple(parameter.on(tensor) for parameter in model.root_parameters())
+
+
+class Mode(StrEnum):
+    """Values that a layer keeps: `training.recompute`."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    OPERATORS = "operators"
+    FULL = "full"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """Bytes that one layer keeps on one rank from its forward to its backward pass, by purpose."""
+
+    inputs: int = 0
+    """The residual stream at the inputs of the layer's norms."""
+
+    norms: int = 0
+    """Results of the norms, with their statistics."""
+
+    mixer: int = 0
+    """Values inside the mixer's parallel region, such as queries, keys, values and the result of attention."""
+
+    core: int = 0
+    """Values that only the attention kernel needs: a number for each query and head, or the scores."""
+
+    feed_forward: int = 0
+    """Values inside the parallel region of the feed-forward part, before and after its activation."""
+
+    masks: int = 0
+    """Masks of dropout on the residual stream."""
+
+    weights: int = 0
+    """Weights in the type of the products, if they are held in another type. `kept` leaves them to the planner."""
+
+    @property
+    def total(self) -> int:
+        """Bytes of all fields but the weights: the part that grows with the batch."""
+        return self.inputs + self.norms + self.mixer + self.core + self.feed_forward + self.masks
+
+    @property
+    def inside(self) -> int:
+        """Bytes inside the parallel regions, without those of the attention kernel."""
+        return self.mixer + self.feed_forward
+
+    def __add__(self, other: "Kept") -> "Kept":
+        """Sums by purpose."""
+        return Kept(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
+
+
+@lru_cache(maxsize=16384)
+def kept(layer: Layer, target: Target, mode: str) -> tuple[Kept, ...]:
+    """Bytes that each sublayer keeps of one micro-batch. A value that several steps keep counts once."""
+    lowered = lower(layer, target)
+    if mode == Mode.FULL:
+        return Kept(inputs=lowered[0][0].reads[0].bytes(target)), Kept()
+    seen: set[str] = set()
+    return tuple(
+        _kept(steps, target, mode, inside=inside, seen=seen)
+        for steps, inside in zip(lowered, ("mixer", "feed_forward"), strict=True)
+    )
+
+
+def _kept(steps: Iterable[Step], target: Target, mode: str, *, inside: str, seen: set[str]) -> Kept:
+    """Bytes of one sublayer. A compiled layer keeps what its kernel keeps, so `selective` changes nothing there."""
+    counted: dict[str, int] = {}
+    for step in steps:
+        forgets_core = mode == Mode.SELECTIVE and not target.compiled
+        for value in step.reads if step.is_core and forgets_core else step.keeps:
+            if value.name not in seen and not (mode == Mode.OPERATORS and value.is_cheap):
+                seen.add(value.name)
+                purpose = _purpose(value, inside)
+                counted[purpose] = counted.get(purpose, 0) + value.bytes(target)
+    return Kept(**counted)
+
+
+def _purpose(value: Value, inside: str) -> str:
+    """Field of `Kept` that a value counts for. `inside` is the field of values inside the parallel region."""
+    if value.kind is Kind.MASK:
+        return "masks"
+    if value.kind in (Kind.DEVIATION, Kind.ROOT):
+        return "norms"
+    if value.kind in (Kind.WIDE, Kind.WIDENING):
+        return "core"
+    if value.rows is Rows.TOKENS:
+        return inside
+    return "norms" if value.is_cheap else "inputs"
+
+
+def cheap_inside(layer: Layer, target: Target) -> int:
+    """Bytes of the cheap values inside the parallel regions, which `operators` computes again for the products."""
+    values = {value.name: value for step in flat(lower(layer, target)) for value in step.keeps}
+    return sum(value.bytes(target) for value in values.values() if value.is_cheap and value.rows is Rows.TOKENS)
+
+
+def temporary(steps: Iterable[Step], target: Target, inside: int) -> int:
+    """Most bytes that a step of a sublayer needs during its backward pass; `inside` as in `Step.temporary`."""
+    return max(step.temporary(target, inside) for step in steps)
+
+
+@lru_cache(maxsize=4096)
+def weights_read(layer: Layer, tensor: int) -> int:
+    """Elements of a layer's parameters on one rank that the backward pass reads: all but the biases."""
+    return sum(parameter.size for parameter in layer_parameters(layer, tensor) if parameter.role is not Role.BIAS)
+
+
+def last_matrix(layer: Layer, tensor: int) -> int:
+    """Elements of a layer's last matrix on one rank, whose gradient comes first."""
+    *_, last = (step for steps in layer.sublayers for step in steps if isinstance(step, Multiply))
+    return last.matrix.weight.on(tensor).size
+
+
+def passes(steps: Iterable[Step], target: Target) -> Passes:
+    """Bytes that steps read and write outside of their products, forward and backward."""
+    found = [step.passes(target) for step in steps]
+    return Passes(
+        forward=sum(each.forward for each in found),
+        backward=sum(each.backward for each in found),
+        gelu=sum(each.gelu for each in found),
+    )
+
+
+def inner_products(layer: Layer, target: Target) -> tuple[Product, ...]:
+    """Forward products of a layer on one rank that have no weight: scores and weighted values."""
+    return tuple(product for step in flat(lower(layer, target)) for product in step.inner_products(target))
+
+
+def weight_flops(layer: Layer, target: Target) -> int:
+    """FLOPs of a layer's forward products with its weights, on one rank in one micro-batch."""
+    return _flops(flat(lower(layer, target)), target)
+
+
+def repeated_flops(layer: Layer, target: Target, *, everything: bool) -> int:
+    """FLOPs of the products with weights that full recomputation repeats; `everything` as in `run_again`."""
+    return _flops(run_again(lower(layer, target), everything=everything), target)
+
+
+def _flops(steps: Iterable[Step], target: Target) -> int:
+    return sum(step.product(target).flops for step in steps if isinstance(step, Multiply))
