@@ -55,7 +55,7 @@ class Loss(Step):
 
     def local_vocabulary(self, target: Target) -> int:
         """Rows of the vocabulary on one rank, padding included."""
-        return self.vocabulary.on(target.tensor).shape[0]
+        return self.vocabulary.padded_shape(target.tensor)[0] // target.tensor
 
     def product(self, target: Target) -> Product:
         """Logits of a micro-batch on one rank."""

@@ -28,13 +28,14 @@ def flat(lowered: Lowered) -> Iterator[Step]:
     return (step for steps in lowered for step in steps)
 
 
-def run_again(lowered: Lowered, *, everything: bool) -> list[Step]:
+@lru_cache(maxsize=16384)
+def run_again(layer: Layer, target: Target, *, everything: bool) -> tuple[Step, ...]:
     """Steps that full recomputation repeats: those that some kept value depends on, or `everything`.
 
     In a pre-norm layer no kept value depends on the last product, its sum over the ranks, and the last residual sum, so
     eager layers do not repeat these. Compiled layers repeat everything.
     """
-    steps = list(flat(lowered))
+    steps = tuple(flat(lower(layer, target)))
     if everything:
         return steps
     wanted = {value.name for step in steps for value in step.keeps}
@@ -43,4 +44,4 @@ def run_again(lowered: Lowered, *, everything: bool) -> list[Step]:
         if any(value.name in wanted for value in step.gives):
             again.append(step)
             wanted |= {value.name for value in step.reads}
-    return again[::-1]
+    return tuple(again[::-1])

@@ -6,7 +6,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from crosscut.architecture.decoder import Layer
-from crosscut.architecture.lowering import Lowered, flat, lower, run_again
+from crosscut.architecture.lowering import flat, lower, run_again
 from crosscut.architecture.steps import Enter, Leave, Message, Multiply, Overlap, Product, Step
 from crosscut.architecture.target import Target
 
@@ -50,9 +50,9 @@ def backward_messages(steps: Sequence[Step]) -> Iterator[Sent]:
     return (Sent(Phase.BACKWARD, step.name, message) for step in reversed(steps) for message in step.backward)
 
 
-def repeated_messages(lowered: Lowered, *, everything: bool) -> Iterator[Sent]:
+def repeated_messages(layer: Layer, target: Target, *, everything: bool) -> Iterator[Sent]:
     """Messages that full recomputation sends again; `everything` as in `run_again`."""
-    steps = run_again(lowered, everything=everything)
+    steps = run_again(layer, target, everything=everything)
     return (Sent(Phase.BACKWARD, step.name, message, again=True) for step in steps for message in step.forward)
 
 

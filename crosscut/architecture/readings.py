@@ -4,7 +4,7 @@ Each reading is written once, for every layer there is. The planner adds the rea
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
@@ -73,7 +73,15 @@ class Kept:
 
     def __add__(self, other: "Kept") -> "Kept":
         """Sums by purpose."""
-        return Kept(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
+        return Kept(
+            inputs=self.inputs + other.inputs,
+            norms=self.norms + other.norms,
+            mixer=self.mixer + other.mixer,
+            core=self.core + other.core,
+            feed_forward=self.feed_forward + other.feed_forward,
+            masks=self.masks + other.masks,
+            weights=self.weights + other.weights,
+        )
 
 
 @lru_cache(maxsize=16384)
@@ -115,6 +123,7 @@ def _purpose(value: Value, inside: str) -> str:
     return "norms" if value.is_cheap else "inputs"
 
 
+@lru_cache(maxsize=16384)
 def cheap_inside(layer: Layer, target: Target) -> int:
     """Bytes of the cheap values inside the parallel regions, which `operators` computes again for the products."""
     values = {value.name: value for step in flat(lower(layer, target)) for value in step.keeps}
@@ -160,7 +169,7 @@ def weight_flops(layer: Layer, target: Target) -> int:
 
 def repeated_flops(layer: Layer, target: Target, *, everything: bool) -> int:
     """FLOPs of the products with weights that full recomputation repeats; `everything` as in `run_again`."""
-    return _flops(run_again(lower(layer, target), everything=everything), target)
+    return _flops(run_again(layer, target, everything=everything), target)
 
 
 def _flops(steps: Iterable[Step], target: Target) -> int:

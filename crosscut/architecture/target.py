@@ -64,14 +64,13 @@ class Target:
         On CUDA a mask takes one byte and a layer norm keeps its statistics in the wide type. On the CPU both are in the
         type of the activations.
         """
-        wide = max(self.compute_bytes, 4)
-        on_cuda = self.device == "cuda"
-        return {
-            Kind.COMPUTE: self.compute_bytes,
-            Kind.WIDE: wide,
-            Kind.WIDENING: wide - self.compute_bytes,
-            Kind.DEVIATION: wide if on_cuda else self.compute_bytes,
-            Kind.ROOT: wide,
-            Kind.MASK: 1 if on_cuda else self.compute_bytes,
-            Kind.INDEX: 9,
-        }[kind]
+        size, on_cuda = self.compute_bytes, self.device == "cuda"
+        if kind is Kind.COMPUTE:
+            return size
+        if kind is Kind.MASK:
+            return 1 if on_cuda else size
+        if kind is Kind.INDEX:
+            return 9
+        if kind is Kind.WIDENING:
+            return max(0, 4 - size)
+        return size if kind is Kind.DEVIATION and not on_cuda else max(size, 4)

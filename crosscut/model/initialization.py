@@ -11,8 +11,8 @@ from crosscut.parallel.state.parameters import local_offsets, local_part
 def initialize(model: GPT, seed: int) -> None:
     """Draw the weights by their role: N(0, 0.02), and N(0, 0.02 / sqrt(2 layers)) right before a residual sum.
 
-    Biases stay zero and norms stay the identity. The padding of the vocabulary is set to zero, so that it is the same on
-    every layout. Call this when the parameters are in their final place, after `parallel.shard_model`.
+    Biases stay zero and norms stay the identity. The padding of the vocabulary is set to zero, so that it is the same
+    on every layout. Call this when the parameters are in their final place, after `parallel.shard_model`.
     """
     roles = {described.name: described.role for described in describe(model.config).parameters()}
     for name, parameter in model.named_parameters():

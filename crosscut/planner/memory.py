@@ -221,7 +221,7 @@ class _Step:
 
     def _loss(self) -> MemoryForecast:
         loss, vocabulary = self.decoder.loss, self.root.vocabulary
-        rows = loss.local_vocabulary(self.target)
+        rows = vocabulary // self.run.model.hidden_size
         chunk = min(self.tokens, default_loss_chunk(rows, self.tokens, device=self.device))
         weights, activations = self._held(self.run.model.num_layers - 1)
         cast = vocabulary * self.size * self.is_mixed

@@ -15,10 +15,12 @@ that are cast back and added up, AdamW and the norm of gradients are counted her
 `activations`.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from crosscut.architecture import Layer, Target, describe, flat, layer_parameters, lower
 from crosscut.architecture.readings import passes
+from crosscut.config import ModelConfig
 from crosscut.planner.candidate import Planned
 from crosscut.planner.parameters import known_vocab_size, parameters_per_rank
 from crosscut.planner.program import Program
@@ -45,6 +47,7 @@ class LayerPasses(NamedTuple):
     """Elements that GeLU computes, forward and once more backward."""
 
 
+@lru_cache(maxsize=16384)
 def layer_passes(layer: Layer, target: Target) -> LayerPasses:
     """One layer in one micro-batch, without its weights."""
     steps = list(flat(lower(layer, target)))
@@ -71,9 +74,9 @@ def weight_passes(run: Planned, program: Program) -> tuple[float, float]:
     narrow, wide = precision.compute_bytes, precision.accumulation_bytes
     added = 3 * wide * (1 - 1 / run.num_micro_batches)
     if narrow == wide or not program.casts_weights:
-        return 0.0, added * _layer_parameters(run)
-    own = _layer_parameters(run) / run.layout.shard_size
-    return own * (wide + narrow), _layer_parameters(run) * (narrow + wide + added)
+        return 0.0, added * _layer_parameters(run.model, run.layout.tensor)
+    own = _layer_parameters(run.model, run.layout.tensor) / run.layout.shard_size
+    return own * (wide + narrow), _layer_parameters(run.model, run.layout.tensor) * (narrow + wide + added)
 
 
 def ends_passes(run: Planned, target: Target) -> tuple[float, float]:
@@ -96,7 +99,8 @@ def optimizer_bytes(run: Planned, program: Program) -> float:
     return own * wide * ((ADAMW_BYTES + _NORM_AND_CLIP_BYTES) / sharing + buckets)
 
 
-def _layer_parameters(run: Planned) -> int:
+@lru_cache(maxsize=4096)
+def _layer_parameters(model: ModelConfig, tensor: int) -> int:
     """Parameters of all layers on one rank."""
-    kinds = describe(run.model).kinds.items()
-    return sum(count * p.size for layer, count in kinds for p in layer_parameters(layer, run.layout.tensor))
+    kinds = describe(model).kinds.items()
+    return sum(count * p.size for layer, count in kinds for p in layer_parameters(layer, tensor))

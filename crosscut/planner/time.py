@@ -210,10 +210,9 @@ def _layer(layer: Layer, target: Target, speed: Speed, *, repeats_last: bool) ->
 
 def _not_repeated(layer: Layer, target: Target) -> Iterator[Product]:
     """Forward products that full recomputation does not repeat."""
-    lowered = lower(layer, target)
-    again = run_again(lowered, everything=False)
-    steps = (step for step in flat(lowered) if isinstance(step, Multiply))
-    return (step.product(target) for step in steps if step not in again)
+    again = {id(step) for step in run_again(layer, target, everything=False)}
+    steps = (step for step in flat(lower(layer, target)) if isinstance(step, Multiply))
+    return (step.product(target) for step in steps if id(step) not in again)
 
 
 def _pass_seconds(passes: LayerPasses, speed: Speed) -> tuple[float, float]:

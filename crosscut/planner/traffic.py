@@ -123,19 +123,18 @@ def _of_layers(run: Planned, compiled: bool) -> list[Collective]:
     target = target_of(run, device="cpu")
     again = decoder.recomputed(recomputation_step(run) if run.training.recompute == Mode.FULL else 0)
     embedding, head = lower_root(decoder, target)
-    layers = [
-        (lower(layer, target), products_at(layer, target), M * count, M * again[layer])
-        for layer, count in decoder.kinds.items()
-    ]
     found = [_collective(run, sent, M) for sent in forward_messages(embedding)]
-    for lowered, products, count, _ in layers:
-        found += [_collective(run, sent, count, products) for sent in forward_messages(flat(lowered))]
+    for layer, count in decoder.kinds.items():
+        sent_forward, products = forward_messages(flat(lower(layer, target))), products_at(layer, target)
+        found += [_collective(run, sent, M * count, products) for sent in sent_forward]
     found += [_collective(run, sent, M) for sent in forward_messages(head)]
     found += [_collective(run, sent, M) for sent in backward_messages(head)]
-    for lowered, products, count, repeated in layers:
-        sent_again = repeated_messages(lowered, everything=compiled)
-        found += [_collective(run, sent, repeated, products) for sent in sent_again]
-        found += [_collective(run, sent, count, products) for sent in backward_messages(list(flat(lowered)))]
+    for layer, count in decoder.kinds.items():
+        products = products_at(layer, target)
+        sent_again = repeated_messages(layer, target, everything=compiled) if again[layer] else ()
+        found += [_collective(run, sent, M * again[layer], products) for sent in sent_again]
+        sent_backward = backward_messages(tuple(flat(lower(layer, target))))
+        found += [_collective(run, sent, M * count, products) for sent in sent_backward]
     return [*found, *(_collective(run, sent, M) for sent in backward_messages(embedding))]
 
 

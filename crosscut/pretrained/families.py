@@ -153,9 +153,7 @@ def _split(name: str) -> tuple[str, str]:
     return module, kind
 
 
-def _weight(
-    config: ModelConfig, parameter: Parameter, sources: tuple[Source, ...], prefix: str, kind: str
-) -> Weight:
+def _weight(config: ModelConfig, parameter: Parameter, sources: tuple[Source, ...], prefix: str, kind: str) -> Weight:
     """A parameter and the published tensors that hold it. Rows of several tensors alternate head by head."""
     placed = tuple(replace(_placed(config, source), name=f"{prefix}{source.name}.{kind}") for source in sources)
     group = config.head_size if len(sources) > 1 else parameter.shape[0]

@@ -56,9 +56,7 @@ class Trainer:
         self.parameters = list(self.model.parameters())
         self.reducer = make_reducer(self.model, mesh)
         home = InHostMemory() if "optimizer" in run.training.offload else None
-        self.optimizer = make_optimizer(
-            self.model, run.optimizer, undecayed=undecayed_parameters(run.model), home=home
-        )
+        self.optimizer = make_optimizer(self.model, run.optimizer, undecayed=undecayed_parameters(run.model), home=home)
         self.loss_scale = LossScale(mesh.device) if needs_loss_scale(run.training.precision) else None
         self._held = torch.zeros((), dtype=torch.float32, device=mesh.device)
         """1 from the first step on after which nothing may change any more."""

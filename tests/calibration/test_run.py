@@ -5,6 +5,7 @@ import pytest
 import tomli_w
 import torch
 
+from crosscut.architecture import Product
 from crosscut.calibration import calibrate
 from crosscut.calibration.device import ON_CPU, Rates, Sizes, measure, rates_of, shapes, sizes_for
 from crosscut.calibration.ranks import LinkRate, joined, links, together
@@ -13,7 +14,7 @@ from crosscut.calibration.timing import in_turns, repeated, typical
 from crosscut.config import ConfigError
 from crosscut.launch import process_group
 from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware, MeasuredMessage, read_hardware
-from crosscut.planner.products import Product, Speed
+from crosscut.planner.products import Speed
 
 SMALL = Sizes(tokens=(64,), widths=((64, 64), (64, 128)), elements=1 << 16, attention=(1, 2, 64, 16), turns=2)
 CPU = torch.device("cpu")

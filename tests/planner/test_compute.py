@@ -2,6 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crosscut.architecture import describe
+from crosscut.architecture.messages import products_at
 from crosscut.config import PRESETS, ConfigError, Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.planner import (
     flops_per_step,
@@ -10,7 +12,7 @@ from crosscut.planner import (
     model_flops_per_token,
     recomputed_flops_per_step,
 )
-from crosscut.planner.products import layer_products, logits_product
+from crosscut.planner.candidate import target_of
 
 GPT2 = ModelConfig(**PRESETS["gpt2-small"])
 
@@ -115,9 +117,10 @@ def test_a_rank_computes_its_part_and_keys_and_values_that_others_have_too(
     model = ModelConfig(**{**PRESETS["llama3-8b"], "vocab_size": 128 * 1024})  # no padding
     training = TrainingConfig(batch_size=4, sequence_length=512, recompute=recompute, recompute_every=every)
     run = RunConfig(model=model, layout=Layout(tensor=tensor, data=2), training=training)
-    products = layer_products(run)
+    decoder, target = describe(model), target_of(run, device="cpu")
+    products = products_at(decoder.layers[0], target)
     scores_and_values = 2 * 2 * 2 * 512**2 * model.query_size // tensor
     layer = sum(product.flops for found in products.values() for product in found) + scores_and_values
     again = layer - products["mlp output"][0].flops if recompute == "full" else 0
-    expected = model.num_layers * (3 * layer + again / 2) + 3 * logits_product(run).flops
+    expected = model.num_layers * (3 * layer + again / 2) + 3 * decoder.loss.product(target).flops
     assert hardware_flops_per_rank(run) == expected

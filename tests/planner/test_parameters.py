@@ -2,9 +2,9 @@ import dataclasses
 
 import pytest
 
+from crosscut.architecture import describe, layer_parameters
 from crosscut.config import PRESETS, ConfigError, Layout, ModelConfig
 from crosscut.planner import count_parameters, parameters_per_rank, replicated_parameters
-from crosscut.planner.parameters import layer_tensors
 
 BILLIONS_OF_TABLE_1 = {"megatron-1.2b": 1.2, "megatron-2.5b": 2.5, "megatron-4.2b": 4.2, "megatron-8.3b": 8.3}
 MILLIONS_OF_TABLE_4 = {"megatron-355m": 355, "megatron-2.5b": 2500, "megatron-8.3b-24-heads": 8300}
@@ -150,8 +150,9 @@ def test_a_rank_holds_whole_the_heads_that_ranks_share(tensor: int, key_value_ro
 
 
 def test_shared_heads_and_head_norms_have_gradients_in_parts() -> None:
-    layout = Layout(tensor=4)
-    parts = [tensor.size for tensor in layer_tensors(GROUPED, layout) if tensor.has_partial_gradient(layout)]
-    assert sorted(parts) == [6, 6, 24, 24 * 24]
-    alone = Layout()
-    assert not any(tensor.has_partial_gradient(alone) for tensor in layer_tensors(GROUPED, alone))
+    def partial(tensor: int) -> list[int]:
+        held = layer_parameters(describe(GROUPED).layers[0], tensor)
+        return sorted(parameter.size for parameter in held if parameter.has_partial_gradient(tensor, split=False))
+
+    assert partial(4) == [6, 6, 24, 24 * 24]
+    assert partial(1) == []

@@ -2,10 +2,13 @@ from dataclasses import replace
 
 import pytest
 
+from crosscut.architecture import Product, describe
+from crosscut.architecture.messages import products_at
 from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.planner import forward_flops_per_token
+from crosscut.planner.candidate import target_of
 from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware, MeasuredProduct
-from crosscut.planner.products import Product, Speed, filled, layer_products, logits_product
+from crosscut.planner.products import Speed, filled
 
 H100 = KNOWN_HARDWARE["h100-sxm"]
 
@@ -20,9 +23,10 @@ def run_of(preset: str = "megatron-8.3b", *, tensor: int = 1, micro: int = 2) ->
 def test_the_products_are_those_whose_flops_are_counted(preset: str, tensor: int) -> None:
     run = run_of(preset, tensor=tensor)
     model, length = run.model, run.training.sequence_length
-    in_layer = sum(product.flops for found in layer_products(run).values() for product in found)
+    decoder, target = describe(model), target_of(run, device="cpu")
+    in_layer = sum(product.flops for found in products_at(decoder.layers[0], target).values() for product in found)
     core = 2 * 2 * run.micro_batch_size * length**2 * model.query_size // tensor
-    logits = logits_product(run)
+    logits = decoder.loss.product(target)
     without_padding = logits.flops * model.vocab_size // (logits.n * tensor)
     counted = run.micro_batch_size * length * forward_flops_per_token(model, length) / tensor
     assert model.num_layers * (in_layer + core) + without_padding == pytest.approx(counted, rel=1e-6)

@@ -2,10 +2,11 @@ from dataclasses import replace
 
 import pytest
 
+from crosscut.architecture import describe, layer_parameters
 from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.planner import flops_per_step, recomputed_flops_per_step
+from crosscut.planner.candidate import target_of
 from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
-from crosscut.planner.parameters import layer_tensors
 from crosscut.planner.passes import layer_passes, optimizer_bytes, weight_passes
 from crosscut.planner.program import crosscut_program
 from crosscut.planner.time import bubble_share, model_flops_per_second, step_time
@@ -63,9 +64,10 @@ def test_every_second_layer_repeats_half() -> None:
 def test_a_residual_stream_is_read_and_written_as_the_table_says() -> None:
     run = run_of()
     stream, inner = 8 * 1024 * 1536 * 2, 8 * 1024 * 4 * 1536 * 2
-    compiled = layer_passes(run, crosscut_program(run, H100))
+    (layer,), target = describe(run.model).kinds, target_of(run, device="cuda")
+    compiled = layer_passes(layer, target)
     assert (compiled.forward, compiled.backward) == (2 * 5 * stream + 2 * inner, 2 * 5 * stream + 4 * inner)
-    eager = layer_passes(run, crosscut_program(run, H100)._replace(compiled=False))
+    eager = layer_passes(layer, replace(target, compiled=False))
     assert (eager.forward, eager.backward) == (2 * 7 * stream + 2 * inner, 2 * 9 * stream + 4 * inner)
 
 
@@ -108,7 +110,7 @@ def test_the_first_micro_batch_adds_its_gradients_to_none() -> None:
     """
     run = run_of(precision="float32")
     program = crosscut_program(run, H100)
-    layers = 40 * sum(tensor.size for tensor in layer_tensors(run.model, run.layout))
+    layers = 40 * sum(parameter.size for parameter in layer_parameters(describe(run.model).layers[0], 1))
     for micro, batches in ((8, 1), (4, 2), (1, 8)):
         cast, summed = weight_passes(run_of(precision="float32", micro_batch_size=micro), program)
         assert (cast, batches * summed) == (0.0, pytest.approx((batches - 1) * 3 * 4 * layers))

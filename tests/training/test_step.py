@@ -124,7 +124,7 @@ def overflowing_gradient(run) -> str:
 def test_weight_decay_is_decoupled():
     layer = torch.nn.Linear(3, 2)
     start = layer.weight.detach().clone()
-    optimizer = make_optimizer(layer, OptimizerConfig(learning_rate=0.5, weight_decay=0.1))
+    optimizer = make_optimizer(layer, OptimizerConfig(learning_rate=0.5, weight_decay=0.1), undecayed={"bias"})
     for parameter in layer.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from math import inf, isfinite
-from typing import Any, get_args
+from typing import Any
 
 from crosscut.architecture import Operation
 from crosscut.config import ConfigError
@@ -52,7 +52,7 @@ def require_values(table: Mapping[str, Any]) -> None:
         require_key("products.measured", precision, _PRECISIONS)
         _require_rows(f"products.measured.{precision}", points, ("m", "k", "n", "TFLOP/s"))
     for operation, message in node.get("measured", {}).items():
-        require_key("node.measured", operation, get_args(Operation))
+        require_key("node.measured", operation, tuple(Operation))
         _require_message(f"node.measured.{operation}", message)
 
 

@@ -1,0 +1,108 @@
+"""The description of whole models: layers that differ, names, roles, and what follows for one rank."""
+
+from collections import Counter
+
+import pytest
+
+from crosscut.architecture import Cut, Role, Target, describe, flat, kept, lower, run_again
+from crosscut.architecture.messages import backward_messages, forward_messages, products_at
+from crosscut.config import PRESETS, ModelConfig
+
+MIXED = ModelConfig(
+    num_layers=5, hidden_size=64, num_heads=4, vocab_size=300, mlp_pattern=("swiglu", "swiglu", "gelu"), biases="none"
+)
+
+
+def names(model: ModelConfig) -> list[str]:
+    return [parameter.name for parameter in describe(model).parameters()]
+
+
+def test_a_pattern_repeats_until_every_layer_has_a_kind() -> None:
+    assert [MIXED.mlp_of(i) for i in range(5)] == ["swiglu", "swiglu", "gelu", "swiglu", "swiglu"]
+    assert list(describe(MIXED).kinds.values()) == [4, 1]
+    gated = {name.split(".")[1] for name in names(MIXED) if "gate" in name}
+    assert gated == {"0", "1", "3", "4"}
+
+
+def test_equal_layers_are_one_object() -> None:
+    decoder = describe(ModelConfig(**PRESETS["gpt2-small"]))
+    assert len(set(map(id, decoder.layers))) == 1
+    assert decoder.recomputed(5).total() == 3
+    assert decoder.recomputed(0).total() == 0
+
+
+def test_only_matrices_and_embeddings_decay() -> None:
+    decoder = describe(ModelConfig(**PRESETS["gpt2-small"]))
+    decayed = {p.name for p in decoder.parameters() if p.role.decays}
+    assert decayed == {p.name for p in decoder.parameters() if len(p.shape) > 1}
+
+
+def test_matrices_before_a_residual_sum_start_smaller_by_the_root_of_the_sums() -> None:
+    assert Role.MATRIX.initial_spread(18) == Role.EMBEDDING.initial_spread(18) == 0.02
+    assert Role.BEFORE_RESIDUAL.initial_spread(18) == 0.02 / 6
+    assert Role.NORM.initial_spread(18) == Role.BIAS.initial_spread(18) == 0
+    roles = {p.name: p.role for p in describe(MIXED).parameters()}
+    ends = [name for name, role in roles.items() if role is Role.BEFORE_RESIDUAL]
+    assert len(ends) == 2 * MIXED.num_layers
+    assert {name.split(".", 2)[2] for name in ends} == {"attention.output.weight", "mlp.contract.weight"}
+
+
+def test_ranks_that_are_more_than_the_heads_of_keys_hold_them_whole() -> None:
+    model = ModelConfig(num_layers=1, hidden_size=64, num_heads=8, num_kv_heads=2, vocab_size=300)
+    (key_value,) = [p for p in describe(model).parameters() if p.name.endswith("key_value.weight")]
+    assert key_value.cut is Cut.HEADS
+    assert [key_value.dim_cut(tensor) for tensor in (1, 2, 4)] == [0, 0, None]
+    assert key_value.on(4).has_partial_gradient(4, split=False)
+    assert not key_value.on(2).has_partial_gradient(2, split=False)
+
+
+def test_the_vocabulary_is_padded_for_the_ranks() -> None:
+    tokens = describe(MIXED).embedding.tokens
+    assert tokens.shape == (300, 64)
+    assert [tokens.on(tensor).shape for tensor in (1, 2, 4)] == [(384, 64), (256, 64), (128, 64)]
+
+
+@pytest.mark.parametrize("kind", ["gelu", "swiglu"])
+@pytest.mark.parametrize("split", [False, True])
+def test_a_layer_meets_at_two_points_each_way(kind: str, split: bool) -> None:
+    model = ModelConfig(num_layers=1, hidden_size=64, num_heads=4, vocab_size=300, mlp=kind)
+    target = Target(tensor=2, split=split, sequences=1, length=8)
+    steps = list(flat(lower(describe(model).layers[0], target)))
+    forward = Counter(sent.message.operation.value for sent in forward_messages(steps))
+    backward = Counter(sent.message.operation.value for sent in backward_messages(steps))
+    if split:
+        assert forward == {"all_gather": 2, "reduce_scatter": 2}
+        assert backward == {"all_gather": 4, "reduce_scatter": 2}  # each region gathers its input once more
+    else:
+        assert forward == {"all_reduce": 2}
+        assert backward == {"all_reduce": 2}
+
+
+def test_recomputation_repeats_all_but_what_nothing_kept_depends_on() -> None:
+    layer, target = describe(ModelConfig(**PRESETS["gpt2-small"])).layers[0], Target(sequences=2, length=16)
+    steps = list(flat(lower(layer, target)))
+    eager = run_again(layer, target, everything=False)
+    left_out = [step.gives[0].name for step in steps if step not in eager]
+    assert left_out == ["contract", "contract, left", "contract, left, dropped", "after mlp"]
+    assert run_again(layer, target, everything=True) == tuple(steps)
+
+
+def test_a_value_that_several_products_keep_counts_once() -> None:
+    gated = ModelConfig(num_layers=1, hidden_size=64, num_heads=4, vocab_size=300, mlp="swiglu", dropout=0.0)
+    target = Target(sequences=1, length=8, compute_bytes=2)
+    _, mlp = kept(describe(gated).layers[0], target, "none")
+    tokens, of_norm = 8, 2 * 4  # mean and deviation in two bytes each on the CPU
+    assert mlp.inputs == tokens * 64 * 2
+    assert mlp.norms == tokens * (64 * 2 + of_norm // 2)
+    assert mlp.feed_forward == 3 * tokens * 256 * 2
+
+
+def test_products_stand_at_their_end_of_the_region() -> None:
+    target = Target(tensor=2, sequences=1, length=8)
+    found = products_at(describe(MIXED).layers[0], target)
+    assert {name: len(products) for name, products in found.items()} == {
+        "attention input": 2,
+        "attention output": 1,
+        "mlp input": 2,
+        "mlp output": 1,
+    }
