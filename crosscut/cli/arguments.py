@@ -13,6 +13,7 @@ import click
 
 from crosscut.config import ConfigError, CrosscutError, Layout, RunConfig, load_run
 from crosscut.config.precision import OF_MODELS
+from crosscut.config.training import Device
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _P = ParamSpec("_P")
@@ -52,7 +53,7 @@ def on_devices_there(run: RunConfig) -> RunConfig:
     if run.training.device != "auto" or not has_too_few_gpus(run.layout.world_size):
         return run
     click.echo(f"The {run.layout.world_size} ranks run on the processor: there are fewer GPUs.", err=True)
-    return replace(run, training=replace(run.training, device="cpu"))
+    return replace(run, training=replace(run.training, device=Device.CPU))
 
 
 def require_file(option: str, path: Path) -> None:

@@ -9,7 +9,7 @@ import click
 from crosscut.cli.arguments import naming_options, precision_option
 from crosscut.config import ConfigError, EvaluationConfig, Layout
 from crosscut.config.checks import listed
-from crosscut.config.evaluation import DETOKENIZERS
+from crosscut.config.evaluation import Detokenizer
 
 _TASKS = ("wikitext103", "lambada")
 _NAMES = {
@@ -29,7 +29,7 @@ _NAMES = {
 @click.option("--text-key", default="text", show_default=True, help="Where jsonl and parquet files hold the text.")
 @click.option("--window", default=0, help="Tokens read at once.  [default: 1024, or fewer where the model has fewer]")
 @click.option("--overlap", "--stride", default=32, show_default=True, help="Tokens by which the window moves on.")
-@click.option("--detokenizer", type=click.Choice(DETOKENIZERS), default="paper", show_default=True)
+@click.option("--detokenizer", type=click.Choice(Detokenizer.values()), default="paper", show_default=True)
 @click.option("--harness", metavar="TASK,...", default="", help="Tasks of EleutherAI's lm-eval instead.")
 @click.option("--harness-folder", default="", help="A folder with lm-eval task files of your own.")
 @click.option("--limit", default=0, help="Examples of each lm-eval task.  [default: all]")

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
+from crosscut.config.precision import Precision
 from crosscut.config.run import reason_against_compiling
 
 
@@ -23,7 +24,7 @@ class Candidate(NamedTuple):
         """Same as `RunConfig.settled`."""
         if self.training.precision != "auto":
             return self
-        return self._replace(training=replace(self.training, precision=precision))
+        return self._replace(training=replace(self.training, precision=Precision(precision)))
 
     @property
     def micro_batch_size(self) -> int:
