@@ -119,7 +119,7 @@ def _told(value: object) -> str:
 def _dry_run(
     arguments: tuple[str, ...], model: str | None, gpu: str | None, *, layout: str | None, rank: int, as_json: bool
 ) -> None:
-    from crosscut.cli.dry_run import show_dry_run
+    from crosscut.cli.plan.dry_run import show_dry_run
     from crosscut.planner.hardware import named_hardware
     from crosscut.planner.search import require_device
 
@@ -152,7 +152,7 @@ def _show(
 
         click.echo(json.dumps(to_json(plans, top=top, tokens=tokens, price=price), indent=2))
     else:
-        from crosscut.cli.plan_table import show_plans
+        from crosscut.cli.plan.table import show_plans
 
         show_plans(plans, top=top, tokens=tokens, price=price, arguments=arguments)
 
