@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from crosscut.data import Shard, Tokenizer
-from crosscut.data.shards import INDEX_DTYPE
+from crosscut.data.shards.writing import INDEX_DTYPE
 
 WORDS = ("the", "cut", "model", "is", "one", "whole", "and", "every", "rank", "meets", "others", "at", "two", "points")
 

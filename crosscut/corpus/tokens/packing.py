@@ -33,10 +33,10 @@ from crosscut.corpus.tokens.encoding import TOKENS, index_name, tokens_name
 from crosscut.data.folders import beside, exchange, is_taken
 from crosscut.data.hashing import sha256
 from crosscut.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, Settings, SourceEntry
-from crosscut.data.megatron import write_index
-from crosscut.data.shards import INDEX_DTYPE, TokenDocument, split_at_random, write_shards
-from crosscut.data.tokenizer import Tokenizer, token_dtype
-from crosscut.data.tokens import TokenFolder
+from crosscut.data.shards.megatron import write_index
+from crosscut.data.shards.reading import TokenFolder
+from crosscut.data.shards.writing import INDEX_DTYPE, TokenDocument, split_at_random, write_shards
+from crosscut.data.tokenization.tokenizer import Tokenizer, token_dtype
 
 PACKING = "packing"
 """The stage's name."""

@@ -10,7 +10,7 @@ from crosscut.config.corpus import SourceConfig
 from crosscut.corpus.readers import Reject, Skip, Text
 from crosscut.corpus.readers.files import find_files
 from crosscut.data import Tokenizer
-from crosscut.data.megatron import write_indexed
+from crosscut.data.shards.megatron import write_indexed
 from tests.corpus.reads import read
 
 TEXTS = ["It was the best of times.", "It was the wörst of times.\n\nIt was.", " "]

@@ -22,8 +22,8 @@ from crosscut.corpus.tokens import packing as packing_module
 from crosscut.corpus.tokens.encoding import TokensStage
 from crosscut.corpus.tokens.packing import PackingStage, publish
 from crosscut.data import Sampler, Shard, TokenFolder, Tokenizer, prepare
-from crosscut.data.megatron import IndexedTokens
-from crosscut.data.shards import INDEX_DTYPE
+from crosscut.data.shards.megatron import IndexedTokens
+from crosscut.data.shards.writing import INDEX_DTYPE
 from tests.cli.conftest import TINY
 from tests.corpus.ingested import run, write_part
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crosscut.config.errors import DataError
-from crosscut.data.sources import unreadable
+from crosscut.data.text.sources import unreadable
 
 DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
 """The format's codes of types."""
