@@ -1,1 +1,1 @@
-"""`crosscut plan`: forecasts of layouts, and with `--calibrate` or `--dry-run` a command of its own."""
+"""`crosscut plan`: three commands behind one name, a forecast of layouts, a calibration and a dry run."""
