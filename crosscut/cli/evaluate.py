@@ -135,7 +135,7 @@ def _show(report: dict[str, Any], *, as_json: bool) -> None:
     else:
         from rich.console import Console
 
-        from crosscut.evaluation.report import print_report
+        from crosscut.evaluation.score_table import print_report
 
         print_report(report, Console())
 
