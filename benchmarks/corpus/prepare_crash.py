@@ -29,7 +29,7 @@ import tomli_w
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.machine import print_machine
-from crosscut.data.sources import BUILTIN_CORPORA
+from crosscut.data.text.sources import BUILTIN_CORPORA
 
 TIMES = ("timings.json", "report.html", "config.toml", ".lock")
 """Files of a corpus that hold times or paths, and so differ between runs."""

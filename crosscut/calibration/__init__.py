@@ -4,6 +4,6 @@ Within a minute it measures the rate of matrix products by shape, of attention, 
 ranks. It writes a file like those of `crosscut.planner.hardware`, which `crosscut plan --gpu FILE` takes.
 """
 
-from crosscut.calibration.run import calibrate
+from crosscut.calibration.device_file import calibrate
 
 __all__ = ["calibrate"]

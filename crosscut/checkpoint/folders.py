@@ -66,17 +66,17 @@ def list_checkpoints(root: Location) -> list[Folder]:
         return [c for c in found if isinstance(c, LocalFolder) or MANIFEST_FILE in c.files()]
 
 
-def latest_good_checkpoint(root: Location, *, progress: bool = True) -> GoodCheckpoint:
+def latest_good_checkpoint(root: Location) -> GoodCheckpoint:
     """The newest checkpoint that is as it was written: every file's size and hash agree with its manifest.
 
-    Says on the error stream which newer ones are damaged and passed over, and how; `progress` shows a bar while large
-    ones are read. For one process of a run to call: the others need not read it all again. Raises `CheckpointError`
-    where there is none, or when all are damaged.
+    Says on the error stream which newer ones are damaged and passed over, and how, and shows a bar while large ones
+    are read. For one process of a run to call: the others need not read it all again. Raises `CheckpointError` where
+    there is none, or when all are damaged.
     """
     skipped: list[str] = []
     passed_over: list[Folder] = []
     for folder in reversed(list_checkpoints(root)):
-        if not (damage := find_damage(folder, progress=progress)):
+        if not (damage := find_damage(folder, progress=True)):
             if skipped:
                 click.echo(_fallback_message(skipped, folder), err=True)
             return GoodCheckpoint(folder, read_manifest(folder), tuple(skipped), tuple(passed_over))

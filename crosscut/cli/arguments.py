@@ -13,9 +13,11 @@ import click
 
 from crosscut.config import ConfigError, CrosscutError, Layout, RunConfig, load_run
 from crosscut.config.precision import OF_MODELS
+from crosscut.config.training import Device
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _P = ParamSpec("_P")
+_R = TypeVar("_R")
 _T = TypeVar("_T")
 
 DEMO_RUN = "demo.toml"
@@ -52,7 +54,7 @@ def on_devices_there(run: RunConfig) -> RunConfig:
     if run.training.device != "auto" or not has_too_few_gpus(run.layout.world_size):
         return run
     click.echo(f"The {run.layout.world_size} ranks run on the processor: there are fewer GPUs.", err=True)
-    return replace(run, training=replace(run.training, device="cpu"))
+    return replace(run, training=replace(run.training, device=Device.CPU))
 
 
 def require_file(option: str, path: Path) -> None:
@@ -79,6 +81,30 @@ def require_folder(option: str, path: Path) -> None:
         raise ConfigError(
             f"`{option}` must name a folder that can be written in, but is `{path}`: {error.strerror}. Name another."
         ) from None
+
+
+def file_option(name: str, **attributes: Any) -> Callable[[_Command], _Command]:
+    """Option that names a file to write; `ConfigError` is raised before the work where the file cannot be written."""
+    return click.option(name, type=click.Path(path_type=Path), callback=_writable, **attributes)
+
+
+def _writable(_context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None:
+        require_file(option.opts[0], path)
+    return path
+
+
+def gathered(kind: Callable[..., _T]) -> Callable[[Callable[[_T], _R]], Callable[..., _R]]:
+    """Hand the parameters of a command on as one value, a dataclass whose fields have the parameters' names."""
+
+    def of(command: Callable[[_T], _R]) -> Callable[..., _R]:
+        @wraps(command)
+        def run(**parameters: Any) -> _R:
+            return command(kind(**parameters))
+
+        return run
+
+    return of
 
 
 def precision_option(command: _Command) -> _Command:

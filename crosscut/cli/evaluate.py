@@ -1,15 +1,19 @@
 """`crosscut evaluate`."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from crosscut.cli.arguments import naming_options, precision_option
+from crosscut.cli.arguments import gathered, naming_options, precision_option
 from crosscut.config import ConfigError, EvaluationConfig, Layout
 from crosscut.config.checks import listed
-from crosscut.config.evaluation import DETOKENIZERS
+from crosscut.config.evaluation import Detokenizer
+
+if TYPE_CHECKING:
+    from crosscut.evaluation.ranks import Machinery
 
 _TASKS = ("wikitext103", "lambada")
 _NAMES = {
@@ -22,6 +26,44 @@ _NAMES = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """Options of `crosscut evaluate`."""
+
+    place: str
+    tasks: tuple[str, ...]
+    """As they are typed: `NAME=FILE`."""
+    text: tuple[str, ...]
+    text_key: str
+    window: int
+    overlap: int
+    detokenizer: Detokenizer
+    harness: str
+    """Tasks of lm-eval, with commas between them."""
+    harness_folder: str
+    limit: int
+    shots: int
+    batch_size: int
+    tensor: int
+    data: int
+    device: str
+    precision: str
+    output: Path | None
+    as_json: bool
+
+    def protocol(self) -> EvaluationConfig:
+        """The texts to score and how; nothing to score where there are only tasks of lm-eval. Raises `ConfigError`."""
+        return EvaluationConfig(
+            text=self.text,
+            text_key=self.text_key,
+            window=self.window,
+            overlap=self.overlap,
+            detokenizer=self.detokenizer,
+            batch_size=self.batch_size,
+            **_files(self.tasks),
+        )
+
+
 @click.command()
 @click.argument("place")
 @click.option("--task", "tasks", multiple=True, metavar="NAME=FILE", help="wikitext103=FILE or lambada=FILE.")
@@ -29,7 +71,7 @@ _NAMES = {
 @click.option("--text-key", default="text", show_default=True, help="Where jsonl and parquet files hold the text.")
 @click.option("--window", default=0, help="Tokens read at once.  [default: 1024, or fewer where the model has fewer]")
 @click.option("--overlap", "--stride", default=32, show_default=True, help="Tokens by which the window moves on.")
-@click.option("--detokenizer", type=click.Choice(DETOKENIZERS), default="paper", show_default=True)
+@click.option("--detokenizer", type=click.Choice(Detokenizer.values()), default="paper", show_default=True)
 @click.option("--harness", metavar="TASK,...", default="", help="Tasks of EleutherAI's lm-eval instead.")
 @click.option("--harness-folder", default="", help="A folder with lm-eval task files of your own.")
 @click.option("--limit", default=0, help="Examples of each lm-eval task.  [default: all]")
@@ -42,48 +84,45 @@ _NAMES = {
 @click.option("--output", type=click.Path(path_type=Path), help="Write the figures and how they came about as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print figures instead of a table.")
 @naming_options(_NAMES)
-def evaluate(
-    place: str,
-    tasks: tuple[str, ...],
-    tensor: int,
-    data: int,
-    device: str,
-    precision: str,
-    output: Path | None,
-    as_json: bool,
-    harness: str,
-    harness_folder: str,
-    limit: int,
-    shots: int,
-    **protocol: Any,
-) -> None:
+@gathered(EvaluateOptions)
+def evaluate(options: EvaluateOptions) -> None:
     """Score a model by the paper's protocols: perplexity of WikiText-103, LAMBADA, your own text.
 
     PLACE is a run's folder, one of its checkpoints, or a Hugging Face folder. The score is the same on every layout.
     """
-    config = EvaluationConfig(**protocol, **_files(tasks))
-    if config.has_tasks == bool(harness):
+    config = options.protocol()
+    if config.has_tasks == bool(options.harness):
         raise ConfigError(
             "There must be something to score, either files (`--task`, `--text`) or tasks of lm-eval (`--harness`), "
-            f"but {'both are' if harness else 'neither is'} given."
+            f"but {'both are' if options.harness else 'neither is'} given."
         )
-    layout = Layout(tensor=tensor, data=data)
+    layout = Layout(tensor=options.tensor, data=options.data)
     from crosscut.evaluation.ranks import Machinery
     from crosscut.launch.processes import is_first_started
 
-    on = Machinery(layout=layout, device=device, precision=precision)
-    if harness:
-        from crosscut.harness import Harness, run_harness
-
-        size = {"limit": limit, "shots": shots, "batch_size": config.batch_size}
-        wanted = Harness(tasks=tuple(harness.split(",")), folder=harness_folder, **size)
-        report = run_harness(place, wanted, on, output=output)
-    else:
-        from crosscut.evaluation.run import evaluate_place
-
-        report = evaluate_place(place, config, on, output=output)
+    on = Machinery(layout=layout, device=options.device, precision=options.precision)
+    report = _run_harness(options, on) if options.harness else _evaluate(options, config, on)
     if is_first_started():
-        _show(report, as_json=as_json)
+        _show(report, as_json=options.as_json)
+
+
+def _run_harness(options: EvaluateOptions, on: "Machinery") -> dict[str, Any]:
+    from crosscut.harness import Harness, run_harness
+
+    harness = Harness(
+        tasks=tuple(options.harness.split(",")),
+        folder=options.harness_folder,
+        limit=options.limit,
+        shots=options.shots,
+        batch_size=options.batch_size,
+    )
+    return run_harness(options.place, harness, on, output=options.output)
+
+
+def _evaluate(options: EvaluateOptions, config: EvaluationConfig, on: "Machinery") -> dict[str, Any]:
+    from crosscut.evaluation.run import evaluate_place
+
+    return evaluate_place(options.place, config, on, output=options.output)
 
 
 def _show(report: dict[str, Any], *, as_json: bool) -> None:
@@ -96,7 +135,7 @@ def _show(report: dict[str, Any], *, as_json: bool) -> None:
     else:
         from rich.console import Console
 
-        from crosscut.evaluation.report import print_report
+        from crosscut.evaluation.score_table import print_report
 
         print_report(report, Console())
 

@@ -37,10 +37,7 @@ _CHOICES = (
 @precision_option
 @click.option("--json", "as_json", is_flag=True, help="A line of JSON for each text: prompt, text, token ids, finish.")
 @naming_options({"layout.tensor": "--tensor", **{name: f"--{name.replace('_', '-')}" for name in _CHOICES}})
-def generate(
-    place: str, prompt: str | None, file: Path | None, samples: int, num_tokens: int | None, slide: bool, tensor: int,
-    device: str, precision: str, as_json: bool, **choice: Any,
-) -> None:  # fmt: skip
+def generate(place: str, prompt: str | None, file: Path | None, **options: Any) -> None:
     """Write text with the model at PLACE: a run's folder, one of its checkpoints, or a Hugging Face folder.
 
     Of a run, also one in progress, it is the newest checkpoint. A single text is shown as it is written, several
@@ -54,10 +51,7 @@ def generate(
     if prompt is not None and file is not None:
         raise click.UsageError("Give --prompt or --prompts, not both.")
     prompts = read_prompts(file) if file is not None else (prompt or "",)
-    if prompt is None and file is None and can_ask() and not as_json:
+    if prompt is None and file is None and can_ask() and not options["as_json"]:
         prompts = ()
-    order = Order(
-        prompts=prompts, samples=samples, sampling=Sampling(**choice), num_tokens=num_tokens, slide=slide,
-        as_json=as_json, tensor=tensor, device=device, precision=precision,
-    )  # fmt: skip
-    write_order(place, order)
+    sampling = Sampling(seed=options.pop("seed"), **{name: options.pop(name) for name in _CHOICES})
+    write_order(place, Order(prompts=prompts, sampling=sampling, **options))

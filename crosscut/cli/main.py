@@ -12,7 +12,7 @@ from crosscut.cli.checkpoint import checkpoint
 from crosscut.cli.evaluate import evaluate
 from crosscut.cli.generate import generate
 from crosscut.cli.lm_eval import lm_eval
-from crosscut.cli.plan import plan
+from crosscut.cli.plan.command import plan
 from crosscut.cli.prepare import prepare
 from crosscut.cli.serve import serve
 from crosscut.cli.study import study

@@ -8,21 +8,18 @@ from crosscut.cli.arguments import has_file, on_devices_there, run_arguments, ru
 
 
 class _TrainCommand(click.Command):
-    """Knows which word after `--resume` is its own: only `auto`; any other is the run's file or an override."""
+    """Reads `--resume` as `--resume=newest` unless `auto` follows.
+
+    An option of click with an optional value would take any word that follows, also the run's file or an override.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Give `--resume` its value before click parses, which would take whatever follows."""
-        return super().parse_args(ctx, _with_resume_value(args))
-
-
-def _with_resume_value(args: list[str]) -> list[str]:
-    if "--resume" not in args:
-        return args
-    place = args.index("--resume")
-    if "--" in args[:place]:
-        return args
-    auto = args[place + 1 : place + 2] == ["auto"]
-    return [*args[:place], f"--resume={'auto' if auto else 'newest'}", *_with_resume_value(args[place + 1 + auto :])]
+        """Give `--resume` its value where it has none, then parse."""
+        end = args.index("--") if "--" in args else len(args)
+        for place, following in enumerate([*args[1:end], ""][:end]):
+            if args[place] == "--resume" and following != "auto":
+                args = [*args[:place], "--resume=newest", *args[place + 1 :]]
+        return super().parse_args(ctx, args)
 
 
 @click.command(cls=_TrainCommand)

@@ -18,7 +18,7 @@ from crosscut.config.precision import PRECISIONS
 @click.option("--hidden", type=click.IntRange(min=1), help="Scale the model down to this hidden size.")
 @click.option(
     "--precision",
-    type=click.Choice(list(PRECISIONS)),
+    type=click.Choice([str(precision) for precision in PRECISIONS]),
     default="float64",
     show_default=True,
     help="Of the step, whatever the run's is: float64 proves, a narrower one finds what is larger than its rounding.",

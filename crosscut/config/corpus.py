@@ -6,19 +6,52 @@ One TOML file that `crosscut prepare` takes, with the sections below and one `[[
 import re
 from dataclasses import dataclass, field
 
-from crosscut.config.checks import listed, require_at_least, require_fraction, require_one_of
+from crosscut.config.checks import listed, require_at_least, require_fraction
+from crosscut.config.choices import Choice, resolve_choices
 from crosscut.config.errors import ConfigError
 
-FORMATS = ("auto", "jsonl", "parquet", "text", "html", "mail", "wikipedia", "megatron")
-"""The values of `sources.format`."""
-
-CLEANERS = ("join_lines",)
-"""The values of `sources.cleaners`."""
-
-LEAKAGE_ACTIONS = ("report", "document", "passage")
-"""The values of `leakage.action`."""
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class SourceFormat(Choice):
+    """Values of `sources.format`."""
+
+    AUTO = "auto"
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+    TEXT = "text"
+    HTML = "html"
+    MAIL = "mail"
+    WIKIPEDIA = "wikipedia"
+    MEGATRON = "megatron"
+
+
+class Cleaner(Choice):
+    """Values that `sources.cleaners` may hold."""
+
+    JOIN_LINES = "join_lines"
+
+
+class Detector(Choice):
+    """Values of `language.detector`."""
+
+    ELDC = "eldc"
+    LANGDETECT = "langdetect"
+
+
+class LeakageAction(Choice):
+    """Values of `leakage.action`."""
+
+    REPORT = "report"
+    DOCUMENT = "document"
+    PASSAGE = "passage"
+
+
+class EngineKind(Choice):
+    """Values of `engine.kind`."""
+
+    LOCAL = "local"
+    RAY = "ray"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +65,7 @@ class SourceConfig:
     """Files, folders, globs or URLs that fsspec knows, such as `s3://bucket/part-*.jsonl.zst`; .gz and .zst are
     unpacked."""
 
-    format: str = "auto"
+    format: SourceFormat = SourceFormat.AUTO
     """`jsonl`, `parquet`, `text` (a file is a document), `html`, `mail` (a message a file, or an mbox), `wikipedia` (an
     XML dump), `megatron` (the `.idx` beside a `.bin` of tokens, read with `tokens.tokenizer`), or `auto`: by suffix."""
 
@@ -48,7 +81,7 @@ class SourceConfig:
     title_key: str = "title"
     """Key or column of the document's title, where there is one."""
 
-    cleaners: tuple[str, ...] = ()
+    cleaners: tuple[Cleaner, ...] = ()
     """Repairs for this source alone: `join_lines` removes newlines inside paragraphs, as the paper does for
     CC-Stories."""
 
@@ -63,9 +96,7 @@ class SourceConfig:
             )
         if not self.files:
             raise ConfigError(f"`sources.files` of `{self.name}` must name files or URLs, but is empty.")
-        require_one_of("sources.format", self.format, FORMATS)
-        for cleaner in self.cleaners:
-            require_one_of("sources.cleaners", cleaner, CLEANERS)
+        resolve_choices(self, "sources")
         if not 0 < self.weight <= 100:
             raise ConfigError(f"`sources.weight` must be above 0 and at most 100, but is {self.weight}.")
 
@@ -122,14 +153,14 @@ class LanguageConfig:
     keep: tuple[str, ...] = ("en",)
     """ISO 639-1 codes of languages to keep. Empty keeps all and detects none."""
 
-    detector: str = "eldc"
+    detector: Detector = Detector.ELDC
     """`eldc`, which is fast, or `langdetect`, the paper's."""
 
     min_score: float = 0.0
     """Certainty below which a document of a language to keep goes, 0 to 1."""
 
     def __post_init__(self) -> None:
-        require_one_of("language.detector", self.detector, ("eldc", "langdetect"))
+        resolve_choices(self, "language")
         require_fraction("language.min_score", self.min_score)
 
 
@@ -186,7 +217,7 @@ class LeakageConfig:
     false_positives: float = 1e-3
     """Share of the corpus's n-grams that the Bloom filter lets through by chance; each is then checked exactly."""
 
-    action: str = "passage"
+    action: LeakageAction = LeakageAction.PASSAGE
     """Treatment of a document that shares n-grams with a test set: `passage` cuts the n-grams out with a margin,
     `document` drops the document, `report` only counts."""
 
@@ -204,7 +235,7 @@ class LeakageConfig:
         require_at_least("leakage.margin", self.margin, 0)
         require_at_least("leakage.min_matches", self.min_matches, 1)
         require_at_least("leakage.max_cuts", self.max_cuts, 1)
-        require_one_of("leakage.action", self.action, LEAKAGE_ACTIONS)
+        resolve_choices(self, "leakage")
         if not 0 < self.false_positives <= 0.1:
             raise ConfigError(
                 f"`leakage.false_positives` must be above 0 and at most 0.1, but is {self.false_positives}."
@@ -240,7 +271,7 @@ class TokensConfig:
 class EngineConfig:
     """Engine that runs the work; every engine gives the same result."""
 
-    kind: str = "local"
+    kind: EngineKind = EngineKind.LOCAL
     """`local`: processes on this machine; `ray`: an existing Ray cluster whose machines share the output's disk."""
 
     address: str = "auto"
@@ -250,7 +281,7 @@ class EngineConfig:
     """Tasks at a time. 0 takes one for each core."""
 
     def __post_init__(self) -> None:
-        require_one_of("engine.kind", self.kind, ("local", "ray"))
+        resolve_choices(self, "engine")
         require_at_least("engine.workers", self.workers, 0)
 
 
@@ -285,7 +316,7 @@ class CorpusConfig:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ConfigError(f"`sources.name` must be another for each source, but {listed(twice)} is there twice.")
-        if any(source.format == "megatron" for source in self.sources) and not self.tokens.tokenizer:
+        if any(source.format == SourceFormat.MEGATRON for source in self.sources) and not self.tokens.tokenizer:
             raise ConfigError(
                 "`tokens.tokenizer` must name the tokenizer that a `megatron` source was made with, but is empty."
             )

@@ -2,14 +2,19 @@
 
 from dataclasses import dataclass
 
-from crosscut.config.checks import require_at_least, require_one_of
+from crosscut.config.checks import require_at_least
+from crosscut.config.choices import Choice, resolve_choices
 from crosscut.config.errors import ConfigError
-
-DETOKENIZERS = ("paper", "invertible")
-"""The values of `evaluation.detokenizer`."""
 
 PAPERS_WINDOW = 1024
 """Tokens that the paper's models read at once."""
+
+
+class Detokenizer(Choice):
+    """Values of `evaluation.detokenizer`."""
+
+    PAPER = "paper"
+    INVERTIBLE = "invertible"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +42,7 @@ class EvaluationConfig:
     overlap: int = 32
     """Tokens by which the window moves on, and of which each window but the first scores its last: the paper's o."""
 
-    detokenizer: str = "paper"
+    detokenizer: Detokenizer = Detokenizer.PAPER
     """Rules that turn WikiText's words into text: `paper` takes those of the paper's authors, which give the paper's
     number of tokens; `invertible` takes rules that lose nothing."""
 
@@ -49,7 +54,7 @@ class EvaluationConfig:
         require_at_least("evaluation.window", self.window, 0)
         for name in ("overlap", "batch_size"):
             require_at_least(f"evaluation.{name}", getattr(self, name), 1)
-        require_one_of("evaluation.detokenizer", self.detokenizer, DETOKENIZERS)
+        resolve_choices(self, "evaluation")
         if self.every and not self.has_tasks:
             raise ConfigError(
                 f"`evaluation.every` must be 0 where there is nothing to score, but is {self.every}. Name a file in "

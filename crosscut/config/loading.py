@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from crosscut.config.checks import listed
+from crosscut.config.choices import Choice
 from crosscut.config.corpus import CorpusConfig
 from crosscut.config.errors import ConfigError
 from crosscut.config.files import write_whole
@@ -203,6 +204,8 @@ def _hint(name: str) -> str:
 
 
 def _convert(kind: Any, value: Any, name: str) -> Any:
+    if isinstance(kind, type) and issubclass(kind, Choice):
+        return _convert(str, value, name)  # the dataclass makes it a member
     if isinstance(value, _Override):
         parsed = value.parsed()
         value = str(value) if kind is str and not isinstance(parsed, str) else parsed  # 1984 may be a title
@@ -219,7 +222,7 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         raise ConfigError(f"`{name}` must be a list of strings, but is {value!r}.")
     if kind is float and type(value) is int:
         return float(value)
-    if type(value) is not kind:
+    if type(value) is not kind and not (kind is str and isinstance(value, Choice)):
         raise ConfigError(f"`{name}` must be {_TYPE_NAMES[kind]}, but is {value!r}.")
     return value
 

@@ -1,7 +1,12 @@
-"""Element types of a run's precisions, by torch's names, since neither this room nor the planner may import torch."""
+"""Precisions of a run and their element types, by torch's names, since neither this room nor the planner may import
+torch.
+"""
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
+
+from crosscut.config.choices import Choice
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
@@ -9,7 +14,18 @@ FLOAT8_MULTIPLE = 16
 """Divisor of every dimension of a float8 product: the hardware takes rows of 16 bytes."""
 
 
-class Precision(NamedTuple):
+class Precision(Choice):
+    """Values of `training.precision`."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT8 = "float8"
+    FLOAT64 = "float64"
+
+
+class ElementTypes(NamedTuple):
     """The element types of a run, by torch's names."""
 
     compute: str
@@ -32,25 +48,25 @@ class Precision(NamedTuple):
         return _BYTES[self.accumulation]
 
 
-PRECISIONS = MappingProxyType(
+PRECISIONS: Mapping[str, ElementTypes] = MappingProxyType(
     {
-        "float32": Precision(compute="float32", accumulation="float32", products="float32"),
-        "bfloat16": Precision(compute="bfloat16", accumulation="float32", products="bfloat16"),
-        "float16": Precision(compute="float16", accumulation="float32", products="float16"),
-        "float8": Precision(compute="bfloat16", accumulation="float32", products="float8_e4m3fn"),
-        "float64": Precision(compute="float64", accumulation="float64", products="float64"),
+        Precision.FLOAT32: ElementTypes(compute="float32", accumulation="float32", products="float32"),
+        Precision.BFLOAT16: ElementTypes(compute="bfloat16", accumulation="float32", products="bfloat16"),
+        Precision.FLOAT16: ElementTypes(compute="float16", accumulation="float32", products="float16"),
+        Precision.FLOAT8: ElementTypes(compute="bfloat16", accumulation="float32", products="float8_e4m3fn"),
+        Precision.FLOAT64: ElementTypes(compute="float64", accumulation="float64", products="float64"),
     }
 )
-"""Element types by the value of `training.precision`."""
+"""Element types of each precision but `auto`."""
 
-OF_MODELS = tuple(name for name, precision in PRECISIONS.items() if precision.products == precision.compute)
+OF_MODELS = tuple(str(name) for name, precision in PRECISIONS.items() if precision.products == precision.compute)
 """Precisions in which a model can be held for inference; float8 serves only products in training."""
 
 
-def precision_on(device: str, *, has_bfloat16: bool = True) -> str:
+def precision_on(device: str, *, has_bfloat16: bool = True) -> Precision:
     """Precision that `training.precision = "auto"` selects on a kind of device: the fastest one in which training is
     known to give the same result as in float32.
     """
     if device != "cuda":
-        return "float32"
-    return "bfloat16" if has_bfloat16 else "float16"
+        return Precision.FLOAT32
+    return Precision.BFLOAT16 if has_bfloat16 else Precision.FLOAT16

@@ -6,19 +6,15 @@ by `RunConfig`.
 
 from dataclasses import dataclass, field, replace
 
-from crosscut.config.checks import (
-    divisors,
-    listed,
-    require_at_least,
-    require_one_of,
-)
+from crosscut.config.checks import divisors, listed, require_at_least
+from crosscut.config.choices import Choice, resolve_choices
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, TOKENS_FOLDER
 from crosscut.config.errors import ConfigError, LayoutError
 from crosscut.config.evaluation import EvaluationConfig
 from crosscut.config.layout import Layout
 from crosscut.config.model import ModelConfig, require_tensor_axis
-from crosscut.config.precision import FLOAT8_MULTIPLE
-from crosscut.config.training import OptimizerConfig, TrainingConfig
+from crosscut.config.precision import FLOAT8_MULTIPLE, Precision
+from crosscut.config.training import Compile, OptimizerConfig, TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +52,13 @@ class DataConfig:
         require_at_least("data.train_to_validation", self.train_to_validation, 1)
 
 
+class OnFailure(Choice):
+    """Values of `checkpoint.on_failure`."""
+
+    STOP = "stop"
+    CONTINUE = "continue"
+
+
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """When the run's state is saved, where, and which checkpoints are kept (docs/checkpoints.md)."""
@@ -72,7 +75,7 @@ class CheckpointConfig:
     folder: str = ""
     """A path or any URL that fsspec knows, such as `s3://bucket/run`. Empty means `checkpoints` in the run's folder."""
 
-    on_failure: str = "stop"
+    on_failure: OnFailure = OnFailure.STOP
     """Reaction of the run to a checkpoint that cannot be written: `stop` ends the run at the next checkpoint;
     `continue` tries again then. The run reports the failure either way, and earlier checkpoints stay as they were."""
 
@@ -80,7 +83,7 @@ class CheckpointConfig:
         require_at_least("checkpoint.keep", self.keep, 1)
         for name in ("every", "keep_every"):
             require_at_least(f"checkpoint.{name}", getattr(self, name), 0)
-        require_one_of("checkpoint.on_failure", self.on_failure, ("stop", "continue"))
+        resolve_choices(self, "checkpoint")
         if self.every and self.keep_every % self.every:
             raise ConfigError(
                 f"`checkpoint.keep_every` must be a multiple of `checkpoint.every` ({self.every}), but is "
@@ -132,9 +135,9 @@ class RunConfig:
 
     def settled(self, precision: str) -> "RunConfig":
         """With `precision` where `training.precision` is `auto`."""
-        if self.training.precision != "auto":
+        if self.training.precision != Precision.AUTO:
             return self
-        return replace(self, training=replace(self.training, precision=precision))
+        return replace(self, training=replace(self.training, precision=Precision(precision)))
 
     @property
     def micro_batch_size(self) -> int:
@@ -164,7 +167,7 @@ class RunConfig:
     @property
     def is_compiled_on_gpus(self) -> bool:
         """Whether layers are compiled where the run is on GPUs that allow it."""
-        return self.training.compile != "off" and not self.reason_against_compiling
+        return self.training.compile != Compile.OFF and not self.reason_against_compiling
 
     def _check_batch(self) -> None:
         batch, data, micro = self.training.batch_size, self.layout.data, self.training.micro_batch_size
@@ -189,9 +192,9 @@ class RunConfig:
             )
 
     def _check_float8(self) -> None:
-        if self.training.precision == "float8":
+        if self.training.precision == Precision.FLOAT8:
             self._require_multiples(FLOAT8_MULTIPLE)
-        if self.training.precision == "float8" and self.layout.symmetric_memory:
+        if self.training.precision == Precision.FLOAT8 and self.layout.symmetric_memory:
             raise ConfigError(
                 '`training.precision` must not be "float8" with layout.symmetric_memory, whose pieces are of 16 bits. '
                 'Set training.precision="bfloat16", or leave symmetric memory out.'
@@ -214,7 +217,7 @@ class RunConfig:
                 )
 
     def _check_compile(self) -> None:
-        if self.training.compile == "on" and (reason := self.reason_against_compiling):
+        if self.training.compile == Compile.ON and (reason := self.reason_against_compiling):
             raise ConfigError(not_compilable(reason))
 
     def _check_sequence(self) -> None:

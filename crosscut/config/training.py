@@ -2,15 +2,42 @@
 
 from dataclasses import dataclass
 
-from crosscut.config.checks import require_at_least, require_fraction, require_one_of
+from crosscut.config.checks import require_at_least, require_fraction
+from crosscut.config.choices import Choice, resolve_choices
 from crosscut.config.errors import ConfigError
-from crosscut.config.precision import PRECISIONS, Precision, precision_on
+from crosscut.config.precision import PRECISIONS, ElementTypes, Precision, precision_on
 
-RECOMPUTATIONS = ("none", "selective", "operators", "full")
-"""The values of `training.recompute`."""
 
-OFFLOADS = ("activations", "optimizer")
-"""The values that `training.offload` may hold."""
+class Recompute(Choice):
+    """Values of `training.recompute`."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    OPERATORS = "operators"
+    FULL = "full"
+
+
+class Offload(Choice):
+    """Values that `training.offload` may hold."""
+
+    ACTIVATIONS = "activations"
+    OPTIMIZER = "optimizer"
+
+
+class Compile(Choice):
+    """Values of `training.compile`."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+class Device(Choice):
+    """Values of `training.device`."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +63,13 @@ class TrainingConfig:
     seed: int = 1234
     """Initial weights, order of the data and dropout follow from it, whatever the layout."""
 
-    precision: str = "auto"
+    precision: Precision = Precision.AUTO
     """Element type of activations and matrix products: `float32`, `bfloat16`, `float16` (with a loss scale that follows
     overflows), `float8` (matrix products of the layers, on GPUs that have float8; the rest in bfloat16), `float64`, or
     `auto`: bfloat16 on GPUs, float16 on GPUs without bfloat16 (before Ampere), float32 on CPUs. Weights, their
     gradients' sums and the optimizer stay float32 (float64 with `float64`)."""
 
-    recompute: str = "none"
+    recompute: Recompute = Recompute.NONE
     """Activations that the backward pass computes again instead of keeping: `none`; `selective`, the attention core
     (Korthikanti et al. 2022); `operators`, whatever is cheap: all but matrix products, attention and what was sent;
     `full`, whole layers, of which only the input is kept (the paper's)."""
@@ -50,15 +77,15 @@ class TrainingConfig:
     recompute_every: int = 1
     """Interval of recomputed layers: every k-th from the first; the first alone in a model of at most k layers."""
 
-    offload: tuple[str, ...] = ()
+    offload: tuple[Offload, ...] = ()
     """Tensors that wait in host memory while unused: `activations`, the layer inputs that `recompute = "full"` keeps;
     `optimizer`, AdamW's moments."""
 
-    compile: str = "auto"
+    compile: Compile = Compile.AUTO
     """Fuse each layer with `torch.compile`: `on`, `off`, or `auto`: on GPUs, where the run allows it. A run that asks
     for `on` and cannot have it does not start."""
 
-    device: str = "auto"
+    device: Device = Device.AUTO
     """`cpu`, `cuda`, or `auto`: cuda where there is one."""
 
     validate_every: int = 1000
@@ -76,32 +103,27 @@ class TrainingConfig:
             require_at_least(f"training.{name}", getattr(self, name), 1)
         for name in ("micro_batch_size", "seed", "validate_every", "validation_sequences", "compare_replicas_every"):
             require_at_least(f"training.{name}", getattr(self, name), 0)
-        require_one_of("training.precision", self.precision, ("auto", *PRECISIONS))
-        require_one_of("training.recompute", self.recompute, RECOMPUTATIONS)
+        resolve_choices(self, "training")
         require_at_least("training.recompute_every", self.recompute_every, 1)
-        for value in self.offload:
-            require_one_of("training.offload", value, OFFLOADS)
         if len(set(self.offload)) < len(self.offload):
             raise ConfigError(
                 f"`training.offload` must name each once, but is {list(self.offload)}. Leave the repetition out."
             )
-        require_one_of("training.compile", self.compile, ("auto", "on", "off"))
-        if self.recompute_every > 1 and self.recompute == "none":
+        if self.recompute_every > 1 and self.recompute == Recompute.NONE:
             raise ConfigError(
                 f"`training.recompute_every` must be 1 where nothing is recomputed, but is {self.recompute_every}. Set "
                 'training.recompute="full" or leave it out.'
             )
-        if "activations" in self.offload and self.recompute != "full":
+        if Offload.ACTIVATIONS in self.offload and self.recompute != Recompute.FULL:
             raise ConfigError(
                 '`training.offload` may hold "activations" only with training.recompute="full", whose layer inputs '
                 f"they are, but that is {self.recompute!r}. Set it or leave activations out."
             )
-        require_one_of("training.device", self.device, ("auto", "cpu", "cuda"))
 
     @property
-    def numbers(self) -> Precision:
+    def numbers(self) -> ElementTypes:
         """The element types; those of `auto` by `device`, which as long as it is `auto` itself counts as a CPU."""
-        return PRECISIONS[precision_on(self.device) if self.precision == "auto" else self.precision]
+        return PRECISIONS[precision_on(self.device) if self.precision == Precision.AUTO else self.precision]
 
     def sequences_at_once(self, data: int) -> int:
         """Sequences per forward pass of one of `data` data ranks."""

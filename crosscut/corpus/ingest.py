@@ -20,7 +20,7 @@ from crosscut.corpus.finished import WORK_FOLDER
 from crosscut.corpus.readers import Reading, Reject, Text, find_reader
 from crosscut.corpus.readers.files import File, find_files
 from crosscut.data.hashing import sha256
-from crosscut.data.sources import unreadable
+from crosscut.data.text.sources import unreadable
 
 TASK_BYTES = 64 << 20
 """Bytes on disk that a task reads. A task reads more only if a single file is larger."""

@@ -48,7 +48,6 @@ def first_stages(
     filters: tuple[str, ...],
     cleaned: bool,
     against: tuple[str, ...] = (),
-    version: int = 1,
 ) -> list[Stage]:
     """Make the stages `name-keys`, `name-repeats` and `name`. The last one is the filter that drops repeated documents.
 
@@ -60,15 +59,15 @@ def first_stages(
     return [
         PartStage(
             name=keys,
-            version=version,
+            version=1,
             function=write_keys,
             arguments=(key,),
             settings={"key": key.__name__},
             filters=filters,
             cleaned=cleaned,
         ),
-        PlannedStage(name=repeats, version=version, plan=partial(_plan_repeats, collected, keys)),
-        PlannedStage(name=name, version=version, plan=partial(_plan_drops, collected, repeats, rule)),
+        PlannedStage(name=repeats, version=1, plan=partial(_plan_repeats, collected, keys)),
+        PlannedStage(name=name, version=1, plan=partial(_plan_drops, collected, repeats, rule)),
     ]
 
 

@@ -3,11 +3,11 @@
 Gets ranks and sizes as integers and knows no torch. docs/data.md describes the files and what is guaranteed of them.
 """
 
-from crosscut.data.documents import Document, read_documents
 from crosscut.data.prepare import prepare
 from crosscut.data.sampler import Sampler, ValidationSampler
-from crosscut.data.tokenizer import Tokenizer
-from crosscut.data.tokens import Shard, TokenFolder
+from crosscut.data.shards.reading import Shard, TokenFolder
+from crosscut.data.text.documents import Document, read_documents
+from crosscut.data.tokenization.tokenizer import Tokenizer
 
 __all__ = [
     "Document",

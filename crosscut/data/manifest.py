@@ -17,7 +17,7 @@ import numpy as np
 from crosscut.config.errors import DataError
 from crosscut.config.run import DataConfig
 from crosscut.data.hashing import sha256
-from crosscut.data.sources import unreadable
+from crosscut.data.text.sources import unreadable
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"

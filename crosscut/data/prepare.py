@@ -12,16 +12,16 @@ from pathlib import Path
 from crosscut.config.errors import DataError
 from crosscut.config.machine import available_cores
 from crosscut.config.run import DataConfig
-from crosscut.data.documents import Document, read_sources
-from crosscut.data.encoding import EncodedBatch, encode_documents
 from crosscut.data.folders import beside, is_taken
 from crosscut.data.hashing import sha256, sha256_of_all
 from crosscut.data.manifest import TOKENIZER_NAME, Manifest, Settings, SourceEntry
 from crosscut.data.progress import Phase, ProgressBar
-from crosscut.data.shards import TokenDocument, split_at_random, split_batch, write_shards
-from crosscut.data.sources import Source, find_sources, unreadable
-from crosscut.data.tokenizer import Tokenizer, token_dtype
-from crosscut.data.tokens import TokenFolder
+from crosscut.data.shards.reading import TokenFolder
+from crosscut.data.shards.writing import TokenDocument, split_at_random, split_batch, write_shards
+from crosscut.data.text.documents import Document, read_sources
+from crosscut.data.text.sources import Source, find_sources, unreadable
+from crosscut.data.tokenization.encoding import EncodedBatch, encode_documents
+from crosscut.data.tokenization.tokenizer import Tokenizer, token_dtype
 
 SMALL_CORPUS_BYTES = 16 << 20
 """Below this much on disk, the time that worker processes take to start is more than they save."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from crosscut.config import IGNORED
 from crosscut.config.errors import DataError
-from crosscut.data.tokens import Shard
+from crosscut.data.shards.reading import Shard
 
 SHARDS_KEY, DOCUMENTS_KEY, PORTIONS_KEY = 2, 3, 4  # 1 is the split's
 

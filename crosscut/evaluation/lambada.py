@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from crosscut.config import ConfigError, DataError
-from crosscut.data.lines import lines_of
+from crosscut.data.text.lines import lines_of
 from crosscut.evaluation.scoring import Ids, WindowScores
 from crosscut.evaluation.task import Encoder, Figures, as_ids, exponential, hashed, read_text
 from crosscut.evaluation.windows import Window

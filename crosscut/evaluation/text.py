@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from crosscut.data import read_documents
-from crosscut.data.documents import Document
-from crosscut.data.sources import find_sources
+from crosscut.data.text.documents import Document
+from crosscut.data.text.sources import find_sources
 from crosscut.evaluation.scoring import Ids, WindowScores
 from crosscut.evaluation.task import Encoder, Figures, as_ids, exponential, hashed
 from crosscut.evaluation.windows import Window, sliding_windows

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from crosscut.config import DataError
-from crosscut.data.lines import lines_of
+from crosscut.data.text.lines import lines_of
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:

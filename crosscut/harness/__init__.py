@@ -4,6 +4,6 @@ Needs the optional extra `harness`. Importing this room imports lm-eval only whe
 """
 
 from crosscut.harness.command import run_command
-from crosscut.harness.run import Harness, run_harness
+from crosscut.harness.tasks import Harness, run_harness
 
 __all__ = ["Harness", "run_command", "run_harness"]

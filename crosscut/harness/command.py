@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from crosscut.harness.arguments import MODEL, ModelArguments, refuse_cache, refuse_chat_template
-from crosscut.harness.run import require_installed
+from crosscut.harness.tasks import require_installed
 from crosscut.launch import launch, process_group
 from crosscut.launch.processes import (
     choose_device,

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from crosscut.architecture import Device, Target
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.config.conventions import AMPERE
+from crosscut.config.precision import Precision
 from crosscut.config.run import reason_against_compiling
 
 
@@ -25,7 +26,7 @@ class Candidate(NamedTuple):
         """Same as `RunConfig.settled`."""
         if self.training.precision != "auto":
             return self
-        return self._replace(training=replace(self.training, precision=precision))
+        return self._replace(training=replace(self.training, precision=Precision(precision)))
 
     @property
     def micro_batch_size(self) -> int:

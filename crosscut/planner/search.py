@@ -14,6 +14,7 @@ from crosscut.config import ConfigError, Layout, LayoutError, ModelConfig, RunCo
 from crosscut.config.checks import divisors, listed
 from crosscut.config.model import require_tensor_axis
 from crosscut.config.run import reason_against_compiling
+from crosscut.config.training import Device, Offload, Recompute
 from crosscut.planner.candidate import Candidate
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.memory import MemoryForecast, forecast_memory
@@ -171,9 +172,9 @@ def _candidates(run: RunConfig, hardware: Hardware, layouts: list[Layout]) -> It
         replace(
             run.training,
             micro_batch_size=micro,
-            recompute=recompute,
+            recompute=Recompute(recompute),
             recompute_every=every,
-            device=hardware.device,
+            device=Device(hardware.device),
             offload=_kept(run.training, recompute),
         )
         for recompute, every in _recomputations(run, hardware)
@@ -213,7 +214,7 @@ def _layouts(run: RunConfig, hardware: Hardware, tensor: int, data: int) -> Iter
                 )
 
 
-def _kept(training: TrainingConfig, recompute: str) -> tuple[str, ...]:
+def _kept(training: TrainingConfig, recompute: str) -> tuple[Offload, ...]:
     """Offloads of the run that remain possible with another recomputation."""
     return tuple(item for item in training.offload if item != "activations" or recompute == "full")
 

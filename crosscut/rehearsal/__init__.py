@@ -5,7 +5,7 @@ What a step holds, computes and sends is counted from the program itself, beside
 
 from crosscut.rehearsal.comparison import Row, compare
 from crosscut.rehearsal.pretence import Device
+from crosscut.rehearsal.rehearsal_report import print_rehearsal, to_json
 from crosscut.rehearsal.rehearse import Rehearsal, rehearse
-from crosscut.rehearsal.report import print_rehearsal, to_json
 
 __all__ = ["Device", "Rehearsal", "Row", "compare", "print_rehearsal", "rehearse", "to_json"]

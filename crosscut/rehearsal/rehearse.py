@@ -9,6 +9,7 @@ from torch import Tensor
 from crosscut.architecture import describe
 from crosscut.config import RunConfig, default_loss_chunk, padded_vocab_size
 from crosscut.config.precision import precision_on
+from crosscut.config.training import Compile
 from crosscut.parallel import CollectiveRecorder, ParallelMesh, Sent, make_mesh
 from crosscut.parallel.pretended import pretended_ranks
 from crosscut.planner.parameters import known_vocab_size
@@ -47,7 +48,7 @@ def rehearse(run: RunConfig, *, rank: int = 0, device: Device = "cuda") -> Rehea
     known_vocab_size(run.model)
     start = time.perf_counter()
     run = run.settled(precision_on(device))
-    run = replace(run, training=replace(run.training, compile="off"))
+    run = replace(run, training=replace(run.training, compile=Compile.OFF))
     with pretended_ranks(run.layout.world_size, rank), torch.random.fork_rng(devices=()):
         mesh = make_mesh(replace(run.layout, symmetric_memory=False), torch.device("cpu"))
         with WithoutMemory(allow_non_fake_inputs=True), as_on(device):

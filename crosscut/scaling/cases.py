@@ -10,6 +10,7 @@ from math import ceil, lcm
 from typing import Any, Literal, NamedTuple
 
 from crosscut.config import ConfigError, ModelConfig, RunConfig
+from crosscut.config.training import Device
 
 Study = Literal["tensor", "data", "strong", "process"]
 """Weak scaling over tensor ranks; over data ranks too; strong scaling; and one process that has all cores."""
@@ -134,7 +135,7 @@ def _case(
     symmetric = run.layout.symmetric_memory and tensor > 1
     layout = replace(run.layout, tensor=tensor, data=data, shard_group=0, symmetric_memory=symmetric)
     batch = run.training.batch_size // run.layout.data * data
-    training = replace(run.training, batch_size=batch, device=devices.kind)
+    training = replace(run.training, batch_size=batch, device=Device(devices.kind))
     return Case(replace(run, model=model, layout=layout, training=training), threads)
 
 

@@ -79,6 +79,18 @@ class Request:
                 yield Order(prompt, self.sampling, sample)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """Fields of a request that each protocol names in its own way."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    num_choices: int
+    num_tokens: int | None
+    """Longest continuation; None takes as many as there is room for."""
+    alternatives: int | None
+    echoed: tuple[str, ...] = ()
+
+
 def read_completion(body: object, served: Served) -> Request:
     """A request of the completions protocol. Raises `Refusal`."""
     fields = Fields(body)
@@ -95,16 +107,14 @@ def read_completion(body: object, served: Served) -> Request:
     alternatives = fields.integer("logprobs", 0, MOST_ALTERNATIVES)
     echo = fields.flag("echo")
     num_tokens = fields.integer("max_tokens", 0, _MOST_TOKENS)
-    return _request(
-        fields,
-        served,
-        COMPLETION_ONLY_AS,
+    wanted = _Wanted(
         prompts=prompts,
         num_choices=num_choices,
         num_tokens=DEFAULT_TOKENS if num_tokens is None else num_tokens,
         alternatives=alternatives,
         echoed=texts if echo else (),
     )
+    return _request(fields, served, wanted, only_as=COMPLETION_ONLY_AS)
 
 
 def read_chat(body: object, served: Served) -> Request:
@@ -125,36 +135,24 @@ def read_chat(body: object, served: Served) -> Request:
     old, new = (fields.integer(name, 1, _MOST_TOKENS) for name in ("max_tokens", "max_completion_tokens"))
     if old and new and old != new:
         fields.refuse("max_tokens", f"be `max_completion_tokens` ({new}) or left out")
-    return _request(
-        fields,
-        served,
-        CHAT_ONLY_AS,
+    wanted = _Wanted(
         prompts=(prompt,),
         num_choices=num_choices,
         num_tokens=new or old,
         alternatives=(alternatives or 0) if told else None,
     )
+    return _request(fields, served, wanted, only_as=CHAT_ONLY_AS)
 
 
-def _request(
-    fields: Fields,
-    served: Served,
-    only_as: Known,
-    *,
-    prompts: tuple[tuple[int, ...], ...],
-    num_choices: int,
-    num_tokens: int | None,
-    alternatives: int | None,
-    echoed: tuple[str, ...] = (),
-) -> Request:
+def _request(fields: Fields, served: Served, wanted: _Wanted, *, only_as: Known) -> Request:
     """Read the fields that both protocols share, and check that the client asks for nothing else."""
     stream = fields.flag("stream")
     include_usage = _include_usage(fields, stream=stream)
-    tell_prompt = bool(echoed) and alternatives is not None
+    tell_prompt = bool(wanted.echoed) and wanted.alternatives is not None
     sampling = read_sampling(
         fields,
-        num_tokens=_within_window(prompts, num_tokens, served, tell_prompt=tell_prompt),
-        alternatives=alternatives,
+        num_tokens=_within_window(wanted.prompts, wanted.num_tokens, served, tell_prompt=tell_prompt),
+        alternatives=wanted.alternatives,
         tell_prompt=tell_prompt,
         vocab_size=served.tokenizer.vocab_size,
     )
@@ -164,12 +162,12 @@ def _request(
         fields.get(name)
     fields.finish()
     return Request(
-        prompts=prompts,
-        num_choices=num_choices,
+        prompts=wanted.prompts,
+        num_choices=wanted.num_choices,
         sampling=sampling,
         stream=stream,
         include_usage=include_usage,
-        echoed=echoed,
+        echoed=wanted.echoed,
     )
 
 

@@ -19,7 +19,8 @@ from crosscut.config import (
     RunConfig,
     padded_vocab_size,
 )
-from crosscut.config.precision import PRECISIONS
+from crosscut.config.precision import PRECISIONS, Precision
+from crosscut.config.training import Compile, Recompute
 from crosscut.launch import launch, process_group
 from crosscut.launch.processes import (
     choose_device,
@@ -100,7 +101,7 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
         evaluation=EvaluationConfig(),  # the run's windows are as long as its sequences
     )
     try:
-        return dataclasses.replace(own, training=dataclasses.replace(training, precision=precision))
+        return dataclasses.replace(own, training=dataclasses.replace(training, precision=Precision(precision)))
     except ConfigError as error:
         raise ConfigError(f"{error} The precision that counts here is that of `--precision`.") from error
 
@@ -181,7 +182,9 @@ def _other_suspects(run: RunConfig, report: Report) -> str:
 
 def _plain(run: RunConfig) -> RunConfig:
     """The run with layers as they are written and done once: what compiles and recomputes them is proven, too."""
-    plain = dataclasses.replace(run.training, compile="off", recompute="none", recompute_every=1, offload=())
+    plain = dataclasses.replace(
+        run.training, compile=Compile.OFF, recompute=Recompute.NONE, recompute_every=1, offload=()
+    )
     return dataclasses.replace(run, training=plain)
 
 
@@ -191,7 +194,7 @@ def _make_exact(run: RunConfig) -> Callable[[ParallelMesh], Step] | None:
     if precision == run.training.precision:
         return None
     plain = _plain(run)
-    exact = dataclasses.replace(plain, training=dataclasses.replace(plain.training, precision=precision))
+    exact = dataclasses.replace(plain, training=dataclasses.replace(plain.training, precision=Precision(precision)))
 
     def make(mesh: ParallelMesh) -> Step:
         step = _RunStep(exact, mesh)

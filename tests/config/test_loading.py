@@ -22,6 +22,7 @@ from crosscut.config import (
     load_run,
     write_toml,
 )
+from crosscut.config.precision import Precision
 
 MODEL = {"num_layers": 2, "hidden_size": 48, "num_heads": 6}
 KNOWN_PRESETS = f"{', '.join(list(PRESETS)[:-1])} or {list(PRESETS)[-1]}"
@@ -127,8 +128,8 @@ def test_loading_leaves_the_table_and_the_presets_alone() -> None:
         ("optimizer.learning_rate=3e-4", "optimizer", "learning_rate", 3e-4),
         ("optimizer.learning_rate=1", "optimizer", "learning_rate", 1.0),
         ("layout.sequence_parallel=true", "layout", "sequence_parallel", True),
-        ("training.precision=bfloat16", "training", "precision", "bfloat16"),
-        ('training.precision="bfloat16"', "training", "precision", "bfloat16"),
+        ("training.precision=bfloat16", "training", "precision", Precision.BFLOAT16),
+        ('training.precision="bfloat16"', "training", "precision", Precision.BFLOAT16),
         ("output.folder=runs/a=b", "output", "folder", "runs/a=b"),
         ("output.sample_prompt=1984", "output", "sample_prompt", "1984"),
         ("output.folder=2026-01-01", "output", "folder", "2026-01-01"),

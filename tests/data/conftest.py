@@ -5,10 +5,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from crosscut.data import Shard, Tokenizer
-from crosscut.data.shards import INDEX_DTYPE
+from crosscut.data.shards.megatron import write_index
+from crosscut.data.shards.writing import INDEX_DTYPE
 
 WORDS = ("the", "cut", "model", "is", "one", "whole", "and", "every", "rank", "meets", "others", "at", "two", "points")
 
@@ -55,3 +57,9 @@ def make_shard() -> Callable[..., Shard]:
         return Shard(name, np.arange(first, first + sum(lengths), dtype=np.uint32), index, ("made.jsonl",))
 
     return make
+
+
+def write_indexed(prefix: Path, documents: Sequence[Sequence[int]], dtype: npt.DTypeLike) -> None:
+    """Megatron-LM's `prefix.bin` and `prefix.idx`, a sequence for each document."""
+    write_index(Path(f"{prefix}.idx"), np.array([len(document) for document in documents], np.int32), dtype)
+    np.concatenate([[], *documents]).astype(dtype).tofile(f"{prefix}.bin")

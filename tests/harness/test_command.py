@@ -14,7 +14,7 @@ from crosscut.config import ConfigError
     ids=["lm-eval", "evaluate"],
 )
 def test_without_lm_eval_it_is_said_how_to_get_it(typed, asked, monkeypatch):
-    monkeypatch.setattr("crosscut.harness.run.find_spec", lambda name: None)
+    monkeypatch.setattr("crosscut.harness.tasks.find_spec", lambda name: None)
     result = CliRunner().invoke(commands, typed)
     assert isinstance(result.exception, ConfigError), result.exception
     assert str(result.exception) == (

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from crosscut.config import RunConfig
-from crosscut.config.training import RECOMPUTATIONS
+from crosscut.config.training import Recompute
 from crosscut.planner import step_traffic
 from crosscut.rehearsal import rehearse
 from tests.verification.test_combinations import ALLOWED, PLAIN, Values, run_of
@@ -35,7 +35,7 @@ def check(run: RunConfig) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recompute", RECOMPUTATIONS)
+@pytest.mark.parametrize("recompute", Recompute)
 def test_recorded_messages_are_the_planned_ones(recompute: str) -> None:
     for run in RUNS:
         if run.training.recompute == recompute:

@@ -27,7 +27,7 @@ from crosscut.corpus.audit.lookup import (
     texts_read,
 )
 from crosscut.corpus.documents import CLEANING, INGEST, drops_name, marks_name, read_columns, read_table
-from crosscut.data.shards import INDEX_DTYPE
+from crosscut.data.shards.writing import INDEX_DTYPE
 
 LEAKAGE, NEAR, PACKING, TOKENS = "leakage", "near", "packing", "tokens"
 

@@ -22,6 +22,9 @@ from crosscut.corpus.collection import earlier_id
 from crosscut.corpus.documents import CLEANING, INGEST, read_columns, read_table
 from crosscut.corpus.finished import WORK_FOLDER, FinishedRun
 
+_NEAREST = 3
+"""Ids that are named in place of one that is not there."""
+
 _COMPARED = 4000
 """Ids whose spelling is compared with that of one that is not there."""
 
@@ -128,17 +131,17 @@ def latest_texts(runs: Runs, places: Iterable[Place]) -> dict[Place, str]:
     return {**texts_read(wanted - cleaned.keys()), **cleaned}
 
 
-def near_ids(work: Path, wanted: str, count: int = 3) -> list[str]:
+def near_ids(work: Path, wanted: str) -> list[str]:
     """Ids of the corpus that are most like one that it does not have: of the same file, or else spelled alike."""
     file, _, record = wanted.rpartition("#")
     same_file: list[str] = []
     pool: list[str] = []
     for _, column in id_columns(work):
         own = column.filter(pc.starts_with(column, f"{file}#")).to_pylist() if file else []
-        same_file = heapq.nsmallest(count, [*same_file, *own], key=lambda name: _distance(name, record))
+        same_file = heapq.nsmallest(_NEAREST, [*same_file, *own], key=lambda name: _distance(name, record))
         if len(pool) < _COMPARED:
             pool += column.slice(0, _COMPARED // 4).to_pylist()
-    return same_file or difflib.get_close_matches(wanted, pool, n=count, cutoff=0.5)
+    return same_file or difflib.get_close_matches(wanted, pool, n=_NEAREST, cutoff=0.5)
 
 
 def _distance(name: str, record: str) -> int:

@@ -27,6 +27,9 @@ FAR = 0.03
 
 _MAX_HASHES = 1024
 
+_STEPS = 100
+"""Similarities over which the recall is averaged."""
+
 
 class Bands(NamedTuple):
     """Shape of the search: the number of bands and the rows of each band."""
@@ -64,8 +67,8 @@ def _cost(shape: Bands, jaccard: float) -> float:
     return shape.num_hashes + CLOSE_PAIR * _mean_recall(shape, jaccard) + FAR_PAIRS * shape.recall(FAR)
 
 
-def _mean_recall(shape: Bands, jaccard: float, steps: int = 100) -> float:
-    return sum(shape.recall(jaccard * (step + 0.5) / steps) for step in range(steps)) / steps
+def _mean_recall(shape: Bands, jaccard: float) -> float:
+    return sum(shape.recall(jaccard * (step + 0.5) / _STEPS) for step in range(_STEPS)) / _STEPS
 
 
 def least_equal(shape: Bands, jaccard: float, recall: float) -> int:

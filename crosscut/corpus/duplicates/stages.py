@@ -144,8 +144,8 @@ def _plan_candidates(gather: Gather, settings: SketchSettings, work: Path) -> Se
     ]
 
 
-def _own(collection: Collection, stage: str, suffix: str = ".arrow") -> tuple[Path, ...]:
-    return tuple(part.work / stage / f"{part.name}{suffix}" for part in collection.own)
+def _own(collection: Collection, stage: str) -> tuple[Path, ...]:
+    return tuple(part.work / stage / f"{part.name}.arrow" for part in collection.own)
 
 
 def _size(work: Path) -> int:

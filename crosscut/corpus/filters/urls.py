@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote, urlsplit
 from crosscut.config.corpus import UrlsConfig
 from crosscut.config.errors import DataError
 from crosscut.corpus.documents import Document, Drop, Judgement
-from crosscut.data.lines import lines_of
+from crosscut.data.text.lines import lines_of
 
 BUILTIN_LISTS = {f"builtin:{path.stem}": path for path in (Path(__file__).parents[1] / "lists").glob("*.txt")}
 """Lists that are part of Crosscut: the name in a config and the file."""

@@ -15,7 +15,7 @@ from crosscut.corpus.leakage.removal import hits_name, matches_name, remove_leak
 from crosscut.corpus.leakage.test_sets import read_test_set
 from crosscut.corpus.parts import PartStage, find_parts
 from crosscut.data.hashing import sha256
-from crosscut.data.sources import unreadable
+from crosscut.data.text.sources import unreadable
 
 GATHERING, LEAKAGE, OVERLAP = "test-sets", "leakage", "overlap"
 """Names of the stages."""

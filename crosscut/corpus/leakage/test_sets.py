@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from crosscut.config.checks import listed
 from crosscut.config.errors import DataError
-from crosscut.data.lines import lines_of
-from crosscut.data.sources import unreadable
+from crosscut.data.text.lines import lines_of
+from crosscut.data.text.sources import unreadable
 
 SUFFIXES = (".jsonl", ".txt", ".raw", ".tokens")
 

@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple, cast
 from crosscut.config.checks import listed
 from crosscut.config.corpus import SourceConfig
 from crosscut.config.errors import DataError
-from crosscut.data.sources import BUILTIN_CORPORA, unpack, unreadable
+from crosscut.data.text.sources import BUILTIN_CORPORA, unpack, unreadable
 
 SUFFIXES = {
     "jsonl": (".jsonl", ".ndjson"),

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.record import Reject, too_long
-from crosscut.data.sources import DamagedError
+from crosscut.data.text.sources import DamagedError
 
 
 class Line(NamedTuple):

@@ -21,7 +21,7 @@ from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.html import extract
 from crosscut.corpus.readers.lines import broken_off
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long, writable
-from crosscut.data.sources import DamagedError
+from crosscut.data.text.sources import DamagedError
 
 _START = re.compile(
     rb"From \S+ +(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [^\n]*\n"

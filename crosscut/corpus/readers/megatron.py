@@ -7,7 +7,7 @@ from crosscut.config.errors import DataError
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, too_long
 from crosscut.corpus.tokens.tokenizer import load_tokenizer
-from crosscut.data.megatron import IndexedTokens
+from crosscut.data.shards.megatron import IndexedTokens
 
 
 def read_megatron(file: File, reading: Reading) -> Iterator[Item]:

@@ -22,7 +22,7 @@ from crosscut.config.errors import DataError
 from crosscut.corpus.readers.files import File
 from crosscut.corpus.readers.lines import broken_off
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt, too_long
-from crosscut.data.sources import DamagedError
+from crosscut.data.text.sources import DamagedError
 
 ARTICLES = 0
 """Number of the namespace of articles."""

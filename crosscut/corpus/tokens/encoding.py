@@ -25,7 +25,7 @@ from crosscut.corpus.leakage.removal import cuts_name, read_cuts
 from crosscut.corpus.leakage.stages import LEAKAGE
 from crosscut.corpus.parts import files_of, find_parts
 from crosscut.corpus.tokens.tokenizer import load_tokenizer
-from crosscut.data.encoding import BATCH_CHARACTERS
+from crosscut.data.tokenization.encoding import BATCH_CHARACTERS
 
 TOKENS = "tokens"
 """The stage's name."""

@@ -33,10 +33,10 @@ from crosscut.corpus.tokens.encoding import TOKENS, index_name, tokens_name
 from crosscut.data.folders import beside, exchange, is_taken
 from crosscut.data.hashing import sha256
 from crosscut.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, Settings, SourceEntry
-from crosscut.data.megatron import write_index
-from crosscut.data.shards import INDEX_DTYPE, TokenDocument, split_at_random, write_shards
-from crosscut.data.tokenizer import Tokenizer, token_dtype
-from crosscut.data.tokens import TokenFolder
+from crosscut.data.shards.megatron import write_index
+from crosscut.data.shards.reading import TokenFolder
+from crosscut.data.shards.writing import INDEX_DTYPE, TokenDocument, split_at_random, write_shards
+from crosscut.data.tokenization.tokenizer import Tokenizer, token_dtype
 
 PACKING = "packing"
 """The stage's name."""
@@ -63,12 +63,12 @@ class PackingStage:
         """Return the single task, which packs all parts."""
         parts = [part.name for part, _ in find_parts(work)]
         tokens = [work / TOKENS / tokens_name(part) for part in parts]
-        weights = {source.name: source.weight for source in self.config.sources}
+        weights = _weights(self.config)
         settings = self.config.tokens
         return [
             Task(
                 name=self.name,
-                function=partial(pack, work, parts, self.tokenizer, weights, settings, self.config.seed),
+                function=partial(pack, work, parts, self.tokenizer, self.config),
                 inputs=(*tokens, *(work / TOKENS / index_name(part) for part in parts), self.tokenizer),
                 settings={
                     "weights": weights,
@@ -84,21 +84,18 @@ class PackingStage:
         ]
 
 
-def pack(
-    work: Path,
-    parts: Sequence[str],
-    tokenizer: Path,
-    weights: Mapping[str, float],
-    settings: TokensConfig,
-    seed: int,
-    output: Output,
-) -> Counts:
+def _weights(config: CorpusConfig) -> dict[str, float]:
+    return {source.name: source.weight for source in config.sources}
+
+
+def pack(work: Path, parts: Sequence[str], tokenizer: Path, config: CorpusConfig, output: Output) -> Counts:
     """Run the stage's task: write the files of a token folder, with one document in memory at a time.
 
     Raises `TooFewDocuments` if fewer than two documents are left, and `DataError` if the weights leave no training
     document.
     """
     _check_enough(work, parts)
+    settings, weights, seed = config.tokens, _weights(config), config.seed
     folder = output.path("")
     shutil.copyfile(tokenizer, folder / TOKENIZER_NAME)
     loaded = Tokenizer.load(tokenizer)
@@ -120,7 +117,7 @@ def pack(
         sources=tuple(SourceEntry(name=name) for name in packed.files),
         train=tuple(train),
         validation=validation,
-        corpus=dict(weights),
+        corpus=weights,
     ).write(folder)
     shards = (*train, validation)
     if settings.megatron:

@@ -13,8 +13,8 @@ from crosscut.config.corpus import TokensConfig
 from crosscut.config.published.folders import TOKENIZER_CONFIG_FILE
 from crosscut.corpus.documents import Part
 from crosscut.corpus.execution.stages import Counts, Output
-from crosscut.data.encoding import BATCH_CHARACTERS
-from crosscut.data.tokenizer import MAX_TRAINING_CHARACTERS, Tokenizer
+from crosscut.data.tokenization.encoding import BATCH_CHARACTERS
+from crosscut.data.tokenization.tokenizer import MAX_TRAINING_CHARACTERS, Tokenizer
 
 FILE = "tokenizer.json"
 """Name of the tokenizer in the stage's folder."""

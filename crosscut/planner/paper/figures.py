@@ -12,6 +12,8 @@ from typing import Any
 from crosscut.config import PRESETS, Layout, ModelConfig, TrainingConfig
 from crosscut.config.checks import divisors
 from crosscut.config.conventions import LOOK
+from crosscut.config.precision import Precision
+from crosscut.config.training import Device, Recompute
 from crosscut.planner.candidate import Candidate
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.memory import forecast_memory
@@ -114,9 +116,9 @@ def _candidate(
         batch_size=DATA * SEQUENCES,
         micro_batch_size=micro,
         sequence_length=LENGTH,
-        precision=precision,
-        recompute=recompute,
-        device=hardware.device,
+        precision=Precision(precision),
+        recompute=Recompute(recompute),
+        device=Device(hardware.device),
     )
     return Candidate(model, Layout(tensor=tensor, data=DATA, sequence_parallel=tensor > 1, sharding=sharding), training)
 

@@ -12,6 +12,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig
+from crosscut.config.precision import Precision
+from crosscut.config.training import Recompute
 from crosscut.planner.compute import flops_per_step
 from crosscut.planner.hardware import KNOWN_HARDWARE, Hardware
 from crosscut.planner.program import PAPER_PROGRAM, Program
@@ -51,7 +53,7 @@ def paper_run(preset: str, tensor: int, data: int = 1, *, num_heads: int = 0) ->
     return RunConfig(
         model=ModelConfig(**shape),
         layout=Layout(tensor=tensor, data=data),
-        training=TrainingConfig(batch_size=8 * data, precision="float16", recompute="full"),
+        training=TrainingConfig(batch_size=8 * data, precision=Precision.FLOAT16, recompute=Recompute.FULL),
     )
 
 
@@ -142,7 +144,7 @@ def _megatron_rate(row: MegatronRow, micro: int, hardware: Hardware) -> float:
     split = row.tensor > 1
     layout = Layout(tensor=row.tensor, data=_DATA, sequence_parallel=split, symmetric_memory=split)
     training = TrainingConfig(
-        batch_size=row.batch_size, micro_batch_size=micro, sequence_length=_LENGTH, precision="bfloat16"
+        batch_size=row.batch_size, micro_batch_size=micro, sequence_length=_LENGTH, precision=Precision.BFLOAT16
     )
     whole = RunConfig(model=model, layout=layout, training=training)
     stage = replace(whole, model=replace(model, num_layers=row.num_layers // row.stages))  # the last, with the loss

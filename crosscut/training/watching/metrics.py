@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
 from crosscut.config import write_whole
-from crosscut.evaluation.report import in_a_line
+from crosscut.evaluation.score_table import in_a_line
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"

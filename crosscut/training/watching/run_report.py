@@ -17,7 +17,7 @@ from rich.text import Text
 from crosscut.config import RunConfig, write_whole
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
 from crosscut.data import TokenFolder
-from crosscut.evaluation.report import in_a_line
+from crosscut.evaluation.score_table import in_a_line
 from crosscut.generation import Sampling, continue_text
 from crosscut.model import GPT
 from crosscut.planner import count_parameters

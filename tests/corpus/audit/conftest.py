@@ -36,7 +36,7 @@ from crosscut.corpus.execution.stages import Counts, Digests, Output, Stage, Tas
 from crosscut.corpus.filters.judging import count_drops, judge_part
 from crosscut.corpus.parts import PartStage, find_parts
 from crosscut.data.progress import ProgressBar
-from crosscut.data.sources import BUILTIN_CORPORA
+from crosscut.data.text.sources import BUILTIN_CORPORA
 
 HOSTILE = '</script><script>document.title = "taken"</script><img src=x onerror="document.title = 1"> &amp; <!-- '
 """What a page must show and never run."""

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from crosscut.config.corpus import CLEANERS as NAMES
-from crosscut.config.corpus import CleaningConfig
+from crosscut.config.corpus import Cleaner, CleaningConfig
 from crosscut.corpus.cleaning.parts import CLEANERS, clean_part
 from crosscut.corpus.documents import CLEANING, Drop, Part, drops_name, read_drops, read_table, write_drops
 from crosscut.corpus.execution.stages import Output
@@ -80,4 +79,4 @@ def test_the_same_texts_give_the_same_bytes(make_part: Callable[..., Part], tmp_
 
 
 def test_every_cleaner_of_the_configuration_is_there() -> None:
-    assert set(CLEANERS) == set(NAMES)
+    assert set(CLEANERS) == set(Cleaner)

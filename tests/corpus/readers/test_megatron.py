@@ -10,8 +10,8 @@ from crosscut.config.corpus import SourceConfig
 from crosscut.corpus.readers import Reject, Skip, Text
 from crosscut.corpus.readers.files import find_files
 from crosscut.data import Tokenizer
-from crosscut.data.megatron import write_indexed
 from tests.corpus.reads import read
+from tests.data.conftest import write_indexed
 
 TEXTS = ["It was the best of times.", "It was the wörst of times.\n\nIt was.", " "]
 

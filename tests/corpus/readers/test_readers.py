@@ -5,13 +5,13 @@ import sys
 import pytest
 
 from crosscut.config import DataError
-from crosscut.config.corpus import FORMATS
+from crosscut.config.corpus import SourceFormat
 from crosscut.corpus.readers import find_reader
 from crosscut.corpus.readers.files import SUFFIXES
 
 
 def test_each_format_has_a_reader_and_suffixes() -> None:
-    kinds = [kind for kind in FORMATS if kind != "auto"]
+    kinds = [kind for kind in SourceFormat if kind != "auto"]
     assert [find_reader(kind).__name__ for kind in kinds] == [f"read_{kind}" for kind in kinds]
     assert list(SUFFIXES) == kinds
 

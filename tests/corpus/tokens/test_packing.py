@@ -22,8 +22,8 @@ from crosscut.corpus.tokens import packing as packing_module
 from crosscut.corpus.tokens.encoding import TokensStage
 from crosscut.corpus.tokens.packing import PackingStage, publish
 from crosscut.data import Sampler, Shard, TokenFolder, Tokenizer, prepare
-from crosscut.data.megatron import IndexedTokens
-from crosscut.data.shards import INDEX_DTYPE
+from crosscut.data.shards.megatron import IndexedTokens
+from crosscut.data.shards.writing import INDEX_DTYPE
 from tests.cli.conftest import TINY
 from tests.corpus.ingested import run, write_part
 
@@ -167,8 +167,13 @@ def test_pieces_of_a_document_stay_on_one_side(corpus: Corpus) -> None:
     columns["row"] = [number // 5 for number in range(COUNT)]  # five texts in a row are now a document's pieces
     write_table(path, columns, index.schema)
     output = Output(corpus.work / "packing")
-    settings = TokensConfig(num_shards=2, train_to_validation=3)
-    packing_module.pack(corpus.work, ["000000-0000"], corpus.tokenizer, {"news": 0.5}, settings, 1, output)
+    config = CorpusConfig(
+        sources=(SourceConfig(name="news", files=("x",), weight=0.5),),
+        folder="x",
+        seed=1,
+        tokens=TokensConfig(num_shards=2, train_to_validation=3),
+    )
+    packing_module.pack(corpus.work, ["000000-0000"], corpus.tokenizer, config, output)
     validation = np.fromfile(corpus.work / "packing" / "validation.index", dtype=INDEX_DTYPE)
     documents = Counter(((validation["record"] - 1) // 5).tolist())
     assert len(documents) == 8 and set(documents.values()) == {5}

@@ -15,8 +15,8 @@ from crosscut.planner import find_hardware
 from crosscut.planner.hardware import Hardware, Link
 
 
-def calibrate(path: Path, *, sizes: Sizes | None = None) -> str:
-    """Measure, write `path`, and give the device's name. `sizes` of other work may be given.
+def calibrate(path: Path) -> str:
+    """Measure, write `path`, and give the device's name.
 
     A stated peak stays the one that utilisation is told of where the device is known. Where there is one GPU, there is
     no second rank to send to: the link is that of the known device. Raises `ConfigError` for a path that is no .toml.
@@ -26,7 +26,7 @@ def calibrate(path: Path, *, sizes: Sizes | None = None) -> str:
     if path.suffix != ".toml":
         raise ConfigError(f"`--calibrate` must name a .toml file to write, but is `{path}`.")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    rates, link = _measure(device, sizes or sizes_for(device))
+    rates, link = _measure(device, sizes_for(device))
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     name = gpu or processor_name()
     ranks = torch.cuda.device_count() if gpu else max(RANKS, available_cores())

@@ -14,8 +14,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from crosscut.config.errors import DataError
-from crosscut.data.parquet import read_parquet
-from crosscut.data.sources import Source, find_sources, read_chunks
+from crosscut.data.text.parquet import read_parquet
+from crosscut.data.text.sources import Source, find_sources, read_chunks
 
 PIECE_CHARACTERS = 16 * 1024
 """Longest document cut from a .txt file."""

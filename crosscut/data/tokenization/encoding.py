@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from crosscut.config.errors import DataError
 from crosscut.config.machine import leave_with_parent
-from crosscut.data.documents import Document
-from crosscut.data.tokenizer import Tokenizer
+from crosscut.data.text.documents import Document
+from crosscut.data.tokenization.tokenizer import Tokenizer
 
 BATCH_CHARACTERS = 256 * 1024
 

@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Inner
 
-from crosscut.data import Tokenizer, fast_encoder
-from crosscut.data.fast_encoder import FastEncoder
-from crosscut.data.tokenizer import END_OF_TEXT
+from crosscut.data import Tokenizer
+from crosscut.data.tokenization import fast_encoder
+from crosscut.data.tokenization.fast_encoder import FastEncoder
+from crosscut.data.tokenization.tokenizer import END_OF_TEXT
 
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"

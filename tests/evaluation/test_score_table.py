@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from crosscut.evaluation.report import in_a_line, print_report, show
+from crosscut.evaluation.score_table import in_a_line, print_report, show
 
 TASK = {
     "figures": {"perplexity": 19.3123, "loss_per_token": 2.69},

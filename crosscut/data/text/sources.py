@@ -16,7 +16,7 @@ from typing import IO, Protocol
 from crosscut.config.checks import listed
 from crosscut.config.errors import DataError
 
-BUILTIN_CORPORA = {"builtin:state-of-the-union": Path(__file__).parent / "corpora" / "state_of_the_union.jsonl.zst"}
+BUILTIN_CORPORA = {"builtin:state-of-the-union": Path(__file__).parents[1] / "corpora" / "state_of_the_union.jsonl.zst"}
 
 FORMATS = {".txt": "text", ".jsonl": "jsonl", ".parquet": "parquet"}
 COMPRESSIONS = (".gz", ".zst")

@@ -15,6 +15,7 @@ from crosscut.planner.search import CHOSEN
 from crosscut.planner.traffic import reason_against_halves
 
 if TYPE_CHECKING:
+    from crosscut.cli.plan.forecast import ForecastOptions
     from crosscut.planner.hardware import Hardware
     from crosscut.planner.search import Plan, Plans
 
@@ -22,10 +23,8 @@ _WIDTH = 100
 _MOST_REJECTED = 8
 
 
-def show_plans(
-    plans: "Plans", *, top: int, tokens: float | None, price: float | None, arguments: tuple[str, ...] = ()
-) -> None:
-    """Print the ranking, the best layout's account, and why others are not in it; and which of the run's `arguments`
+def show_plans(plans: "Plans", options: "ForecastOptions") -> None:
+    """Print the ranking, the best layout's account, and why others are not in it; and which of the run's arguments
     decide nothing.
     """
     console = Console()
@@ -39,26 +38,26 @@ def show_plans(
             f"{training.precision}"
         )
     )
-    given = [name for name in (argument.partition("=")[0] for argument in arguments) if name in CHOSEN]
+    given = [name for name in (argument.partition("=")[0] for argument in options.arguments) if name in CHOSEN]
     if given:
         console.print(Text(f"Chosen here and not taken as given: {', '.join(given)}."))
     if plans.fitting:
-        console.print(_ranking(plans, top, tokens, price))
+        console.print(_ranking(plans, options))
         _show_best(console, plans.fitting[0], plans.asked, plans.hardware)
     _show_rejected(console, plans)
 
 
-def _ranking(plans: "Plans", top: int, tokens: float | None, price: float | None) -> Table:
+def _ranking(plans: "Plans", options: "ForecastOptions") -> Table:
     table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     for name in ("tensor\nx data", "seq.", "shared", "recompute"):
         table.add_column(name, no_wrap=True)
     names = ["at\nonce", "GB", "step\ns", "comp.\ns", "sends\ns", "bub.\ns", "TF/s", "of\npeak"]
-    names += ["tokens\na day"] if tokens is None else ["days"]
-    names += [] if tokens is None or price is None else ["money"]
+    names += ["tokens\na day"] if options.tokens is None else ["days"]
+    names += [] if options.tokens is None or options.price is None else ["money"]
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    for plan in plans.fitting[:top]:
-        table.add_row(*_settings(plan), *_figures(plan), *_costs(plan, plans.num_ranks, tokens, price))
+    for plan in plans.fitting[: options.top]:
+        table.add_row(*_settings(plan), *_figures(plan), *_costs(plan, plans.num_ranks, options))
     return table
 
 
@@ -85,10 +84,10 @@ def _figures(plan: "Plan") -> list[str]:
     ]
 
 
-def _costs(plan: "Plan", num_ranks: int, tokens: float | None, price: float | None) -> list[str]:
-    if tokens is None:
+def _costs(plan: "Plan", num_ranks: int, options: "ForecastOptions") -> list[str]:
+    if options.tokens is None:
         return [_short(plan.tokens_per_day)]
-    cost = budget(plan, num_ranks, tokens=tokens, price=price)
+    cost = budget(plan, num_ranks, tokens=options.tokens, price=options.price)
     return [f"{cost['days']:.3g}"] + ([_short(cost["money"])] if "money" in cost else [])
 
 

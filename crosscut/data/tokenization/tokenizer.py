@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from crosscut.config.checks import listed
 from crosscut.config.errors import DataError
-from crosscut.data.end_of_text import end_said_beside
-from crosscut.data.fast_encoder import FastEncoder, fast_encoder
+from crosscut.data.tokenization.end_of_text import end_said_beside
+from crosscut.data.tokenization.fast_encoder import FastEncoder, fast_encoder
 
 if TYPE_CHECKING:
     import tokenizers

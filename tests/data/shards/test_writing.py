@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crosscut.config import DataError
-from crosscut.data.encoding import EncodedBatch
 from crosscut.data.hashing import sha256
-from crosscut.data.shards import INDEX_DTYPE, TokenDocument, split_at_random, split_batch, write_shards
+from crosscut.data.shards.writing import INDEX_DTYPE, TokenDocument, split_at_random, split_batch, write_shards
+from crosscut.data.tokenization.encoding import EncodedBatch
 
 
 def split(count: int, *, ratio: int = 29, seed: int = 0) -> tuple[list[int], list[int]]:

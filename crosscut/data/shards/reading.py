@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from crosscut.config.errors import DataError
-from crosscut.data.encoding import Tokens
 from crosscut.data.hashing import sha256_of_all
 from crosscut.data.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, ShardEntry
-from crosscut.data.shards import INDEX_DTYPE
-from crosscut.data.tokenizer import Tokenizer
+from crosscut.data.shards.writing import INDEX_DTYPE
+from crosscut.data.tokenization.encoding import Tokens
+from crosscut.data.tokenization.tokenizer import Tokenizer
 
 _PREPARE_AGAIN = "Delete the folder and prepare the tokens again."
 

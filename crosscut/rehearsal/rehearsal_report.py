@@ -28,9 +28,9 @@ def to_json(rehearsal: Rehearsal) -> dict[str, Any]:
     }
 
 
-def print_rehearsal(rehearsal: Rehearsal, console: Console | None = None) -> None:
+def print_rehearsal(rehearsal: Rehearsal) -> None:
     """Print what was counted, beside the formulas."""
-    console = console or Console()
+    console = Console()
     run, peak = rehearsal.run, rehearsal.peak
     console.print(
         f"dry run of rank {rehearsal.rank} of {run.layout} as on {rehearsal.device}, {rehearsal.seconds:.1f} s; "

@@ -8,8 +8,8 @@ import torch
 from crosscut.architecture import Product
 from crosscut.calibration import calibrate
 from crosscut.calibration.device import ON_CPU, Rates, Sizes, measure, rates_of, shapes, sizes_for
+from crosscut.calibration.device_file import device_table
 from crosscut.calibration.ranks import LinkRate, joined, links, together
-from crosscut.calibration.run import device_table
 from crosscut.calibration.timing import in_turns, repeated, typical
 from crosscut.config import ConfigError
 from crosscut.launch import process_group

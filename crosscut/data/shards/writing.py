@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from crosscut.config.errors import DataError
-from crosscut.data.encoding import EncodedBatch
 from crosscut.data.manifest import ShardEntry
+from crosscut.data.tokenization.encoding import EncodedBatch
 
 INDEX_DTYPE = np.dtype([("end", "<u8"), ("record", "<u8"), ("source", "<u8")])
 """A row of an index: where the document ends, in tokens; its record; the index of its source."""

@@ -7,7 +7,7 @@ import pytest
 import zstandard
 
 from crosscut.config import DataError
-from crosscut.data.sources import find_sources, read_chunks
+from crosscut.data.text.sources import find_sources, read_chunks
 
 SUFFIXES = ".txt, .jsonl, .parquet, .txt.gz, .txt.zst, .jsonl.gz or .jsonl.zst"
 

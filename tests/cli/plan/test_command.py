@@ -9,7 +9,7 @@ from crosscut.config import ConfigError, load_run
 from crosscut.planner import count_parameters
 from tests.cli.conftest import TINY, run_python
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 PAPER = ("plan", "--model", "8.3B", "--gpus", "512", "--gpu", "v100-32gb-dgx2h")
 
 

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosscut.config import DataError
-from crosscut.data import read_documents, sources
-from crosscut.data.documents import PIECE_CHARACTERS
+from crosscut.data import read_documents
+from crosscut.data.text import sources
+from crosscut.data.text.documents import PIECE_CHARACTERS
 
 TEXTS = ["One short text.", "Ünïcode — ☂ 😀\nover two lines", "  spaces stay  ", "x" * 50_000]
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from crosscut.config import DataError
-from crosscut.data import Document, Tokenizer, encoding, read_documents
-from crosscut.data.encoding import encode_documents
+from crosscut.data import Document, Tokenizer, read_documents
+from crosscut.data.tokenization import encoding
+from crosscut.data.tokenization.encoding import encode_documents
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from crosscut.config import DataError
-from crosscut.data import megatron
-from crosscut.data.megatron import IndexedTokens, write_indexed
+from crosscut.data.shards import megatron
+from crosscut.data.shards.megatron import IndexedTokens
+from tests.data.conftest import write_indexed
 
 DOCUMENTS = [[5, 6, 7], [8], [], [9, 10]]
 

@@ -7,7 +7,7 @@ rows are in memory at a time.
 from collections.abc import Iterator
 
 from crosscut.config.errors import DataError
-from crosscut.data.sources import Source, unreadable
+from crosscut.data.text.sources import Source, unreadable
 
 ROWS_AT_ONCE = 256
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosscut.config import DataError
-from crosscut.data import Tokenizer, tokenizer
-from crosscut.data.tokenizer import token_dtype
+from crosscut.data import Tokenizer
+from crosscut.data.tokenization import tokenizer
+from crosscut.data.tokenization.tokenizer import token_dtype
 
 TEXTS = ["the cut model is the uncut one"] * 50
 

@@ -9,8 +9,6 @@ each sequence may follow, which multimodal models use.
 from __future__ import annotations
 
 import struct
-from array import array
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crosscut.config.errors import DataError
-from crosscut.data.sources import unreadable
+from crosscut.data.text.sources import unreadable
 
 DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
 """The format's codes of types."""
@@ -83,23 +81,11 @@ class IndexedTokens:
         return self.tokens[self.starts[number] : self.starts[number + 1]]
 
 
-def write_indexed(prefix: Path, documents: Iterable[npt.ArrayLike], dtype: npt.DTypeLike) -> None:
-    """Write `prefix.bin` and `prefix.idx`, a sequence for each document, one document at a time.
+def write_index(path: Path, sizes: npt.NDArray[Any], dtype: npt.DTypeLike) -> None:
+    """Write the `.idx` of documents of these sizes, each one sequence.
 
     Raises `DataError` for a `dtype` that the format has no code for.
     """
-    kind = _stored(dtype)
-    sizes = array("i")
-    with Path(f"{prefix}.bin").open("wb") as file:
-        for document in documents:
-            ids = np.asarray(document, dtype=kind)
-            sizes.append(len(ids))
-            file.write(ids.data)
-    write_index(Path(f"{prefix}.idx"), np.frombuffer(sizes, dtype=np.int32), kind)
-
-
-def write_index(path: Path, sizes: npt.NDArray[Any], dtype: npt.DTypeLike) -> None:
-    """Write the `.idx` of documents of these sizes, each one sequence."""
     kind = _stored(dtype)
     code = next(code for code, known in DTYPES.items() if np.dtype(known) == kind)
     with path.open("wb") as file:

@@ -1,0 +1,40 @@
+"""The run that `crosscut plan` is asked about: a file's, or a preset's."""
+
+from pathlib import Path
+from typing import Any
+
+from crosscut.cli.arguments import has_file
+from crosscut.config import PRESETS, ConfigError, RunConfig, load_run
+from crosscut.config.checks import listed
+
+
+def asked_run(arguments: tuple[str, ...], model: str | None) -> RunConfig:
+    """The run to plan: a file's, or a preset's. Raises `ConfigError` unless exactly one of the two is given."""
+    if has_file(arguments) == (model is not None):
+        both = "both are" if has_file(arguments) else "neither is"
+        raise ConfigError(f"There must be a model to plan, either RUN.toml or `--model`, but {both} given.")
+    if has_file(arguments):
+        return load_run(Path(arguments[0]), arguments[1:])
+    preset = PRESETS[_preset(str(model))]
+    length = min(1024, preset.get("max_sequence_length", 1024))
+    table: dict[str, Any] = {"model": dict(preset), "training": {"sequence_length": length, "steps": 300_000}}
+    return load_run(table, arguments)
+
+
+def _preset(name: str) -> str:
+    wanted = name.lower()
+    found = [preset for preset in PRESETS if preset == wanted] or [
+        preset for preset in PRESETS if preset.endswith(f"-{wanted}")
+    ]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(f"`--model` must name one preset, but {name!r} is the end of {listed(found)}.")
+    import difflib
+
+    ends = {preset.partition("-")[2]: preset for preset in reversed(PRESETS)} | {preset: preset for preset in PRESETS}
+    close = difflib.get_close_matches(wanted, ends, n=1, cutoff=0.5)
+    hint = (
+        f"The nearest is `{ends[close[0]]}`." if close else f"Known are {listed(f'`{preset}`' for preset in PRESETS)}."
+    )
+    raise ConfigError(f"`--model` must name a preset, but is `{name}`. {hint}")

@@ -1,0 +1,43 @@
+"""`crosscut plan --dry-run`."""
+
+import json
+from dataclasses import dataclass, replace
+
+import click
+
+from crosscut.cli.plan.asked import asked_run
+from crosscut.config import load_layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRunOptions:
+    """Options of `crosscut plan --dry-run`."""
+
+    arguments: tuple[str, ...]
+    """RUN.toml and overrides."""
+    model: str | None
+    gpu: str | None
+    layout: str | None
+    rank: int
+    as_json: bool
+
+
+def show_dry_run(options: DryRunOptions) -> None:
+    """Do a step of one rank without memory and print what it holds, computes and sends, beside the formulas."""
+    from crosscut.planner.hardware import named_hardware
+    from crosscut.planner.search import require_device
+    from crosscut.rehearsal import print_rehearsal, rehearse, to_json
+
+    device = None if options.gpu is None else named_hardware(options.gpu)
+    run = asked_run(options.arguments, options.model)
+    if device is not None:
+        require_device(run, device)
+        run = run.settled(device.fast_precision)
+    on_cpu = run.training.device == "cpu" if device is None else device.device == "cpu"
+    if options.layout is not None:
+        run = replace(run, layout=load_layout(options.layout))
+    rehearsal = rehearse(run, rank=options.rank, device="cpu" if on_cpu else "cuda")
+    if options.as_json:
+        click.echo(json.dumps(to_json(rehearsal), indent=2))
+    else:
+        print_rehearsal(rehearsal)

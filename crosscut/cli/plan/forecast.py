@@ -1,0 +1,105 @@
+"""`crosscut plan`: search the layouts of a run, and print or write what is found."""
+
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from crosscut.cli.plan.asked import asked_run
+from crosscut.config import ConfigError, write_toml, write_whole
+from crosscut.config.checks import listed
+
+if TYPE_CHECKING:
+    from crosscut.planner.search import Plans
+
+_SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+_MOST = 1e18
+"""Upper limit of tokens, and of the price of an hour, so that no product of the two is infinite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastOptions:
+    """Options of `crosscut plan`, checked."""
+
+    arguments: tuple[str, ...]
+    """RUN.toml and overrides."""
+    model: str | None
+    gpus: int | None
+    gpu: str | None
+    tokens: float | None
+    price: float | None
+    top: int
+    as_json: bool
+    html: Path | None
+    write: Path | None
+
+    def __post_init__(self) -> None:
+        if self.price is not None and self.tokens is None:
+            raise ConfigError(
+                f"`--price` must come with `--tokens`, since it is for so many, but is {self.price:g} without."
+            )
+        if self.price is not None and not 0 <= self.price <= _MOST:
+            raise ConfigError(f"`--price` must be at least 0 and at most {_MOST:g}, but is {self.price:g}.")
+
+
+def number_of_tokens(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
+    """The number that `--tokens` gives, such as 300B. Raises `ConfigError`."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([KMBT]?)", text.strip(), re.IGNORECASE)
+    number = 0.0 if match is None else float(match[1]) * _SCALES[match[2].upper()]
+    if not number:
+        raise ConfigError(f"`--tokens` must be a number above 0 such as 300B or 1.5T, but is `{text}`.")
+    if number > _MOST:
+        raise ConfigError(f"`--tokens` must be at most {_MOST:g}, but is `{text}`. Try 300B or 1.5T.")
+    return number
+
+
+def show_forecast(options: ForecastOptions) -> None:
+    """Search the layouts, write the files that are asked for, and print the plans."""
+    plans = _search(options)
+    if options.html is not None:
+        from crosscut.planner.paper.figures import page
+
+        write_whole(options.html, page(plans))
+    if options.write is not None:
+        _write_best(plans, options.write, options.tokens)
+    if options.as_json:
+        from crosscut.planner.report import to_json
+
+        click.echo(json.dumps(to_json(plans, top=options.top, tokens=options.tokens, price=options.price), indent=2))
+    else:
+        from crosscut.cli.plan.table import show_plans
+
+        show_plans(plans, options)
+
+
+def _search(options: ForecastOptions) -> "Plans":
+    from crosscut.planner.hardware import KNOWN_HARDWARE, named_hardware
+    from crosscut.planner.search import search_layouts
+
+    if options.gpu is None:
+        known = listed(f"`{key}`" for key in KNOWN_HARDWARE)
+        raise ConfigError(f"`--gpu` must name the device to plan for, but is missing. Known are {known}.")
+    hardware = named_hardware(options.gpu)
+    run = asked_run(options.arguments, options.model)
+    return search_layouts(run, hardware, run.layout.world_size if options.gpus is None else options.gpus)
+
+
+def _write_best(plans: "Plans", path: Path, tokens: float | None) -> None:
+    """Write the best layout as a run, of as many steps as the tokens take."""
+    if not plans.fitting:
+        raise ConfigError(f"`--write` must have a layout that fits, but none does: {plans.leanest[0].reason}.")
+    run = plans.fitting[0].run(plans.asked)
+    if tokens is not None:
+        steps = max(1, round(tokens / (run.training.batch_size * run.training.sequence_length)))
+        warmup = min(run.optimizer.warmup_steps, steps // 10)
+        run = replace(
+            run,
+            training=replace(run.training, steps=steps),
+            optimizer=replace(run.optimizer, warmup_steps=warmup),
+        )
+    write_toml(run, path)

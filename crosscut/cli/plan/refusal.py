@@ -1,0 +1,42 @@
+"""Options that one command refuses because they belong to another command of the same name."""
+
+import copy
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from crosscut.config import ConfigError
+
+
+def refuse_options(command: click.Command, *others: click.Command, message: str, hidden: bool) -> None:
+    """Let a command refuse the parameters of other commands that it does not have, and not call them unknown.
+
+    `message` is the text of the `ConfigError`, with `{option}` and `{value}` for what was typed. Refused options are
+    in the command's help unless they are `hidden`.
+    """
+    known = {parameter.name for parameter in command.params}
+    for parameter in (parameter for other in others for parameter in other.params):
+        if parameter.name not in known:
+            known.add(parameter.name)
+            command.params.append(_refused(parameter, message, hidden=hidden))
+
+
+def _refused(parameter: click.Parameter, message: str, *, hidden: bool) -> click.Parameter:
+    def refuse(context: click.Context, typed: click.Parameter, value: Any) -> None:
+        if context.get_parameter_source(str(typed.name)) is not ParameterSource.DEFAULT:
+            option = typed.opts[0] if isinstance(typed, click.Option) else "RUN.toml"
+            raise ConfigError(message.format(option=option, value=_told(value)))
+
+    refused = copy.copy(parameter)
+    refused.expose_value = False
+    refused.callback = refuse
+    if isinstance(refused, click.Option):
+        refused.hidden = hidden
+    return refused
+
+
+def _told(value: object) -> str:
+    if value is True:
+        return "given"
+    return " ".join(value) if isinstance(value, tuple) else str(value)

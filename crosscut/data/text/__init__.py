@@ -1,0 +1,1 @@
+"""Text of a corpus: the files that it is made of, and their documents."""
