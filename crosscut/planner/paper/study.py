@@ -94,7 +94,7 @@ def _three_meanings() -> Section:
     days = PAPER_EPOCHS["megatron-8.3b-24-heads", 8]
     over_epoch = EPOCH_STEPS * flops_per_step(run, recompute=True) / (days * _DAY)
     rows = [
-        ("76%", "15.1 PFLOP/s, the highest rate of 512 GPUs, of 512 times 39 TFLOP/s", percent(PAPER_HEADLINE / linear)),
+        ("76%", "15.1 PFLOP/s, the highest of 512 GPUs, of 512 times 39 TFLOP/s", percent(PAPER_HEADLINE / linear)),
         ("77%", "the 8.3B model over 8 tensor ranks, no data parallelism (Figure 6a)", percent(0.77)),
         ("74%", "the 8.3B model of 32 heads over 8 x 64 GPUs (Figure 6b)", percent(0.74)),
         ("(none)", "the 8.3B model of 24 heads over a whole epoch (Table 4)", percent(over_epoch / linear)),
@@ -142,8 +142,8 @@ def _epochs() -> Section:
         bars.append((preset, (published, ours)))
     words = (
         f"Days for {EPOCH_STEPS:,} steps of 512 sequences. As in Table 3, the forecast lacks some seconds. They do not "
-        "shrink when a rank computes less, so they depend neither on FLOPs nor on bytes. The forecast has no loader, "
-        "no validation, no checkpoints, and a host that is never too slow; the paper's figures cover the whole training."
+        "shrink when a rank computes less, so they follow neither FLOPs nor bytes. The forecast has no loader, no "
+        "validation, no checkpoints, and a host that is never too slow; the paper's figures cover the whole training."
     )
     return Section("Table 4: an epoch", words, ("model", "paper", "ours", "difference", "missing a step"), rows, bars)
 
