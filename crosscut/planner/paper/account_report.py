@@ -55,8 +55,8 @@ def besides() -> Section:
         "copies this state to the host or back while the device waits; PyTorch 1.2 no longer does this (pytorch pull "
         "request 20886). These copies and the host's waits do not shrink with the number of tensor ranks. The table "
         f"assumes copies at the link's stated {_rate(stated)}, which is their shortest possible time: they used "
-        "pageable memory, for up to 16 ranks of one host, and a comment in mpu/random.py says that one more copy of the state, "
-        'on the host, "caused major performance issues for +4 GPU cases".'
+        "pageable memory, for up to 16 ranks of one host, and a comment in mpu/random.py says that one more copy of "
+        'the state, on the host, "caused major performance issues for +4 GPU cases".'
     )
     names = (f"{preset.removeprefix('megatron-')}, T = {tensor}" for preset, tensor in settings)
     return Section("What else the paper's program did", words, ("seconds of a step", "formula", *names), rows)
