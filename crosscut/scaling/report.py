@@ -23,31 +23,31 @@ def _words(results: Results) -> str:
     threads = ""
     if results.devices.kind == "cpu":
         threads = (
-            "A rank computes with one thread. A row with more ranks than cores is marked as oversubscribed; linear "
-            "scaling is impossible there. "
+            "A rank computes with one thread; where more ranks than cores run, the row says so, and linear scaling is "
+            "out of reach. "
         )
     forecasts = f"Forecasts are the planner's for {results.device_file}. " if results.device_file else ""
     return (
-        f"This page reports the paper's scaling study (section 5.1), trained on {results.machine['device']}, "
-        f"{results.devices.count} {_device(results)}s ({facts}), with {results.batch_size} sequences of "
-        f"{results.sequence_length} tokens on each data rank, in {results.precision}. All cases take turns, "
-        f"{results.turns} times, so that other work on the machine affects all of them. In each turn, a case takes two "
-        "steps, and the second one counts. Seconds are the median, with the least and the most. Ranks are tensor x "
-        f"data; a model is layers x hidden size, heads. {threads}Linear scaling is one rank's model FLOP/s times the "
-        f"number of ranks. {forecasts}`crosscut study measure` writes this report."
+        f"The paper's scaling study (section 5.1), trained on {results.machine['device']}, {results.devices.count} "
+        f"{_device(results)}s ({facts}); {results.batch_size} sequences of {results.sequence_length} tokens on each "
+        f"data rank, {results.precision}. All cases take two steps in turn, {results.turns} times, of which the second "
+        "counts, so that other work on the machine falls on all of them; seconds are the median, with the least and "
+        "the most. Ranks are tensor x data, a model is layers x hidden size and heads. "
+        f"{threads}Linear is one rank's model FLOP/s times the ranks. {forecasts}`crosscut study measure` writes this "
+        "report."
     )
 
 
 def _weak_tensor(results: Results) -> Section:
     words = (
-        "The model grows with its tensor ranks as in Figure 6, in width and depth, so that the number of parameters of "
-        "a rank stays about the same. The batch size is constant."
+        "The model grows with its tensor ranks as in Figure 6, in width and depth, so that the parameters of a rank "
+        "stay about the same; the batch stays."
     )
     return _weak(results, "Weak scaling: tensor ranks", words, results.studies["tensor"])
 
 
 def _weak_data(results: Results) -> Section:
-    words = "The models are the same, and the batch grows with the data ranks: the paper's tensor x data parallelism."
+    words = "The same models, and the batch grows with the data ranks: the paper's tensor x data parallelism."
     rows = [results.studies["tensor"][0], *results.studies["data"]]
     return _weak(results, "Weak scaling: tensor x data ranks", words, rows)
 
@@ -104,7 +104,7 @@ def _strong(results: Results) -> Section:
         (_name(row), (float(row.num_ranks), speed_up, *forecast))
         for row, speed_up, forecast in zip(rows, speed_ups, forecasts, strict=True)
     ]
-    words = "One model and one batch size on more tensor ranks, as in Table 3. The bars are speed-ups over one rank."
+    words = "One model and one batch over more tensor ranks, as in Table 3. The bars are speed-ups over one rank."
     header = ("ranks", f"per {_device(results)}", *_SECONDS, "speed-up", "of linear")
     return Section("Strong scaling", words, (*header, *_forecast_header(one)), cells, bars, _LEGEND[: len(bars[0][1])])
 
@@ -123,8 +123,8 @@ def _process(results: Results) -> Section:
         if _same_model(row, other)
     ]
     words = (
-        "This table shows what cutting the model gains on this machine. It compares tensor ranks with one process that "
-        "computes the same step with all cores, as PyTorch does without any parallelism. Above 1, the ranks are faster."
+        "What cutting the model is worth on this machine: the same step by one process that computes with all cores, "
+        "as PyTorch does without any parallelism, beside tensor ranks. Above 1 the ranks are faster."
     )
     header = ("model", "scaling", "process", "least to most", "ranks", "seconds", "least to most", "ranks' speed")
     return Section("Beside one process with all cores", words, header, cells)
