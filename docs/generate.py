@@ -30,10 +30,10 @@ INTRODUCTION = """\
 
 # Configuration
 
-A run is one TOML file with the sections below. What it leaves out has its default; an unknown key or a value that
-cannot be is an error before any process starts. Any key can be set on the command line by its dotted name, as in
-`crosscut train run.toml training.steps=1000 layout.tensor=2`. The resolved run is saved in the run's folder and is
-enough to repeat it. A complete file:
+This page lists every setting of a run. A run is one TOML file with the sections below. A key that the file leaves out
+has its default. An unknown key or an impossible value is an error before any process starts. Any key can be set on the
+command line by its dotted name, as in `crosscut train run.toml training.steps=1000 layout.tensor=2`. The resolved run
+is saved in the run's folder and is enough to repeat it. A complete file:
 
 ```toml
 [model]
@@ -58,10 +58,11 @@ CORPUS_INTRODUCTION = """\
 
 # Configuration of a corpus
 
-A corpus is one TOML file, for `crosscut prepare corpus.toml` ([corpus.md](corpus.md)): `folder`, one `[[sources]]` for
-each kind of text, and the sections below. What it leaves out has its default, which is the paper's where the paper says
-one. Keys outside `[[sources]]` can be set on the command line, as in `crosscut prepare corpus.toml seed=7`. The
-resolved file is saved in the corpus's folder. A complete file:
+This page lists every setting of a corpus. A corpus is one TOML file, for `crosscut prepare corpus.toml`
+([corpus.md](corpus.md)). It has `folder`, one `[[sources]]` for each kind of text, and the sections below. A key that
+the file leaves out has its default, which is the paper's value if the paper gives one. Keys outside `[[sources]]` can
+be set on the command line, as in `crosscut prepare corpus.toml seed=7`. The resolved file is saved in the corpus's
+folder. A complete file:
 
 ```toml
 folder = "corpora/books"
@@ -85,14 +86,15 @@ tokenizer = "tokenizer.json"
 """
 
 MODEL_NOTE = """\
-`model.preset` names one of the [presets](#presets) and gives the required fields; fields beside it change it.
-Given on the command line, it takes the place of a file's preset, or of the whole section where that spells a model out,
-as the demo's does.
+`model.preset` names one of the [presets](#presets) and sets the required fields; other fields of the section change
+it. On the command line it replaces the preset of the file. If the section of the file has no preset but describes a
+model field by field, as the demo's does, it replaces the whole section.
 """
 
 PRESETS_NOTE = """\
-Parameters are those of the whole model with tied embeddings, as `crosscut.planner.count_parameters` counts them. A
-preset with the tokenizer's vocabulary is counted with {vocab_size:,} entries, the default of `data.vocab_size`.
+The last column has the parameters of the whole model with tied embeddings, as counted by
+`crosscut.planner.count_parameters`. A preset with the tokenizer's vocabulary is counted with {vocab_size:,} entries,
+the default of `data.vocab_size`.
 """
 
 

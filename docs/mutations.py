@@ -20,9 +20,10 @@ PAGE = ROOT / "docs" / "mutations.md"
 
 HEAD = """# Planted faults
 
-Made by `python docs/mutations.py`; the tests of `tests/verification` hold every line of it. Each fault is planted in a
-two-layer GPT-2 (or, where GPT-2 has no such place, in a model made of Crosscut's layers), and `crosscut verify` is run
-on the layout in float64. *Named* is the first module that it says differs, *says* what it takes the pattern to mean.
+This page lists the faults that test `crosscut verify`, and what it says about each of them. `python docs/mutations.py`
+writes it, and the tests of `tests/verification` check every line. Each fault is planted in a two-layer GPT-2 (or in a
+model made of Crosscut's layers, if GPT-2 has no such place). Then `crosscut verify` runs on the layout in float64. The
+column *named* is the first module that differs, and *says* is its explanation of the pattern.
 
 """
 

@@ -47,19 +47,19 @@ def besides() -> Section:
     rows = [(term.name, term.formula, *(f"{term.seconds(run, stated):.3f}" for run in runs)) for term in TERMS]
     rows.append((f"the first one at {_rate(slow)}", "", *(f"{TERMS[0].seconds(run, slow):.3f}" for run in runs)))
     words = (
-        "An account of the missing seconds, apart from the forecast, which it does not change: what the program that "
-        "was published with the paper (NVIDIA/Megatron-LM of 2019: mpu/random.py, mpu/transformer.py, fp16/fp16.py, "
-        "fp16/loss_scaler.py) does in a step and the forecast has not. L are layers, E is the residual stream in "
-        "bytes, T tensor ranks. The program was made for PyTorch 1.1 (Megatron-LM issue 7), whose random state on a "
-        "device is 824,016 bytes (pytorch issue 20843); taking and giving back a stream for dropout copies it to the "
-        "host or from there while the device waits, which PyTorch 1.2 does no more (pytorch pull request 20886). These "
-        "copies, and the host's waits, do not shrink with the tensor ranks. The copies are told at the link's stated "
-        f"{_rate(stated)}, the least they can take: they went to and from pageable memory, for up to 16 ranks of one "
-        'host, and a comment in mpu/random.py says that one more copy of the state, on the host, "caused major '
-        'performance issues for +4 GPU cases".'
+        "This section explains the missing seconds by work of the program that was published with the paper "
+        "(NVIDIA/Megatron-LM of 2019: mpu/random.py, mpu/transformer.py, fp16/fp16.py, fp16/loss_scaler.py) and that "
+        "the forecast does not contain. It does not change the forecast. L are layers, E is the residual stream in "
+        "bytes, T tensor ranks. The program was written for PyTorch 1.1 (Megatron-LM issue 7), in which the random "
+        "state of a device has 824,016 bytes (pytorch issue 20843). Each switch of the random stream for dropout "
+        "copies this state to the host or back while the device waits; PyTorch 1.2 no longer does this (pytorch pull "
+        "request 20886). These copies and the host's waits do not shrink with the number of tensor ranks. The table "
+        f"assumes copies at the link's stated {_rate(stated)}, which is their shortest possible time: they used "
+        "pageable memory, for up to 16 ranks of one host, and a comment in mpu/random.py says that one more copy of "
+        'the state, on the host, "caused major performance issues for +4 GPU cases".'
     )
     names = (f"{preset.removeprefix('megatron-')}, T = {tensor}" for preset, tensor in settings)
-    return Section("What the paper's program did besides", words, ("seconds of a step", "formula", *names), rows)
+    return Section("What else the paper's program did", words, ("seconds of a step", "formula", *names), rows)
 
 
 def with_besides() -> Section:
@@ -73,20 +73,20 @@ def with_besides() -> Section:
     attained = (V100.products_attained, *(each.attained for each in accounts))
     rows.append(("products attain, of the peak", "", *(percent(share) for share in attained)))
     header = ("figure", "paper", "forecast", *(f"copies at {_rate(rate)}" for rate in COPY_RATES))
-    return Section("With that counted", _words(accounts[0].seconds, accounts[-1].seconds), header, rows)
+    return Section("With these terms counted", _words(accounts[0].seconds, accounts[-1].seconds), header, rows)
 
 
 def _words(stated: _Seconds, slow: _Seconds) -> str:
     forecast, at_stated, at_slow = (_worst(way) for way in (paper_seconds, stated, slow))
     short = [-one.error(slow) for one in _epochs()]
     return (
-        "The same figures with every term, the products calibrated anew by the same one GPU. The rates are round "
-        f"numbers, fitted to no row. With copies at the link's stated rate Figure 6 and Table 2 are up to {at_stated} "
-        f"too high, hardly less than without the account ({forecast}). At an eighth of it they are within {at_slow}: "
-        "one figure that is not published would account for Figure 6 and Table 2 and for most of Table 3. That the "
-        f"copies were so slow is not shown, so the forecast stays without them. Epochs stay {min(short):.0%} to "
-        f"{max(short):.0%} short; of the 8.3B model's, {_outside_steps():.2f} s a step are outside its steps by the "
-        "paper's own figures, since Table 4 takes so much longer than Table 2 and Figure 6 say."
+        "The same figures with every term, after the products are calibrated again by the same result on one GPU. The "
+        "rates are round numbers and fitted to no row. With copies at the link's stated rate, Figure 6 and Table 2 "
+        f"are up to {at_stated} too high, hardly less than without these terms ({forecast}). At an eighth of that rate "
+        f"they are within {at_slow}: a single unpublished number would explain Figure 6 and Table 2 and most of Table "
+        "3. There is no evidence that the copies were so slow, so the forecast leaves them out. Epochs remain "
+        f"{min(short):.0%} to {max(short):.0%} short. In the 8.3B model's epoch, {_outside_steps():.2f} s a step are "
+        "outside its steps by the paper's own figures: by so much is Table 4 longer than Table 2 and Figure 6 imply."
     )
 
 

@@ -47,9 +47,9 @@ def scaling_report() -> Report:
 
 _TITLE = "Published scaling beside the planner's"
 _WORDS = (
-    "What `crosscut.planner` says of step times that others measured and published. The V100's products are "
-    "calibrated by the paper's one GPU (39 TFLOP/s of the 1.2B model), the H100's by one row of Megatron-Core's table; "
-    "nothing else is fitted. `crosscut study scaling` writes this report."
+    "This page compares the planner's forecasts with step times that others measured and published. The V100's "
+    "products are calibrated by the paper's result on one GPU (39 TFLOP/s of the 1.2B model), the H100's by one row of "
+    "Megatron-Core's table. Nothing else is fitted. `crosscut study scaling` writes this report."
 )
 
 
@@ -59,8 +59,8 @@ def _models() -> Section:
         billions = count_parameters(ModelConfig(**PRESETS[preset])) / 1e9
         rows.append((preset, f"{billions:.2f}", str(published), str(_smallest_tensor(preset))))
     words = (
-        "Parameters, and the fewest tensor ranks with which the paper's training (8 sequences at once, whole layers "
-        "recomputed) fits into 32 GB; memory is that of Crosscut, whose gradients are float32."
+        "The table gives the parameters, and the fewest tensor ranks with which the paper's training (8 sequences at "
+        "once, whole layers recomputed) fits into 32 GB. Memory is that of Crosscut, whose gradients are float32."
     )
     return Section("Table 1: the models", words, ("model", "billions", "tensor ranks", "ours"), rows)
 
@@ -79,7 +79,10 @@ def _weak_scaling() -> Section:
             rows.append((preset, f"{tensor} x {data}", told[0], percent(ours), told[1]))
             if published is not None:
                 bars.append((f"{tensor * data} GPUs", (published, ours)))
-    words = "Of linear scaling from one GPU, by FLOP/s; the text of section 5.1.1 gives the two figures that are named."
+    words = (
+        "Percentages are shares of linear scaling from one GPU, by FLOP/s. The paper's text gives two of them "
+        "(section 5.1.1)."
+    )
     return Section(
         "Figure 6: weak scaling", words, ("model", "tensor x data", "paper", "ours", "difference"), rows, bars
     )
@@ -91,12 +94,12 @@ def _three_meanings() -> Section:
     days = PAPER_EPOCHS["megatron-8.3b-24-heads", 8]
     over_epoch = EPOCH_STEPS * flops_per_step(run, recompute=True) / (days * _DAY)
     rows = [
-        ("76%", "15.1 PFLOP/s, the most of the 512 GPUs, of 512 times 39 TFLOP/s", percent(PAPER_HEADLINE / linear)),
+        ("76%", "15.1 PFLOP/s, the highest of 512 GPUs, of 512 times 39 TFLOP/s", percent(PAPER_HEADLINE / linear)),
         ("77%", "the 8.3B model over 8 tensor ranks, no data parallelism (Figure 6a)", percent(0.77)),
         ("74%", "the 8.3B model of 32 heads over 8 x 64 GPUs (Figure 6b)", percent(0.74)),
         ("(none)", "the 8.3B model of 24 heads over a whole epoch (Table 4)", percent(over_epoch / linear)),
     ]
-    words = "The paper calls three different things its scaling. A fourth follows from its Table 4."
+    words = "The paper uses three different definitions of scaling. A fourth follows from its Table 4."
     return Section("What 76, 77 and 74% are", words, ("paper", "what it is", "by its own figures"), rows)
 
 
@@ -107,7 +110,7 @@ def _heads() -> Section:
         for heads, published in PAPER_HEADS.items()
     ]
     drawn = [(f"{heads} heads", (published, ours[heads])) for heads, published in PAPER_HEADS.items()]
-    words = "The 8.3B model over 8 tensor ranks: scores take memory in proportion to the heads."
+    words = "The 8.3B model on 8 tensor ranks. The memory of the scores is proportional to the number of heads."
     return Section("Table 2: attention heads", words, ("heads", "paper", "ours", "difference"), rows, drawn)
 
 
@@ -122,9 +125,9 @@ def _speed_ups() -> Section:
         rows.append((f"{tensor}", f"{published:.2f}", f"{ours:.2f}", *told))
         bars.append((f"{tensor} GPUs", (published, ours)))
     words = (
-        "The 1.2B model, 8 sequences a step whatever the ranks. What is missing is nearly one number: were the same "
-        "seconds in every run, and in that of the one GPU too, where the calibration hides them, the three rows would "
-        f"ask for {min(constants):.2f} to {max(constants):.2f} s."
+        "The 1.2B model with 8 sequences a step on any number of ranks. The missing time is nearly constant: if every "
+        "run contained the same additional seconds, including the run on one GPU, where the calibration hides them, "
+        f"the three rows would need {min(constants):.2f} to {max(constants):.2f} s."
     )
     header = ("tensor ranks", "paper", "ours", "difference", "missing a step")
     return Section("Table 3: strong scaling", words, header, rows, bars)
@@ -138,9 +141,9 @@ def _epochs() -> Section:
         rows.append((preset, f"{published:.2f}", f"{ours:.2f}", _percent_more(ours / published - 1), missing))
         bars.append((preset, (published, ours)))
     words = (
-        f"Days for {EPOCH_STEPS:,} steps of 512 sequences. As in Table 3, seconds are missing, and not fewer where a "
-        "rank computes less, so that they follow neither FLOPs nor bytes. The forecast has no loader, no validation, "
-        "no checkpoints and a host that is never too slow; the paper's figures are of the whole training."
+        f"Days for {EPOCH_STEPS:,} steps of 512 sequences. As in Table 3, the forecast lacks some seconds. They do not "
+        "shrink when a rank computes less, so they follow neither FLOPs nor bytes. The forecast has no loader, no "
+        "validation, no checkpoints, and a host that is never too slow; the paper's figures cover the whole training."
     )
     return Section("Table 4: an epoch", words, ("model", "paper", "ours", "difference", "missing a step"), rows, bars)
 
@@ -156,9 +159,10 @@ def _megatron() -> Section:
         bars.append((row.name, (published, ours)))
     met = sum(abs(error) <= WITHIN for error in errors.values())
     words = (
-        f"Utilisation of the dense peak, tensor x pipeline x data ranks. {met} of {len(errors)} are within 5 points, "
-        "the calibration among them. Micro-batches and the parts of a stage's layers are not published: the fastest of "
-        "1, 2 and 4 sequences at once is taken, and the smallest bubble that the layers allow."
+        f"Utilisation of the dense peak; layouts are tensor x pipeline x data ranks. {met} of {len(errors)} rows are "
+        "within 5 points, including the calibrated one. Micro-batches and the division of a stage's layers into parts "
+        "are not published. The forecast uses the fastest of 1, 2 and 4 sequences at once, and the smallest bubble "
+        "that the layers allow."
     )
     return Section("Megatron-Core on H100", words, ("model", "layout", "published", "ours", "difference"), rows, bars)
 
@@ -170,9 +174,12 @@ def _choices() -> Section:
         met = sum(abs(error) <= WITHIN for error in errors)
         worst = max(errors, key=abs)
         rows.append((row.name, percent(megatron_attained(row)), f"{met} of {len(errors)}", _points(worst)))
-    words = "What the choice of the one calibrated row does: what products then attain, and what follows for all rows."
+    words = (
+        "The table shows the effect of another choice of the calibrated row: the share of the peak that products then "
+        "attain, and the errors of all rows."
+    )
     header = ("calibrated by", "products attain", "within 5 points", "worst")
-    return Section("Had another row been the calibration", words, header, rows)
+    return Section("Another row as the calibration", words, header, rows)
 
 
 def _percent_more(share: float) -> str:
