@@ -6,6 +6,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,8 @@ def _hint(name: str) -> str:
 
 
 def _convert(kind: Any, value: Any, name: str) -> Any:
+    if isinstance(kind, type) and issubclass(kind, StrEnum):  # the dataclass makes it a member
+        return _convert(str, value.value if isinstance(value, StrEnum) else value, name)
     if isinstance(value, _Override):
         parsed = value.parsed()
         value = str(value) if kind is str and not isinstance(parsed, str) else parsed  # 1984 may be a title
