@@ -10,7 +10,7 @@ from torch import Tensor
 from crosscut.config import IGNORED
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
     """Sequences that one rank's model reads together; tensors of dimensions [B, S], None where there is nothing to
     say.

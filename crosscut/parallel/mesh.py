@@ -90,11 +90,11 @@ class ParallelMesh:
 
     @property
     def groups(self) -> tuple[Axis, ...]:
-        """Every axis over which ranks exchange anything, each once."""
+        """Every axis of several ranks, each once."""
         sharding = self.sharding
         parts = () if sharding is None else (sharding.shard, sharding.replica)
-        others = (axis for axis in (*parts, self.tokens, self.copies) if axis is not None)
-        return tuple({axis.group_name: axis for axis in (*self.axes, *others)}.values())
+        every = (*self.axes, *parts, self.tokens, self.copies)
+        return tuple({axis.group_name: axis for axis in every if axis is not None and axis.size > 1}.values())
 
     @property
     def parameter_device(self) -> torch.device:
