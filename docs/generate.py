@@ -176,8 +176,8 @@ def axes_table() -> str:
         slices = "; each rank stores a slice of every parameter" if row.stores_slices else ""
         role = f"{row.role}{slices}{'; consists of ranks of other axes' if row.is_folded else ''}"
         size = "any" if row.is_supported else "1"
-        rows.append(f"| `{row.name}` | `{row.option}` | {row.shares} | {role} | {size} |")
-    head = ["| axis | key | its ranks share | role | size |", "|---|---|---|---|---|"]
+        rows.append(f"| `{row.name}` | {row.shares} | {role} | `layout.{row.option}` | {size} |")
+    head = ["| axis | its ranks share | role | key | size |", "|---|---|---|---|---|"]
     return "\n".join([*head, *rows, ""])
 
 

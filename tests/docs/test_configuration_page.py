@@ -49,11 +49,11 @@ def test_page_names_every_key_and_preset() -> None:
 
 def test_page_has_the_table_of_axes() -> None:
     page = generator.configuration_page()
-    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| .* \| (.*) \| (any|1) \|$", page, re.MULTILINE)
-    assert [(name, option, size == "any") for name, option, _, size in rows] == [
+    rows = re.findall(r"^\| `(\w+)` \| .* \| (.*) \| `layout\.(\w+)` \| (any|1) \|$", page, re.MULTILINE)
+    assert [(name, option, size == "any") for name, _, option, size in rows] == [
         (row.name, row.option, row.is_supported) for row in AXES
     ]
-    assert all(role.startswith(row.role) for (_, _, role, _), row in zip(rows, AXES, strict=True))
+    assert all(role.startswith(row.role) for (_, role, _, _), row in zip(rows, AXES, strict=True))
 
 
 def test_page_of_a_corpus_names_every_key() -> None:
