@@ -177,7 +177,7 @@ def _assemble(grid: Grid, how: _Arrangement) -> Assembled:
     """Join the parts along one axis after the other, the innermost first; all copies are compared."""
     different: list[tuple[int, int, Tensor]] = []
     joined = grid
-    for name in reversed(grid.axes):
+    for name in reversed(list(grid.axes)):
         dim, group = how[name]
         pairs = (
             (rank, ranks[place // group * group]) for ranks in grid.groups(name) for place, rank in enumerate(ranks)

@@ -160,7 +160,7 @@ def global_gradient_norm(parameters: Sequence[nn.Parameter], owners: Iterable[Ax
     while cuts := max(sums, key=len, default=()):  # the sums over the first axis join those that it does not cut
         squares = all_reduce(sums.pop(cuts) + spread, _axis(gradients[0], cuts[0]))
         sums[cuts[1:]] = squares + sums.get(cuts[1:], 0.0)
-    total = sums.get((), torch.zeros((), dtype=torch.float64))
+    total = sums[()] if sums else torch.zeros((), dtype=torch.float64)
     for axis in owners:
         total = all_reduce(total, axis)
     return total.sqrt()
