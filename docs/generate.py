@@ -15,7 +15,8 @@ import sys
 import typing
 from pathlib import Path
 
-from crosscut.config import PRESETS, CorpusConfig, DataConfig, ModelConfig, RunConfig
+from crosscut.config import PRESETS, CorpusConfig, DataConfig, Layout, ModelConfig, RunConfig
+from crosscut.config.axes import AXES
 from crosscut.config.corpus import SourceConfig
 from crosscut.planner import count_parameters
 from crosscut.planner.paper.sections import to_markdown
@@ -91,6 +92,15 @@ it. On the command line it replaces the preset of the file. If the section of th
 model field by field, as the demo's does, it replaces the whole section.
 """
 
+AXES_NOTE = """\
+### Axes
+
+These are the axes along which a layout arranges ranks, outermost first, from `crosscut/config/axes.py`. The role of an
+axis says which ranks see different tokens, whose losses and gradients are summed, and which ranks hold copies, whose
+bits must stay the same. `replica` and `shard` together are `data`: `shard_group` says how many ranks are in `shard`.
+Size 1 means that no other size is supported yet.
+"""
+
 PRESETS_NOTE = """\
 The last column has the parameters of the whole model with tied embeddings, as counted by
 `crosscut.planner.count_parameters`. A preset with the tokenizer's vocabulary is counted with {vocab_size:,} entries,
@@ -157,7 +167,20 @@ PAGES = {
 
 def _section(heading: str, kind: type) -> str:
     note = f"{MODEL_NOTE}\n" if kind is ModelConfig else ""
-    return f"## `{heading}`\n\n{inspect.getdoc(kind)}\n\n{note}{_table(kind, dataclasses.fields(kind))}"
+    more = f"\n{AXES_NOTE}\n{axes_table()}" if kind is Layout else ""
+    return f"## `{heading}`\n\n{inspect.getdoc(kind)}\n\n{note}{_table(kind, dataclasses.fields(kind))}{more}"
+
+
+def axes_table() -> str:
+    """The table of axes, a row for each, outermost first."""
+    rows = []
+    for row in AXES:
+        slices = "; each rank stores a slice of every parameter" if row.stores_slices else ""
+        role = f"{row.role}{slices}{'; consists of ranks of other axes' if row.is_folded else ''}"
+        size = "any" if row.is_supported else "1"
+        rows.append(f"| `{row.name}` | {row.shares} | {role} | `layout.{row.option}` | {size} |")
+    head = ["| axis | its ranks share | role | key | size |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *rows, ""])
 
 
 def _table(kind: type, fields: typing.Sequence[dataclasses.Field[object]]) -> str:

@@ -21,16 +21,18 @@ class CrosscutStep:
     def __init__(self, shape: Shape, way: Way) -> None:
         import torch
 
+        from crosscut.model import Batch
         from crosscut.parallel import make_mesh
         from crosscut.training.step import Trainer
 
+        self.batch = Batch
         run = crosscut_run(shape, way)
         device = torch.device(way.device, 0) if way.device == "cuda" else torch.device(way.device)
         self.trainer = Trainer(run, make_mesh(run.layout, device))
 
     def __call__(self, number: int, micro_batches: Sequence[tuple[Any, Any]]) -> Callable[[], float]:
         """Do a step, as `Step` defines it."""
-        result = self.trainer.step(number, micro_batches)
+        result = self.trainer.step(number, [self.batch(tokens=tokens, targets=ys) for tokens, ys in micro_batches])
         return lambda: result.loss  # reading the loss waits for the device
 
     def compiled_gradients_off(self, micro_batch: tuple[Any, Any]) -> tuple[float, str]:
@@ -44,7 +46,8 @@ class CrosscutStep:
         model = self.trainer.model
 
         def gradients() -> dict[str, Any]:
-            self.trainer.accumulate(0, [micro_batch])
+            tokens, targets = micro_batch
+            self.trainer.accumulate(0, [self.batch(tokens=tokens, targets=targets)])
             found = {name: parameter.grad.to_local() for name, parameter in model.named_parameters()}
             self.trainer.optimizer.zero_grad()
             return found

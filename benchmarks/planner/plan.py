@@ -26,6 +26,7 @@ from crosscut.calibration import calibrate
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.launch import launch, process_group
 from crosscut.launch.processes import choose_device, is_first_started
+from crosscut.model import Batch
 from crosscut.parallel import make_mesh
 from crosscut.planner.hardware import named_hardware
 from crosscut.planner.time import step_time
@@ -81,7 +82,7 @@ def one_step(trainer: Trainer, step: int, device: torch.device) -> float:
     run = trainer.run
     size = (run.micro_batch_size, run.training.sequence_length + 1)
     tokens = torch.randint(0, run.model.vocab_size, size, generator=torch.Generator().manual_seed(step)).to(device)
-    batches = [(tokens[:, :-1], tokens[:, 1:])] * run.num_micro_batches
+    batches = [Batch.from_ids(tokens)] * run.num_micro_batches
     synchronize(device)
     start = time.perf_counter()
     trainer.step(step, batches)

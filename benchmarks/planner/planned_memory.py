@@ -23,6 +23,7 @@ from benchmarks.machine import describe_machine
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.config.precision import precision_on
 from crosscut.launch import launch, process_group
+from crosscut.model import Batch
 from crosscut.parallel import make_mesh
 from crosscut.planner import count_parameters, forecast_memory
 from crosscut.training.optimizer import MOMENTS
@@ -98,7 +99,7 @@ def peak_of(run: RunConfig) -> int:
     trainer = Trainer(run, make_mesh(run.layout, CPU))
     shape = (run.training.batch_size // run.layout.data, run.training.sequence_length + 1)
     tokens = torch.randint(0, run.model.vocab_size, shape, generator=torch.Generator().manual_seed(1))
-    batches = [(part[:, :-1], part[:, 1:]) for part in tokens.split(run.micro_batch_size)]
+    batches = [Batch.from_ids(part) for part in tokens.split(run.micro_batch_size)]
     for step in range(2):
         trainer.step(step, batches)
     states = trainer.optimizer.state.values()

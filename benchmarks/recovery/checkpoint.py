@@ -39,7 +39,7 @@ from crosscut.checkpoint import Progress, Saver, latest_good_checkpoint, load_ch
 from crosscut.checkpoint.staging import HostBuffers
 from crosscut.config import CheckpointConfig, Layout, RunConfig, load_run
 from crosscut.launch import launch, process_group
-from crosscut.model import GPT
+from crosscut.model import GPT, Batch
 from crosscut.parallel import RandomStreams, make_mesh
 from crosscut.parallel.state.parameters import local_part
 from crosscut.training.optimizer import make_optimizer, undecayed_parameters
@@ -78,7 +78,7 @@ def measure_saving(model: dict[str, Any], folder: Path, rounds: int) -> dict[str
 
         def step() -> float:
             start = time.perf_counter()
-            trainer.step(next(steps), [(tokens[:, :-1], tokens[:, 1:])])
+            trainer.step(next(steps), [Batch.from_ids(tokens)])
             return time.perf_counter() - start
 
         step()
@@ -155,7 +155,7 @@ def write_checkpoint(run: RunConfig, root: Path) -> None:
         trainer = Trainer(run, make_mesh(run.layout, CPU))
         length = run.training.sequence_length
         tokens = torch.randint(0, run.model.vocab_size, (4 // run.layout.data, length + 1))
-        trainer.step(0, [(tokens[:, :-1], tokens[:, 1:])])
+        trainer.step(0, [Batch.from_ids(tokens)])
         save_checkpoint(
             root,
             progress_at(1, run),

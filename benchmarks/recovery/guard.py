@@ -25,6 +25,7 @@ from benchmarks.machine import describe_machine, print_machine
 from crosscut.config import RunConfig, load_run
 from crosscut.launch import launch, process_group
 from crosscut.launch.processes import choose_device
+from crosscut.model import Batch
 from crosscut.parallel import make_mesh
 from crosscut.parallel.state.agreement import find_drift, hash_of
 from crosscut.planner import count_parameters, parameters_per_rank
@@ -58,7 +59,7 @@ def measure(run: RunConfig, repeats: int) -> dict[str, float]:
             batch = torch.randint(0, run.model.vocab_size, size, generator=generator).to(device)
             synchronize(device)
             start = time.perf_counter()
-            trainer.step(number, [(batch[:, :-1], batch[:, 1:])] * run.num_micro_batches)
+            trainer.step(number, [Batch.from_ids(batch)] * run.num_micro_batches)
             synchronize(device)
             between = time.perf_counter()
             if run.layout.world_size > 1:

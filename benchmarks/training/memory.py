@@ -35,6 +35,7 @@ from benchmarks.machine import describe_machine, print_machine
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.launch import launch, process_group
 from crosscut.launch.processes import choose_device
+from crosscut.model import Batch
 from crosscut.parallel import ParallelMesh, make_mesh
 from crosscut.parallel.recorder import comes_again
 from crosscut.planner import layer_activations, published_layer_activations
@@ -106,7 +107,7 @@ def held_after_forward(run: RunConfig, mesh: ParallelMesh) -> dict[str, int]:
     """Measure the bytes held between forward and backward pass and, on CUDA, the peak of both passes."""
     trainer = Trainer(run, mesh)
     tokens = batch_of(run, mesh)
-    trainer.accumulate(0, [(tokens[:, :-1], tokens[:, 1:])])  # creates the tensors that stay, such as gradients
+    trainer.accumulate(0, [Batch.from_ids(tokens)])  # creates the tensors that stay, such as gradients
     trainer.streams.restart(step=0)
     if mesh.device.type != "cuda":
         with Alive() as alive:

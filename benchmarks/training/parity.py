@@ -34,8 +34,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.machine import print_machine
 from crosscut.config import RunConfig, load_run
 from crosscut.launch import launch, process_group
+from crosscut.model import Batch
 from crosscut.parallel import make_mesh
-from crosscut.training.step import Batch, Trainer
+from crosscut.training.step import Trainer
 
 LIMIT = 1e-5
 LOWER_LIMITS = {"bfloat16": 2e-3, "float16": 2e-4}
@@ -81,7 +82,7 @@ def batch_of(run: RunConfig, step: int, data_rank: int) -> list[Batch]:
     tokens = torch.randint(0, run.model.vocab_size, size, generator=generator)
     tokens[:, 1::2] = (7 * tokens[:, :-1:2] + 3) % run.model.vocab_size
     mine = tokens.chunk(run.layout.data)[data_rank]
-    return [(part[:, :-1], part[:, 1:]) for part in mine.split(run.micro_batch_size)]
+    return [Batch.from_ids(part) for part in mine.split(run.micro_batch_size)]
 
 
 def losses_of(runs: list[RunConfig]) -> list[list[float]]:

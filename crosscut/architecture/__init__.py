@@ -10,7 +10,7 @@ running program. This room imports neither torch nor numpy.
 from crosscut.architecture.decoder import Decoder, Layer, describe
 from crosscut.architecture.lowering import flat, lower, lower_root, run_again
 from crosscut.architecture.parameters import Cut, LocalParameter, Matrix, Parameter, Role
-from crosscut.architecture.readings import Kept, Mode, kept, layer_parameters, root_parameters
+from crosscut.architecture.readings import Kept, kept, layer_parameters, root_parameters
 from crosscut.architecture.steps import Message, Operation, Overlap, Passes, Product, Step, Value
 from crosscut.architecture.target import Device, Target
 
@@ -23,7 +23,6 @@ __all__ = [
     "LocalParameter",
     "Matrix",
     "Message",
-    "Mode",
     "Operation",
     "Overlap",
     "Parameter",

@@ -5,7 +5,6 @@ Each reading is written once, for every layer there is. The planner adds the rea
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import lru_cache
 
 from crosscut.architecture.decoder import Decoder, Layer
@@ -13,6 +12,7 @@ from crosscut.architecture.lowering import flat, lower, run_again
 from crosscut.architecture.parameters import LocalParameter, Role
 from crosscut.architecture.steps import Multiply, Passes, Product, Rows, Step, Value
 from crosscut.architecture.target import Kind, Target
+from crosscut.config.training import Recompute
 
 
 @lru_cache(maxsize=4096)
@@ -25,15 +25,6 @@ def layer_parameters(layer: Layer, tensor: int) -> tuple[LocalParameter, ...]:
 def root_parameters(model: Decoder, tensor: int) -> tuple[LocalParameter, ...]:
     """The part of the parameters outside of the layers that one of this many tensor ranks holds."""
     return tuple(parameter.on(tensor) for parameter in model.root_parameters())
-
-
-class Mode(StrEnum):
-    """Values that a layer keeps: `training.recompute`."""
-
-    NONE = "none"
-    SELECTIVE = "selective"
-    OPERATORS = "operators"
-    FULL = "full"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +79,7 @@ class Kept:
 def kept(layer: Layer, target: Target, mode: str) -> tuple[Kept, ...]:
     """Bytes that each sublayer keeps of one micro-batch. A value that several steps keep counts once."""
     lowered = lower(layer, target)
-    if mode == Mode.FULL:
+    if mode == Recompute.FULL:
         return Kept(inputs=lowered[0][0].reads[0].bytes(target)), Kept()
     seen: set[str] = set()
     return tuple(
@@ -101,9 +92,9 @@ def _kept(steps: Iterable[Step], target: Target, mode: str, *, inside: str, seen
     """Bytes of one sublayer. A compiled layer keeps what its kernel keeps, so `selective` changes nothing there."""
     counted: dict[str, int] = {}
     for step in steps:
-        forgets_core = mode == Mode.SELECTIVE and not target.compiled
+        forgets_core = mode == Recompute.SELECTIVE and not target.compiled
         for value in step.reads if step.is_core and forgets_core else step.keeps:
-            if value.name not in seen and not (mode == Mode.OPERATORS and value.is_cheap):
+            if value.name not in seen and not (mode == Recompute.OPERATORS and value.is_cheap):
                 seen.add(value.name)
                 purpose = _purpose(value, inside)
                 counted[purpose] = counted.get(purpose, 0) + value.bytes(target)

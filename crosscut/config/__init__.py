@@ -18,7 +18,7 @@ from crosscut.config.errors import (
 )
 from crosscut.config.evaluation import EvaluationConfig
 from crosscut.config.files import write_whole
-from crosscut.config.layout import Layout
+from crosscut.config.layout import Layout, ZeroStage
 from crosscut.config.loading import dump_toml, is_corpus, load_corpus, load_layout, load_run, write_toml
 from crosscut.config.model import ModelConfig
 from crosscut.config.presets import PRESETS
@@ -51,6 +51,7 @@ __all__ = [
     "RunStopped",
     "TrainingConfig",
     "TrainingError",
+    "ZeroStage",
     "default_loss_chunk",
     "dump_toml",
     "is_corpus",

@@ -1,19 +1,28 @@
-"""Layout of the ranks: the axes of the device mesh and their sizes."""
+"""Layout of the ranks: sizes of the axes of `axes.AXES`, and what the ranks along them share."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 
-from crosscut.config.checks import divisors, listed, require_at_least, require_one_of
+from crosscut.config.axes import AXES, OPTIONS, AxisRow
+from crosscut.config.checks import divisors, listed, require_at_least
+from crosscut.config.choices import Choice, resolve_choices
 from crosscut.config.errors import LayoutError
 
-SHARDINGS = ("none", "zero2", "zero3")
-"""The values of `Layout.sharding`."""
+
+class ZeroStage(Choice):
+    """State that data ranks share: the stages of ZeRO."""
+
+    NONE = "none"
+    ZERO2 = "zero2"
+    ZERO3 = "zero3"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """The number of ranks along each axis. No value of it changes the model that is trained. One file serves a cluster
-    and a laptop: `sequence_parallel` over one tensor rank and `sharding` over one data rank do nothing, and are not
-    told then. `shard_group` and `symmetric_memory` are about ranks that must be there, and are refused without them.
+    and a laptop: `sequence_parallel` over one tensor rank and `sharding` over one data rank have no effect and give no
+    warning. `shard_group` and `symmetric_memory` are refused without the ranks that they need.
 
     Tensor groups are adjacent ranks and data groups stride across them, as in the paper's Figure 5: rank =
     data_rank * tensor + tensor_rank.
@@ -25,11 +34,20 @@ class Layout:
     data: int = 1
     """Copies of the model, each on its own part of the batch."""
 
+    context: int = 1
+    """Ranks that share each sequence. Must be 1: Crosscut cannot share sequences yet."""
+
+    pipeline: int = 1
+    """Ranks that share the model's layers, in stages. Must be 1: Crosscut has no stages yet."""
+
+    expert: int = 1
+    """Ranks that share the experts of a layer. Must be 1: Crosscut has no experts yet."""
+
     sequence_parallel: bool = False
     """Also split layer norms, dropout and residuals along the sequence over the tensor ranks: a T-th of the memory for
     what lies between the cut matrices, for half as much traffic again in the backward pass."""
 
-    sharding: str = "none"
+    sharding: ZeroStage = ZeroStage.NONE
     """State that is sharded over the data ranks: `none` gives each rank a whole copy (the paper's); `zero2` shards
     gradients and optimizer state; `zero3` shards the weights as well and gathers them layer by layer when they are
     used."""
@@ -43,9 +61,9 @@ class Layout:
     sequence parallelism and GPUs that reach each other's memory."""
 
     def __post_init__(self) -> None:
-        require_at_least("layout.tensor", self.tensor, 1)
-        require_at_least("layout.data", self.data, 1)
-        require_one_of("layout.sharding", self.sharding, SHARDINGS)
+        for row in AXES:
+            self._check_size(row)
+        resolve_choices(self, "layout")
         require_at_least("layout.shard_group", self.shard_group, 0)
         self._check_shard_group()
         if self.symmetric_memory and not (self.sequence_parallel and self.tensor > 1):
@@ -54,8 +72,17 @@ class Layout:
                 f"{self}. Set layout.sequence_parallel=true and layout.tensor above 1, or leave it out."
             )
 
+    def _check_size(self, row: AxisRow) -> None:
+        size: int = getattr(self, row.option)
+        require_at_least(f"layout.{row.option}", size, 1)
+        if size > 1 and not row.is_supported:
+            raise LayoutError(
+                f"`layout.{row.option}` must be 1, since this version of Crosscut cannot share {row.shares} between "
+                f"ranks, but is {size}. Leave it out, and raise layout.tensor or layout.data instead."
+            )
+
     def _check_shard_group(self) -> None:
-        if self.shard_group and self.sharding == "none":
+        if self.shard_group and self.sharding is ZeroStage.NONE:
             raise LayoutError(
                 f"`layout.shard_group` must be 0 where nothing is sharded, but is {self.shard_group}. Set "
                 'layout.sharding="zero3" or leave it out.'
@@ -69,7 +96,7 @@ class Layout:
     @property
     def shard_size(self) -> int:
         """Data ranks that share one copy of gradients and optimizer state; 1 where each holds them whole."""
-        return 1 if self.sharding == "none" else self.shard_group or self.data
+        return 1 if self.sharding is ZeroStage.NONE else self.shard_group or self.data
 
     @property
     def num_replicas(self) -> int:
@@ -77,13 +104,78 @@ class Layout:
         return self.data // self.shard_size
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """Ranks along each axis of the table, by name, outermost first."""
+        parts = {"replica": self.num_replicas, "shard": self.shard_size}
+        return {row.name: parts.get(row.name) or getattr(self, row.option) for row in AXES}
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Ranks along each axis in use, by its field, outermost first; `replica` and `shard` are one axis, `data`.
+
+        An axis is in use when it is permanent or has several ranks. Folded axes are left out: the product is the number
+        of ranks.
+        """
+        in_use = {}
+        for option, (row, *_) in OPTIONS.items():
+            size = getattr(self, option)
+            if not row.is_folded and (row.is_permanent or size > 1):
+                in_use[option] = size
+        return in_use
+
+    @property
+    def mesh_axes(self) -> dict[str, int]:
+        """Ranks along each axis of the device mesh, by name, outermost first.
+
+        They are the axes in use, with `replica` and `shard` in the place of `data` where both have several ranks.
+        """
+        mesh: dict[str, int] = {}
+        sizes = self.sizes
+        for option, size in self.axes.items():
+            parts = {row.name: sizes[row.name] for row in OPTIONS[option]}
+            mesh |= parts if min(parts.values()) > 1 else {option: size}
+        return mesh
+
+    @property
+    def token_axes(self) -> tuple[str, ...]:
+        """Axes of the device mesh along which several ranks see different tokens."""
+        return self._mesh_axes_of(lambda row: row.splits_tokens)
+
+    @property
+    def copy_axes(self) -> tuple[str, ...]:
+        """Axes of the device mesh along which several ranks hold copies of every parameter."""
+        return self._mesh_axes_of(lambda row: row.holds_copies)
+
+    @property
+    def slice_axes(self) -> tuple[str, ...]:
+        """Axes of the device mesh along which several ranks store a slice of every parameter each."""
+        return self._mesh_axes_of(lambda row: row.stores_slices)
+
+    def _mesh_axes_of(self, has_role: Callable[[AxisRow], bool]) -> tuple[str, ...]:
+        mesh, sizes = self.mesh_axes, self.sizes
+        rows = (row for row in AXES if has_role(row) and not row.is_folded and sizes[row.name] > 1)
+        return tuple(dict.fromkeys(row.name if row.name in mesh else row.option for row in rows))
+
+    def place_of(self, rank: int) -> dict[str, int]:
+        """Place of a rank along each axis of the table, by name, outermost first; folded axes are left out."""
+        sizes, place = self.sizes, {}
+        for row in reversed(AXES):
+            if not row.is_folded:
+                rank, place[row.name] = divmod(rank, sizes[row.name])
+        return dict(reversed(place.items()))
+
+    @property
     def world_size(self) -> int:
         """Ranks in all."""
-        return self.tensor * self.data
+        return prod(self.axes.values())
 
     def __str__(self) -> str:
         """Active parts of the layout: no sequence parallelism over one tensor rank, no sharding over one data rank."""
+        axes = " x ".join(f"{name} {size}" for name, size in reversed(self.axes.items()))
+        folded = "".join(
+            f", {row.name} {self.sizes[row.name]}" for row in AXES if row.is_folded and self.sizes[row.name] > 1
+        )
         split = ", sequence parallel" if self.sequence_parallel and self.tensor > 1 else ""
         shared = f", {self.sharding}" if self.shard_size > 1 else ""
         group = f" in groups of {self.shard_size}" if self.num_replicas > 1 and shared else ""
-        return f"tensor {self.tensor} x data {self.data}{split}{shared}{group}"
+        return f"{axes}{folded}{split}{shared}{group}"

@@ -5,10 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from crosscut.model import GPT
-from crosscut.parallel import IGNORED, reshard
+from crosscut.model import GPT, Batch
+from crosscut.parallel import reshard
 from crosscut.parallel.collectives import all_reduce
 
 
@@ -28,22 +27,21 @@ class Score:
 
 
 @torch.no_grad()
-def evaluate_loss(model: GPT, batches: Iterable[tuple[Tensor, Tensor]]) -> Score:
+def evaluate_loss(model: GPT, batches: Iterable[Batch]) -> Score:
     """Score a model without dropout; the same result on every rank.
 
-    `batches` are this data rank's (tokens [B, S], targets [B, S]); every data rank must have the same number of them,
-    filled up with ignored targets. Communication: that of the forward passes, and one all-reduce of two elements
-    over the data axis.
+    `batches` are this data rank's; every data rank must have the same number of them, filled up with ignored targets.
+    Communication: that of the forward passes, and one all-reduce of two elements over `mesh.tokens`, the data axis.
     """
     was_training = model.training
     model.eval()
     sums = torch.zeros(2, dtype=torch.float64, device=model.mesh.device)
     try:
-        for tokens, targets in batches:
-            sums[0] += model.loss(tokens, targets)
-            sums[1] += (targets != IGNORED).sum()
+        for batch in batches:
+            sums[0] += model.loss(*batch.plain())
+            sums[1] += batch.num_targets
     finally:
         reshard(model)
         model.train(was_training)
-    loss, count = all_reduce(sums, model.mesh.data).tolist()
+    loss, count = all_reduce(sums, model.mesh.tokens).tolist()
     return Score(loss=loss / max(count, 1), num_tokens=int(count))

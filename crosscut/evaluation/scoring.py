@@ -15,7 +15,7 @@ from torch import Tensor
 
 from crosscut.config import IGNORED
 from crosscut.evaluation.windows import Window
-from crosscut.model import GPT
+from crosscut.model import GPT, Batch
 from crosscut.parallel import reshard
 from crosscut.parallel.collectives import all_reduce
 
@@ -54,8 +54,8 @@ def score_windows(
     table = torch.zeros(len(windows), 3, dtype=torch.float64, device=device)
     try:
         for group in follow(rounds_of(windows, batch_size, rank=data.rank, size=data.size)):
-            tokens, targets, last = _batch(texts, [windows[i] for i in group])
-            losses, hits = model.scores(tokens.to(device), targets.to(device))
+            batch, last = _batch(texts, [windows[i] for i in group])
+            losses, hits = model.scores(*batch.to_device(device).plain())
             rows = torch.arange(len(group), device=device)
             found = torch.stack([losses.double().sum(1)[rows], hits.sum(1)[rows], hits[rows, last.to(device)]], dim=1)
             table[torch.tensor(group, dtype=torch.long, device=device)] = found
@@ -76,8 +76,8 @@ def rounds_of(windows: Sequence[Window], batch_size: int, *, rank: int, size: in
     return [batches[i + rank] if i + rank < len(batches) else [] for i in range(0, len(batches), size)]
 
 
-def _batch(texts: Sequence[Ids], windows: Sequence[Window]) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens and targets [B, S], filled up at their ends, and the place of each last target [B].
+def _batch(texts: Sequence[Ids], windows: Sequence[Window]) -> tuple[Batch, Tensor]:
+    """Tokens and targets, filled up at their ends, and the place of each last target [B].
 
     A round without windows reads one token and scores nothing, so that ranks which share layers stay together.
     """
@@ -88,4 +88,4 @@ def _batch(texts: Sequence[Ids], windows: Sequence[Window]) -> tuple[Tensor, Ten
         tokens[row, :length] = text[window.start : window.stop - 1]
         targets[row, length - window.num_targets : length] = text[window.first : window.stop]
     last = torch.tensor([window.length - 1 for window in windows], dtype=torch.long)
-    return torch.from_numpy(tokens), torch.from_numpy(targets), last
+    return Batch(tokens=torch.from_numpy(tokens), targets=torch.from_numpy(targets)), last

@@ -1,19 +1,22 @@
 """The arrangement of ranks as each rank sees it.
 
-A layout becomes one `DeviceMesh` with the axes ("data", "tensor"): tensor groups are adjacent ranks, data groups stride
-across them (paper, Figure 5). Where groups of data ranks each share one copy of the model, the data axis is two,
-("replica", "shard"), and both together are still the axis over which batches are split. Everything else in Crosscut is
-handed an `Axis` or the whole `ParallelMesh`; there is no global group.
+A layout becomes one `DeviceMesh` whose axes follow the table of axes (`config/axes.py`): by default ("data", "tensor").
+So tensor groups are adjacent ranks, and data groups stride across them (paper, Figure 5). Where groups of data ranks
+each share one copy of the model, the data axis is two, ("replica", "shard"), and both together are still the axis over
+which batches are split. Everything else in Crosscut is handed an `Axis` or the whole `ParallelMesh`; there is no global
+group.
 """
 
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from crosscut.config import Layout, LayoutError
+from crosscut.config import Layout, LayoutError, ZeroStage
+from crosscut.config.axes import OPTIONS, Role, role_of
 
 
 @dataclass(frozen=True)
@@ -55,13 +58,19 @@ class Sharding:
     """Whether gathered weights stay until the backward pass has used them (ZeRO-2), or go with each layer's use."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ParallelMesh:
     """All axes of a layout, and how the tensor axis is used between the parallel regions."""
 
+    axes: tuple[Axis, ...]
+    """Axes in use, outermost first, `tensor` and `data` among them; their sizes multiply to the ranks of the layout."""
     tensor: Axis
     data: Axis
     """All data ranks, over which batches are split."""
+    tokens: Axis
+    """All ranks that see different tokens: losses, counts of tokens and gradients are summed over them."""
+    copies: Axis | None
+    """Ranks that hold the same part of every parameter; None where no two ranks do."""
     device: torch.device
     sequence_parallel: bool = False
     sharding: Sharding | None = None
@@ -72,12 +81,20 @@ class ParallelMesh:
     @property
     def is_first_rank(self) -> bool:
         """Whether this rank is the one that prints and writes what is written once."""
-        return self.tensor.rank == 0 and self.data.rank == 0
+        return all(axis.rank == 0 for axis in self.axes)
 
     @property
-    def copies(self) -> Axis | None:
-        """The axis along which ranks hold the same part of every parameter; None where no data ranks do."""
-        return self.data if self.sharding is None else self.sharding.replica
+    def owners(self) -> tuple[Axis, ...]:
+        """Axes along which each rank has parameters that the others lack."""
+        return tuple(axis for axis in self.axes if role_of(axis.name) is Role.OWNS)
+
+    @property
+    def groups(self) -> tuple[Axis, ...]:
+        """Every axis of several ranks, each once."""
+        sharding = self.sharding
+        parts = () if sharding is None else (sharding.shard, sharding.replica)
+        every = (*self.axes, *parts, self.tokens, self.copies)
+        return tuple({axis.group_name: axis for axis in every if axis is not None and axis.size > 1}.values())
 
     @property
     def parameter_device(self) -> torch.device:
@@ -90,8 +107,8 @@ class ParallelMesh:
 def make_mesh(layout: Layout, device: torch.device) -> ParallelMesh:
     """Arrange the running processes as `layout` says.
 
-    Needs an initialised process group (see `processes`). Raises `LayoutError` when the number of processes is not
-    tensor x data.
+    Needs an initialised process group (see `processes`). Raises `LayoutError` when the number of processes is not the
+    layout's.
     """
     if dist.get_world_size() != layout.world_size:
         raise LayoutError(world_size_message(layout, dist.get_world_size()))
@@ -99,10 +116,10 @@ def make_mesh(layout: Layout, device: torch.device) -> ParallelMesh:
 
 
 def make_repeated_mesh(layout: Layout, device: torch.device) -> ParallelMesh:
-    """Arrange the running processes as `layout` says, as often as they allow: the first tensor x data ranks, the next
-    as many, and so on, which send each other nothing. Every rank calls it.
+    """Arrange the running processes as `layout` says, as often as they allow: the first ranks of the layout, the
+    next as many, and so on, which send each other nothing. Every rank calls it.
 
-    Raises `LayoutError` when the number of processes is no multiple of tensor x data.
+    Raises `LayoutError` when the number of processes is no multiple of the layout's.
     """
     if dist.get_world_size() % layout.world_size:
         raise LayoutError(world_size_message(layout, dist.get_world_size()))
@@ -110,28 +127,52 @@ def make_repeated_mesh(layout: Layout, device: torch.device) -> ParallelMesh:
 
 
 def _arranged(layout: Layout, device: torch.device) -> ParallelMesh:
-    sequence_parallel = layout.sequence_parallel and layout.tensor > 1
-    if layout.shard_size > 1 and layout.num_replicas > 1:
-        return _make_hybrid_mesh(layout, device, sequence_parallel)
-    device_mesh = _device_mesh(device, {"data": layout.data, "tensor": layout.tensor})
-    data = Axis.of(device_mesh, "data")
-    sharding = Sharding(data, None, data.device_mesh, layout.sharding == "zero2") if layout.shard_size > 1 else None
-    return ParallelMesh(Axis.of(device_mesh, "tensor"), data, device, sequence_parallel, sharding)
-
-
-def _make_hybrid_mesh(layout: Layout, device: torch.device, sequence_parallel: bool) -> ParallelMesh:
-    """The ranks of a shard group are adjacent data ranks, such as those of a node."""
-    axes = {"replica": layout.num_replicas, "shard": layout.shard_size, "tensor": layout.tensor}
-    device_mesh = _device_mesh(device, axes)
-    both = device_mesh["replica", "shard"]
-    sharding = Sharding(
-        shard=Axis.of(device_mesh, "shard"),
-        replica=Axis.of(device_mesh, "replica"),
-        device_mesh=both,
-        keeps_weights=layout.sharding == "zero2",
+    lines = _Lines(_device_mesh(device, layout.mesh_axes))
+    sharding = _sharding(layout, lines)
+    axes = {option: lines.joined(_mesh_axes_of(option, layout), option) for option in layout.axes}
+    return ParallelMesh(
+        axes=tuple(axes.values()),
+        tensor=axes["tensor"],
+        data=axes["data"],
+        tokens=lines.joined(layout.token_axes, "tokens") if layout.token_axes else axes["data"],
+        copies=lines.joined(layout.copy_axes, "copies") if layout.copy_axes else None,
+        device=device,
+        sequence_parallel=layout.sequence_parallel and layout.tensor > 1,
+        sharding=sharding,
     )
-    data = Axis.along(both._flatten("data"), "data")
-    return ParallelMesh(Axis.of(device_mesh, "tensor"), data, device, sequence_parallel, sharding)
+
+
+def _sharding(layout: Layout, lines: "_Lines") -> Sharding | None:
+    """The ranks of a shard group are adjacent data ranks, such as those of a node."""
+    if not layout.slice_axes:
+        return None
+    shard = lines.joined(layout.slice_axes, "shard")
+    of_data = _mesh_axes_of("data", layout)
+    replica = None if len(of_data) == 1 else lines.joined(("replica",), "replica")
+    mesh = shard.device_mesh if replica is None else lines.device_mesh[of_data]
+    return Sharding(shard, replica, mesh, layout.sharding is ZeroStage.ZERO2)
+
+
+def _mesh_axes_of(option: str, layout: Layout) -> tuple[str, ...]:
+    """Axes of the device mesh that make up one field of the layout."""
+    return tuple(name for name in layout.mesh_axes if name == option or name in {r.name for r in OPTIONS[option]})
+
+
+class _Lines:
+    """Axes of a device mesh, alone or several joined to one; each process group is made once."""
+
+    def __init__(self, device_mesh: DeviceMesh) -> None:
+        self.device_mesh = device_mesh
+        self._made: dict[tuple[str, ...], Axis] = {}
+
+    def joined(self, names: tuple[str, ...], joined_name: str) -> Axis:
+        """The axis of these names, outermost first: the mesh's own if it is one, else a new one of `joined_name`."""
+        if names not in self._made:
+            if len(names) == 1:
+                self._made[names] = Axis.of(self.device_mesh, names[0])
+            else:
+                self._made[names] = Axis.along(self.device_mesh[names]._flatten(joined_name), joined_name)
+        return self._made[names]
 
 
 def _device_mesh(device: torch.device, axes: dict[str, int]) -> DeviceMesh:
@@ -144,11 +185,12 @@ def _device_mesh(device: torch.device, axes: dict[str, int]) -> DeviceMesh:
 def layout_of(mesh: ParallelMesh) -> Layout:
     """A layout that makes such a mesh."""
     sharding = mesh.sharding
+    stage = ZeroStage.NONE if sharding is None else ZeroStage.ZERO2 if sharding.keeps_weights else ZeroStage.ZERO3
+    sizes: dict[str, Any] = {axis.name: axis.size for axis in mesh.axes}
     return Layout(
-        tensor=mesh.tensor.size,
-        data=mesh.data.size,
+        **sizes,
         sequence_parallel=mesh.sequence_parallel,
-        sharding="none" if sharding is None else "zero2" if sharding.keeps_weights else "zero3",
+        sharding=stage,
         shard_group=0 if sharding is None or sharding.replica is None else sharding.shard.size,
         symmetric_memory=mesh.symmetric_memory,
     )
@@ -161,7 +203,9 @@ def make_lone_mesh(device: torch.device) -> ParallelMesh:
 
 def world_size_message(layout: Layout, world_size: int) -> str:
     """Error message for a number of processes that does not fit the layout."""
+    axes = dict(reversed(layout.axes.items()))
+    names, sizes = (" x ".join(map(str, part)) for part in ((f"`layout.{name}`" for name in axes), axes.values()))
     return (
-        f"`layout.tensor` x `layout.data` must be the number of processes ({world_size}), but is {layout.tensor} x "
-        f"{layout.data} = {layout.world_size}. Start {layout.world_size} processes or change the layout."
+        f"{names} must be the number of processes ({world_size}), but is {sizes} = {layout.world_size}. Start "
+        f"{layout.world_size} processes or change the layout."
     )

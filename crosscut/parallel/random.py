@@ -89,7 +89,7 @@ class RandomStreams:
 
     def restart(self, *, step: int, micro_batch: int = 0) -> None:
         """Begin both streams anew for a forward pass; every rank of the mesh calls it alike."""
-        place = (self.seed, step, micro_batch, self.mesh.data.rank)
+        place = (self.seed, step, micro_batch, self.mesh.tokens.rank)
         own, shared = seed_of("per rank", *place, self.mesh.tensor.rank), seed_of("shared", *place)
         if self._are_two:
             torch.manual_seed(own)

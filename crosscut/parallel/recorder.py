@@ -68,11 +68,8 @@ class CollectiveRecorder(TorchDispatchMode):
         self.sent: list[Sent] = []
         self.element_bytes: list[int] = []
         """Bytes per element of each collective in `sent`."""
-        axes = [mesh.data, mesh.tensor]
-        if mesh.sharding is not None and mesh.sharding.replica is not None:
-            axes += [mesh.sharding.shard, mesh.sharding.replica]
-        self._sizes = {axis.group_name: axis.size for axis in (mesh.data, mesh.tensor)}
-        self._axis_of = {axis.group_name: axis.name for axis in axes}
+        self._sizes = {axis.group_name: axis.size for axis in mesh.groups}
+        self._axis_of = {axis.group_name: axis.name for axis in mesh.groups}
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

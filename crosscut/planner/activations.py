@@ -20,10 +20,11 @@ Legend: `s` tokens of a sequence, `b` sequences of a micro-batch, `h` hidden siz
 
 from dataclasses import replace
 
-from crosscut.architecture import Device, Kept, Layer, Mode, Target, describe, kept
+from crosscut.architecture import Device, Kept, Layer, Target, describe, kept
 from crosscut.architecture.readings import weights_read
 from crosscut.config.conventions import AMPERE
 from crosscut.config.precision import precision_on
+from crosscut.config.training import Recompute
 from crosscut.planner.candidate import Planned, target_of
 
 
@@ -46,10 +47,10 @@ def activations_of(layer: Layer, run: Planned, target: Target, mode: str) -> tup
 
     Inputs that are offloaded from a GPU do not count.
     """
-    if mode == Mode.FULL and "activations" in run.training.offload and target.device == "cuda":
+    if mode == Recompute.FULL and "activations" in run.training.offload and target.device == "cuda":
         return Kept(), Kept()
     first, *others = kept(layer, target, mode)
-    return replace(first, weights=0 if mode == Mode.FULL else _cast_weights(layer, run)), *others
+    return replace(first, weights=0 if mode == Recompute.FULL else _cast_weights(layer, run)), *others
 
 
 def _cast_weights(layer: Layer, run: Planned) -> int:
@@ -72,9 +73,9 @@ def published_layer_activations(run: Planned) -> float:
     s, b = run.training.sequence_length, run.micro_batch_size
     h, a, t = run.model.hidden_size, run.model.num_heads, run.layout.tensor
     split = t if run.layout.sequence_parallel else 1
-    if run.training.recompute == Mode.FULL:
+    if run.training.recompute == Recompute.FULL:
         return 2 * s * b * h / split
-    core = 0.0 if run.training.recompute == Mode.SELECTIVE else 5 * a * s / (h * t)
+    core = 0.0 if run.training.recompute == Recompute.SELECTIVE else 5 * a * s / (h * t)
     return s * b * h * (10 / split + 24 / t + core)
 
 
@@ -90,7 +91,7 @@ def activations_held(run: Planned, *, device: Device = "cuda") -> int:
     held = 0
     for layer, count in decoder.kinds.items():
         mine = sum(activations_of(layer, run, target, run.training.recompute), Kept())
-        plain = sum(activations_of(layer, run, target, Mode.NONE), Kept())
+        plain = sum(activations_of(layer, run, target, Recompute.NONE), Kept())
         held += again[layer] * (mine.total + mine.weights)
         held += (count - again[layer]) * (plain.total + plain.weights)
     return held
@@ -98,9 +99,9 @@ def activations_held(run: Planned, *, device: Device = "cuda") -> int:
 
 def recomputation_step(run: Planned) -> int:
     """Distance between layers that recompute, the first layer being one of them; 0 if none recomputes."""
-    return 0 if run.training.recompute == Mode.NONE else run.training.recompute_every
+    return 0 if run.training.recompute == Recompute.NONE else run.training.recompute_every
 
 
 def num_recomputed_layers(run: Planned) -> int:
     """Layers that recompute as `training.recompute` says: every `training.recompute_every`-th, from the first."""
-    return 0 if run.training.recompute == Mode.NONE else -(-run.model.num_layers // run.training.recompute_every)
+    return 0 if run.training.recompute == Recompute.NONE else -(-run.model.num_layers // run.training.recompute_every)

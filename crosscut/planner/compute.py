@@ -15,10 +15,11 @@ the count depends on the model alone and not on a kernel or a layout.
 
 from functools import lru_cache
 
-from crosscut.architecture import Layer, Mode, Target, describe
+from crosscut.architecture import Layer, Target, describe
 from crosscut.architecture.readings import inner_products, repeated_flops, weight_flops
 from crosscut.config import ModelConfig
 from crosscut.config.checks import require_at_least
+from crosscut.config.training import Recompute
 from crosscut.planner.activations import recomputation_step
 from crosscut.planner.candidate import Planned
 from crosscut.planner.parameters import known_vocab_size
@@ -64,10 +65,10 @@ def recomputed_flops_per_step(run: Planned, *, compiled: bool = False) -> int:
     length = run.training.sequence_length
     per_token = 0
     for layer, count in describe(run.model).recomputed(recomputation_step(run)).items():
-        if run.training.recompute == Mode.FULL:
+        if run.training.recompute == Recompute.FULL:
             weights = repeated_flops(layer, _ONE_TOKEN, everything=compiled)
             per_token += count * (weights + _inner_flops(layer, length))
-        elif run.training.recompute == Mode.SELECTIVE:
+        elif run.training.recompute == Recompute.SELECTIVE:
             per_token += count * _inner_flops(layer, length)
     return run.training.batch_size * length * per_token
 
@@ -80,7 +81,7 @@ def hardware_flops_per_rank(run: Planned, *, compiled: bool = False) -> int:
     """
     tensor = run.layout.tensor
     decoder = describe(run.model)
-    again = decoder.recomputed(recomputation_step(run) if run.training.recompute == Mode.FULL else 0)
+    again = decoder.recomputed(recomputation_step(run) if run.training.recompute == Recompute.FULL else 0)
     repeated = 0
     for layer, count in decoder.kinds.items():
         by_ranks = tensor * weight_flops(layer, Target(tensor=tensor))

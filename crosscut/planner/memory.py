@@ -23,13 +23,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from crosscut.architecture import Decoder, Device, Kept, Layer, Mode, describe, layer_parameters, lower, root_parameters
+from crosscut.architecture import Decoder, Device, Kept, Layer, describe, layer_parameters, lower, root_parameters
 from crosscut.architecture.lowering import lower_root
 from crosscut.architecture.parameters import LocalParameter
 from crosscut.architecture.readings import cheap_inside, last_matrix, temporary
 from crosscut.config import default_loss_chunk
 from crosscut.config.conventions import AMPERE
 from crosscut.config.precision import precision_on
+from crosscut.config.training import Recompute
 from crosscut.planner.activations import activations_of, num_recomputed_layers, recomputation_step
 from crosscut.planner.candidate import Planned, target_of
 from crosscut.planner.parameters import known_vocab_size
@@ -177,11 +178,11 @@ class _Step:
         self.own = self._from(0, lambda each: each.share) + self.root.share
 
     def _layer_state(self, layer: Layer) -> _LayerState:
-        run, mode = self.run, Mode(self.run.training.recompute)
+        run, mode = self.run, Recompute(self.run.training.recompute)
         kept = activations_of(layer, run, self.target, mode)
-        plain = activations_of(layer, run, self.target, Mode.NONE)
+        plain = activations_of(layer, run, self.target, Recompute.NONE)
         whole, held = sum(plain, Kept()), sum(kept, Kept())
-        again = {Mode.FULL: whole.total - held.total, Mode.OPERATORS: cheap_inside(layer, self.target)}
+        again = {Recompute.FULL: whole.total - held.total, Recompute.OPERATORS: cheap_inside(layer, self.target)}
         return _LayerState(
             *_sizes(layer, self.target.tensor, run.layout.shard_size),
             kept=held,
@@ -196,7 +197,7 @@ class _Step:
         A selectively recomputed core also holds what it has computed again.
         """
         needs, given_back = [], 0
-        recomputes_core = self.run.training.recompute == Mode.SELECTIVE
+        recomputes_core = self.run.training.recompute == Recompute.SELECTIVE
         for steps, mine, all_of_it in reversed(list(zip(lower(layer, self.target), kept, plain, strict=True))):
             again = (all_of_it.total - mine.total) * recomputes_core
             needs.append(again + temporary(steps, self.target, all_of_it.inside) - given_back)

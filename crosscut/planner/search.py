@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
 
-from crosscut.config import ConfigError, Layout, LayoutError, ModelConfig, RunConfig, TrainingConfig
+from crosscut.config import ConfigError, Layout, LayoutError, ModelConfig, RunConfig, TrainingConfig, ZeroStage
 from crosscut.config.checks import divisors, listed
 from crosscut.config.model import require_tensor_axis
 from crosscut.config.run import reason_against_compiling
@@ -202,7 +202,7 @@ def _layouts(run: RunConfig, hardware: Hardware, tensor: int, data: int) -> Iter
     for split in (False, True) if can_split else (False,):
         symmetric = split and run.layout.symmetric_memory and tensor <= hardware.ranks_per_node
         yield Layout(tensor=tensor, data=data, sequence_parallel=split, symmetric_memory=symmetric)
-        for sharding in ("zero2", "zero3") if data > 1 else ():
+        for sharding in (ZeroStage.ZERO2, ZeroStage.ZERO3) if data > 1 else ():
             for group in groups:
                 yield Layout(
                     tensor=tensor,

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from crosscut.architecture import (
     Decoder,
     Layer,
-    Mode,
     Product,
     Target,
     describe,
@@ -24,6 +23,7 @@ from crosscut.architecture import (
 )
 from crosscut.architecture.messages import products_at
 from crosscut.architecture.steps import Multiply
+from crosscut.config.training import Recompute
 from crosscut.planner.activations import recomputation_step
 from crosscut.planner.candidate import Planned, target_of
 from crosscut.planner.compute import flops_per_step
@@ -108,11 +108,11 @@ class _Layer:
 
     def repeated(self, mode: str) -> tuple[float, float, float]:
         """Seconds that the backward pass repeats of products, of attention, and of passes."""
-        if mode == Mode.FULL:
+        if mode == Recompute.FULL:
             return self.forward_products - self.not_repeated, self.attention[0], self.passes[0]
-        if mode == Mode.SELECTIVE:
+        if mode == Recompute.SELECTIVE:
             return 0.0, self.attention[0], self.core
-        return 0.0, 0.0, self.cheap if mode == Mode.OPERATORS else 0.0
+        return 0.0, 0.0, self.cheap if mode == Recompute.OPERATORS else 0.0
 
 
 class _Layers:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 
-from crosscut.architecture import Mode, Operation, Overlap, Product, describe, flat, lower, lower_root
+from crosscut.architecture import Operation, Overlap, Product, describe, flat, lower, lower_root
 from crosscut.architecture.messages import (
     Phase,
     Sent,
@@ -24,6 +24,7 @@ from crosscut.architecture.messages import (
 from crosscut.config import default_loss_chunk
 from crosscut.config.checks import require_at_least
 from crosscut.config.conventions import num_pieces
+from crosscut.config.training import Recompute
 from crosscut.planner.activations import recomputation_step
 from crosscut.planner.candidate import Planned, is_compiled, target_of
 from crosscut.planner.collective import Axis, Collective
@@ -121,7 +122,7 @@ def _of_layers(run: Planned, compiled: bool) -> list[Collective]:
     """
     M, decoder = run.num_micro_batches, describe(run.model)
     target = target_of(run, device="cpu")
-    again = decoder.recomputed(recomputation_step(run) if run.training.recompute == Mode.FULL else 0)
+    again = decoder.recomputed(recomputation_step(run) if run.training.recompute == Recompute.FULL else 0)
     embedding, head = lower_root(decoder, target)
     found = [_collective(run, sent, M) for sent in forward_messages(embedding)]
     for layer, count in decoder.kinds.items():

@@ -10,12 +10,12 @@ from crosscut.architecture import describe
 from crosscut.config import RunConfig, default_loss_chunk, padded_vocab_size
 from crosscut.config.precision import precision_on
 from crosscut.config.training import Compile
+from crosscut.model import Batch
 from crosscut.parallel import CollectiveRecorder, ParallelMesh, Sent, make_mesh
 from crosscut.parallel.pretended import pretended_ranks
 from crosscut.planner.parameters import known_vocab_size
 from crosscut.rehearsal.ledger import Ledger, Peak
 from crosscut.rehearsal.pretence import Device, WithoutMemory, as_on
-from crosscut.training.batches import Batch
 from crosscut.training.optimizer import MOMENTS
 from crosscut.training.step import Trainer
 from crosscut.training.watching.memory_account import resizing_told_to
@@ -106,5 +106,5 @@ def _batches(run: RunConfig) -> list[Batch]:
     batches: list[Batch] = []
     for _ in range(run.num_micro_batches):
         tokens: Tensor = torch.zeros(shape, dtype=torch.long)
-        batches.append((tokens[:, :-1], tokens[:, 1:]))
+        batches.append(Batch.from_ids(tokens))
     return batches

@@ -9,10 +9,10 @@ from crosscut.config import ConfigError, Layout
 from crosscut.evaluation.progress import progress
 from crosscut.launch import launch, process_group
 from crosscut.launch.processes import choose_device, started_world_size, was_started
+from crosscut.model import Batch
 from crosscut.parallel import ParallelMesh, make_repeated_mesh
 from crosscut.parallel.collectives import all_gather_objects
 from crosscut.scaling.cases import Case, Devices
-from crosscut.training.batches import Batch
 from crosscut.training.requirements import require_capabilities
 from crosscut.training.step import Trainer
 from crosscut.training.watching.throughput import synchronize
@@ -98,4 +98,4 @@ def _random_batches(trainer: Trainer, step: int) -> list[Batch]:
     generator = torch.Generator().manual_seed(step)
     size = (run.num_micro_batches, run.micro_batch_size, run.training.sequence_length + 1)
     tokens = torch.randint(0, run.model.vocab_size, size, generator=generator).to(trainer.mesh.device)
-    return [(ids[:, :-1], ids[:, 1:]) for ids in tokens]
+    return [Batch.from_ids(ids) for ids in tokens]

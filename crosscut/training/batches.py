@@ -8,14 +8,11 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from crosscut.config import RunConfig
 from crosscut.data import Sampler, TokenFolder, ValidationSampler
+from crosscut.model import Batch
 from crosscut.parallel import ParallelMesh
-
-Batch = tuple[Tensor, Tensor]
-"""Token ids [B, S] and the ids that follow them [B, S]."""
 
 Ids = npt.NDArray[np.int64]
 
@@ -34,8 +31,8 @@ class Batches:
         tokens, targets = self.training.batch(
             step, batch_size=self.run.training.batch_size, rank=self.mesh.data.rank, size=self.mesh.data.size
         )
-        size = self.run.micro_batch_size
-        return [self._to_device(tokens[i : i + size], targets[i : i + size]) for i in range(0, tokens.shape[0], size)]
+        micro_batches = _batch(tokens, targets).chunk(tokens.shape[0] // self.run.micro_batch_size)
+        return [batch.to_device(self.mesh.device) for batch in micro_batches]
 
     def validation_batches(self) -> Iterator[Batch]:
         """This data rank's validation batches, in order; every rank gets the same number of them."""
@@ -45,7 +42,7 @@ class Batches:
             size=self.mesh.data.size,
             limit=self.run.training.validation_sequences,
         ):
-            yield self._to_device(tokens, targets)
+            yield _batch(tokens, targets).to_device(self.mesh.device)
 
     def documents(self, step: int, micro_batch: int) -> list[tuple[str, int]]:
         """Source and record number of every document in this rank's micro-batch of a step."""
@@ -56,15 +53,10 @@ class Batches:
             found.update(dict.fromkeys(self.training.documents(index)))
         return list(found)
 
-    def _to_device(self, tokens: Ids, targets: Ids) -> Batch:
-        """From pinned memory to a GPU: the copy is made in its stream's turn, and nobody waits for it."""
-        device = self.mesh.device
-        on_host = torch.from_numpy(tokens), torch.from_numpy(targets)
-        if device.type != "cuda":
-            return on_host
-        # Contiguous, since what is not is copied by way of other memory, and waited for.
-        there = [ids.contiguous().pin_memory().to(device, non_blocking=True) for ids in on_host]
-        return there[0], there[1]
+
+def _batch(tokens: Ids, targets: Ids) -> Batch:
+    """On the host, in the memory of the arrays."""
+    return Batch(tokens=torch.from_numpy(tokens), targets=torch.from_numpy(targets))
 
 
 class _Fetched(NamedTuple):
@@ -108,8 +100,8 @@ class BatchesAhead:
         if fetched.ready is not None:
             stream = torch.cuda.current_stream(self.batches.mesh.device)
             stream.wait_event(fetched.ready)
-            for tensor in (tensor for batch in fetched.micro_batches for tensor in batch):
-                tensor.record_stream(stream)  # it was made on the thread's, which may not use its memory before
+            for batch in fetched.micro_batches:
+                batch.record_stream(stream)  # it was made on the thread's, which may not use its memory before
         return fetched.micro_batches
 
     def _fetch(self, step: int) -> _Fetched:

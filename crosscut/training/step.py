@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from crosscut.config import ModelConfig, RunConfig
-from crosscut.model import GPT, initialize
+from crosscut.model import GPT, Batch, initialize
 from crosscut.parallel import (
-    IGNORED,
     ParallelMesh,
     RandomStreams,
     clip_gradients_,
@@ -19,7 +18,6 @@ from crosscut.parallel import (
     use_products,
 )
 from crosscut.parallel.collectives import all_reduce
-from crosscut.training.batches import Batch
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.memory.host_moments import InHostMemory
 from crosscut.training.memory.recomputation import apply_recomputation
@@ -79,7 +77,7 @@ class Trainer:
 
     def update(self, step: int, loss: Tensor) -> StepResult:
         """Clip the summed gradients and change the weights by them. `loss` is reported, and must be finite, too."""
-        norm = global_gradient_norm(self.parameters)
+        norm = global_gradient_norm(self.parameters, self.mesh.owners)
         held = self._hold(loss, norm)
         clip_gradients_(self.parameters, norm, self.run.optimizer.clip_norm)
         rate = learning_rate(step, config=self.run.optimizer, num_steps=self.run.training.steps)
@@ -94,25 +92,26 @@ class Trainer:
     def accumulate(self, step: int, micro_batches: Sequence[Batch]) -> Tensor:
         """Forward and backward over the micro-batches: leaves the summed gradients, gives the mean loss of all ranks.
 
-        The mean is over the target tokens of all data ranks, so no split of the batch changes it.
+        The mean is over the target tokens of all ranks that see different ones (`mesh.tokens`), so no split of the
+        batch changes it.
         """
-        num_targets = sum((targets != IGNORED).sum() for _, targets in micro_batches)
-        scale = 1.0 / all_reduce(torch.as_tensor(num_targets), self.mesh.data).double().clamp(min=1.0)
+        num_targets = sum(batch.num_targets for batch in micro_batches)
+        scale = 1.0 / all_reduce(torch.as_tensor(num_targets), self.mesh.tokens).double().clamp(min=1.0)
         if self.loss_scale is not None:
             scale = self.loss_scale.scaled(scale)
         total = torch.zeros((), dtype=torch.float32, device=self.mesh.device)
-        for index, (tokens, targets) in enumerate(micro_batches):
+        for index, batch in enumerate(micro_batches):
             self.streams.restart(step=step, micro_batch=index)
             if index == len(micro_batches) - 1:
                 self.reducer.arm()
-            loss = self.model.loss(tokens, targets, scale=scale)
+            loss = self.model.loss(*batch.plain(), scale=scale)
             loss.backward()
             total = total + loss.detach()
         self.reducer.finish()
         if self.loss_scale is not None:
             self.loss_scale.unscale_(self.parameters)
             total = self.loss_scale.unscaled(total)
-        return all_reduce(total, self.mesh.data)
+        return all_reduce(total, self.mesh.tokens)
 
     def _hold(self, loss: Tensor, norm: Tensor) -> Tensor:
         """1 where this step must change nothing, else 0: a scalar on the device, the same on all ranks.

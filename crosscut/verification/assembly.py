@@ -5,18 +5,50 @@ ranks of an axis hold pieces of it, where it is as large, they hold the same; in
 values that are fewer than the ranks, adjacent ranks hold the same piece. Should two arrangements fit the shapes, the
 better fitting one is taken: a fault spoils both.
 
-D data ranks, T tensor ranks; rank = data rank x T + tensor rank.
+The grid of ranks is that of the layout's axes (`Layout.axes`), whose roles in the table of axes say what their ranks
+may hold: (data D, tensor T) by default, with rank = data rank x T + tensor rank.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-Grid = list[list[Tensor]]
-"""The ranks' parts: [data rank][tensor rank]."""
+from crosscut.config.axes import Role, role_of
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The ranks' parts of one tensor."""
+
+    axes: Mapping[str, int]
+    """Ranks along each axis, by name, outermost first."""
+    parts: list[Tensor]
+    """The parts in the order of the ranks."""
+
+    def groups(self, axis: str) -> list[list[int]]:
+        """Ranks that differ in their place along an axis alone, in its order."""
+        stride, size = self._stride(axis), self.axes[axis]
+        firsts = (rank for rank in range(len(self.parts)) if rank // stride % size == 0)
+        return [[rank + place * stride for place in range(size)] for rank in firsts]
+
+    def line(self, role: Role) -> list[Tensor]:
+        """Parts of the first rank and of those that differ from it in their places along the axes of a role alone."""
+        others = [(self._stride(name), size) for name, size in self.axes.items() if role_of(name) is not role]
+        ranks = range(len(self.parts))
+        return [self.parts[rank] for rank in ranks if all(rank // stride % size == 0 for stride, size in others)]
+
+    def _stride(self, axis: str) -> int:
+        names = list(self.axes)
+        return prod(self.axes[name] for name in names[names.index(axis) + 1 :])
+
+    def reduced(self, axis: str, parts: list[Tensor], size: int = 1) -> "Grid":
+        """Grid of these parts, with `size` of them along an axis."""
+        return Grid({**self.axes, axis: size}, parts)
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
@@ -38,17 +70,15 @@ class Assembled(NamedTuple):
     """The largest distance between copies."""
 
 
-def grid_of(parts: list[Tensor], tensor: int) -> Grid:
-    """The parts in the order of all ranks, by data and tensor rank."""
-    return [parts[first : first + tensor] for first in range(0, len(parts), tensor)]
-
-
 def assemble_parameter(grid: Grid, cut_dim: int | None, like: Tensor) -> Assembled | None:
     """A parameter, or what belongs to one, in the shape of `like`; rows that only fill up a vocabulary are left out.
 
     None where shapes do not allow it. A row that is left out must be zero: what is not shows as an infinite value.
     """
-    assembled = _assemble(grid, _Arrangement(None, cut_dim, len(grid[0]) if cut_dim is None else 1))
+    how = {name: _Share(None, size) for name, size in grid.axes.items()}
+    if cut_dim is not None:
+        how |= {name: _Share(cut_dim, 1) for name in grid.axes if role_of(name) is Role.CUTS}
+    assembled = _assemble(grid, how)
     whole = assembled.whole
     if cut_dim == 0 and whole.dim() and whole.shape[0] != like.shape[0]:
         whole = _fit_rows(whole, like.shape[0])
@@ -63,15 +93,17 @@ def _fit_rows(whole: Tensor, rows: int) -> Tensor:
     return torch.cat([kept, kept.new_zeros(rows - kept.shape[0], *kept.shape[1:])])
 
 
-class _Arrangement(NamedTuple):
-    """A possible distribution of a tensor over the ranks."""
+class _Share(NamedTuple):
+    """Distribution of a tensor along one axis."""
 
-    data_dim: int | None
-    """The dimension that the data axis cuts."""
-    tensor_dim: int | None
-    """The dimension that the tensor axis cuts."""
+    dim: int | None
+    """The dimension that the axis cuts."""
     group: int
-    """Number of adjacent tensor ranks that hold the same part."""
+    """Number of adjacent ranks of the axis that hold the same part."""
+
+
+_Arrangement = Mapping[str, _Share]
+"""A possible distribution of a tensor over the ranks, by axis."""
 
 
 def assemble_activation(grid: Grid, like: Tensor, *, is_gradient: bool, is_inside: bool = False) -> Assembled | None:
@@ -95,51 +127,69 @@ def _summed_or_not(
     grid: Grid, like: Tensor, how: _Arrangement, is_gradient: bool, is_inside: bool
 ) -> Iterator[tuple[Grid, _Arrangement]]:
     """The parts as they are, and added up where they may be parts of a sum, each with what they then are."""
-    sums = is_gradient and how.data_dim is None
+    whole = [name for name, share in how.items() if role_of(name) is Role.TOKENS and share.dim is None]
+    sums = is_gradient and bool(whole)
     if not sums or like.dim() == 0:
         yield grid, how
-    if sums or (how.data_dim is None and like.dim() == 0):
-        grid = [[torch.stack(column).sum(0) for column in zip(*grid, strict=True)]]
+    if sums or (whole and like.dim() == 0):
+        for name in whole:
+            grid, how = _summed(grid, name, how, len_of_group=grid.axes[name])
         yield grid, how
-    if is_gradient and how.group > 1 and (is_inside or how.tensor_dim is not None):
-        groups = range(0, len(grid[0]), how.group)
-        yield [[torch.stack(row[g : g + how.group]).sum(0) for g in groups] for row in grid], how._replace(group=1)
+    for name, share in how.items():
+        if role_of(name) is Role.CUTS and is_gradient and share.group > 1 and (is_inside or share.dim is not None):
+            yield _summed(grid, name, how, len_of_group=share.group)
+
+
+def _summed(grid: Grid, axis: str, how: _Arrangement, *, len_of_group: int) -> tuple[Grid, _Arrangement]:
+    """The sums of adjacent ranks' parts along an axis."""
+    groups = (ranks[i : i + len_of_group] for ranks in grid.groups(axis) for i in range(0, len(ranks), len_of_group))
+    sums = [torch.stack([grid.parts[rank] for rank in group]).sum(0) for group in sorted(groups)]
+    return grid.reduced(axis, sums, grid.axes[axis] // len_of_group), {**how, axis: _Share(how[axis].dim, 1)}
 
 
 def _arrangements(grid: Grid, like: Tensor) -> Iterator[_Arrangement]:
-    """The dimensions along which the data and the tensor axis may have cut a tensor of `like`'s shape."""
-    shape = grid[0][0].shape
-    if len(shape) != like.dim() or any(part.shape != shape for row in grid for part in row):
+    """The dimensions along which each axis may have cut a tensor of `like`'s shape."""
+    shape = grid.parts[0].shape
+    if len(shape) != like.dim() or any(part.shape != shape for part in grid.parts):
         return
-    num_data, num_tensor = len(grid), len(grid[0])
     choices = [None, *range(len(shape))]
-    for data_dim, tensor_dim in product(choices if num_data > 1 else [None], choices if num_tensor > 1 else [None]):
+    for dims in product(*(choices if size > 1 else [None] for size in grid.axes.values())):
         sizes = list(shape)
-        if data_dim is not None:
-            sizes[data_dim] *= num_data
-        group = num_tensor
-        if tensor_dim is not None and like.shape[tensor_dim]:
-            group = max(sizes[tensor_dim] * num_tensor // like.shape[tensor_dim], 1)
-            sizes[tensor_dim] = sizes[tensor_dim] * num_tensor // group
-        if sizes == list(like.shape) and num_tensor % group == 0 and (tensor_dim is None) == (group == num_tensor):
-            yield _Arrangement(data_dim, tensor_dim, group)
+        how: dict[str, _Share] = {}
+        for (name, num_ranks), dim in zip(grid.axes.items(), dims, strict=True):
+            group = num_ranks
+            if dim is not None and role_of(name) is not Role.CUTS:
+                group = 1
+            elif dim is not None and like.shape[dim]:
+                group = max(sizes[dim] * num_ranks // like.shape[dim], 1)
+            if dim is not None:
+                sizes[dim] = sizes[dim] * num_ranks // group
+            how[name] = _Share(dim, group)
+        if sizes == list(like.shape) and all(_is_possible(how[name], size) for name, size in grid.axes.items()):
+            yield how
+
+
+def _is_possible(share: _Share, num_ranks: int) -> bool:
+    return num_ranks % share.group == 0 and (share.dim is None) == (share.group == num_ranks)
 
 
 def _assemble(grid: Grid, how: _Arrangement) -> Assembled:
-    num_tensor = len(grid[0])
-    copies: list[tuple[int, int, Tensor, Tensor]] = []
-    for data_rank, row in enumerate(grid):
-        for t, part in enumerate(row):
-            first = t // how.group * how.group
-            if t > first:
-                copies.append((data_rank * num_tensor + first, data_rank * num_tensor + t, row[first], part))
-    if how.data_dim is None:
-        for data_rank, row in enumerate(grid[1:], start=1):
-            copies += [(t, data_rank * num_tensor + t, grid[0][t], part) for t, part in enumerate(row)]
-    rows = [row[0] if how.tensor_dim is None else torch.cat(row[:: how.group], how.tensor_dim) for row in grid]
-    different = [(i, j, distance(a, b).nan_to_num(torch.inf)) for i, j, a, b in copies if not torch.equal(a, b)]
+    """Join the parts along one axis after the other, the innermost first; all copies are compared."""
+    different: list[tuple[int, int, Tensor]] = []
+    joined = grid
+    for name in reversed(list(grid.axes)):
+        dim, group = how[name]
+        pairs = (
+            (rank, ranks[place // group * group]) for ranks in grid.groups(name) for place, rank in enumerate(ranks)
+        )
+        for rank, first in sorted(pairs):
+            if not torch.equal(grid.parts[first], grid.parts[rank]):
+                apart = distance(grid.parts[first], grid.parts[rank]).nan_to_num(torch.inf)
+                different.append((first, rank, apart))
+        lines = [[joined.parts[rank] for rank in ranks[::group]] for ranks in joined.groups(name)]
+        joined = joined.reduced(name, [line[0] if dim is None else torch.cat(line, dim) for line in lines])
     return Assembled(
-        rows[0] if how.data_dim is None else torch.cat(rows, how.data_dim),
+        joined.parts[0],
         [(i, j) for i, j, _ in different],
         max((float(apart.max()) for _, _, apart in different), default=0.0),
     )

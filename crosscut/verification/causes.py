@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from crosscut.config.axes import Role
 from crosscut.verification.assembly import Assembled, Grid, distance
 
 
@@ -57,7 +58,7 @@ def _not_finite(difference: Difference) -> bool:
 
 def _sum_is_missing(difference: Difference) -> bool:
     """The ranks' parts differ, and their sum is what each should hold."""
-    row = difference.grid[0]
+    row = difference.grid.line(Role.CUTS)
     if len(row) == 1 or all(torch.equal(row[0], part) for part in row[1:]):
         return False
     whole = difference.uncut
@@ -65,7 +66,7 @@ def _sum_is_missing(difference: Difference) -> bool:
 
 
 def _data_sum_is_missing(difference: Difference) -> bool:
-    parts = [row[0] for row in difference.grid]
+    parts = difference.grid.line(Role.TOKENS)
     if len(parts) == 1 or all(torch.equal(parts[0], part) for part in parts[1:]):
         return False
     return _close(torch.stack(parts).sum(0), difference.uncut, difference)
@@ -75,7 +76,7 @@ def _factor(difference: Difference) -> float | None:
     """K where the cut result is k times the uncut one, for the k that axes make."""
     if difference.assembled is None:
         return None
-    sizes = {float(len(difference.grid)), float(len(difference.grid[0]))} - {1.0}
+    sizes = {float(size) for size in difference.grid.axes.values()} - {1.0}
     for factor in sorted({f for size in sizes for f in (size, 1 / size)}):
         if _close(difference.assembled.whole, factor * difference.uncut, difference):
             return factor

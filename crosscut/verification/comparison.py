@@ -10,7 +10,7 @@ from torch import Tensor
 from crosscut.config import TrainingError
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.collectives import gather_to_first, share_from_first
-from crosscut.verification.assembly import Assembled, Grid, assemble_activation, assemble_parameter, distance, grid_of
+from crosscut.verification.assembly import Assembled, Grid, assemble_activation, assemble_parameter, distance
 from crosscut.verification.causes import Difference, is_arrangement, usual_cause
 from crosscut.verification.recording import INSIDE, LOSS, Kept, Recording, call_of
 from crosscut.verification.report import ROUNDING, Check, First, Row
@@ -171,11 +171,11 @@ class Comparison:
 
     def _compare(self, kind: str, name: str, parts: list[Any], uncut: Any, floor: float) -> None:
         like = uncut.tensor if isinstance(uncut, Kept) else uncut
-        grid: Grid = [[torch.empty(0)]]
+        grid = Grid({}, [torch.empty(0)])
         assembled: Assembled | None = None
         if all(part is not None for part in parts):
             tensors = [part.tensor if isinstance(part, Kept) else part for part in parts]
-            grid = grid_of(tensors, self.mesh.tensor.size)
+            grid = Grid({axis.name: axis.size for axis in self.mesh.axes}, tensors)
             if isinstance(uncut, Kept):
                 assembled = assemble_parameter(grid, parts[0].cut_dim, like)
             else:

@@ -15,9 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from crosscut.config import Layout
+from crosscut.config.axes import AXES
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.parallel.linear import is_recomputing
+from crosscut.parallel.mesh import layout_of
 from crosscut.parallel.recorder import comes_again
 from crosscut.verification.recording import display_name
 
@@ -53,14 +56,16 @@ def draws_of(model: nn.Module, mesh: ParallelMesh, forward: Callable[[], object]
 def compare_draws(mine: list[Draw], mesh: ParallelMesh) -> Disagreement | None:
     """The first disagreement of all ranks' draws; known on the first rank only. Every rank calls it."""
     every = gather_to_first(mine)
-    return None if every is None else first_disagreement(every, mesh.tensor.size)
+    return None if every is None else first_disagreement(every, layout_of(mesh))
 
 
-def first_disagreement(draws: Sequence[Sequence[Draw]], tensor_size: int) -> Disagreement | None:
-    """Look through every rank's draws, in order; tensor ranks of one data rank are adjacent."""
+def first_disagreement(draws: Sequence[Sequence[Draw]], layout: Layout) -> Disagreement | None:
+    """Look through the draws of every rank of a layout, in order."""
+    splits_tokens = [row.name for row in AXES if row.splits_tokens]
+    data = [[layout.place_of(rank)[name] for name in splits_tokens] for rank in range(layout.world_size)]
     for together in zip(*draws, strict=False):
         for (i, one), (j, other) in combinations(enumerate(together), 2):
-            if told := _judge(one, other, same_data=i // tensor_size == j // tensor_size):
+            if told := _judge(one, other, same_data=data[i] == data[j]):
                 return Disagreement(one.module, (i, j), told)
     counts = [len(of_rank) for of_rank in draws]
     if len(set(counts)) > 1:

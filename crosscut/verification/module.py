@@ -54,10 +54,10 @@ class _OwnStep:
         loss = self.loss(self.model, self.mesh)
         loss.backward()
         self.reducer.finish()
-        return all_reduce(loss.detach(), self.mesh.data)
+        return all_reduce(loss.detach(), self.mesh.tokens)
 
     def update(self, loss: Tensor) -> float:  # noqa: ARG002 - a run's step wants it
-        norm = global_gradient_norm(self.parameters).item()
+        norm = global_gradient_norm(self.parameters, self.mesh.owners).item()
         clip_gradients_(self.parameters, norm, CLIP_NORM)
         size = sum(parameter.numel() for parameter in self.parameters) ** 0.5
         torch.optim.AdamW(self.parameters, lr=LEARNING_RATE, eps=CLIP_NORM / size).step()

@@ -31,11 +31,11 @@ from crosscut.launch.processes import (
     started_world_size,
     was_started,
 )
+from crosscut.model import Batch
 from crosscut.parallel import CollectiveRecorder, ParallelMesh, disturb_, make_mesh, seed_of
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.parallel.mesh import world_size_message
 from crosscut.planner import count_parameters, step_traffic
-from crosscut.training.batches import Batch
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.precision import compute_dtype, needs_loss_scale, product_dtype
 from crosscut.training.requirements import require_capabilities
@@ -232,11 +232,8 @@ class _RunStep:
     def _micro_batches(self) -> list[Batch]:
         """This data rank's part of each: of the same sequences on every layout, so that they can be compared."""
         data, count = self.mesh.data, self.run.num_micro_batches
-        tokens, targets = (
-            [part.chunk(data.size)[data.rank].to(self.mesh.device) for part in x.chunk(count)]
-            for x in made_up_batch(self.run)
-        )
-        return list(zip(tokens, targets, strict=True))
+        parts = (part.chunk(data.size)[data.rank] for part in made_up_batch(self.run).chunk(count))
+        return [part.to_device(self.mesh.device) for part in parts]
 
     @contextmanager
     def _recorded(self) -> Iterator[None]:
@@ -246,7 +243,7 @@ class _RunStep:
 
 
 def made_up_batch(run: RunConfig) -> Batch:
-    """Token ids and targets [B, S] of all data ranks that leave no part of the vocabulary's cut untouched.
+    """Tokens and targets of all data ranks that leave no part of the vocabulary's cut untouched.
 
     The first and last ids of every rank's part occur, as tokens and as targets; sequences have unequally many targets,
     so that data ranks have too.
@@ -261,7 +258,7 @@ def made_up_batch(run: RunConfig) -> Batch:
     targets = tokens[:, 1:].clone()
     for i in range(batch):
         targets[i, : i * length // (2 * batch)] = IGNORED
-    return tokens[:, :-1], targets
+    return Batch(tokens=tokens[:, :-1], targets=targets)
 
 
 def _compare_collectives(step: Step) -> list[Check]:

@@ -220,7 +220,8 @@ def test_an_override_does_not_reach_into_a_value() -> None:
             with_model(layout={"zzz": 5}),
             (
                 "`layout.zzz` must be a key of `layout`, but there is none of that name. "
-                "Known are `tensor`, `data`, `sequence_parallel`, `sharding`, `shard_group` or `symmetric_memory`."
+                "Known are `tensor`, `data`, `context`, `pipeline`, `expert`, `sequence_parallel`, `sharding`, "
+                "`shard_group` or `symmetric_memory`."
             ),
         ),
         (

@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from crosscut.config import PRESETS, CorpusConfig, load_corpus, load_run
+from crosscut.config.axes import AXES
 from crosscut.config.corpus import SourceConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -44,6 +45,15 @@ def test_page_names_every_key_and_preset() -> None:
         assert f"## `[{section}]`" in page
         assert all(f"| `{field.name}` |" in page for field in dataclasses.fields(kind))
     assert all(f"| `{name}` |" in page for name in PRESETS)
+
+
+def test_page_has_the_table_of_axes() -> None:
+    page = generator.configuration_page()
+    rows = re.findall(r"^\| `(\w+)` \| .* \| (.*) \| `layout\.(\w+)` \| (any|1) \|$", page, re.MULTILINE)
+    assert [(name, option, size == "any") for name, _, option, size in rows] == [
+        (row.name, row.option, row.is_supported) for row in AXES
+    ]
+    assert all(role.startswith(row.role) for (_, role, _, _), row in zip(rows, AXES, strict=True))
 
 
 def test_page_of_a_corpus_names_every_key() -> None:

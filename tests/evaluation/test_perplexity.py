@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from crosscut.config import Layout, ModelConfig
 from crosscut.evaluation import Score, evaluate_loss
-from crosscut.model import GPT, initialize
+from crosscut.model import GPT, Batch, initialize
 from crosscut.parallel import RandomStreams, make_mesh, shard_model
 
 MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, vocab_size=100, max_sequence_length=8, dropout=0.5)
@@ -20,18 +20,18 @@ def make(layout: Layout) -> GPT:
     return model
 
 
-def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+def batches() -> list[Batch]:
     generator = torch.Generator().manual_seed(0)
     text = torch.randint(0, 100, (6, 9), generator=generator)
     targets = text[:, 1:].clone()
     targets[-1, 3:] = -100
-    return [(text[i : i + 2, :-1], targets[i : i + 2]) for i in range(0, 6, 2)]
+    return Batch(tokens=text[:, :-1], targets=targets).chunk(3)
 
 
 def score(layout: Layout) -> tuple[float, int, bool]:
     model = make(layout)
     data = model.mesh.data
-    mine = [(t.chunk(data.size)[data.rank], y.chunk(data.size)[data.rank]) for t, y in batches()]
+    mine = [batch.chunk(data.size)[data.rank] for batch in batches()]
     shares = [p.to_local().shape for p in model.parameters()]
     result = evaluate_loss(model, mine)
     assert [p.to_local().shape for p in model.parameters()] == shares, "what was gathered must be given back"
@@ -43,7 +43,7 @@ def score_by_logits() -> float:
     model = make(Layout()).eval()
     total, count = 0.0, 0
     with torch.no_grad():
-        for tokens, targets in batches():
+        for tokens, targets in (batch.plain() for batch in batches()):
             for end in range(1, tokens.shape[1] + 1):
                 logits = model.logits(tokens[:, :end])
                 total += F.cross_entropy(logits, targets[:, end - 1], reduction="sum").item()

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
-from crosscut.model import attention
+from crosscut.model import Batch, attention
 from crosscut.model.attention import capability_of
 from crosscut.model.rotary import rotations
 from crosscut.parallel import make_mesh
@@ -45,7 +45,7 @@ def heads_and_gradients(run: RunConfig, capability: tuple[int, int] | None) -> t
 
     tokens = torch.randint(128, (2, 17), generator=torch.Generator().manual_seed(0))
     with mock.patch.object(F, "scaled_dot_product_attention", watched):
-        loss = trainer.accumulate(0, [(tokens[:, :-1], tokens[:, 1:])])
+        loss = trainer.accumulate(0, [Batch.from_ids(tokens)])
     return given, [loss.detach().clone(), *(p.grad.to_local().clone() for p in trainer.parameters)]
 
 

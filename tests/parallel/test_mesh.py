@@ -1,11 +1,16 @@
 """The arrangement of ranks."""
 
+import dataclasses
+
 import pytest
 import torch
 import torch.distributed as dist
 
-from crosscut.config import Layout, LayoutError
+from crosscut.config import Layout, LayoutError, layout
+from crosscut.config.axes import AXES
 from crosscut.parallel import Axis, make_mesh, make_repeated_mesh
+from crosscut.parallel.mesh import layout_of
+from crosscut.parallel.pretended import pretended_ranks
 from tests.parallel.twins import CPU
 from tests.ranks import RankPool
 
@@ -76,3 +81,41 @@ def test_a_smaller_layout_is_repeated_over_all_ranks(
 def test_a_layout_that_does_not_divide_the_ranks_is_not_repeated(ranks: RankPool) -> None:
     with pytest.raises(LayoutError, match="must be the number of processes"):
         ranks.run(4, _repeated_arrangement, Layout(tensor=3))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "num_groups"),
+    [
+        (Layout(tensor=2, data=2), 2),
+        (Layout(tensor=2, data=2, sharding="zero3"), 2),
+        (Layout(tensor=2, data=4, sharding="zero3", shard_group=2), 4),  # one more for both data axes together
+    ],
+    ids=str,
+)
+def test_an_axis_of_one_rank_has_no_process_group(chosen: Layout, num_groups: int) -> None:
+    with pretended_ranks(chosen.world_size, 0):
+        make_mesh(chosen, CPU)
+        groups = dist.distributed_c10d._world.pg_names
+        assert len(groups) == 1 + num_groups  # all ranks are a group
+
+
+def test_a_mesh_says_its_layout() -> None:
+    chosen = Layout(tensor=2, data=4, sequence_parallel=True, sharding="zero2", shard_group=2)
+    with pretended_ranks(chosen.world_size, 0):
+        assert layout_of(make_mesh(chosen, CPU)) == chosen
+
+
+def test_further_axes_of_the_table_find_their_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "AXES", tuple(dataclasses.replace(row, is_supported=True) for row in AXES))
+    chosen = Layout(tensor=2, context=2, data=4, pipeline=2, sharding="zero3", shard_group=2)
+    for rank in (0, 2, 16):
+        with pretended_ranks(chosen.world_size, rank):
+            mesh = make_mesh(chosen, CPU)
+            assert [axis.name for axis in mesh.axes] == ["pipeline", "data", "context", "tensor"]
+            assert mesh.is_first_rank == (rank == 0)
+            assert [axis.name for axis in mesh.owners] == ["pipeline"]
+            stage = rank // 16 * 16
+            assert mesh.tokens.device_mesh.mesh.tolist() == list(range(stage + rank % 2, stage + 16, 2))
+            assert mesh.copies is not None
+            assert mesh.copies.device_mesh.mesh.tolist() == [stage, stage + 2, stage + 8, stage + 10]
+            assert layout_of(mesh) == chosen

@@ -11,6 +11,7 @@ import torch
 from crosscut.config import ConfigError, LayoutError
 from crosscut.kernels import onednn
 from crosscut.launch import process_group
+from crosscut.model import Batch
 from crosscut.parallel import make_mesh
 from crosscut.rehearsal import Rehearsal, compare, rehearse, to_json
 from crosscut.training.optimizer import MOMENTS
@@ -78,7 +79,7 @@ def test_a_dry_run_holds_what_a_real_step_holds() -> None:
     with process_group(CPU):
         trainer = Trainer(run, make_mesh(run.layout, CPU))
         tokens = torch.zeros(run.micro_batch_size, run.training.sequence_length + 1, dtype=torch.long)
-        batches = [(tokens[:, :-1], tokens[:, 1:])]
+        batches = [Batch.from_ids(tokens)]
         trainer.step(0, batches)
         states = trainer.optimizer.state.values()
         named = {"parameters": trainer.parameters, "optimizer": [state[name] for state in states for name in MOMENTS]}

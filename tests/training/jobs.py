@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from crosscut.config import RunConfig, TrainingError
 from crosscut.data import TokenFolder
+from crosscut.model import Batch
 from crosscut.parallel import CollectiveRecorder, make_mesh
 from crosscut.training.batches import Batches
 from crosscut.training.loop import Loop
@@ -99,7 +100,7 @@ def masked_loss_and_gradient(run: RunConfig, num_ignored: list[int]) -> tuple[fl
     data, micro = trainer.mesh.data, run.micro_batch_size
     first = data.rank * (run.training.batch_size // data.size)
     mine = [
-        (torch.from_numpy(tokens[i : i + micro]), torch.from_numpy(targets[i : i + micro]))
+        Batch(tokens=torch.from_numpy(tokens[i : i + micro]), targets=torch.from_numpy(targets[i : i + micro]))
         for i in range(first, first + run.training.batch_size // data.size, micro)
     ]
     loss = trainer.accumulate(0, mine)

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from crosscut.config import IGNORED
 from crosscut.data import Sampler, TokenFolder, ValidationSampler
+from crosscut.model import Batch
 from crosscut.training.batches import BatchesAhead
 from tests.training.jobs import parts
 
 
-def micro_batches_of(run, step: int) -> tuple[int, list[tuple[torch.Tensor, torch.Tensor]]]:
+def micro_batches_of(run, step: int) -> tuple[int, list[Batch]]:
     _, batches = parts(run)
     return batches.mesh.data.rank, batches.micro_batches(step)
 
@@ -37,9 +37,9 @@ def test_micro_batches_partition_the_batch_whatever_the_layout(ranks, run_with, 
     told = ranks.run(run.layout.world_size, micro_batches_of, run, step)
     by_data_rank = {}
     for data_rank, micro_batches in told:  # ranks of one tensor group hold the same
-        assert all(tokens.shape == (run.micro_batch_size, 32) for tokens, _ in micro_batches)
+        assert all(batch.tokens.shape == (run.micro_batch_size, 32) for batch in micro_batches)
         assert len(micro_batches) == run.num_micro_batches
-        joined = [torch.cat(column) for column in zip(*micro_batches, strict=True)]
+        joined = [torch.cat(column) for column in zip(*(batch.plain() for batch in micro_batches), strict=True)]
         for seen, mine in zip(by_data_rank.setdefault(data_rank, joined), joined, strict=True):
             assert torch.equal(seen, mine)
     sampler = Sampler(TokenFolder.open(Path(run.tokens_folder)).train, sequence_length=32, seed=run.training.seed)
@@ -61,7 +61,7 @@ def test_documents_are_those_of_the_micro_batchs_samples(ranks, run_with, option
     assert [documents for rank in told for documents in rank] == expected
 
 
-def validation_of(run) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def validation_of(run) -> list[Batch]:
     return list(parts(run)[1].validation_batches())
 
 
@@ -70,10 +70,10 @@ def test_every_data_rank_gets_as_many_validation_batches_and_each_sequence_once(
     told = ranks.run(2, validation_of, run)
     assert len(told[0]) == len(told[1]) == 4
     rows = [
-        tuple(tokens[0].tolist())
+        tuple(batch.tokens[0].tolist())
         for rank in told
-        for tokens, targets in rank
-        if not (targets == IGNORED).all()  # what fills the last batch up
+        for batch in rank
+        if batch.num_targets  # what fills the last batch up has none
     ]
     sampler = ValidationSampler(TokenFolder.open(Path(run.tokens_folder)).validation, sequence_length=32)
     whole = [tokens[0].tolist() for tokens, _ in sampler.batches(batch_size=1, limit=7)]
@@ -95,7 +95,7 @@ def ahead_of(run, steps: list[int]) -> dict:
             torch.equal(a, b)
             for step in steps
             for one, other in zip(plain[step], taken[step], strict=True)
-            for a, b in zip(one, other, strict=True)
+            for a, b in zip(one.tensors(), other.tensors(), strict=True)
         ),
         "fetched": fetched,
         "meanwhile": meanwhile,

@@ -30,7 +30,7 @@ def record(run: RunConfig, resume_from: Path | None = None) -> dict:
 
     def noted_batches(number: int) -> list:
         micro_batches = take(number)
-        seen[number] = [tokens.tolist() for pair in micro_batches for tokens in pair]
+        seen[number] = [tokens.tolist() for batch in micro_batches for tokens in batch.tensors()]
         return micro_batches
 
     def noted_step(number: int, micro_batches: list) -> object:

@@ -90,7 +90,7 @@ def saved_for_backward() -> Iterator[dict[int, torch.UntypedStorage]]:
 def bytes_between_passes(run) -> tuple[int, int, int]:
     """What the backward pass holds on to after the forward pass; the gathered layers then, and after both."""
     trainer, batches = parts(run)
-    (tokens, targets), *_ = batches.micro_batches(0)
+    batch, *_ = batches.micro_batches(0)
     gathered: list[torch.UntypedStorage] = []
 
     def note(block: torch.nn.Module, *_: Any) -> None:
@@ -100,7 +100,7 @@ def bytes_between_passes(run) -> tuple[int, int, int]:
     trainer.streams.restart(step=0)
     trainer.reducer.arm()
     with saved_for_backward() as saved:
-        loss = trainer.model.loss(tokens, targets)
+        loss = trainer.model.loss(*batch.plain())
     between = sum(storage.nbytes() for storage in saved.values())
     layers = sum(storage.nbytes() for storage in gathered)
     loss.backward()

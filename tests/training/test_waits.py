@@ -16,6 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from crosscut.model import Batch
 from crosscut.parallel import make_mesh
 from crosscut.training.precision import FLOAT8_CAPABILITY
 from crosscut.training.speed import compilation
@@ -99,7 +100,7 @@ def _crossings_on_meta(run: Any, planted: str) -> dict[str, int]:
     plant(trainer, planted)
     ids = torch.zeros(run.micro_batch_size, run.training.sequence_length, dtype=torch.int64, device=META)
     with Crossings() as crossings:
-        trainer.step(0, [(ids, ids)] * run.num_micro_batches)
+        trainer.step(0, [Batch(tokens=ids, targets=ids)] * run.num_micro_batches)
     return dict(crossings.seen)
 
 
@@ -170,10 +171,10 @@ def step_in_error_mode(run: Any, planted: str = "") -> None:
     trainer = Trainer(run, make_mesh(run.layout, device))
     plant(trainer, planted)
     ids = torch.zeros(run.micro_batch_size, run.training.sequence_length, dtype=torch.int64, device=device)
-    trainer.step(0, [(ids, ids)] * run.num_micro_batches).wait()
+    trainer.step(0, [Batch(tokens=ids, targets=ids)] * run.num_micro_batches).wait()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        trainer.step(1, [(ids, ids)] * run.num_micro_batches)
+        trainer.step(1, [Batch(tokens=ids, targets=ids)] * run.num_micro_batches)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -352,7 +352,7 @@ def positions_scattered_wrongly(patch: Patch) -> None:
 
 @fault("gradient norm counts replicated parameters T times", "gradient norm")
 def replicated_counted_by_every_rank(patch: Patch) -> None:
-    def norm_of_all(parameters: Any) -> Tensor:
+    def norm_of_all(parameters: Any, _owners: Any) -> Tensor:
         squares = sum(_local(p.grad).square().sum() for p in parameters)
         return all_reduce(squares, _axis_of(parameters[0])).sqrt()
 
@@ -361,7 +361,7 @@ def replicated_counted_by_every_rank(patch: Patch) -> None:
 
 @fault("gradient norm of one rank's own parameters", "gradient norm")
 def norm_of_own_parameters(patch: Patch) -> None:
-    def own_norm(parameters: Any) -> Tensor:
+    def own_norm(parameters: Any, _owners: Any) -> Tensor:
         return torch.stack([_local(p.grad).square().sum() for p in parameters]).sum().sqrt()
 
     patch.setattr(training_step, "global_gradient_norm", own_norm)

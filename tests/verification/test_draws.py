@@ -17,40 +17,42 @@ SAME = Draw("dropout", "state", "tensor")
 
 
 def test_copies_that_drop_alike_agree():
-    assert first_disagreement([[SAME], [SAME]], 2) is None
+    assert first_disagreement([[SAME], [SAME]], Layout(tensor=2)) is None
 
 
 def test_parts_that_drop_each_for_itself_agree():
-    assert first_disagreement([[SAME], [Draw("dropout", "other state", "other tensor")]], 2) is None
+    assert first_disagreement([[SAME], [Draw("dropout", "other state", "other tensor")]], Layout(tensor=2)) is None
 
 
 def test_copies_that_drop_each_for_itself_are_told():
-    found = first_disagreement([[SAME, SAME], [SAME, Draw("dropout", "other state", "tensor")]], 2)
+    found = first_disagreement([[SAME, SAME], [SAME, Draw("dropout", "other state", "tensor")]], Layout(tensor=2))
     assert found is not None
     assert (found.module, found.ranks) == ("dropout", (0, 1))
     assert "drop from the same tensor" in found.told
 
 
 def test_parts_that_drop_alike_are_told():
-    found = first_disagreement([[SAME], [Draw("dropout", "third", "third")], [Draw("dropout", "state", "another")]], 3)
+    found = first_disagreement(
+        [[SAME], [Draw("dropout", "third", "third")], [Draw("dropout", "state", "another")]], Layout(tensor=3)
+    )
     assert found is not None
     assert found.ranks == (0, 2)
     assert "drop from different tensors" in found.told
 
 
 def test_data_ranks_must_draw_differently_whatever_they_drop_from():
-    assert first_disagreement([[SAME], [Draw("dropout", "other state", "tensor")]], 1) is None
-    found = first_disagreement([[SAME], [SAME]], 1)
+    assert first_disagreement([[SAME], [Draw("dropout", "other state", "tensor")]], Layout(data=2)) is None
+    found = first_disagreement([[SAME], [SAME]], Layout(data=2))
     assert found is not None
     assert "see different data" in found.told
 
 
 def test_what_was_not_seen_is_not_judged():
-    assert first_disagreement([[Draw("m", "one", "")], [Draw("m", "one", "")]], 2) is None
+    assert first_disagreement([[Draw("m", "one", "")], [Draw("m", "one", "")]], Layout(tensor=2)) is None
 
 
 def test_rank_that_draws_less_often_is_told():
-    found = first_disagreement([[SAME, Draw("late", "s", "t")], [SAME]], 2)
+    found = first_disagreement([[SAME, Draw("late", "s", "t")], [SAME]], Layout(tensor=2))
     assert found is not None
     assert (found.module, found.told) == ("late", "do not draw equally often")
 

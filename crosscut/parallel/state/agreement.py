@@ -1,9 +1,10 @@
 """Whether the ranks that hold the same parameter still hold the same bits.
 
 Replicas start alike and take the same steps, so they never differ, unless memory or a device fails, or a program error
-gives ranks different gradients; then every rank trains a model of its own, and no loss tells. Data ranks hold the same
-part of every parameter, unless they share one copy; then only the same shares of different copies are the same. Tensor
-ranks hold the same of those parameters that the tensor axis does not cut, or the same share of it.
+gives ranks different gradients; then every rank trains a model of its own, and no loss tells. Which ranks hold the same
+bits follows from the table of axes (`ParallelMesh.copies`): data ranks hold the same part of every parameter, unless
+they share one copy; then only the same shares of different copies are the same. Tensor ranks hold the same of those
+parameters that the tensor axis does not cut, or the same share of it.
 
 Each rank hashes its parameters where they are, into one int64 each, and the ranks compare the hashes: one all-reduce of
 16 bytes a parameter along each axis, the maximum of h and of ~h, which agree exactly when all h are equal. With the
@@ -20,13 +21,16 @@ AdamW's moments are not compared: what differs in them differs in the parameter 
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from crosscut.config import Layout
+from crosscut.config.axes import AXES, Role
 from crosscut.parallel.collectives import all_gather_objects, all_reduce
-from crosscut.parallel.mesh import Axis, ParallelMesh
+from crosscut.parallel.mesh import Axis, ParallelMesh, layout_of
 from crosscut.parallel.state.parameters import cut_dim, local_part
 
 _POSITION = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -66,7 +70,7 @@ def find_drift(parameters: Mapping[str, Tensor], mesh: ParallelMesh) -> Drift | 
     nothing. Waits for the device once where there is no drift.
     """
     copies, shard = mesh.copies, None if mesh.sharding is None else mesh.sharding.shard
-    if (mesh.tensor.size == 1 and (copies is None or copies.size == 1)) or not parameters:
+    if (mesh.tensor.size == 1 and copies is None) or not parameters:
         return None
     names = list(parameters)
     hashes = torch.stack([hash_of(parameter) for parameter in parameters.values()])
@@ -131,25 +135,19 @@ def _difference(parameter: Tensor, mesh: ParallelMesh) -> float:
         )  # the highest less the lowest; the same infinity is no way off
         finite = edges.abs().nan_to_num(posinf=0.0)
         apart, largest = max(apart, between.max().item()), max(largest, finite.max().item())
-    rows = all_gather_objects(all_gather_objects((apart, largest), mesh.tensor), mesh.data)
-    told: list[tuple[float, float]] = [pair for row in rows for pair in row]
+    told: list[tuple[float, float]] = _from_all_ranks((apart, largest), mesh)
     apart, largest = max(apart for apart, _ in told), max(largest for _, largest in told)
     return apart if apart == math.inf else apart / (largest or 1.0)
 
 
 def _describe(names: list[str], replicated: set[int], mine: list[int], mesh: ParallelMesh) -> Drift:
     """Gather all hashes and find the first parameter that differs, and where."""
-    rows = all_gather_objects(all_gather_objects(mine, mesh.tensor), mesh.data)  # by data rank, by tensor rank
-    num_tensor = mesh.tensor.size
-    num_shards = 1 if mesh.sharding is None else mesh.sharding.shard.size
+    held_by: list[list[int]] = _from_all_ranks(mine, mesh)
+    groups = {is_replicated: _same_ranks(layout_of(mesh), is_replicated) for is_replicated in (False, True)}
     found: list[Drift] = []
     for i, name in enumerate(names):
-        groups: dict[tuple[int, int], list[int]] = {}  # ranks that should hold the same, by share and tensor rank
-        for rank in range(mesh.data.size * num_tensor):  # tensor ranks of one data rank are adjacent
-            data_rank, tensor_rank = divmod(rank, num_tensor)
-            groups.setdefault((data_rank % num_shards, 0 if i in replicated else tensor_rank), []).append(rank)
-        for group in groups.values():
-            held = {rank: rows[rank // num_tensor][rank % num_tensor][i] for rank in group}
+        for group in groups[i in replicated]:
+            held = {rank: held_by[rank][i] for rank in group}
             counts = Counter(held.values()).most_common(2)
             if len(counts) > 1:
                 most = counts[0][0] if counts[0][1] > counts[1][1] else None
@@ -157,3 +155,21 @@ def _describe(names: list[str], replicated: set[int], mine: list[int], mesh: Par
                 found.append(Drift(name, tuple(rank for rank in group if held[rank] != most), others))
                 break
     return found[0]._replace(num_parameters=len(found))
+
+
+def _same_ranks(layout: Layout, is_replicated: bool) -> list[list[int]]:
+    """Groups of ranks that should hold the same bits of a parameter, which the tensor axis cuts or not."""
+    distinct = [row.name for row in AXES if not (row.holds_copies or (is_replicated and row.role is Role.CUTS))]
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(layout.world_size):
+        place = layout.place_of(rank)
+        groups.setdefault(tuple(place[name] for name in distinct if name in place), []).append(rank)
+    return list(groups.values())
+
+
+def _from_all_ranks(value: object, mesh: ParallelMesh) -> list[Any]:
+    """Every rank's small Python value, in the order of the ranks."""
+    values = [value]
+    for axis in reversed(mesh.axes):
+        values = list(chain.from_iterable(all_gather_objects(values, axis)))
+    return values

@@ -1,23 +1,23 @@
 """Reduction of gradients between the backward pass and the optimizer.
 
-The data ranks sum their gradients in buckets, which are sent while the backward pass goes on (paper, section 3.2). The
-tensor ranks reduce only the gradients of parameters that every rank holds whole, and only under sequence parallelism:
-each rank has seen a part of the tokens, so these gradients are `Partial`, and one message sums them all. Gradients are
-sums, never averages: the loss is divided by the number of target tokens over all ranks before the backward pass. Where
-data ranks share one copy, `sharding.ShardedReducer` stands in the place of `GradientReducer`.
+The ranks that see different tokens (`ParallelMesh.tokens`, the data ranks) sum their gradients in buckets, which are
+sent while the backward pass goes on (paper, section 3.2). The tensor ranks reduce only the gradients of parameters that
+every rank holds whole, and only under sequence parallelism: each rank has seen a part of the tokens, so these gradients
+are `Partial`, and one message sums them all. Gradients are sums, never averages: the loss is divided by the number of
+target tokens over all ranks before the backward pass. Where data ranks share one copy, `sharding.ShardedReducer` stands
+in the place of `GradientReducer`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement
 
 from crosscut.config import LayoutError
 from crosscut.parallel.collectives import all_reduce, start_all_reduce_owned, wait
 from crosscut.parallel.mesh import Axis, ParallelMesh
-from crosscut.parallel.state.parameters import cut_dim, dim_cut_by
+from crosscut.parallel.state.parameters import cut_dim, cuts_of
 
 BUCKET_BYTES = 32 << 20
 """A bucket is sent when its gradients together reach this size."""
@@ -31,7 +31,7 @@ _Placements = tuple[Placement, ...] | None
 
 
 class _Bucket:
-    """Parameters whose gradients travel over the data axis in one message."""
+    """Parameters whose gradients travel over the token axis in one message."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
@@ -42,7 +42,7 @@ class _Bucket:
 
 
 class GradientReducer:
-    """Sums gradients over the data axis, and partial ones over the tensor axis.
+    """Sums gradients over the ranks that see different tokens, and partial ones over the tensor axis.
 
     With gradient accumulation only the last backward pass of a step may send: enclose it by `arm` and `finish`.
 
@@ -51,9 +51,9 @@ class GradientReducer:
         reducer.finish()
 
     Every rank must call them alike. Parameters that need no gradient when this is made are left alone; one that a
-    backward pass does not reach gets a gradient of zeros. Communication: one all-reduce per
-    bucket over the data axis, overlapped with the backward pass, and at most one over the tensor axis. Raises
-    `LayoutError` for a parameter that is not a `DTensor` on the tensor axis, and on a mesh that shards.
+    backward pass does not reach gets a gradient of zeros. Communication: one all-reduce per bucket over `mesh.tokens`,
+    the data axis, overlapped with the backward pass, and at most one over the tensor axis. Raises `LayoutError` for a
+    parameter that is not a `DTensor` on the tensor axis, and on a mesh that shards.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class GradientReducer:
         self._buckets: list[_Bucket] = []
         self._num_sent = 0
         self._bucket_of: dict[nn.Parameter, _Bucket] = {}
-        if mesh.data.size > 1:
+        if mesh.tokens.size > 1:
             self._fill_buckets(bucket_bytes)
 
     def arm(self) -> None:
@@ -131,52 +131,55 @@ class GradientReducer:
         bucket.placements = [_placements(p.grad) for p in bucket.parameters]
         for parameter in bucket.parameters:
             parameter.grad = None
-        bucket.sent = start_all_reduce_owned(flat, self.mesh.data)
+        bucket.sent = start_all_reduce_owned(flat, self.mesh.tokens)
 
     def _receive(self, bucket: _Bucket) -> None:
         assert bucket.sent is not None
-        summed = wait(bucket.sent, self.mesh.data)
+        summed = wait(bucket.sent, self.mesh.tokens)
         bucket.sent = None
         if self.mesh.sequence_parallel:
             _require_use_alike(bucket, summed)
         _set_gradients(bucket.parameters, summed, bucket.placements)
 
 
-def global_gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+def global_gradient_norm(parameters: Sequence[nn.Parameter], owners: Iterable[Axis] = ()) -> Tensor:
     """The 2-norm of all gradients as if on one device: a scalar, the same on every rank.
 
-    A replicated parameter counts once, a sharded one in all its parts: the gradients' placements say which is which.
+    Every element counts once. A replicated parameter counts once and a sharded one in all its parts: the gradients'
+    placements say over which axes. Along `owners` (`ParallelMesh.owners`) ranks hold different parameters, and all of
+    them count.
     In float64, and on the CPU from short pieces: PyTorch's own norm of 20 million float32 elements is off by a
     thousandth there, which would clip each layout otherwise. Communication: an all-reduce of one element over each axis
-    that cuts gradients, the tensor axis and, where they are sharded over data ranks, these. Needs summed gradients
-    (`finish` of the reducer).
+    that cuts gradients, the tensor axis and, where they are sharded over data ranks, these, and over each of `owners`.
+    Needs summed gradients (`finish` of the reducer).
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     assert not any(map(_is_partial, gradients)), "gradients must be summed before their norm is taken"
     sums = {cuts: _sum_of_squares([_local(g) for g in alike]) for cuts, alike in _by_cuts(gradients).items()}
     spread = sum(sums.values()) * 0.0  # what is no number on one rank, of those that hold copies, is so on all
-    while cuts := max(sums, key=len, default=()):  # the sums over the last axis join those that it does not cut
-        mesh = gradients[0].device_mesh  # type: ignore[attr-defined]  # a DTensor
-        squares = all_reduce(sums.pop(cuts) + spread, _axis(mesh, cuts[-1]))
-        sums[cuts[:-1]] = squares + sums.get(cuts[:-1], 0.0)
-    return sums[()].sqrt() if sums else torch.zeros((), dtype=torch.float64)
+    while cuts := max(sums, key=len, default=()):  # the sums over the first axis join those that it does not cut
+        squares = all_reduce(sums.pop(cuts) + spread, _axis(gradients[0], cuts[0]))
+        sums[cuts[1:]] = squares + sums.get(cuts[1:], 0.0)
+    total = sums[()] if sums else torch.zeros((), dtype=torch.float64)
+    for axis in owners:
+        total = all_reduce(total, axis)
+    return total.sqrt()
 
 
-def _axis(mesh: DeviceMesh, dim: int) -> Axis:
-    """One direction of a mesh; `Axis.of` would make a mesh of it, which takes longer than to send a number."""
+def _axis(gradient: Tensor, name: str) -> Axis:
+    """An axis of a gradient's mesh; `Axis.of` would make a mesh of it, which takes longer than to send a number."""
+    assert isinstance(gradient, DTensor)
+    mesh = gradient.device_mesh
     assert mesh.mesh_dim_names is not None
-    group_name = mesh.get_group(dim).group_name
-    return Axis(mesh.mesh_dim_names[dim], mesh, mesh.get_local_rank(dim), mesh.size(dim), group_name)
+    i = mesh.mesh_dim_names.index(name)
+    return Axis(name, mesh, mesh.get_local_rank(i), mesh.size(i), mesh.get_group(i).group_name)
 
 
-def _by_cuts(gradients: Iterable[Tensor]) -> dict[tuple[int, ...], list[Tensor]]:
+def _by_cuts(gradients: Iterable[Tensor]) -> dict[tuple[str, ...], list[Tensor]]:
     """Gradients by the axes that cut them, over which the sum over all their elements goes on."""
-    found: dict[tuple[int, ...], list[Tensor]] = {}
+    found: dict[tuple[str, ...], list[Tensor]] = {}
     for gradient in gradients:
-        assert isinstance(gradient, DTensor)
-        mesh = gradient.device_mesh
-        cuts = (i for i, p in enumerate(gradient.placements) if dim_cut_by(p) is not None and mesh.size(i) > 1)
-        found.setdefault(tuple(cuts), []).append(gradient)
+        found.setdefault(tuple(cut.axis for cut in cuts_of(gradient) if cut.num_parts > 1), []).append(gradient)
     return found
 
 

@@ -9,11 +9,13 @@ on each rank. `local_on_sequence` and `local_inside` say so in the gradient's ow
 `gradients.GradientReducer` sums exactly these.
 
 Where data ranks share one copy (`sharding`), a parameter at rest is cut once more, the tensor rank's part in rows over
-the shard group. Its mesh then has the data axes before the tensor axis, which stays the last. While a layer runs, its
-parameters are gathered and have the tensor axis alone.
+the shard group. Its mesh then has the data axes before the tensor axis. While a layer runs, its parameters are gathered
+and have the tensor axis alone. So axes are found by their names and their roles in the table of axes (`cuts_of`), never
+by their place in a mesh.
 """
 
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from crosscut.config import LayoutError
+from crosscut.config.axes import Role, role_of
 from crosscut.parallel.collectives import all_gather
 from crosscut.parallel.mesh import Axis, ParallelMesh
 
@@ -158,22 +161,50 @@ def local_inside(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     return _own_part(parameter, (Partial(),), dtype)
 
 
+class Cut(NamedTuple):
+    """Cut of a distributed tensor over one axis of its mesh."""
+
+    axis: str
+    """Name of the axis."""
+    mesh_dim: int
+    """Place of the axis in the mesh."""
+    dim: int
+    """The dimension that is cut."""
+    num_parts: int
+    """Ranks along the axis; 1 where the axis would cut the tensor if it had several."""
+
+    @property
+    def is_of_model(self) -> bool:
+        """Whether the axis cuts parameters by its role; along the other axes ranks store slices of what is left."""
+        return role_of(self.axis) is Role.CUTS
+
+
+def cuts_of(tensor: Tensor) -> list[Cut]:
+    """Cuts of a distributed tensor in the order in which they are made: over the tensor axis, then over data axes."""
+    assert isinstance(tensor, DTensor)
+    mesh = tensor.device_mesh
+    assert mesh.mesh_dim_names is not None
+    cuts = [
+        Cut(name, i, dim, mesh.size(i))
+        for i, (name, placement) in enumerate(zip(mesh.mesh_dim_names, tensor.placements, strict=True))
+        if (dim := dim_cut_by(placement)) is not None
+    ]
+    return [*(cut for cut in cuts if cut.is_of_model), *(cut for cut in reversed(cuts) if not cut.is_of_model)]
+
+
 def cut_dim(parameter: Tensor) -> int | None:
     """The dimension along which a parameter is cut over the tensor axis; None where every rank holds it whole."""
-    assert isinstance(parameter, DTensor)
-    return dim_cut_by(parameter.placements[-1])
+    return next((cut.dim for cut in cuts_of(parameter) if cut.is_of_model), None)
 
 
 def local_offsets(tensor: Tensor) -> list[int]:
     """Where this rank's part of a distributed tensor begins in the whole, by dimension."""
     assert isinstance(tensor, DTensor)
     offsets, sizes = [0] * tensor.dim(), list(tensor.shape)
-    mesh = tensor.device_mesh
-    for i in reversed(range(mesh.ndim)):  # the tensor axis cuts first, and the data axis what is left
-        dim = dim_cut_by(tensor.placements[i])
-        if dim is not None:
-            first, sizes[dim] = _chunk(sizes[dim], mesh.size(i), mesh.get_local_rank(i))
-            offsets[dim] += first
+    for cut in cuts_of(tensor):
+        rank = tensor.device_mesh.get_local_rank(cut.mesh_dim)
+        first, sizes[cut.dim] = _chunk(sizes[cut.dim], cut.num_parts, rank)
+        offsets[cut.dim] += first
     return offsets
 
 
@@ -200,12 +231,11 @@ def gathered_over_data(tensor: Tensor) -> Tensor:
     For looking at parameters and gradients, not for training. Communication: an all-gather where it is shared.
     """
     assert isinstance(tensor, DTensor)
-    local, mesh = local_part(tensor).detach(), tensor.device_mesh
-    for i in reversed(range(mesh.ndim - 1)):
-        if dim_cut_by(tensor.placements[i]) is not None:
-            assert mesh.mesh_dim_names is not None
-            rows = tensor.shape[0] // (mesh.size(mesh.ndim - 1) if cut_dim(tensor) == 0 else 1)
-            padded = local.new_zeros(-(-rows // mesh.size(i)), *local.shape[1:])
+    local, cuts = local_part(tensor).detach(), cuts_of(tensor)
+    for cut in reversed(cuts):
+        if not cut.is_of_model:
+            rows = tensor.shape[0] // prod(other.num_parts for other in cuts if other.is_of_model and other.dim == 0)
+            padded = local.new_zeros(-(-rows // cut.num_parts), *local.shape[1:])
             padded[: local.shape[0]] = local
-            local = all_gather(padded, Axis.of(mesh, mesh.mesh_dim_names[i]), 0)[:rows]
+            local = all_gather(padded, Axis.of(tensor.device_mesh, cut.axis), 0)[:rows]
     return local.clone()

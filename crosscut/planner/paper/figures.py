@@ -9,7 +9,7 @@ from importlib.resources import files
 from itertools import product
 from typing import Any
 
-from crosscut.config import PRESETS, Layout, ModelConfig, TrainingConfig
+from crosscut.config import PRESETS, Layout, ModelConfig, TrainingConfig, ZeroStage
 from crosscut.config.checks import divisors
 from crosscut.config.conventions import LOOK
 from crosscut.config.precision import Precision
@@ -120,7 +120,8 @@ def _candidate(
         recompute=Recompute(recompute),
         device=Device(hardware.device),
     )
-    return Candidate(model, Layout(tensor=tensor, data=DATA, sequence_parallel=tensor > 1, sharding=sharding), training)
+    layout = Layout(tensor=tensor, data=DATA, sequence_parallel=tensor > 1, sharding=ZeroStage(sharding))
+    return Candidate(model, layout, training)
 
 
 def _cell(candidate: Candidate, hardware: Hardware, speed: Speed) -> dict[str, Any]:

@@ -60,19 +60,19 @@ def explain_non_finite(
 
 def _first_over_ranks(origin: _Origin | None, trainer: Trainer) -> _Origin | None:
     """The earliest origin that any rank saw."""
-    over_tensor = all_gather_objects(origin, trainer.mesh.tensor)
-    over_data = all_gather_objects(min(filter(None, over_tensor), default=None), trainer.mesh.data)
-    return min(filter(None, over_data), default=None)
+    for axis in reversed(trainer.mesh.axes):
+        origin = min(filter(None, all_gather_objects(origin, axis)), default=None)
+    return origin
 
 
 def _origin_in_forward(step: int, trainer: Trainer, batches: Batches) -> _Origin | None:
     """All ranks go through all micro-batches, whatever each of them sees: they meet in every one."""
     first: _Origin | None = None
-    for index, (tokens, targets) in enumerate(batches.micro_batches(step)):
+    for index, batch in enumerate(batches.micro_batches(step)):
         seen: list[str] = []
         trainer.streams.restart(step=step, micro_batch=index)
         with torch.no_grad(), uncompiled(trainer.model), _watched(trainer.model, seen) as order:
-            loss = trainer.model.loss(tokens, targets)
+            loss = trainer.model.loss(*batch.plain())
         if not seen and not loss.isfinite():
             seen.append("the loss itself")
         if seen and first is None:

@@ -16,6 +16,7 @@ from crosscut.parallel import (
     LayerNorm,
     ParallelMesh,
     RowParallelLinear,
+    Sent,
     clip_gradients_,
     global_gradient_norm,
     local,
@@ -179,6 +180,20 @@ def test_partial_gradients_are_summed_in_one_message(ranks: RankPool) -> None:
 def test_the_norm_sends_one_element(ranks: RankPool) -> None:
     result = ranks.run(4, _train_once, Layout(tensor=2, data=2), 1, 1)[0]
     assert result["sent for the norm"] == [("all_reduce", "tensor", 1)]
+
+
+def _norm_over_owners() -> tuple[float, list[Sent]]:
+    """Of gradients of 3 on the first rank and of 4 on the second, each a parameter that the other lacks."""
+    mesh = make_mesh(Layout(data=2), CPU)
+    weight = replicated_parameter((), mesh.tensor, dtype=torch.float32, device=CPU)
+    weight.grad = torch.full_like(weight, 3.0 + mesh.data.rank)
+    with CollectiveRecorder(mesh) as recorder:
+        norm = global_gradient_norm([weight], owners=[mesh.data])
+    return norm.item(), recorder.sent
+
+
+def test_the_norm_counts_the_parameters_of_all_owners(ranks: RankPool) -> None:
+    assert ranks.run(2, _norm_over_owners) == [(5.0, [("all_reduce", "data", 1)])] * 2
 
 
 def _norm_of_many(dtype: torch.dtype) -> tuple[float, float]:

@@ -4,13 +4,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from crosscut.config import Layout
 from crosscut.parallel import local, local_on_sequence, make_mesh, replicated_parameter, sharded_parameter
 from crosscut.parallel.state.parameters import local_inside
 from tests.parallel.twins import CPU, fill
 from tests.ranks import RankPool
+
+
+def _over_tensor(tensor: DTensor) -> Placement:
+    names = tensor.device_mesh.mesh_dim_names
+    assert names is not None
+    return tensor.placements[names.index("tensor")]
 
 
 def _placed(layout: Layout) -> list[Any]:
@@ -22,7 +28,7 @@ def _placed(layout: Layout) -> list[Any]:
         replicated_parameter((8, 6), axis, value=2.0, **place),
     ]
     return [
-        (tuple(p.shape), tuple(p.to_local().shape), p.placements[0], p.sum().full_tensor().item()) for p in parameters
+        (tuple(p.shape), tuple(p.to_local().shape), _over_tensor(p), p.sum().full_tensor().item()) for p in parameters
     ]
 
 
@@ -51,7 +57,7 @@ def _use(layout: Layout) -> dict[str, DTensor]:
         assert x.dtype == torch.bfloat16
         x.sum().backward()
     gradients = {"cut": cut.grad, "whole": whole.grad, "between": between.grad}
-    return {name: (g.placements[0], g.dtype, tuple(g.shape)) for name, g in gradients.items()}
+    return {name: (_over_tensor(g), g.dtype, tuple(g.shape)) for name, g in gradients.items()}
 
 
 @pytest.mark.parametrize("split", [False, True])

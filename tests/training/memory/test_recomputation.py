@@ -193,9 +193,9 @@ def changed_between(run) -> str:
     trainer, batches = parts(run)
     inputs: list[Tensor] = []
     trainer.model.blocks[0].mlp_norm.register_forward_pre_hook(lambda _, x: inputs.append(x[0]))
-    tokens, targets = batches.micro_batches(0)[0]
+    batch = batches.micro_batches(0)[0]
     trainer.streams.restart(step=0)
-    loss = trainer.model.loss(tokens, targets)
+    loss = trainer.model.loss(*batch.plain())
     with torch.no_grad():
         inputs[0].add_(1.0)
     try:
@@ -220,7 +220,7 @@ def freed_inputs(run) -> list[bool]:
     for block in trainer.model.blocks:
         block.register_forward_pre_hook(lambda _, x: inputs.append(StorageWeakRef(x[0].untyped_storage())))
     trainer.streams.restart(step=0)
-    loss = trainer.model.loss(*batches.micro_batches(0)[0])
+    loss = trainer.model.loss(*batches.micro_batches(0)[0].plain())
     gc.collect()
     freed = [storage.expired() for storage in inputs]
     loss.backward()

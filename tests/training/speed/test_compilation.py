@@ -310,14 +310,14 @@ def test_ranks_that_compute_the_same_take_the_same_kernels(
 
 
 def watched_by_a_mode(run: RunConfig, layers: bool) -> str:
-    class Mode(TorchDispatchMode):
+    class Recompute(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return func(*args, **(kwargs or {}))
 
     with mock.patch.object(compilation, "BACKEND", "aot_eager"):
         trainer, batches = parts(run)
     trainer.compiler.is_paused = not layers
-    with Mode(), pytest.raises(TrainingError) as error:
+    with Recompute(), pytest.raises(TrainingError) as error:
         trainer.step(0, batches.micro_batches(0))
     return str(error.value)
 

@@ -1,0 +1,110 @@
+"""The table of axes, and what layouts read in it."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from crosscut.config import Layout, LayoutError, RunConfig, ZeroStage, dump_toml, layout, load_layout, load_run
+from crosscut.config.axes import AXES, OPTIONS, Role, role_of
+
+UNSUPPORTED = [row for row in AXES if not row.is_supported]
+
+
+@pytest.fixture
+def all_supported(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Layouts accept every axis of the table."""
+    monkeypatch.setattr(layout, "AXES", tuple(dataclasses.replace(row, is_supported=True) for row in AXES))
+    yield
+
+
+def test_rows_follow_the_design() -> None:
+    assert [(row.name, row.option, row.role) for row in AXES] == [
+        ("pipeline", "pipeline", Role.OWNS),
+        ("replica", "data", Role.TOKENS),
+        ("shard", "data", Role.TOKENS),
+        ("context", "context", Role.TOKENS),
+        ("tensor", "tensor", Role.CUTS),
+        ("expert", "expert", Role.OWNS),
+    ]
+
+
+def test_a_role_is_found_by_the_name_of_an_axis_and_of_its_field() -> None:
+    assert role_of("replica") is role_of("shard") is role_of("data") is Role.TOKENS
+    assert role_of("tensor") is Role.CUTS
+
+
+def test_every_axis_has_its_size_in_a_layout() -> None:
+    assert set(OPTIONS) <= {field.name for field in dataclasses.fields(Layout)}
+    assert all(getattr(Layout(), option) == 1 for option in OPTIONS)
+
+
+@pytest.mark.parametrize("row", UNSUPPORTED, ids=lambda row: row.name)
+def test_an_axis_that_nothing_supports_is_refused(row: object) -> None:
+    option, shares = row.option, row.shares  # type: ignore[attr-defined]
+    with pytest.raises(LayoutError) as error:
+        load_run({"model": {"preset": "gpt2-small"}}, [f"layout.{option}=2"])
+    assert str(error.value) == (
+        f"`layout.{option}` must be 1, since this version of Crosscut cannot share {shares} between ranks, but is 2. "
+        "Leave it out, and raise layout.tensor or layout.data instead."
+    )
+
+
+@pytest.mark.parametrize(
+    ("chosen", "mesh", "tokens", "copies", "slices"),
+    [
+        (Layout(), {"data": 1, "tensor": 1}, (), (), ()),
+        (Layout(tensor=2, data=2), {"data": 2, "tensor": 2}, ("data",), ("data",), ()),
+        (Layout(tensor=2, data=2, sharding="zero3"), {"data": 2, "tensor": 2}, ("data",), (), ("data",)),
+        (
+            Layout(tensor=2, data=4, sharding="zero2", shard_group=2),
+            {"replica": 2, "shard": 2, "tensor": 2},
+            ("replica", "shard"),
+            ("replica",),
+            ("shard",),
+        ),
+        (Layout(data=4, sharding="zero2", shard_group=1), {"data": 4, "tensor": 1}, ("data",), ("data",), ()),
+    ],
+    ids=str,
+)
+def test_sets_of_ranks_follow_from_the_roles(
+    chosen: Layout, mesh: dict[str, int], tokens: tuple[str, ...], copies: tuple[str, ...], slices: tuple[str, ...]
+) -> None:
+    assert list(chosen.mesh_axes.items()) == list(mesh.items())
+    assert (chosen.token_axes, chosen.copy_axes, chosen.slice_axes) == (tokens, copies, slices)
+
+
+@pytest.mark.usefixtures("all_supported")
+def test_a_further_axis_takes_its_place_in_meshes_and_descriptions() -> None:
+    chosen = Layout(tensor=2, data=4, context=2, pipeline=3, expert=4, sharding="zero3", shard_group=2)
+    assert str(chosen) == "tensor 2 x context 2 x data 4 x pipeline 3, expert 4, zero3 in groups of 2"
+    assert chosen.world_size == 2 * 2 * 4 * 3
+    assert list(chosen.mesh_axes) == ["pipeline", "replica", "shard", "context", "tensor"]
+    assert chosen.token_axes == ("replica", "shard", "context")
+    assert chosen.copy_axes == ("replica", "context")
+    assert chosen.slice_axes == ("shard",)
+
+
+def test_tensor_ranks_are_adjacent_then_ranks_that_share_a_copy() -> None:
+    chosen = Layout(tensor=2, data=4, sharding="zero3", shard_group=2)
+    assert chosen.place_of(5) == {"pipeline": 0, "replica": 1, "shard": 0, "context": 0, "tensor": 1}
+    places = [tuple(chosen.place_of(rank).values()) for rank in range(chosen.world_size)]
+    assert places == sorted(set(places))
+
+
+def test_a_stage_of_zero_equals_its_string_everywhere() -> None:
+    chosen = Layout(data=2, sharding="zero2")  # type: ignore[arg-type]
+    assert chosen.sharding is ZeroStage.ZERO2
+    assert chosen.sharding == "zero2"
+    assert chosen == Layout(data=2, sharding=ZeroStage.ZERO2) == load_layout("data=2,sharding=zero2")
+    assert f"{chosen.sharding}" == "zero2"
+    assert json.dumps(dataclasses.asdict(chosen)["sharding"]) == '"zero2"'
+
+
+def test_a_stage_of_zero_survives_toml() -> None:
+    run = load_run({"model": {"preset": "gpt2-small"}}, ["layout.data=2", "layout.sharding=zero3"])
+    assert 'sharding = "zero3"' in dump_toml(run)
+    again = load_run({"model": {"preset": "gpt2-small"}}, [], layout=run.layout)
+    assert isinstance(again, RunConfig)
+    assert again.layout == run.layout

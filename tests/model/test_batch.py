@@ -1,0 +1,52 @@
+"""Named tensors of a batch."""
+
+import pytest
+import torch
+
+from crosscut.config import IGNORED
+from crosscut.model import Batch
+
+IDS = torch.arange(20).view(4, 5)
+
+
+def test_every_token_is_to_be_predicted_from_the_earlier_ones() -> None:
+    batch = Batch.from_ids(IDS)
+    assert torch.equal(batch.tokens + 1, batch.targets)
+    assert batch.tokens.shape == (4, 4)
+
+
+def test_targets_that_are_ignored_do_not_count() -> None:
+    targets = IDS.masked_fill(IDS % 3 == 0, IGNORED)
+    assert int(Batch(tokens=IDS, targets=targets).num_targets) == 13
+
+
+def test_parts_hold_the_sequences_in_their_order_in_every_field() -> None:
+    parts = Batch(tokens=IDS, targets=IDS + 1, documents=IDS + 2).chunk(2)
+    for name, added in {"tokens": 0, "targets": 1, "documents": 2}.items():
+        assert torch.equal(torch.cat([getattr(part, name) for part in parts]), IDS + added)
+    assert all(part.positions is None for part in parts)
+
+
+def test_all_tensors_move_to_a_device() -> None:
+    moved = Batch(tokens=IDS, targets=IDS, mask=IDS > 3).to_device(torch.device("meta"))
+    assert [tensor.device.type for tensor in moved.tensors()] == ["meta"] * 3
+    assert moved.positions is None
+
+
+def test_all_tensors_are_recorded_on_a_stream() -> None:
+    class Recorded(torch.Tensor):
+        streams: list[object]
+
+        def record_stream(self, stream: object) -> None:
+            self.streams = [stream]
+
+    tokens, mask = (IDS.clone().as_subclass(Recorded) for _ in range(2))
+    stream = object()
+    Batch(tokens=tokens, targets=tokens, mask=mask).record_stream(stream)  # type: ignore[arg-type]
+    assert tokens.streams == mask.streams == [stream]
+
+
+def test_a_model_that_reads_tokens_alone_is_given_nothing_else() -> None:
+    assert Batch(tokens=IDS, targets=IDS).plain() == (IDS, IDS)
+    with pytest.raises(AssertionError, match=r"reads tokens and targets alone, but the batch has .*'positions'"):
+        Batch(tokens=IDS, targets=IDS, positions=IDS).plain()
