@@ -14,16 +14,18 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Protocol
 
+from crosscut.architecture import mlp
 from crosscut.architecture.attention import Attention
 from crosscut.architecture.embedding import Embedding
 from crosscut.architecture.gated_mlp import GatedMLP
 from crosscut.architecture.head import Head, Loss
-from crosscut.architecture.mlp import MLP, Activation
+from crosscut.architecture.mlp import MLP
 from crosscut.architecture.norm import Norm, stream_norm
 from crosscut.architecture.parameters import Parameter
 from crosscut.architecture.residual import add_residual
 from crosscut.architecture.steps import Rows, Step, Value
 from crosscut.config import ModelConfig
+from crosscut.config.model import FeedForward
 
 
 class Sublayer(Protocol):
@@ -114,7 +116,7 @@ def describe(model: ModelConfig) -> Decoder:
     return Decoder(embedding, layers, Head.of(model, embedding.tokens))
 
 
-def _layer(model: ModelConfig, kind: str) -> Layer:
+def _layer(model: ModelConfig, kind: FeedForward) -> Layer:
     return Layer(
         mixer_norm=stream_norm(model, "attention_norm"),
         mixer=Attention.of(model),
@@ -125,5 +127,5 @@ def _layer(model: ModelConfig, kind: str) -> Layer:
     )
 
 
-def _feed_forward(model: ModelConfig, kind: str) -> MLP | GatedMLP:
-    return MLP.of(model, kind) if kind in set(Activation) else GatedMLP.of(model, kind)
+def _feed_forward(model: ModelConfig, kind: FeedForward) -> MLP | GatedMLP:
+    return MLP.of(model, kind) if kind in mlp.KINDS else GatedMLP.of(model, kind)

@@ -8,7 +8,6 @@ f runs once for both products. Source: Shazeer 2020 (arXiv 2002.05202).
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from crosscut.architecture.parameters import Matrix, columns, rows
 from crosscut.architecture.steps import (
@@ -23,20 +22,18 @@ from crosscut.architecture.steps import (
 )
 from crosscut.architecture.target import Target
 from crosscut.config import ModelConfig
+from crosscut.config.model import FeedForward
 
-
-class Gate(StrEnum):
-    """Function of the gate, by its name in `model.mlp`."""
-
-    SWIGLU = "swiglu"
-    """SiLU."""
+KINDS = (FeedForward.SWIGLU,)
+"""Values of `model.mlp` that this file describes."""
 
 
 @dataclass(frozen=True)
 class GatedMLP:
     """Y = (act(X G) * X U) B."""
 
-    function: Gate
+    kind: FeedForward
+    """Name of the gate's activation."""
     gate: Matrix
     """G."""
     up: Matrix
@@ -45,11 +42,11 @@ class GatedMLP:
     """B."""
 
     @classmethod
-    def of(cls, model: ModelConfig, kind: str) -> "GatedMLP":
+    def of(cls, model: ModelConfig, kind: FeedForward) -> "GatedMLP":
         """The gated MLP of a model whose gate has this name."""
         hidden, inner, bias = model.hidden_size, model.mlp_size, model.biases == "all"
         return cls(
-            Gate(kind),
+            kind,
             gate=columns("mlp.expand.gate", hidden, inner, bias=bias),
             up=columns("mlp.expand.up", hidden, inner, bias=bias),
             contract=rows("mlp.contract", inner, hidden, bias=bias),
@@ -61,7 +58,7 @@ class GatedMLP:
         gate, multiply_gate = multiply_columns(entered, self.gate, name="gate", keeps=x)
         up, multiply_up = multiply_columns(entered, self.up, name="up", keeps=x)
         activated = Value("activated", self.up.out_features, cut=True, is_cheap=True)
-        activate = ActivateGate(reads=(gate, up), gives=(activated,), keeps=(gate, up), function=self.function)
+        activate = ActivateGate(reads=(gate, up), gives=(activated,), keeps=(gate, up))
         contracted, contract = multiply_rows(activated, self.contract, name="contract")
         left, leaving = leave(contracted, "mlp output", bias=self.contract.bias)
         return left, [entering, multiply_gate, multiply_up, activate, contract, leaving]
@@ -70,8 +67,6 @@ class GatedMLP:
 @dataclass(frozen=True, kw_only=True)
 class ActivateGate(Pointwise):
     """Activation of the gate, and the product of both branches."""
-
-    function: Gate
 
     def passes(self, target: Target) -> Passes:
         """Compiled, one kernel reads two values and writes one; backward it reads three and writes two."""

@@ -4,7 +4,6 @@ X --f--> X A_i --act--> Y_i B_i --g--> sum_i Y_i B_i + bias
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from crosscut.architecture.parameters import Matrix, columns, rows
 from crosscut.architecture.steps import (
@@ -19,31 +18,29 @@ from crosscut.architecture.steps import (
 )
 from crosscut.architecture.target import Target
 from crosscut.config import ModelConfig
+from crosscut.config.model import FeedForward
 
-
-class Activation(StrEnum):
-    """Function between the two matrices, by its name in `model.mlp`."""
-
-    GELU = "gelu"
-    """GeLU in GPT-2's tanh form."""
+KINDS = (FeedForward.GELU,)
+"""Values of `model.mlp` that this file describes."""
 
 
 @dataclass(frozen=True)
 class MLP:
     """Y = act(X A) B."""
 
-    activation: Activation
+    kind: FeedForward
+    """Name of the activation."""
     expand: Matrix
     """A."""
     contract: Matrix
     """B."""
 
     @classmethod
-    def of(cls, model: ModelConfig, kind: str) -> "MLP":
+    def of(cls, model: ModelConfig, kind: FeedForward) -> "MLP":
         """The MLP of a model whose activation has this name."""
         hidden, inner, bias = model.hidden_size, model.mlp_size, model.biases == "all"
         return cls(
-            Activation(kind),
+            kind,
             expand=columns("mlp.expand", hidden, inner, bias=bias),
             contract=rows("mlp.contract", inner, hidden, bias=bias),
         )
@@ -54,7 +51,7 @@ class MLP:
         expanded, expand = multiply_columns(entered, self.expand, name="expand", keeps=x)
         activated = Value("activated", self.expand.out_features, cut=True, is_cheap=True)
         activate = Activate(
-            reads=(expanded,), gives=(activated,), keeps=(expanded,), function=self.activation, matrix=self.expand
+            reads=(expanded,), gives=(activated,), keeps=(expanded,), kind=self.kind, matrix=self.expand
         )
         contracted, contract = multiply_rows(activated, self.contract, name="contract")
         left, leaving = leave(contracted, "mlp output", bias=self.contract.bias)
@@ -65,7 +62,7 @@ class MLP:
 class Activate(Pointwise):
     """Activation between the two matrices."""
 
-    function: Activation
+    kind: FeedForward
     matrix: Matrix
     """The matrix before the activation. The gradient of its bias is counted here."""
 
@@ -73,7 +70,7 @@ class Activate(Pointwise):
         """Forward it reads and writes a value, backward it reads two, writes one, and the first bias reads one."""
         value = self.gives[0]
         inner = value.bytes(target)
-        gelu = value.elements(target) if self.function is Activation.GELU else 0
+        gelu = value.elements(target) if self.kind is FeedForward.GELU else 0
         return Passes(forward=2 * inner, backward=(3 + (self.matrix.bias is not None)) * inner, gelu=gelu)
 
     def temporary(self, target: Target, inside: int) -> int:

@@ -2,14 +2,38 @@
 
 from dataclasses import dataclass, replace
 
-from crosscut.config.checks import divisors, listed, require_at_least, require_fraction, require_one_of
+from crosscut.config.checks import divisors, listed, require_at_least, require_fraction
+from crosscut.config.choices import Choice, resolve_choices
 from crosscut.config.errors import ConfigError, LayoutError
 
-MLPS = ("gelu", "swiglu")
-"""The values of `ModelConfig.mlp`."""
 
-BIASES = ("all", "qkv", "none")
-"""The values of `ModelConfig.biases`."""
+class Positions(Choice):
+    """Encoding of a token's position."""
+
+    LEARNED = "learned"
+    ROTARY = "rotary"
+
+
+class NormKind(Choice):
+    """Norm of the residual stream."""
+
+    LAYER = "layer"
+    RMS = "rms"
+
+
+class FeedForward(Choice):
+    """Feed-forward part of a layer."""
+
+    GELU = "gelu"
+    SWIGLU = "swiglu"
+
+
+class Biases(Choice):
+    """Matrices of a layer that have a bias."""
+
+    ALL = "all"
+    QKV = "qkv"
+    NONE = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +73,7 @@ class ModelConfig:
     dropout: float = 0.1
     """Probability of dropping an element, at the paper's three places: embeddings, attention, residuals."""
 
-    positions: str = "learned"
+    positions: Positions = Positions.LEARNED
     """Encoding of a token's position: `learned` adds a vector to the embedding, `rotary` rotates queries and keys."""
 
     rotary_base: float = 10_000.0
@@ -61,20 +85,20 @@ class ModelConfig:
     rotary_original_length: int = 8192
     """The length that a model with a `rotary_factor` was first trained on; what turns less than once in it is slow."""
 
-    norm: str = "layer"
+    norm: NormKind = NormKind.LAYER
     """`layer` takes off the mean and scales to unit variance, `rms` only scales."""
 
     norm_epsilon: float = 1e-5
     """Added to the variance, or the mean square."""
 
-    mlp: str = "gelu"
+    mlp: FeedForward = FeedForward.GELU
     """`gelu` is two matrices with GeLU between them; `swiglu` multiplies by a third one's output through SiLU."""
 
-    mlp_pattern: tuple[str, ...] = ()
+    mlp_pattern: tuple[FeedForward, ...] = ()
     """Kinds of MLP of successive layers, from the values of `mlp`. The pattern repeats until every layer has one.
     Empty gives every layer the kind that `mlp` names."""
 
-    biases: str = "all"
+    biases: Biases = Biases.ALL
     """Which matrices of a layer have one: `all`, those of queries, keys and values (`qkv`), or `none`."""
 
     qk_norm: bool = False
@@ -89,12 +113,7 @@ class ModelConfig:
         for name in ("vocab_size", "num_kv_heads", "head_size", "mlp_size"):
             require_at_least(f"model.{name}", getattr(self, name), 0)
         require_fraction("model.dropout", self.dropout)
-        require_one_of("model.positions", self.positions, ("learned", "rotary"))
-        require_one_of("model.norm", self.norm, ("layer", "rms"))
-        require_one_of("model.mlp", self.mlp, MLPS)
-        for kind in self.mlp_pattern:
-            require_one_of("model.mlp_pattern", kind, MLPS)
-        require_one_of("model.biases", self.biases, BIASES)
+        resolve_choices(self, "model")
         require_at_least("model.rotary_factor", self.rotary_factor, 1)
         for name in ("rotary_base", "norm_epsilon"):
             if not 0 < getattr(self, name) < float("inf"):
@@ -133,7 +152,7 @@ class ModelConfig:
         """Width of all heads' keys and values together."""
         return 2 * self.num_kv_heads * self.head_size
 
-    def mlp_of(self, layer: int) -> str:
+    def mlp_of(self, layer: int) -> FeedForward:
         """Kind of MLP of a layer."""
         return self.mlp_pattern[layer % len(self.mlp_pattern)] if self.mlp_pattern else self.mlp
 
