@@ -83,8 +83,8 @@ def _words(stated: _Seconds, slow: _Seconds) -> str:
         "The same figures with every term, after the products are calibrated again by the same result on one GPU. The "
         "rates are round numbers and fitted to no row. With copies at the link's stated rate, Figure 6 and Table 2 "
         f"are up to {at_stated} too high, hardly less than without these terms ({forecast}). At an eighth of that rate "
-        f"they are within {at_slow}: a single unpublished number would explain Figure 6 and Table 2 and most of Table "
-        "3. There is no evidence that the copies were so slow, so the forecast leaves them out. Epochs remain "
+        f"they are within {at_slow}: a single unpublished number would explain Figure 6, Table 2 and most of Table 3. "
+        "There is no evidence that the copies were so slow, so the forecast leaves them out. Epochs remain "
         f"{min(short):.0%} to {max(short):.0%} short. In the 8.3B model's epoch, {_outside_steps():.2f} s a step are "
         "outside its steps by the paper's own figures: by so much is Table 4 longer than Table 2 and Figure 6 imply."
     )
