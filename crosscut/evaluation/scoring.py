@@ -46,7 +46,7 @@ def score_windows(
     """Score the windows over `texts` without dropout; the same result on every rank, and every rank calls it.
 
     A data rank reads `batch_size` windows together. Communication: that of the forward passes, and one all-reduce of
-    three elements a window over the data axis.
+    three elements a window over `mesh.tokens`, the data axis.
     """
     was_training = model.training
     model.eval()
@@ -62,7 +62,7 @@ def score_windows(
     finally:
         reshard(model)
         model.train(was_training)
-    losses, hits, last_hits = all_reduce(table, data).cpu().unbind(1)
+    losses, hits, last_hits = all_reduce(table, model.mesh.tokens).cpu().unbind(1)
     return WindowScores(losses.numpy(), hits.long().numpy(), last_hits.long().numpy())
 
 

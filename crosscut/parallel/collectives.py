@@ -11,6 +11,7 @@ They are PyTorch's functional collectives, called as operators because these are
 
 import pickle
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from crosscut.config import LayoutError
-from crosscut.parallel.mesh import Axis
+from crosscut.parallel.mesh import Axis, ParallelMesh
 
 _ops = torch.ops._c10d_functional  # registered by `import torch.distributed`
 
@@ -125,6 +126,14 @@ def all_gather_objects(value: object, axis: Axis) -> list[Any]:
     gathered: list[Any] = [None] * axis.size
     dist.all_gather_object(gathered, value, group=axis.device_mesh.get_group())
     return gathered
+
+
+def from_all_ranks(value: object, mesh: ParallelMesh) -> list[Any]:
+    """Every rank's small Python value, in the order of the mesh's ranks: for messages to people, not for tensors."""
+    values = [value]
+    for axis in reversed(mesh.axes):
+        values = list(chain.from_iterable(all_gather_objects(values, axis)))
+    return values
 
 
 def background_group() -> dist.ProcessGroup:

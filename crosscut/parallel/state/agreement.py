@@ -21,15 +21,14 @@ AdamW's moments are not compared: what differs in them differs in the parameter 
 import math
 from collections import Counter
 from collections.abc import Mapping
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from crosscut.config import Layout
 from crosscut.config.axes import AXES, Role
-from crosscut.parallel.collectives import all_gather_objects, all_reduce
+from crosscut.parallel.collectives import all_reduce, from_all_ranks
 from crosscut.parallel.mesh import Axis, ParallelMesh, layout_of
 from crosscut.parallel.state.parameters import cut_dim, local_part
 
@@ -135,14 +134,14 @@ def _difference(parameter: Tensor, mesh: ParallelMesh) -> float:
         )  # the highest less the lowest; the same infinity is no way off
         finite = edges.abs().nan_to_num(posinf=0.0)
         apart, largest = max(apart, between.max().item()), max(largest, finite.max().item())
-    told: list[tuple[float, float]] = _from_all_ranks((apart, largest), mesh)
+    told: list[tuple[float, float]] = from_all_ranks((apart, largest), mesh)
     apart, largest = max(apart for apart, _ in told), max(largest for _, largest in told)
     return apart if apart == math.inf else apart / (largest or 1.0)
 
 
 def _describe(names: list[str], replicated: set[int], mine: list[int], mesh: ParallelMesh) -> Drift:
     """Gather all hashes and find the first parameter that differs, and where."""
-    held_by: list[list[int]] = _from_all_ranks(mine, mesh)
+    held_by: list[list[int]] = from_all_ranks(mine, mesh)
     groups = {is_replicated: _same_ranks(layout_of(mesh), is_replicated) for is_replicated in (False, True)}
     found: list[Drift] = []
     for i, name in enumerate(names):
@@ -165,11 +164,3 @@ def _same_ranks(layout: Layout, is_replicated: bool) -> list[list[int]]:
         place = layout.place_of(rank)
         groups.setdefault(tuple(place[name] for name in distinct if name in place), []).append(rank)
     return list(groups.values())
-
-
-def _from_all_ranks(value: object, mesh: ParallelMesh) -> list[Any]:
-    """Every rank's small Python value, in the order of the ranks."""
-    values = [value]
-    for axis in reversed(mesh.axes):
-        values = list(chain.from_iterable(all_gather_objects(values, axis)))
-    return values

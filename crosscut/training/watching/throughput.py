@@ -5,14 +5,13 @@ The FLOPs are the planner's formula, so forecast and report cannot differ.
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from crosscut.config import RunConfig
 from crosscut.kernels import ORDINARY
 from crosscut.parallel import ParallelMesh
-from crosscut.parallel.collectives import all_gather_objects
+from crosscut.parallel.collectives import from_all_ranks
 from crosscut.planner import find_hardware, model_flops_per_token
 from crosscut.training.precision import compute_dtype, fast_precision
 
@@ -63,13 +62,13 @@ class Throughput:
 
 def find_peak(precision: str, mesh: ParallelMesh) -> Peak:
     """The published dense peak where every rank's GPU is known, else the matrix rate measured on all ranks at once."""
-    published = _over_all_ranks(_published_peak(precision, mesh.device), mesh)
+    published = from_all_ranks(_published_peak(precision, mesh.device), mesh)
     known = [peak for peak in published if peak is not None]
     if len(known) == len(published):
         names = sorted({name for name, _ in known})
         name = f"{len(known)} x {' and '.join(names)}, published dense {precision} peak"
         return Peak(name=name, flops_per_second=sum(rate for _, rate in known))
-    rates = _over_all_ranks(measure_matrix_rate(mesh.device, compute_dtype(precision)), mesh)
+    rates = from_all_ranks(measure_matrix_rate(mesh.device, compute_dtype(precision)), mesh)
     together = f" on {len(rates)} ranks at once" if len(rates) > 1 else ""
     return Peak(name=f"{precision} matrix rate measured{together}", flops_per_second=sum(rates))
 
@@ -80,12 +79,6 @@ def _published_peak(precision: str, device: torch.device) -> tuple[str, float] |
     hardware = find_hardware(torch.cuda.get_device_name(device))
     rate = hardware.flops.get(precision) if hardware else None
     return (hardware.name, rate) if hardware and rate else None
-
-
-def _over_all_ranks(value: Any, mesh: ParallelMesh) -> list[Any]:
-    """Every rank's value, on every rank."""
-    groups = all_gather_objects(all_gather_objects(value, mesh.tensor), mesh.data)
-    return [value for group in groups for value in group]
 
 
 @torch.no_grad()
