@@ -79,7 +79,7 @@ def _padding_after_steps(layout: Layout) -> tuple[int, Tensor]:
 
 
 def _tied_gradients(layout: Layout) -> list[tuple[Tensor, int]]:
-    """The tied weight's gradient, with the weight given by the look-up and with another one, and its bytes at the peak."""
+    """The tied weight's gradient, with the look-up's weight and with another one, and its bytes at the peak."""
     mesh, found = make_mesh(layout, CPU), []
     tokens, targets = torch.arange(24).view(3, 8) % 7, torch.arange(24) * 11 % V
     for shared in (True, False):
