@@ -24,6 +24,7 @@ from crosscut.parallel import (
     ParallelMesh,
     PositionEmbedding,
     RandomStreams,
+    TiedWeight,
     VocabParallelEmbedding,
     VocabParallelOutput,
     enter_tensor_parallel,
@@ -80,14 +81,14 @@ class GPT(nn.Module):
 
     def forward(
         self, tokens: Tensor, *, num_filled: int = 0, reading: Reading | None = None, with_weight: bool = False
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    ) -> Tensor | tuple[Tensor, TiedWeight]:
         """Token ids [B, S] to the last hidden states [B, S, H] (the sequence split where the layout splits it).
 
         The last `num_filled` tokens of each sequence only fill it up to a length that can be split. Where they go on
         with what was read before, `reading` says where they stand. `with_weight` gives the token embedding's weight
-        [V/T, H] too, for one other use (`VocabParallelEmbedding`).
+        too, for its second use.
         """
-        x, weight = self.tokens(tokens, with_weight=True) if with_weight else (self.tokens(tokens), None)
+        x, tied = self.tokens(tokens, with_weight=True) if with_weight else (self.tokens(tokens), None)
         if self.positions is not None:
             x = x + (
                 self.positions(tokens.shape[1], num_filled=num_filled)
@@ -99,7 +100,7 @@ class GPT(nn.Module):
         for i, block in enumerate(self.blocks):
             x = block(x, rotation) if reading is None else block(x, rotation, reading.layer(i))
         y: Tensor = self.final_norm(x)
-        return y if weight is None else (y, weight)
+        return y if tied is None else (y, tied)
 
     def _rotation(self, tokens: Tensor, reading: Reading | None, dtype: torch.dtype) -> Rotation:
         """Rotation of queries and keys, which all layers share."""
@@ -113,8 +114,9 @@ class GPT(nn.Module):
         scalar tensor on the device.
         """
         if self.output is None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            hidden, weight = self(tokens, with_weight=True)
-        else:  # what is compiled whole has no gradients of its own yet that one could be added to
+            hidden, tied = self(tokens, with_weight=True)
+            weight = tied.tensor
+        else:  # a model that is compiled as a whole has no gradients of its own yet to which one could be added
             hidden, weight = self(tokens), local(self.output_weight, self.output_weight.dtype)
         hidden = enter_tensor_parallel(hidden, self.mesh).flatten(0, 1)
         return vocab_parallel_cross_entropy(

@@ -6,7 +6,7 @@ this room imports torch.
 
 from crosscut.config import IGNORED, RankFailure
 from crosscut.parallel.cross_entropy import vocab_parallel_cross_entropy
-from crosscut.parallel.embedding import PositionEmbedding, VocabParallelEmbedding, VocabParallelOutput
+from crosscut.parallel.embedding import PositionEmbedding, TiedWeight, VocabParallelEmbedding, VocabParallelOutput
 from crosscut.parallel.linear import ColumnParallelLinear, ColumnParallelLinears, RowParallelLinear, use_products
 from crosscut.parallel.mesh import Axis, ParallelMesh, make_lone_mesh, make_mesh, make_repeated_mesh
 from crosscut.parallel.norm import LayerNorm, RMSNorm
@@ -53,6 +53,7 @@ __all__ = [
     "RowParallelLinear",
     "Sent",
     "ShardedReducer",
+    "TiedWeight",
     "VocabParallelEmbedding",
     "VocabParallelOutput",
     "clip_gradients_",

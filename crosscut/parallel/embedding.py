@@ -3,7 +3,7 @@
 Shapes: B batch, S sequence, H hidden, V vocabulary padded to a multiple of 128 x T, T tensor ranks.
 """
 
-from typing import Any
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,19 @@ from crosscut.kernels.products import ORDINARY
 from crosscut.parallel.mesh import ParallelMesh
 from crosscut.parallel.operators import leave_tensor_parallel, part_of_sequence
 from crosscut.parallel.state.parameters import local, local_on_sequence, replicated_parameter, sharded_parameter
+
+
+@final
+class TiedWeight:
+    """An embedding's weight [V/T, H] for its second use, the product that gives logits; to be used once.
+
+    A plain object: sharding takes tensors that a module returns, also in tuples and dataclasses, for activations.
+    """
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -46,11 +59,11 @@ class VocabParallelEmbedding(nn.Module):
         self.local_size = padded // mesh.tensor.size
         self.first = mesh.tensor.rank * self.local_size
 
-    def forward(self, tokens: Tensor, *, with_weight: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, tokens: Tensor, *, with_weight: bool = False) -> Tensor | tuple[Tensor, TiedWeight]:
         """Look up: [B, S] to [B, S, H] (or [B, S/T, H]).
 
-        `with_weight` gives the weight [V/T, H] too, for one other use, such as the product that gives logits. The
-        gradients of both uses are then added up in one tensor, in place of two and their sum (`kernels.look_up`).
+        `with_weight` gives the weight too, for its second use. The gradients of both uses are then added up in one
+        tensor, in place of two and their sum (`kernels.look_up`).
         """
         torch._assert_async(
             ((tokens >= 0) & (tokens < self.vocab_size)).all(),
@@ -59,10 +72,10 @@ class VocabParallelEmbedding(nn.Module):
         )
         index, elsewhere = self._own_index(tokens)
         weight = local(self.weight, self.weight.dtype)
-        rows, lent = look_up(weight, index) if with_weight else (F.embedding(index, weight), weight)
+        rows, again = look_up(weight, index) if with_weight else (F.embedding(index, weight), weight)
         rows = rows.to(self.output_dtype).masked_fill(elsewhere.unsqueeze(-1), 0.0)
         hidden = leave_tensor_parallel(rows, self.mesh)
-        return (hidden, lent) if with_weight else hidden
+        return (hidden, TiedWeight(again)) if with_weight else hidden
 
     def _own_index(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Each token's row on this rank, and whether it is elsewhere: then any row, not one for all of these."""

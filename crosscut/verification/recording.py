@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.linear import is_recomputing
-from crosscut.parallel.state.parameters import cut_dim, gathered_over_data, local_part
+from crosscut.parallel.state.parameters import cut_dim, gathered_over_data
 from crosscut.training.speed.compilation import compiled_modules
 
 LOSS = "loss"
@@ -184,13 +184,12 @@ class _Watch:
             self._followed[id(inputs[0])] = self._entering
             self._held.append(inputs[0])
 
-    def leave(self, module: nn.Module, _: tuple[Any, ...], output: Any) -> None:
+    def leave(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
         if self._looks_away():
             return
         call = self._running.pop()
         self._seen = self._seen or call == self.recording.root
         parent = self._running[-1] if self._running else LOSS
-        output = _without_parameters(output, module)
         several = isinstance(output, tuple | list)
         for i, tensor in enumerate(output if several else [output]):
             if not isinstance(tensor, Tensor):
@@ -223,15 +222,6 @@ class _Watch:
         kept = gradient.detach().cpu().clone()
         for name in reversed(followed.consumers or [followed.unless_consumed]):
             self.recording.returned[name] = kept
-
-
-def _without_parameters(output: Any, module: nn.Module) -> Any:
-    """A module's output without the parameters that it lends, such as the weight of a tied embedding."""
-    if not isinstance(output, tuple | list):
-        return output
-    own = {local_part(p.detach()).untyped_storage()._cdata for p in module.parameters()}
-    kept = [x for x in output if not (isinstance(x, Tensor) and x.untyped_storage()._cdata in own)]
-    return kept[0] if len(kept) == 1 < len(output) else kept
 
 
 @dataclass

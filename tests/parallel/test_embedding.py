@@ -86,7 +86,8 @@ def _tied_gradients(layout: Layout) -> list[tuple[Tensor, int]]:
         embedding = make_tokens(mesh)
         fill(embedding.weight, torch.arange(V * H).view(V, H).double().sin())
         if shared:
-            embedded, weight = embedding(tokens, with_weight=True)
+            embedded, tied = embedding(tokens, with_weight=True)
+            weight = tied.tensor
         else:
             embedded, weight = embedding(tokens), embedding.weight.to_local()
         hidden = enter_tensor_parallel(embedded, mesh).flatten(0, 1)

@@ -23,6 +23,7 @@ from crosscut.parallel import (
     ParallelMesh,
     RandomStreams,
     RowParallelLinear,
+    TiedWeight,
     VocabParallelEmbedding,
     copy_to_tensor_parallel,
     cross_entropy,
@@ -331,8 +332,8 @@ def tied_gradient_from_one_end(patch: Patch) -> None:
     def detached(self: VocabParallelEmbedding, tokens: Tensor, *, with_weight: bool = False) -> Any:
         found = look_up(self, tokens, with_weight=with_weight)
         if with_weight and self.mesh.tensor.size > 1:
-            hidden, weight = found
-            return hidden, weight.detach()
+            hidden, tied = found
+            return hidden, TiedWeight(tied.tensor.detach())
         return found
 
     patch.setattr(VocabParallelEmbedding, "forward", detached)
