@@ -6,6 +6,7 @@ from crosscut.evaluation.perplexity import Score, evaluate_loss
 from crosscut.evaluation.scoring import WindowScores, score_windows
 from crosscut.evaluation.task import Figures, Result, Task
 from crosscut.evaluation.text import Text
+from crosscut.evaluation.token_scores import TokenScores, score_tokens, vocab_parallel_scores
 from crosscut.evaluation.wikitext import WikiText103
 from crosscut.evaluation.windows import Window, sliding_windows
 
@@ -16,12 +17,15 @@ __all__ = [
     "Score",
     "Task",
     "Text",
+    "TokenScores",
     "WikiText103",
     "Window",
     "WindowScores",
     "evaluate",
     "evaluate_loss",
     "make_tasks",
+    "score_tokens",
     "score_windows",
     "sliding_windows",
+    "vocab_parallel_scores",
 ]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from crosscut.config import IGNORED
+from crosscut.evaluation.token_scores import score_tokens
 from crosscut.evaluation.windows import Window
 from crosscut.model import GPT, Batch
 from crosscut.parallel import reshard
@@ -55,7 +56,7 @@ def score_windows(
     try:
         for group in follow(rounds_of(windows, batch_size, rank=data.rank, size=data.size)):
             batch, last = _batch(texts, [windows[i] for i in group])
-            losses, hits = model.scores(*batch.to_device(device).plain())
+            losses, hits = score_tokens(model, *batch.to_device(device).plain())
             rows = torch.arange(len(group), device=device)
             found = torch.stack([losses.double().sum(1)[rows], hits.sum(1)[rows], hits[rows, last.to(device)]], dim=1)
             table[torch.tensor(group, dtype=torch.long, device=device)] = found

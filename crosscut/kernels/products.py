@@ -123,6 +123,15 @@ def multiply_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = 
         torch.addmm(bias, x, weight.t(), out=out)
 
 
+def product_in(buffer: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """The product of [N, I] and [O, I], [N, O] in their type; in the first rows of the buffer, if it has this type."""
+    if buffer.dtype == x.dtype:
+        out = buffer[: x.shape[0]]
+        multiply_into(out, x, weight)
+        return out
+    return x @ weight.t()
+
+
 def add_product(total: Tensor, a: Tensor, b: Tensor, *, is_first: bool = False) -> None:
     """Total [M, K] += a [M, N] @ b [N, K], or = a @ b where it has no values yet; it may be wider than the factors."""
     if total.dtype == a.dtype and onednn.suits(a, b.t()):
@@ -138,6 +147,17 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, *, is_first: bool = False) 
 def as_rows(x: Tensor) -> Tensor:
     """[..., K] as [N, K]."""
     return x.reshape(-1, x.shape[-1])
+
+
+def bias_gradient(grad: Tensor) -> Tensor:
+    """The gradient of a bias [O] from that of the output [..., O]."""
+    return as_rows(grad).sum(0)
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The type to multiply `x` in: under `torch.autocast` the one it asks for, as for any product of PyTorch's."""
+    is_cast = x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type)
+    return torch.get_autocast_dtype(x.device.type) if is_cast else x.dtype
 
 
 def _are_few(x: Tensor) -> bool:

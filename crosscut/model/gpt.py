@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from crosscut.config import IGNORED, ModelConfig
+from crosscut.config import ModelConfig
 from crosscut.kernels import LossPasses
 from crosscut.kernels.products import ORDINARY
 from crosscut.model.block import Block, make_norm
@@ -24,14 +24,12 @@ from crosscut.parallel import (
     ParallelMesh,
     PositionEmbedding,
     RandomStreams,
-    Tie,
-    TokenScores,
+    TiedWeight,
     VocabParallelEmbedding,
     VocabParallelOutput,
     enter_tensor_parallel,
     gather_from_tensor_parallel,
     vocab_parallel_cross_entropy,
-    vocab_parallel_scores,
 )
 from crosscut.parallel.state.parameters import local
 
@@ -82,14 +80,15 @@ class GPT(nn.Module):
         return dict.fromkeys(names, self.config.vocab_size)
 
     def forward(
-        self, tokens: Tensor, *, num_filled: int = 0, reading: Reading | None = None, tie: Tie | None = None
-    ) -> Tensor:
+        self, tokens: Tensor, *, num_filled: int = 0, reading: Reading | None = None, with_weight: bool = False
+    ) -> Tensor | tuple[Tensor, TiedWeight]:
         """Token ids [B, S] to the last hidden states [B, S, H] (the sequence split where the layout splits it).
 
         The last `num_filled` tokens of each sequence only fill it up to a length that can be split. Where they go on
-        with what was read before, `reading` says where they stand. A `tie` brings the embedding's weight to the loss.
+        with what was read before, `reading` says where they stand. `with_weight` gives the token embedding's weight
+        too, for its second use.
         """
-        x = self.tokens(tokens, tie=tie)
+        x, tied = self.tokens(tokens, with_weight=True) if with_weight else (self.tokens(tokens), None)
         if self.positions is not None:
             x = x + (
                 self.positions(tokens.shape[1], num_filled=num_filled)
@@ -101,7 +100,7 @@ class GPT(nn.Module):
         for i, block in enumerate(self.blocks):
             x = block(x, rotation) if reading is None else block(x, rotation, reading.layer(i))
         y: Tensor = self.final_norm(x)
-        return y
+        return y if tied is None else (y, tied)
 
     def _rotation(self, tokens: Tensor, reading: Reading | None, dtype: torch.dtype) -> Rotation:
         """Rotation of queries and keys, which all layers share."""
@@ -114,11 +113,12 @@ class GPT(nn.Module):
         To train on a mean, divide by the number of targets over all data ranks: `scale = 1 / count`, a number or a
         scalar tensor on the device.
         """
-        # What is compiled whole has no gradients of its own yet that one could be added to.
-        tie = Tie() if self.output is None and not torch.compiler.is_compiling() else None
-        hidden = enter_tensor_parallel(self(tokens, tie=tie), self.mesh).flatten(0, 1)
-        weight = local(self.output_weight, self.output_weight.dtype) if tie is None else tie.weight
-        assert weight is not None
+        if self.output is None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            hidden, tied = self(tokens, with_weight=True)
+            weight = tied.tensor
+        else:  # a model that is compiled as a whole has no gradients of its own yet to which one could be added
+            hidden, weight = self(tokens), local(self.output_weight, self.output_weight.dtype)
+        hidden = enter_tensor_parallel(hidden, self.mesh).flatten(0, 1)
         return vocab_parallel_cross_entropy(
             hidden,
             weight,
@@ -130,28 +130,8 @@ class GPT(nn.Module):
             chunk_tokens=self.loss_chunk_tokens,
         )
 
-    @torch.no_grad()
-    def scores(self, tokens: Tensor, targets: Tensor) -> TokenScores:
-        """Loss and hit of each of `targets` [B, S] given `tokens` [B, S]: [B, S] each, the same on all tensor ranks.
-
-        Only the hidden states of targets that are not ignored meet the vocabulary. Any length will do, see `logits`.
-        """
-        length = tokens.shape[1]
-        num_filled = self._num_filled(length)
-        hidden = enter_tensor_parallel(self(F.pad(tokens, (0, num_filled)), num_filled=num_filled), self.mesh)
-        kept = targets != IGNORED
-        found = vocab_parallel_scores(
-            hidden[:, :length][kept],
-            local(self.output_weight, hidden.dtype),
-            targets[kept],
-            vocab_size=self.config.vocab_size,
-            axis=self.mesh.tensor,
-        )
-        losses = found.losses.new_zeros(targets.shape).masked_scatter_(kept, found.losses)
-        return TokenScores(losses, torch.zeros_like(kept).masked_scatter_(kept, found.hits))
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """Scores of the next token after the last position of `tokens` [B, S]: [B, V], the same on all ranks.
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        """The last hidden states [B, S, H] of `tokens` [B, S], whole on all tensor ranks.
 
         Where the layout splits the sequence, any length will do: it is filled up after the last position, which does
         not see what comes later.
@@ -159,7 +139,13 @@ class GPT(nn.Module):
         length = tokens.shape[1]
         num_filled = self._num_filled(length)
         hidden = self(F.pad(tokens, (0, num_filled)), num_filled=num_filled)
-        return self.logits_of(enter_tensor_parallel(hidden, self.mesh)[:, length - 1])
+        return enter_tensor_parallel(hidden, self.mesh)[:, :length]
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """Scores of the next token after the last position of `tokens` [B, S], of any length: [B, V], the same on all
+        ranks.
+        """
+        return self.logits_of(self.hidden_states(tokens)[:, -1])
 
     @torch.no_grad()
     def read(self, tokens: Tensor, cache: KeyValueCache, *, counts: Sequence[int], first_row: int = 0) -> Tensor:

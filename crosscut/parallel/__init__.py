@@ -6,7 +6,7 @@ this room imports torch.
 
 from crosscut.config import IGNORED, RankFailure
 from crosscut.parallel.cross_entropy import vocab_parallel_cross_entropy
-from crosscut.parallel.embedding import PositionEmbedding, Tie, VocabParallelEmbedding, VocabParallelOutput
+from crosscut.parallel.embedding import PositionEmbedding, TiedWeight, VocabParallelEmbedding, VocabParallelOutput
 from crosscut.parallel.linear import ColumnParallelLinear, ColumnParallelLinears, RowParallelLinear, use_products
 from crosscut.parallel.mesh import Axis, ParallelMesh, make_lone_mesh, make_mesh, make_repeated_mesh
 from crosscut.parallel.norm import LayerNorm, RMSNorm
@@ -22,7 +22,6 @@ from crosscut.parallel.operators import (
 )
 from crosscut.parallel.random import Dropout, RandomStreams, disturb_, normal_, seed_of
 from crosscut.parallel.recorder import CollectiveRecorder, Sent
-from crosscut.parallel.scores import TokenScores, vocab_parallel_scores
 from crosscut.parallel.state.agreement import Drift, find_drift
 from crosscut.parallel.state.gradients import GradientReducer, clip_gradients_, global_gradient_norm
 from crosscut.parallel.state.parameters import (
@@ -54,8 +53,7 @@ __all__ = [
     "RowParallelLinear",
     "Sent",
     "ShardedReducer",
-    "Tie",
-    "TokenScores",
+    "TiedWeight",
     "VocabParallelEmbedding",
     "VocabParallelOutput",
     "clip_gradients_",
@@ -87,5 +85,4 @@ __all__ = [
     "sharded_parameter",
     "use_products",
     "vocab_parallel_cross_entropy",
-    "vocab_parallel_scores",
 ]

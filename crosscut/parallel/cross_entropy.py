@@ -21,8 +21,8 @@ from torch.autograd.function import once_differentiable
 
 from crosscut.config import IGNORED, LayoutError, default_loss_chunk
 from crosscut.config.checks import require_at_least
-from crosscut.kernels.loss_passes import LossPasses
-from crosscut.kernels.products import ORDINARY, add_product, multiply_into
+from crosscut.kernels.loss_passes import LossPasses, error_into, log_softmax_
+from crosscut.kernels.products import ORDINARY, add_product, multiply_into, product_in
 from crosscut.parallel.collectives import all_reduce
 from crosscut.parallel.mesh import Axis
 
@@ -159,32 +159,15 @@ def _losses_of_chunk(
     """
     if buffer is None:
         return _compare_compiled(ORDINARY.output(hidden, rows), targets, part, plan)
-    product = project(hidden, rows, buffer)
+    product = product_in(buffer, hidden, rows)
     in_place = product if product.dtype == buffer.dtype else buffer[: product.shape[0]].copy_(product)
     log_p, losses = _compare(in_place, targets, part)
-    return losses, _error(log_p, targets, part, product) if plan.needs_grad else None
-
-
-def project(x: Tensor, rows: Tensor, buffer: Tensor) -> Tensor:
-    """Logits [C, V/T] in the type of `x`; in the buffer, where that has this type."""
-    if buffer.dtype == x.dtype:
-        logits = buffer[: x.shape[0]]
-        multiply_into(logits, x, rows)
-        return logits
-    return x @ rows.t()
+    return losses, error_into(product, log_p, *local_index(targets, part)) if plan.needs_grad else None
 
 
 def _compare(logits: Tensor, targets: Tensor, part: VocabularyPart) -> tuple[Tensor, Tensor]:
     """Logarithms of the probabilities [C, V/T], in place of the logits, and the losses [C]."""
-    if part.num_real == 0:
-        logits.zero_()  # whatever is finite: this rank's share is taken as none below
-    elif part.num_real < logits.shape[1]:
-        logits[:, part.num_real :] = -torch.inf
-    # PyTorch's own log-softmax goes over a row while it is in the cache. It divides by the sum over this rank's part,
-    # whose logarithm is what the first column has lost. (Asked for a wider type, it would make a copy of its own.)
-    first = logits[:, 0].clone()
-    log_p = torch.log_softmax(logits, 1, out=logits)
-    log_sum = first - log_p[:, 0] if part.num_real else torch.full_like(first, -torch.inf)
+    log_p, log_sum = log_softmax_(logits, part.num_real)  # among the entries of this part
     highest = all_reduce(log_sum, part.axis, "max")
     mine = log_sum - highest
     index, here = local_index(targets, part)
@@ -193,14 +176,6 @@ def _compare(logits: Tensor, targets: Tensor, part: VocabularyPart) -> tuple[Ten
     if part.axis.size > 1:
         log_p.add_((mine - sums.log()).unsqueeze(1))
     return log_p, sums.log() - target
-
-
-def _error(log_p: Tensor, targets: Tensor, part: VocabularyPart, product: Tensor) -> Tensor:
-    """Probabilities less one at the target [C, V/T], in place of the product and in its type."""
-    index, here = local_index(targets, part)
-    at_target = log_p.gather(1, index.unsqueeze(1)).exp_() - here.unsqueeze(1).to(log_p.dtype)
-    error = torch.exp(log_p, out=product)
-    return error.scatter_(1, index.unsqueeze(1), at_target.to(error.dtype))
 
 
 def _compare_compiled(

@@ -3,50 +3,31 @@
 Shapes: B batch, S sequence, H hidden, V vocabulary padded to a multiple of 128 x T, T tensor ranks.
 """
 
-from typing import Any
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from crosscut.config import ConfigError, padded_vocab_size
-from crosscut.kernels.functions import run
+from crosscut.kernels.look_up import look_up
 from crosscut.kernels.products import ORDINARY
 from crosscut.parallel.mesh import ParallelMesh
 from crosscut.parallel.operators import leave_tensor_parallel, part_of_sequence
 from crosscut.parallel.state.parameters import local, local_on_sequence, replicated_parameter, sharded_parameter
 
 
-class Tie:
-    """Brings the weight whose rows were looked up to its second use, the product that gives logits.
+@final
+class TiedWeight:
+    """An embedding's weight [V/T, H] for its second use, the product that gives logits; to be used once.
 
-    Its gradient comes back the same way, and the rows' gradients are added into it, so that a tied vocabulary needs
-    memory for one gradient, not for two and their sum. Of the weight that is brought only one use may be made.
+    A plain object: sharding takes tensors that a module returns, also in tuples and dataclasses, for activations.
     """
 
-    weight: Tensor | None = None
-    """[V/T, H], from the look-up on."""
+    __slots__ = ("tensor",)
 
-
-class _LookUp(Function):
-    """The rows of a weight [V/T, H] by their index [N], and the weight itself for another use."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(index)
-        return F.embedding(index, weight), weight.view_as(weight)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_rows: Tensor, grad_weight: Tensor) -> tuple[Tensor, None]:
-        index = ctx.saved_tensors[0].flatten()
-        total = grad_weight.contiguous()
-        rows = grad_rows.reshape(-1, total.shape[1])
-        if total.is_cuda:  # of the two the one that adds in the same order each time
-            return total.index_put_((index,), rows, accumulate=True), None
-        return total.index_add_(0, index, rows), None
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -78,8 +59,12 @@ class VocabParallelEmbedding(nn.Module):
         self.local_size = padded // mesh.tensor.size
         self.first = mesh.tensor.rank * self.local_size
 
-    def forward(self, tokens: Tensor, *, tie: Tie | None = None) -> Tensor:
-        """Look up: [B, S] to [B, S, H] (or [B, S/T, H]). With a `tie` the weight is used once more, through it."""
+    def forward(self, tokens: Tensor, *, with_weight: bool = False) -> Tensor | tuple[Tensor, TiedWeight]:
+        """Look up: [B, S] to [B, S, H] (or [B, S/T, H]).
+
+        `with_weight` gives the weight too, for its second use. The gradients of both uses are then added up in one
+        tensor, in place of two and their sum (`kernels.look_up`).
+        """
         torch._assert_async(
             ((tokens >= 0) & (tokens < self.vocab_size)).all(),
             f"Token ids must be from 0 to {self.vocab_size - 1}, the last of the vocabulary, but one is not. Tokenize "
@@ -87,12 +72,10 @@ class VocabParallelEmbedding(nn.Module):
         )
         index, elsewhere = self._own_index(tokens)
         weight = local(self.weight, self.weight.dtype)
-        if tie is None:
-            rows = F.embedding(index, weight)
-        else:
-            rows, tie.weight = run(_LookUp, weight, index)
+        rows, again = look_up(weight, index) if with_weight else (F.embedding(index, weight), weight)
         rows = rows.to(self.output_dtype).masked_fill(elsewhere.unsqueeze(-1), 0.0)
-        return leave_tensor_parallel(rows, self.mesh)
+        hidden = leave_tensor_parallel(rows, self.mesh)
+        return (hidden, TiedWeight(again)) if with_weight else hidden
 
     def _own_index(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Each token's row on this rank, and whether it is elsewhere: then any row, not one for all of these."""

@@ -5,10 +5,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
-from crosscut.kernels.functions import run
+from crosscut.kernels.rms_norm import rms_norm
 from crosscut.parallel.mesh import ParallelMesh
 from crosscut.parallel.state.parameters import local_inside, local_on_sequence, replicated_parameter
 
@@ -64,29 +62,6 @@ class RMSNorm(nn.Module):
             weight = local_inside(self.weight, x.dtype)
         else:
             weight = local_on_sequence(self.weight, self.mesh, x.dtype)
-        # On the CPU PyTorch's is several kernels, whose backward passes would keep what lies between them.
         if x.is_cuda or not self.training or torch.compiler.is_compiling():
             return F.rms_norm(x, weight.shape, weight, self.epsilon)
-        y: Tensor = run(_RMSNorm, x, weight, self.epsilon)
-        return y
-
-
-class _RMSNorm(Function):
-    """Keeps its input and one number per token for the backward pass; in float32 at least."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-        ctx.save_for_backward(x, weight, scale)
-        return (wide * scale).to(x.dtype).mul_(weight)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, weight, scale = ctx.saved_tensors
-        normal = x.to(scale.dtype) * scale
-        grad_weight = (grad * normal).reshape(-1, weight.shape[0]).sum(0)
-        grad = grad * weight
-        grad_x = (grad - normal * (grad * normal).mean(-1, keepdim=True)) * scale
-        return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
+        return rms_norm(x, weight, self.epsilon)

@@ -19,7 +19,6 @@ Shapes: B batch, S sequence, H hidden, T tensor ranks. The sequence dimension is
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 
@@ -29,10 +28,6 @@ from crosscut.parallel.collectives import (
     all_reduce,
     reduce_scatter,
     split,
-    start_all_gather,
-    start_all_reduce_owned,
-    start_reduce_scatter,
-    wait_and_join,
 )
 from crosscut.parallel.mesh import Axis, ParallelMesh
 
@@ -180,71 +175,7 @@ def require_sequence(x: Tensor, mesh: ParallelMesh) -> None:
         )
 
 
-# The halves of `enter` and `leave`, for the matrix products of `linear`, which fuse with them. What is summed there was
-# made there, so the sum may take its place.
-
-
-def start_enter_forward(x: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Begin the forward half of `enter_tensor_parallel`; `finish_enter_forward` gives the whole sequence."""
-    return start_all_gather(x, mesh.tensor) if mesh.sequence_parallel else x
-
-
-def finish_enter_forward(x: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Finish the gather that `start_enter_forward` began, and return the whole sequence."""
-    return wait_and_join(x, mesh.tensor, SEQUENCE_DIM) if mesh.sequence_parallel else x
-
-
-def start_enter_again(x: Tensor, grad: Tensor, mesh: ParallelMesh) -> Tensor:
-    """As `start_enter_forward`, for the backward pass of what has entered before, which `grad` has begun."""
-    if not mesh.sequence_parallel:
-        return x
-    return start_all_gather(_after(x, grad) if torch.compiler.is_compiling() else x, mesh.tensor)
-
-
-@torch.library.custom_op("crosscut::after", mutates_args=())
-def _after(x: Tensor, _grad: Tensor) -> Tensor:
-    """A copy of `x`, made when the gradient is there.
-
-    A compiler sees both passes at once and what they have in common: it would gather `x` once, in the forward pass, and
-    keep the result, which is what the second gather is there to save.
-    """
-    return x.clone(memory_format=torch.contiguous_format)
-
-
-@_after.register_fake
-def _like(x: Tensor, _grad: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def start_enter_backward(product: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Begin the backward half of `enter_tensor_parallel`; `collectives.wait` gives the gradient. Takes `product`."""
-    if mesh.sequence_parallel:
-        return start_reduce_scatter(product, mesh.tensor, SEQUENCE_DIM)
-    return start_all_reduce_owned(product, mesh.tensor)
-
-
-def start_leave_forward(product: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Begin the forward half of `leave_tensor_parallel`; `collectives.wait` gives the sum. Takes `product`."""
-    return start_enter_backward(product, mesh)
-
-
-def start_leave_backward(grad: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Begin the backward half of `leave_tensor_parallel`; `finish_leave_backward` gives the whole gradient."""
-    return start_enter_forward(grad, mesh)
-
-
-def finish_leave_backward(grad: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Finish the gather that `start_leave_backward` began, and return the whole gradient."""
-    return finish_enter_forward(grad, mesh)
-
-
-def left_shape(x: Tensor, mesh: ParallelMesh) -> tuple[int, ...]:
-    """The shape, without its last dimension, of what `leave_tensor_parallel` gives for such an `x`."""
-    parts = mesh.tensor.size if mesh.sequence_parallel else 1
-    return tuple(size // parts if dim == SEQUENCE_DIM else size for dim, size in enumerate(x.shape[:-1]))
-
-
-def part_of_sequence(x: torch.Tensor, mesh: ParallelMesh, dim: int) -> Tensor:
+def part_of_sequence(x: Tensor, mesh: ParallelMesh, dim: int) -> Tensor:
     """This rank's part, along `dim`, of a sequence that all ranks hold; all of it without sequence parallelism.
 
     Sends nothing.

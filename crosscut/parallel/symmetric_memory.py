@@ -25,8 +25,9 @@ from torch.distributed import _symmetric_memory  # registers the operators, and 
 from crosscut.config import Layout, LayoutError
 from crosscut.kernels.functions import run
 from crosscut.kernels.products import ORDINARY
+from crosscut.parallel.halves import finish_gather, start_gather_again
 from crosscut.parallel.mesh import Axis, ParallelMesh
-from crosscut.parallel.operators import SEQUENCE_DIM, finish_enter_forward, start_enter_again
+from crosscut.parallel.operators import SEQUENCE_DIM
 
 _ops = torch.ops.symm_mem
 
@@ -44,7 +45,7 @@ class _GatherAndMultiply(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
         needs_x, _, *needs = ctx.needs_input_grad
-        entering = start_enter_again(x, grads[0], ctx.mesh) if any(needs) else None
+        entering = start_gather_again(x, grads[0], ctx.mesh) if any(needs) else None
         grad_x = None
         if needs_x:
             one = len(weights) == 1
@@ -52,7 +53,7 @@ class _GatherAndMultiply(Function):
             grad_x = _scattered_product(grad, weight, ctx.mesh.tensor)
         if entering is None:
             return grad_x, None, *(None for _ in weights)
-        whole = finish_enter_forward(entering, ctx.mesh)
+        whole = finish_gather(entering, ctx.mesh)
         return (
             grad_x,
             None,

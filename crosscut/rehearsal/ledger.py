@@ -42,7 +42,7 @@ _OURS = f"{Path(__file__).resolve().parents[1]}/"
 _LOSS = f"{_OURS}parallel/cross_entropy.py"
 _GRADIENTS = f"{_OURS}parallel/state/gradients.py"
 _HOST = f"{_OURS}training/memory/host_activations.py"
-_FOR_OTHERS = (f"{_OURS}rehearsal/", f"{_OURS}kernels/products.py", f"{_OURS}kernels/onednn.py")
+_FOR_OTHERS = (f"{_OURS}rehearsal/", f"{_OURS}kernels/")
 """Files whose functions make tensors on behalf of their callers."""
 _SHARDING = "torch/distributed/fsdp/"
 _SHAPES = "torch/distributed/tensor/_sharding_prop.py"

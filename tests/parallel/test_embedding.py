@@ -9,7 +9,6 @@ from crosscut.parallel import (
     CollectiveRecorder,
     ParallelMesh,
     PositionEmbedding,
-    Tie,
     VocabParallelEmbedding,
     enter_tensor_parallel,
     make_mesh,
@@ -80,14 +79,18 @@ def _padding_after_steps(layout: Layout) -> tuple[int, Tensor]:
 
 
 def _tied_gradients(layout: Layout) -> list[tuple[Tensor, int]]:
-    """The tied weight's gradient, through a `Tie` and through autograd's own sum, and its bytes at the peak."""
+    """The tied weight's gradient, with the look-up's weight and with another one, and its bytes at the peak."""
     mesh, found = make_mesh(layout, CPU), []
     tokens, targets = torch.arange(24).view(3, 8) % 7, torch.arange(24) * 11 % V
-    for tie in (Tie(), None):
+    for shared in (True, False):
         embedding = make_tokens(mesh)
         fill(embedding.weight, torch.arange(V * H).view(V, H).double().sin())
-        hidden = enter_tensor_parallel(embedding(tokens, tie=tie), mesh).flatten(0, 1)
-        weight = embedding.weight.to_local() if tie is None else tie.weight
+        if shared:
+            embedded, tied = embedding(tokens, with_weight=True)
+            weight = tied.tensor
+        else:
+            embedded, weight = embedding(tokens), embedding.weight.to_local()
+        hidden = enter_tensor_parallel(embedded, mesh).flatten(0, 1)
         with account_of({"weight": [embedding.weight]}, CPU) as account:
             loss = vocab_parallel_cross_entropy(hidden, weight, targets, vocab_size=V, axis=mesh.tensor, chunk_tokens=4)
             loss.backward()
@@ -97,7 +100,7 @@ def _tied_gradients(layout: Layout) -> list[tuple[Tensor, int]]:
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(tensor=2), Layout(tensor=2, sequence_parallel=True)], ids=str)
-def test_a_tie_adds_both_uses_gradients_in_one_tensor(ranks: RankPool, layout: Layout) -> None:
+def test_the_weight_given_with_the_look_up_adds_both_gradients_in_one_tensor(ranks: RankPool, layout: Layout) -> None:
     for (tied, lean), (summed, large) in ranks.run(layout.world_size, _tied_gradients, layout):
         torch.testing.assert_close(tied, summed, rtol=1e-12, atol=1e-14)
         assert tied.abs().sum() > 0

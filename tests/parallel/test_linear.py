@@ -16,7 +16,7 @@ from crosscut.parallel import (
     ColumnParallelLinear,
     ParallelMesh,
     RowParallelLinear,
-    linear,
+    fused,
     make_mesh,
 )
 from tests.parallel.twins import CLOSE, CPU, LAYOUTS, assert_twins, fill, part, split_sequence
@@ -216,7 +216,7 @@ def test_a_compiler_gathers_the_input_again_in_the_backward_pass(ranks: RankPool
 
 def _run_in_pieces(layout: Layout, count: int, backend: str = "") -> tuple[list[Tensor], list[str], list[str]]:
     """Results and operators, forward and backward, of an MLP in so many pieces of the batch."""
-    with mock.patch.object(linear, "num_pieces", lambda *_: count):
+    with mock.patch.object(fused, "num_pieces", lambda *_: count):
         mesh = make_mesh(layout, CPU)
         mlp = ParallelMLP(mesh)
         for i, parameter in enumerate(mlp.parameters()):

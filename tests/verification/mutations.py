@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.autograd import Function
 from torch.distributed.fsdp import FSDPModule
 
 from crosscut.config import IGNORED, Layout
@@ -22,12 +23,13 @@ from crosscut.parallel import (
     ParallelMesh,
     RandomStreams,
     RowParallelLinear,
-    Tie,
+    TiedWeight,
     VocabParallelEmbedding,
     copy_to_tensor_parallel,
     cross_entropy,
     disturb_,
     embedding,
+    fused,
     linear,
     make_mesh,
     norm,
@@ -103,6 +105,19 @@ def verify_with(
         return verify_on_mesh(for_verification(tiny_run(**options), layout, precision), mesh)
 
 
+def within(patch: Patch, function: type[Function], half: str, **faulty: Any) -> None:
+    """Give `fused` other functions while one half, forward or backward, of one of its autograd functions runs."""
+    plain = getattr(function, half)
+
+    def with_faults(*arguments: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inside:
+            for name, value in faulty.items():
+                inside.setattr(fused, name, value)
+            return plain(*arguments)
+
+    patch.setattr(function, half, staticmethod(with_faults))
+
+
 class OwnModule(nn.Module):
     """f(a) + f(b): the sum hands both the same gradient, so that an f that works in place spoils the other's."""
 
@@ -137,7 +152,7 @@ def own_loss(model: nn.Module, mesh: ParallelMesh) -> Tensor:
 
 @fault("f without its backward all-reduce", "blocks.1.mlp.expand")
 def f_without_backward(patch: Patch) -> None:
-    patch.setattr(linear, "start_enter_backward", lambda product, mesh: product)
+    within(patch, fused._EnterAndMultiply, "backward", start_sum=lambda product, mesh: product)
 
 
 @fault("f without its backward all-reduce, before the loss", "loss")
@@ -152,7 +167,7 @@ def f_in_place(patch: Patch) -> None:
 
 @fault("g missing", "blocks.0.attention.output")
 def g_missing(patch: Patch) -> None:
-    patch.setattr(linear, "start_leave_forward", lambda product, mesh: product)
+    within(patch, fused._MultiplyAndLeave, "forward", start_sum=lambda product, mesh: product)
 
 
 @fault("g missing after the embedding", "tokens")
@@ -162,28 +177,28 @@ def g_missing_after_the_embedding(patch: Patch) -> None:
 
 @fault("g twice", "blocks.0.attention.output")
 def g_twice(patch: Patch) -> None:
-    g = linear.start_leave_forward
+    g = fused.start_sum
 
     def again(product: Tensor, mesh: ParallelMesh) -> Tensor:
         return start_all_reduce_owned(wait(g(product, mesh), mesh.tensor), mesh.tensor)
 
-    patch.setattr(linear, "start_leave_forward", again)
+    within(patch, fused._MultiplyAndLeave, "forward", start_sum=again)
 
 
 @fault("the gathered sequence's gradient is split, not reduce-scattered", "blocks.1.mlp.expand", SPLIT)
 def gather_without_sum(patch: Patch) -> None:
-    patch.setattr(linear, "start_enter_backward", lambda product, mesh: split(product, mesh.tensor, 1))
+    within(patch, fused._EnterAndMultiply, "backward", start_sum=lambda product, mesh: split(product, mesh.tensor, 1))
 
 
 @fault("an all-reduce more than planned, that changes nothing", "collectives")
 def an_all_reduce_more(patch: Patch) -> None:
-    f = linear.start_enter_forward
+    f = fused.start_gather
 
     def send(x: Tensor, mesh: ParallelMesh) -> Tensor:
         all_reduce(x, mesh.tensor)
         return f(x, mesh)
 
-    patch.setattr(linear, "start_enter_forward", send)
+    within(patch, fused._EnterAndMultiply, "forward", start_gather=send)
 
 
 # --- weights and biases ----------------------------------------------------------------------------------------------
@@ -191,16 +206,14 @@ def an_all_reduce_more(patch: Patch) -> None:
 
 @fault("row bias added once per rank", "blocks.0.attention.output")
 def row_bias_per_rank(patch: Patch) -> None:
-    g = linear.start_leave_forward
-
-    class BiasFirst(linear._MultiplyAndLeave):
+    class BiasFirst(fused._MultiplyAndLeave):
         @staticmethod
         def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mesh: ParallelMesh, *how: Any) -> Tensor:
             ctx.save_for_backward(x, weight)
             ctx.mesh, ctx.products, ctx.has_bias = mesh, how[0], True
-            return wait(g(F.linear(x, weight, bias), mesh), mesh.tensor)
+            return wait(fused.start_sum(F.linear(x, weight, bias), mesh), mesh.tensor)
 
-    patch.setattr(linear, "_MultiplyAndLeave", BiasFirst)
+    patch.setattr(fused, "_MultiplyAndLeave", BiasFirst)
 
 
 @fault("column bias not sliced: every rank takes the first part", "blocks.0.attention.qkv")
@@ -316,11 +329,12 @@ def largest_logit_not_reduced(patch: Patch) -> None:
 def tied_gradient_from_one_end(patch: Patch) -> None:
     look_up = VocabParallelEmbedding.forward
 
-    def detached(self: VocabParallelEmbedding, tokens: Tensor, *, tie: Tie | None = None) -> Tensor:
-        rows = look_up(self, tokens, tie=tie)
-        if tie is not None and tie.weight is not None and self.mesh.tensor.size > 1:
-            tie.weight = tie.weight.detach()
-        return rows
+    def detached(self: VocabParallelEmbedding, tokens: Tensor, *, with_weight: bool = False) -> Any:
+        found = look_up(self, tokens, with_weight=with_weight)
+        if with_weight and self.mesh.tensor.size > 1:
+            hidden, tied = found
+            return hidden, TiedWeight(tied.tensor.detach())
+        return found
 
     patch.setattr(VocabParallelEmbedding, "forward", detached)
 

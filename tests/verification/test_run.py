@@ -14,13 +14,14 @@ from torch.distributed.tensor import DTensor
 from crosscut.config import IGNORED, ConfigError, Layout, LayoutError, TrainingError, load_run
 from crosscut.kernels import ORDINARY, Products
 from crosscut.model import gpt
-from crosscut.parallel import linear, make_mesh
+from crosscut.parallel import make_mesh
 from crosscut.planner import step_traffic
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.requirements import require_capabilities
 from crosscut.verification import Report, for_verification, scale_down, verify_on_mesh, verify_runs
 from crosscut.verification.run import made_up_batch
 from tests.ranks import RankPool
+from tests.verification.mutations import g_missing
 from tests.verification.runs import CPU, tiny_run
 
 QUICK = [
@@ -286,7 +287,8 @@ UNSUMMED = [("bfloat16", 32), ("float8", 64)]
 def _verify_unsummed(precision: str, hidden_size: int) -> Report:
     layout = Layout(tensor=2)
     run = for_verification(tiny_run(dropout=0.0, hidden_size=hidden_size), layout, precision)
-    with mock.patch.object(linear, "start_leave_forward", lambda product, mesh: product):  # g is missing
+    with pytest.MonkeyPatch.context() as patch:
+        g_missing(patch)
         return verify_on_mesh(run, make_mesh(layout, CPU))
 
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from crosscut.config import ConfigError, RunConfig, TrainingError
 from crosscut.evaluation import evaluate_loss
-from crosscut.parallel import CollectiveRecorder, linear
+from crosscut.parallel import CollectiveRecorder, fused
 from crosscut.parallel.state.parameters import local_part
 from crosscut.planner import layer_activations
 from crosscut.training.speed import compilation
@@ -182,7 +182,7 @@ def sent_beside_products(run: RunConfig, num_pieces: int) -> list[list[str]]:
     from torch._inductor.utils import run_and_get_code
 
     called = re.compile(r"\b(all_gather|reduce_scatter|all_reduce|wait|mm|addmm)[a-z_]*(?:\.default)?\(")
-    with mock.patch.object(linear, "num_pieces", lambda *_: num_pieces):
+    with mock.patch.object(fused, "num_pieces", lambda *_: num_pieces):
         trainer, batches = parts(run)
         _, codes = run_and_get_code(trainer.accumulate, 0, batches.micro_batches(0))
     found = [called.findall(code.partition("def call(")[2]) for code in codes if "wait_tensor" in code]

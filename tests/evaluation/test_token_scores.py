@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from crosscut.config import IGNORED, ConfigError, Layout, LayoutError, padded_vocab_size
-from crosscut.parallel import CollectiveRecorder, make_mesh, vocab_parallel_scores
+from crosscut.evaluation import vocab_parallel_scores
+from crosscut.parallel import CollectiveRecorder, make_mesh
 from tests.parallel.twins import CLOSE, CPU
 from tests.ranks import RankPool
 

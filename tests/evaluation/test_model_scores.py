@@ -1,4 +1,4 @@
-"""`GPT.scores`: loss and hit of single targets, at every layout."""
+"""`score_tokens`: loss and hit of single targets, at every layout."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from crosscut.config import IGNORED, Layout
+from crosscut.evaluation import score_tokens
 from tests.model.twins import CONFIG, randomised
 from tests.ranks import RankPool
 
@@ -35,7 +36,7 @@ def scores(layout: Layout, length: int, hit: bool) -> dict[str, Any]:
         logits = torch.stack([model.logits(tokens[:, : i + 1]) for i in range(length)], 1)
     if hit:
         targets[:, ::2] = logits.argmax(2)[:, ::2]
-    losses, hits = model.scores(tokens, targets)
+    losses, hits = score_tokens(model, tokens, targets)
     return {"logits": logits, "targets": targets, "losses": losses, "hits": hits}
 
 
@@ -53,7 +54,7 @@ def test_each_target_is_scored_from_its_own_logits(ranks: RankPool, layout: Layo
 
 def nothing(layout: Layout) -> tuple[Tensor, Tensor]:
     tokens, targets = example(5)
-    return tuple(randomised(layout).scores(tokens, torch.full_like(targets, IGNORED)))
+    return tuple(score_tokens(randomised(layout), tokens, torch.full_like(targets, IGNORED)))
 
 
 def test_nothing_is_scored_where_all_targets_are_ignored(ranks: RankPool) -> None:

@@ -1,0 +1,39 @@
+"""Look-up of a weight's rows that shares one gradient with the weight's second use.
+
+Autograd by itself would make a gradient as large as the weight for each use, and a third one for their sum.
+"""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from crosscut.kernels.functions import run
+
+
+def look_up(weight: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of a weight [V, H] by their index [...], as [..., H], and the weight [V, H] for one other use.
+
+    Backward: the rows' gradients are added in place to the gradient of the other use, so nobody else may hold that one.
+    """
+    rows, again = run(_LookUp, weight, index)
+    return rows, again
+
+
+class _LookUp(Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(index)
+        return F.embedding(index, weight), weight.view_as(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_rows: Tensor, grad_weight: Tensor) -> tuple[Tensor, None]:
+        index = ctx.saved_tensors[0].flatten()
+        total = grad_weight.contiguous()
+        rows = grad_rows.reshape(-1, total.shape[1])
+        if total.is_cuda:  # of the two the one that adds in the same order each time
+            return total.index_put_((index,), rows, accumulate=True), None
+        return total.index_add_(0, index, rows), None

@@ -1,0 +1,44 @@
+"""RMS normalisation that keeps little for its backward pass (Zhang and Sennrich 2019, arXiv 1910.07467, equation 4).
+
+With s = 1 / sqrt(mean(x^2) + epsilon) and n = x s, over the last dimension H:
+
+    y = n w        grad_w = sum over tokens of grad n        grad_x = (grad w - n mean(grad w n)) s
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from crosscut.kernels.functions import run
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """[..., H] and a weight [H] to [..., H], computed in float32 at least.
+
+    Keeps its input and one number per token for the backward pass. PyTorch's own function is several kernels on the
+    CPU, whose backward passes would keep what lies between them.
+    """
+    y: Tensor = run(_RMSNorm, x, weight, epsilon)
+    return y
+
+
+class _RMSNorm(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+        ctx.save_for_backward(x, weight, scale)
+        return (wide * scale).to(x.dtype).mul_(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        normal = x.to(scale.dtype) * scale
+        grad_weight = (grad * normal).reshape(-1, weight.shape[0]).sum(0)
+        grad = grad * weight
+        grad_x = (grad - normal * (grad * normal).mean(-1, keepdim=True)) * scale
+        return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None

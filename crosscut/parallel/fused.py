@@ -1,0 +1,209 @@
+r"""f and the products after it, and a product and the g after it, each as one function that sends while it multiplies.
+
+Each fused function stands below its plain twin of two lines, which says what it computes. The twin makes every message
+wait for a product, or a product for a message. The fused function places products between a message's start and end:
+
+        twin, backward:    grad_x = grad W,  sum grad_x,  grad_W = grad^T x
+        fused, backward:   grad_x = grad W,  start the sum of grad_x,  grad_W = grad^T x,  wait for the sum
+
+Where the sequence is split, it also keeps the input as it came and gathers it again in the backward pass, and cuts
+large products into halves of the batch, of which one is sent while the other is multiplied.
+
+Shapes: B batch, S sequence, I in, O out, T tensor ranks. With a split sequence, what lies outside of a parallel region
+has S/T in place of S.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from crosscut.config.conventions import num_pieces
+from crosscut.kernels.functions import run
+from crosscut.kernels.products import ORDINARY, Products, add_product, as_rows, bias_gradient, multiply_into
+from crosscut.parallel.collectives import wait
+from crosscut.parallel.halves import finish_gather, start_gather, start_gather_again, start_sum, summed_shape
+from crosscut.parallel.mesh import ParallelMesh
+from crosscut.parallel.operators import enter_tensor_parallel, leave_tensor_parallel, require_sequence
+from crosscut.parallel.symmetric_memory import gather_and_multiply, multiply_and_scatter
+
+Biases = Sequence[Tensor | None]
+
+
+def enter_then_multiply(
+    x: Tensor, weights: Sequence[Tensor], biases: Biases, *, mesh: ParallelMesh
+) -> tuple[Tensor, ...]:
+    """f, then X A_i + b_i for each weight: the plain twin of `enter_and_multiply`."""
+    entered = enter_tensor_parallel(x, mesh)
+    return tuple(F.linear(entered, weight, bias) for weight, bias in zip(weights, biases, strict=True))
+
+
+def enter_and_multiply(
+    x: Tensor, weights: Sequence[Tensor], biases: Biases, *, mesh: ParallelMesh, products: Products = ORDINARY
+) -> tuple[Tensor, ...]:
+    """f, then X A_i + b_i for each of several weights [O, I] and biases [O]: [B, S, I] to as many [B, S, O].
+
+    Forward: nothing is sent (sequence parallelism: all-gather, beside products where it is large). Backward: all-reduce
+    of the input's gradient beside the weights' gradients (sequence parallelism: all-gather of the input beside the
+    input's gradient, then reduce-scatter of that beside the weights'). Source: paper, section 3, eq. 3; Korthikanti et
+    al. 2022, section 4.2.2. Raises as `enter_tensor_parallel`.
+    """
+    require_sequence(x, mesh)
+    if mesh.symmetric_memory:
+        outputs = gather_and_multiply(x, weights, mesh)
+        return tuple(y if bias is None else y + bias for y, bias in zip(outputs, biases, strict=True))
+    entered: tuple[Tensor, ...] = run(_EnterAndMultiply, x, mesh, products, *weights, *biases)
+    return entered
+
+
+class _EnterAndMultiply(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mesh: ParallelMesh, products: Products, *layers: Tensor | None) -> Any:
+        weights, biases = _halves(layers)
+        ctx.save_for_backward(x, *weights)
+        ctx.mesh, ctx.products, ctx.has_bias = mesh, products, [bias is not None for bias in biases]
+        pieces = _pieces(x, mesh, products, x.numel() * mesh.tensor.size)
+        entering = [start_gather(piece, mesh) for piece in pieces]
+        if len(entering) == 1:
+            whole = finish_gather(entering[0], mesh)
+            return tuple(products.output(whole, *layer) for layer in zip(weights, biases, strict=True))
+        shape = (x.shape[0], x.shape[1] * mesh.tensor.size, *x.shape[2:-1])
+        outputs = tuple(x.new_empty(*shape, weight.shape[0]) for weight in weights)
+        for i, piece in enumerate(entering):
+            whole = finish_gather(piece, mesh)
+            for y, weight, bias in zip(outputs, weights, biases, strict=True):
+                multiply_into(y.chunk(len(entering))[i], whole, weight, bias)
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        mesh, products = ctx.mesh, ctx.products
+        needs_x, _, _, *needs = ctx.needs_input_grad
+        needs_weights, needs_biases = _halves(needs)
+        entering = start_gather_again(x, grads[0], mesh) if any(needs_weights) else None
+        pending = start_sum(_input_gradient(products, grads, weights), mesh) if needs_x else None
+        grad_biases = [
+            bias_gradient(grad) if has_bias and wanted else None
+            for grad, has_bias, wanted in zip(grads, ctx.has_bias, needs_biases, strict=True)
+        ]
+        grad_weights: list[Tensor | None] = [None] * len(weights)
+        if entering is not None:
+            whole = finish_gather(entering, mesh)
+            grad_weights = [
+                products.weight_gradient(grad, whole) if wanted else None
+                for grad, wanted in zip(grads, needs_weights, strict=True)
+            ]
+        grad_x = None if pending is None else wait(pending, mesh.tensor)
+        return grad_x, None, None, *grad_weights, *grad_biases
+
+
+def multiply_then_leave(x: Tensor, weight: Tensor, bias: Tensor | None, *, mesh: ParallelMesh) -> Tensor:
+    """X_i A_i, then g, then the bias once: the plain twin of `multiply_and_leave`."""
+    left = leave_tensor_parallel(F.linear(x, weight), mesh)
+    return left if bias is None else left + bias
+
+
+def multiply_and_leave(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    mesh: ParallelMesh,
+    products: Products = ORDINARY,
+    is_needed: bool = True,
+) -> Tensor:
+    """X_i A_i, then g, then the bias [O] once: [B, S, I] and a weight [O, I] to [B, S, O].
+
+    Where the result `is_needed` by nobody, it is zeros and nothing is sent.
+
+    Forward: all-reduce of the product (sequence parallelism: reduce-scatter, beside the product where it is large).
+    Backward: nothing is sent (sequence parallelism: all-gather, beside products where it is large). Source: paper,
+    section 3, eq. 2; Korthikanti et al. 2022, section 4.2.2. Raises as `leave_tensor_parallel`.
+    """
+    require_sequence(x, mesh)
+    if mesh.symmetric_memory and is_needed:
+        product = multiply_and_scatter(x, weight, mesh)
+        return product if bias is None else product + bias
+    left: Tensor = run(_MultiplyAndLeave, x, weight, bias, mesh, products, is_needed)
+    return left
+
+
+class _MultiplyAndLeave(Function):
+    """Takes no copy for g, nor for the bias."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        mesh: ParallelMesh,
+        products: Products,
+        is_needed: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.mesh, ctx.products, ctx.has_bias = mesh, products, bias is not None
+        if not is_needed:
+            return x.new_zeros(*summed_shape(x, mesh), weight.shape[0])
+        pieces = _pieces(x, mesh, products, x.shape[:-1].numel() * weight.shape[0])
+        leaving = [start_sum(products.output(piece, weight), mesh) for piece in pieces]
+        done = [wait(piece, mesh.tensor) for piece in leaving]
+        y = done[0] if len(done) == 1 else torch.cat(done)
+        if bias is None:
+            return y
+        # PyTorch 2.11 compiles a result that was changed in place to one without a gradient, and does not say so.
+        return y + bias if torch.compiler.is_compiling() else y.add_(bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
+        x, weight = ctx.saved_tensors
+        products = ctx.products
+        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        grad_bias = bias_gradient(grad) if ctx.has_bias and needs_bias else None
+        pieces = _pieces(grad, ctx.mesh, products, grad.numel() * ctx.mesh.tensor.size)
+        leaving = [start_gather(piece, ctx.mesh) for piece in pieces]
+        if len(leaving) == 1:
+            whole = finish_gather(leaving[0], ctx.mesh)
+            grad_x = products.input_gradient(whole, weight) if needs_x else None
+            grad_weight = products.weight_gradient(whole, x) if needs_weight else None
+            return grad_x, grad_weight, grad_bias, None, None, None
+        grad_x = x.new_empty(x.shape) if needs_x else None  # rows that lie together, however those of x do
+        grad_weight = torch.empty_like(weight) if needs_weight else None
+        for i, piece in enumerate(leaving):
+            whole = finish_gather(piece, ctx.mesh)
+            if grad_x is not None:
+                multiply_into(grad_x.chunk(len(leaving))[i], whole, weight.t())
+            if grad_weight is not None:
+                add_product(grad_weight, as_rows(whole).t(), as_rows(x.chunk(len(leaving))[i]), is_first=i == 0)
+        return grad_x, grad_weight, grad_bias, None, None, None
+
+
+def _pieces(x: Tensor, mesh: ParallelMesh, products: Products, elements: int) -> list[Tensor]:
+    """`x` in the pieces in which its product runs, so that one is sent while another is multiplied.
+
+    Only where the sequence is split: f and g stay one all-reduce. Pieces in 8 bits would be cast one by one.
+    """
+    if not mesh.sequence_parallel or products is not ORDINARY:
+        return [x]
+    return list(x.chunk(num_pieces(x.shape[0], elements)))
+
+
+def _input_gradient(products: Products, grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """The gradient of an input that several layers share, their sum."""
+    total: Tensor | None = None
+    for grad, weight in zip(grads, weights, strict=True):
+        total = products.input_gradient(grad, weight, total)
+    assert total is not None
+    return total
+
+
+def _halves(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Split `values` into the half of the weights and the half of the biases."""
+    return values[: len(values) // 2], values[len(values) // 2 :]

@@ -1,0 +1,166 @@
+"""Fused functions against their plain twins: the same values and the same gradients, to the last bit.
+
+Factors are whole numbers, so that sums are exact in any order.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from crosscut.config import Layout, LayoutError
+from crosscut.parallel import CollectiveRecorder, ParallelMesh, Sent, fused, make_mesh
+from tests.parallel.stand_ins import products_in_pieces
+from tests.parallel.twins import CPU, LAYOUTS, part, split_sequence
+from tests.ranks import RankPool
+
+B, S, I = 2, 8, 6  # noqa: E741 - the shapes' names
+WIDTHS = {"one layer": (10,), "three layers": (10, 4, 3)}
+"""Outputs of each layer that shares the input."""
+SPLIT = Layout(tensor=2, sequence_parallel=True)
+
+Run = tuple[list[Tensor], list[Sent]]
+
+
+def _whole_numbers(*shape: int, seed: int) -> Tensor:
+    return torch.randint(-9, 10, shape, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def _run(function: Callable[..., Any], mesh: ParallelMesh, x: Tensor, weights: Any, biases: Any) -> Run:
+    """Outputs and all gradients of a function of leaves, and the messages of both passes."""
+    leaves = [x, *weights, *(bias for bias in biases if bias is not None)]
+    for leaf in leaves:
+        leaf.grad = None
+    with CollectiveRecorder(mesh) as recorder:
+        y = function(x, weights, biases, mesh=mesh)
+        outputs = [y] if isinstance(y, Tensor) else list(y)
+        torch.autograd.backward(
+            outputs, [_whole_numbers(*y.shape, seed=90 + mesh.tensor.rank + i) for i, y in enumerate(outputs)]
+        )
+    gradients = [leaf.grad for leaf in leaves]
+    assert all(gradient is not None for gradient in gradients)
+    return [*(y.detach() for y in outputs), *gradients], list(recorder.sent)
+
+
+def _entering(layout: Layout, widths: Sequence[int], has_bias: bool, num_pieces: int) -> list[Run]:
+    """On a rank: the plain twin and the fused function that enter and multiply, with the same arguments."""
+    mesh = make_mesh(layout, CPU)
+    rank = mesh.tensor.rank
+    x = part(_whole_numbers(B, S, I, seed=1), mesh, split_sequence(layout)).requires_grad_()
+    weights = [_whole_numbers(width, I, seed=10 + i + 5 * rank).requires_grad_() for i, width in enumerate(widths)]
+    biases = [_whole_numbers(width, seed=30 + rank).requires_grad_() if has_bias else None for width in widths]
+    stand_ins = products_in_pieces() if layout.symmetric_memory else nullcontext()
+    with stand_ins, mock.patch.object(fused, "num_pieces", lambda *_: num_pieces):
+        twins = (fused.enter_then_multiply, fused.enter_and_multiply)
+        return [_run(function, mesh, x, weights, biases) for function in twins]
+
+
+def _leaving(layout: Layout, has_bias: bool, num_pieces: int) -> list[Run]:
+    """On a rank: the plain twin and the fused function that multiply and leave, with the same arguments."""
+    mesh = make_mesh(layout, CPU)
+    rank = mesh.tensor.rank
+    x = _whole_numbers(B, S, I, seed=1 + rank).requires_grad_()
+    weight = _whole_numbers(10, I, seed=10 + rank).requires_grad_()
+    bias = _whole_numbers(10, seed=30).requires_grad_() if has_bias else None
+
+    def with_lists(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda x, weights, biases, *, mesh: function(x, weights[0], biases[0], mesh=mesh)
+
+    stand_ins = products_in_pieces() if layout.symmetric_memory else nullcontext()
+    with stand_ins, mock.patch.object(fused, "num_pieces", lambda *_: num_pieces):
+        twins = (fused.multiply_then_leave, fused.multiply_and_leave)
+        return [_run(with_lists(function), mesh, x, [weight], [bias]) for function in twins]
+
+
+def _assert_equal(ranks: RankPool, layout: Layout, job: Callable[..., Any], *arguments: Any) -> None:
+    for (plain, _), (result, _) in ranks.run(layout.tensor, job, layout, *arguments):
+        assert len(result) == len(plain) > 2
+        for one, other in zip(result, plain, strict=True):
+            assert torch.equal(one, other)
+            assert other.any()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("layers", WIDTHS)
+def test_entering_at_once_is_entering_then_multiplying(
+    ranks: RankPool, layout: Layout, has_bias: bool, layers: str
+) -> None:
+    for num_pieces in (1, 2) if layout.sequence_parallel else (1,):
+        _assert_equal(ranks, layout, _entering, WIDTHS[layers], has_bias, num_pieces)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no bias"])
+def test_leaving_at_once_is_multiplying_then_leaving(ranks: RankPool, layout: Layout, has_bias: bool) -> None:
+    for num_pieces in (1, 2) if layout.sequence_parallel else (1,):
+        _assert_equal(ranks, layout, _leaving, has_bias, num_pieces)
+
+
+@pytest.mark.parametrize("tensor", [2, 4])
+@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no bias"])
+def test_products_in_symmetric_memory_are_the_plain_twins_too(ranks: RankPool, tensor: int, has_bias: bool) -> None:
+    layout = Layout(tensor=tensor, sequence_parallel=True, symmetric_memory=True)
+    for widths in WIDTHS.values():
+        _assert_equal(ranks, layout, _entering, widths, has_bias, 1)
+    _assert_equal(ranks, layout, _leaving, has_bias, 1)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[1:], ids=str)
+def test_fused_functions_send_what_the_plain_twins_send_and_gather_the_input_again(
+    ranks: RankPool, layout: Layout
+) -> None:
+    for (_, plain), (_, sent) in ranks.run(layout.tensor, _entering, layout, WIDTHS["three layers"], True, 1):
+        again = [Sent("all_gather", "tensor", B * S * I)] if layout.sequence_parallel else []
+        assert sorted(sent) == sorted([*plain, *again])
+    for (_, plain), (_, sent) in ranks.run(layout.tensor, _leaving, layout, True, 1):
+        assert sent == plain
+
+
+def _too_flat(layout: Layout) -> list[str]:
+    mesh, messages = make_mesh(layout, CPU), []
+    x, weight = torch.ones(4, I), torch.ones(I, I)
+    for function, arguments in (
+        (fused.enter_then_multiply, (x, [weight], [None])),
+        (fused.enter_and_multiply, (x, [weight], [None])),
+        (fused.multiply_then_leave, (x, weight, None)),
+        (fused.multiply_and_leave, (x, weight, None)),
+    ):
+        with pytest.raises(LayoutError) as error:
+            function(*arguments, mesh=mesh)
+        messages.append(str(error.value))
+    return messages
+
+
+def test_fused_functions_refuse_what_the_plain_twins_refuse(ranks: RankPool) -> None:
+    for messages in ranks.run(2, _too_flat, SPLIT):
+        assert "must have at least three dimensions" in messages[0]
+        assert len(set(messages)) == 1
+
+
+def _not_needed(layout: Layout) -> tuple[Tensor, list[Sent], list[Tensor], list[Tensor]]:
+    """The result that nobody needs, what it sends, and the gradients beside those of a result that is needed."""
+    mesh = make_mesh(layout, CPU)
+    x = _whole_numbers(B, S, I, seed=1 + mesh.tensor.rank).requires_grad_()
+    weight, bias = _whole_numbers(10, I, seed=3).requires_grad_(), _whole_numbers(10, seed=4).requires_grad_()
+    gradients = []
+    for is_needed in (True, False):
+        with CollectiveRecorder(mesh) as recorder:
+            y = fused.multiply_and_leave(x, weight, bias, mesh=mesh, is_needed=is_needed)
+        gradients.append(torch.autograd.grad(y, (x, weight, bias), torch.ones_like(y)))
+    return y.detach(), list(recorder.sent), *gradients
+
+
+@pytest.mark.parametrize("layout", [Layout(tensor=2), SPLIT], ids=str)
+def test_a_result_that_nobody_needs_is_zeros_sends_nothing_and_has_its_gradients(
+    ranks: RankPool, layout: Layout
+) -> None:
+    for y, sent, expected, gradients in ranks.run(2, _not_needed, layout):
+        assert torch.equal(y, torch.zeros(B, S // 2 if layout.sequence_parallel else S, 10).double())
+        assert sent == []
+        for one, other in zip(gradients, expected, strict=True):
+            assert torch.equal(one, other)
