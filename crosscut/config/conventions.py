@@ -47,6 +47,13 @@ def default_loss_chunk(local_vocab_size: int, num_tokens: int, *, device: str = 
     return min(most, -(-even // 128) * 128)
 
 
+BUCKET_BYTES = 32 << 20
+"""Bytes of a bucket of gradients, which is sent to the other data ranks when it is full."""
+
+PIECE_ELEMENTS = 1 << 24
+"""Elements of each moment in a piece of the optimizer's step from host memory: 64 MiB in float32, which a bus of 25
+GB/s moves in 3 ms."""
+
 AMPERE = (8, 0)
 """NVIDIA's first compute capability with bfloat16 products, and the first that FlashAttention runs on."""
 

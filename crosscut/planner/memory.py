@@ -28,18 +28,12 @@ from crosscut.architecture.lowering import lower_root
 from crosscut.architecture.parameters import LocalParameter
 from crosscut.architecture.readings import cheap_inside, last_matrix, temporary
 from crosscut.config import default_loss_chunk
-from crosscut.config.conventions import AMPERE
+from crosscut.config.conventions import AMPERE, BUCKET_BYTES, PIECE_ELEMENTS
 from crosscut.config.precision import precision_on
 from crosscut.config.training import Recompute
 from crosscut.planner.activations import activations_of, num_recomputed_layers, recomputation_step
 from crosscut.planner.candidate import Planned, target_of
 from crosscut.planner.parameters import known_vocab_size
-
-BUCKET_BYTES = 32 << 20
-"""Bytes of a bucket of gradients; as in `parallel.state.gradients`."""
-
-PIECE_ELEMENTS = 1 << 24
-"""Elements of each moment in a piece of the optimizer's step from host memory; as in `training.memory.host_moments`."""
 
 FRAGMENTATION = 0.05
 """Share of a step's temporary bytes that a caching allocator holds besides, in blocks that fit nothing."""

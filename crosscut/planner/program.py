@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
+from crosscut.config.conventions import BUCKET_BYTES
 from crosscut.planner.candidate import Planned
 from crosscut.planner.hardware import Hardware
-from crosscut.planner.memory import BUCKET_BYTES
 
 
 class Program(NamedTuple):

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig, padded_vocab_size
-from crosscut.parallel.state import gradients
 from crosscut.planner import Candidate, forecast_memory, layer_activations, memory, parameters_per_rank
 from crosscut.planner.memory import forecast_instants
-from crosscut.training.memory import host_moments
 from tests.timing import quickest
 
 MODEL = ModelConfig(**PRESETS["megatron-1.2b"])
@@ -29,11 +27,6 @@ def test_a_run_without_a_precision_counts_as_in_the_devices_own(device: Any, pre
     auto, same = (make_run(precision=p) for p in ("auto", precision))
     assert forecast_memory(auto, device=device) == forecast_memory(same, device=device)
     assert layer_activations(auto, device=device) == layer_activations(same, device=device)
-
-
-def test_sizes_that_the_program_takes_are_the_planners() -> None:
-    assert memory.BUCKET_BYTES == gradients.BUCKET_BYTES
-    assert memory.PIECE_ELEMENTS == host_moments.PIECE_ELEMENTS
 
 
 def test_state_is_twelve_bytes_a_parameter_in_mixed_precision() -> None:

@@ -15,13 +15,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Placement
 
 from crosscut.config import LayoutError
+from crosscut.config.conventions import BUCKET_BYTES
 from crosscut.parallel.collectives import all_reduce, start_all_reduce_owned, wait
 from crosscut.parallel.mesh import Axis, ParallelMesh
 from crosscut.parallel.state.parameters import cut_dim, cuts_of
-
-BUCKET_BYTES = 32 << 20
-"""A bucket is sent when its gradients together reach this size."""
-
 
 NORM_PIECE = 1 << 16
 """Elements of which a norm is taken at once on the CPU: float32 rounds it by less than a millionth then."""

@@ -15,11 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from crosscut.config.conventions import PIECE_ELEMENTS
 from crosscut.parallel.state.parameters import local_part, with_local_part
 from crosscut.training.optimizer import Piece
-
-PIECE_ELEMENTS = 1 << 24
-"""Elements of each moment in a piece: 64 MiB in float32, which a bus of 25 GB/s moves in 3 ms."""
 
 _ALIGNMENT = 1 << 10
 """A cut of a tensor stands at a multiple of it, so that vector units group elements as in the whole one."""
