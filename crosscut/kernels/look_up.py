@@ -18,8 +18,12 @@ def look_up(weight: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
 
     Backward: the rows' gradients are added in place to the gradient of the other use, so nobody else may hold that one.
     """
-    rows, again = run(_LookUp, weight, index)
+    rows, again = run(_LookUp, weight, index, twin=_plain)
     return rows, again
+
+
+def _plain(weight: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    return F.embedding(index, weight), weight
 
 
 class _LookUp(Function):

@@ -53,15 +53,23 @@ def is_faster() -> bool:
     return IS_THERE and processor_vendor() == "AuthenticAMD" and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
+def may_take(x: Tensor) -> bool:
+    """Whether a product of `x` may run elsewhere than in `F.linear`: float32 on the CPU, no gradients, not compiled."""
+    return (
+        not torch.compiler.is_compiling()  # a compiler calls oneDNN itself; first, so that it traces no more
+        and x.dtype == torch.float32
+        and x.device.type == "cpu"
+        and not torch.is_grad_enabled()
+    )
+
+
 def suits(x: Tensor, weight: Tensor) -> bool:
     """Whether the product of [..., I] and [O, I] is one to ask for here."""
     return (
-        not torch.compiler.is_compiling()  # first, so that a compiler sees nothing of the rest
-        and x.dtype == weight.dtype == torch.float32
-        and x.device.type == "cpu"
+        may_take(x)
+        and weight.dtype == x.dtype
         and 2 * x.numel() * weight.shape[0] >= _LEAST_FLOPS
         and is_faster()
-        and not torch.is_grad_enabled()
         and (weight.is_contiguous() or weight.t().is_contiguous())
     )
 

@@ -162,9 +162,7 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 def _are_few(x: Tensor) -> bool:
     """Whether x is as few tokens as a step of some texts has, and this the place to treat them apart."""
-    if x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return False
-    return x.numel() // x.shape[-1] in FEW
+    return onednn.may_take(x) and x.numel() // x.shape[-1] in FEW
 
 
 def _output_of_few(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

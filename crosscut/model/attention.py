@@ -9,6 +9,8 @@ where a GPU's fused kernel cannot share them.
 Shapes: B batch, S sequence, H hidden, A query heads, K heads of keys and values, D elements of a head, T tensor ranks.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,7 +19,9 @@ from crosscut.config import ModelConfig
 from crosscut.config.conventions import takes_shared_heads
 from crosscut.model.cache import LayerCache
 from crosscut.model.rotary import Rotation, rotate
+from crosscut.model.running import PLAIN, Runner
 from crosscut.parallel import (
+    Blocks,
     ColumnParallelLinear,
     ColumnParallelLinears,
     ParallelMesh,
@@ -32,16 +36,24 @@ _NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "
 class SelfAttention(nn.Module):
     """Causal self-attention: [B, S, H] to [B, S, H] (the sequence split where the layout splits it)."""
 
-    def __init__(self, config: ModelConfig, *, mesh: ParallelMesh, streams: RandomStreams, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        mesh: ParallelMesh,
+        streams: RandomStreams,
+        dtype: torch.dtype,
+        runner: Runner = PLAIN,
+    ) -> None:
         super().__init__()
+        self.runner = runner
         self.head_size, self.dropout, self.streams = config.head_size, config.dropout, streams
         self._capability = capability_of(mesh.device)
-        hidden, bias = config.hidden_size, config.biases != "none"
+        hidden, heads = config.hidden_size, Blocks(config.num_kv_heads, config.key_value_size // config.num_kv_heads)
+        place: Any = {"mesh": mesh, "dtype": dtype, "how": runner.linear}
         self.qkv = ColumnParallelLinears(
-            query=ColumnParallelLinear(hidden, config.query_size, mesh=mesh, dtype=dtype, bias=bias),
-            key_value=ColumnParallelLinear(
-                hidden, config.key_value_size, mesh=mesh, dtype=dtype, bias=bias, num_blocks=config.num_kv_heads
-            ),
+            query=ColumnParallelLinear(hidden, config.query_size, bias=config.biases != "none", **place),
+            key_value=ColumnParallelLinear(hidden, heads, bias=config.biases != "none", **place),
         )
         self.query_norm = self.key_norm = None
         if config.qk_norm:
@@ -49,7 +61,7 @@ class SelfAttention(nn.Module):
                 RMSNorm(config.head_size, mesh=mesh, epsilon=config.norm_epsilon, dtype=dtype, inside=True)
                 for _ in range(2)
             )
-        self.output = RowParallelLinear(config.query_size, hidden, mesh=mesh, dtype=dtype, bias=config.biases == "all")
+        self.output = RowParallelLinear(config.query_size, hidden, bias=config.biases == "all", **place)
 
     def forward(self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None) -> Tensor:
         """Attend to this and earlier positions, those in the `cache` before them."""
@@ -57,7 +69,7 @@ class SelfAttention(nn.Module):
         q = query.unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # [B, A/T, S, D]
         k, v = key_value.unflatten(-1, (-1, 2, self.head_size)).transpose(1, 2).unbind(-2)  # each [B, K/T, S, D]
         q, k = _placed(q, self.query_norm, rotation), _placed(k, self.key_norm, rotation)
-        heads = self._attend(q, k, v) if cache is None else cache.attend(q, k, v)  # [B, A/T, S, D]
+        heads = self.runner.core(self._attend, q, k, v) if cache is None else cache.attend(q, k, v)  # [B, A/T, S, D]
         y: Tensor = self.output(heads.transpose(1, 2).flatten(2))
         return y
 

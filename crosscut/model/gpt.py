@@ -7,7 +7,7 @@ one device the layers of `parallel` are ordinary layers.
 Shapes: B batch, S sequence, H hidden, V vocabulary, T tensor ranks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from crosscut.kernels.products import ORDINARY
 from crosscut.model.block import Block, make_norm
 from crosscut.model.cache import KeyValueCache, Reading, reading_kernels
 from crosscut.model.rotary import Rotation, rotations
+from crosscut.model.running import Runner, plain_runner
 from crosscut.parallel import (
     Dropout,
     ParallelMesh,
@@ -37,7 +38,8 @@ from crosscut.parallel.state.parameters import local
 class GPT(nn.Module):
     """The model, its weights zero until `initialize` or a checkpoint fills them.
 
-    Parameters are kept in `dtype`; activations and products are in `compute_dtype` (the same by default).
+    Parameters are kept in `dtype`; activations and products are in `compute_dtype` (the same by default). The layer at
+    index i is built with the runner `runner_of(i)`.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class GPT(nn.Module):
         streams: RandomStreams,
         dtype: torch.dtype = torch.float32,
         compute_dtype: torch.dtype | None = None,
+        runner_of: Callable[[int], Runner] = plain_runner,
     ) -> None:
         super().__init__()
         self.config, self.mesh = config, mesh
@@ -63,7 +66,8 @@ class GPT(nn.Module):
             self.positions = PositionEmbedding(config.max_sequence_length, hidden, mesh=mesh, **types)
         self.dropout = Dropout(config.dropout, streams=streams)
         self.blocks = nn.ModuleList(
-            Block(config, mesh=mesh, streams=streams, dtype=dtype) for _ in range(config.num_layers)
+            Block(config, mesh=mesh, streams=streams, dtype=dtype, runner=runner_of(i))
+            for i in range(config.num_layers)
         )
         self.final_norm = make_norm(config, mesh=mesh, dtype=dtype)
         self.output = None if config.tied else VocabParallelOutput(vocabulary, hidden, mesh=mesh, dtype=dtype)
@@ -113,10 +117,10 @@ class GPT(nn.Module):
         To train on a mean, divide by the number of targets over all data ranks: `scale = 1 / count`, a number or a
         scalar tensor on the device.
         """
-        if self.output is None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if self.output is None and torch.is_grad_enabled():
             hidden, tied = self(tokens, with_weight=True)
             weight = tied.tensor
-        else:  # a model that is compiled as a whole has no gradients of its own yet to which one could be added
+        else:
             hidden, weight = self(tokens), local(self.output_weight, self.output_weight.dtype)
         hidden = enter_tensor_parallel(hidden, self.mesh).flatten(0, 1)
         return vocab_parallel_cross_entropy(

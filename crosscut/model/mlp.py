@@ -13,21 +13,24 @@ from torch.autograd.function import once_differentiable
 
 from crosscut.config import ModelConfig
 from crosscut.kernels.functions import run
+from crosscut.model.running import PLAIN, Runner
 from crosscut.parallel import ColumnParallelLinear, ColumnParallelLinears, ParallelMesh, RowParallelLinear
 
 
 class MLP(nn.Module):
     """Y = GeLU(X A) B: [B, S, H] to [B, S, H] through [B, S, F/T]. GeLU in GPT-2's tanh form."""
 
-    def __init__(self, config: ModelConfig, *, mesh: ParallelMesh, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, *, mesh: ParallelMesh, dtype: torch.dtype, runner: Runner = PLAIN) -> None:
         super().__init__()
+        self.runner = runner
+        hidden, wide = config.hidden_size, config.mlp_size
         place: Any = {"mesh": mesh, "dtype": dtype, "bias": config.biases == "all"}
-        self.expand = ColumnParallelLinear(config.hidden_size, config.mlp_size, **place)
-        self.contract = RowParallelLinear(config.mlp_size, config.hidden_size, **place)
+        self.expand = ColumnParallelLinear(hidden, wide, how=runner.linear, **place)
+        self.contract = RowParallelLinear(wide, hidden, how=runner.last_linear, **place)
 
     def forward(self, x: Tensor) -> Tensor:
         """Expand, GeLU, contract."""
-        y: Tensor = self.contract(self._activate(self.expand(x)))
+        y: Tensor = self.contract(self.runner.cheap(self._activate, self.expand(x)))
         return y
 
     def _activate(self, x: Tensor) -> Tensor:
@@ -37,29 +40,33 @@ class MLP(nn.Module):
 class GatedMLP(nn.Module):
     """Y = (SiLU(X G) * X U) B: [B, S, H] to [B, S, H] through [B, S, F/T] (Shazeer 2020, arXiv 2002.05202)."""
 
-    def __init__(self, config: ModelConfig, *, mesh: ParallelMesh, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, *, mesh: ParallelMesh, dtype: torch.dtype, runner: Runner = PLAIN) -> None:
         super().__init__()
+        self.runner = runner
+        hidden, wide = config.hidden_size, config.mlp_size
         place: Any = {"mesh": mesh, "dtype": dtype, "bias": config.biases == "all"}
         self.expand = ColumnParallelLinears(
-            gate=ColumnParallelLinear(config.hidden_size, config.mlp_size, **place),
-            up=ColumnParallelLinear(config.hidden_size, config.mlp_size, **place),
+            gate=ColumnParallelLinear(hidden, wide, how=runner.linear, **place),
+            up=ColumnParallelLinear(hidden, wide, how=runner.linear, **place),
         )
-        self.contract = RowParallelLinear(config.mlp_size, config.hidden_size, **place)
+        self.contract = RowParallelLinear(wide, hidden, how=runner.last_linear, **place)
 
     def forward(self, x: Tensor) -> Tensor:
         """Expand twice, multiply, contract."""
-        y: Tensor = self.contract(self._activate(*self.expand(x)))
+        y: Tensor = self.contract(self.runner.cheap(self._activate, *self.expand(x)))
         return y
 
     def _activate(self, gate: Tensor, up: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():
-            return F.silu(gate) * up
-        y: Tensor = run(_SwiGLU, gate, up)
+        y: Tensor = run(_SwiGLU, gate, up, twin=_swiglu)
         return y
 
 
+def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate) * up
+
+
 class _SwiGLU(Function):
-    """SiLU(gate) * up, which keeps these two alone for the backward pass."""
+    """Same as `_swiglu`; it keeps gate and up alone for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
@@ -74,7 +81,7 @@ class _SwiGLU(Function):
         return torch.ops.aten.silu_backward(grad * up, gate), grad_up
 
 
-def make_mlp(config: ModelConfig, *, mesh: ParallelMesh, dtype: torch.dtype) -> MLP | GatedMLP:
+def make_mlp(config: ModelConfig, *, mesh: ParallelMesh, dtype: torch.dtype, runner: Runner = PLAIN) -> MLP | GatedMLP:
     """The MLP that `model.mlp` names."""
     kind = GatedMLP if config.mlp == "swiglu" else MLP
-    return kind(config, mesh=mesh, dtype=dtype)
+    return kind(config, mesh=mesh, dtype=dtype, runner=runner)

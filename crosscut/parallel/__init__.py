@@ -7,7 +7,13 @@ this room imports torch.
 from crosscut.config import IGNORED, RankFailure
 from crosscut.parallel.cross_entropy import vocab_parallel_cross_entropy
 from crosscut.parallel.embedding import PositionEmbedding, TiedWeight, VocabParallelEmbedding, VocabParallelOutput
-from crosscut.parallel.linear import ColumnParallelLinear, ColumnParallelLinears, RowParallelLinear, use_products
+from crosscut.parallel.linear import (
+    Blocks,
+    ColumnParallelLinear,
+    ColumnParallelLinears,
+    Multiplication,
+    RowParallelLinear,
+)
 from crosscut.parallel.mesh import Axis, ParallelMesh, make_lone_mesh, make_mesh, make_repeated_mesh
 from crosscut.parallel.norm import LayerNorm, RMSNorm
 from crosscut.parallel.operators import (
@@ -37,6 +43,7 @@ from crosscut.parallel.symmetric_memory import enable_symmetric_memory, require_
 __all__ = [
     "IGNORED",
     "Axis",
+    "Blocks",
     "CollectiveRecorder",
     "ColumnParallelLinear",
     "ColumnParallelLinears",
@@ -44,6 +51,7 @@ __all__ = [
     "Dropout",
     "GradientReducer",
     "LayerNorm",
+    "Multiplication",
     "ParallelMesh",
     "PositionEmbedding",
     "RMSNorm",
@@ -83,6 +91,5 @@ __all__ = [
     "seed_of",
     "shard_model",
     "sharded_parameter",
-    "use_products",
     "vocab_parallel_cross_entropy",
 ]

@@ -23,7 +23,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from crosscut.config.conventions import num_pieces
-from crosscut.kernels.functions import run
+from crosscut.kernels.functions import add_owned, run
 from crosscut.kernels.products import ORDINARY, Products, add_product, as_rows, bias_gradient, multiply_into
 from crosscut.parallel.collectives import wait
 from crosscut.parallel.halves import finish_gather, start_gather, start_gather_again, start_sum, summed_shape
@@ -155,10 +155,7 @@ class _MultiplyAndLeave(Function):
         leaving = [start_sum(products.output(piece, weight), mesh) for piece in pieces]
         done = [wait(piece, mesh.tensor) for piece in leaving]
         y = done[0] if len(done) == 1 else torch.cat(done)
-        if bias is None:
-            return y
-        # PyTorch 2.11 compiles a result that was changed in place to one without a gradient, and does not say so.
-        return y + bias if torch.compiler.is_compiling() else y.add_(bias)
+        return y if bias is None else add_owned(y, bias)
 
     @staticmethod
     @once_differentiable

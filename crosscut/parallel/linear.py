@@ -12,8 +12,9 @@ Shapes: B batch, S sequence, I in, O out, T tensor ranks. PyTorch keeps weights 
 dimension 0 here and its rows dimension 1.
 """
 
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,11 +32,26 @@ from crosscut.parallel.state.parameters import (
 )
 
 
-def use_products(model: nn.Module, products: Products) -> None:
-    """From now on let the linear layers of a model multiply with `products`; at first they use `ORDINARY`."""
-    for module in model.modules():
-        if isinstance(module, ColumnParallelLinear | RowParallelLinear):
-            module.products = products
+@dataclass(frozen=True)
+class Multiplication:
+    """How a linear layer multiplies."""
+
+    products: Products = ORDINARY
+    """The products of the forward and the backward pass."""
+    skips_repetition: bool = False
+    """Whether nobody reads a row-parallel layer's output when the layer runs again inside a backward pass. Then the
+    layer keeps its input, multiplies nothing, sends nothing and gives zeros."""
+
+
+MULTIPLICATION = Multiplication()
+"""Multiplication in the type of the arguments, at every run."""
+
+
+class Blocks(NamedTuple):
+    """An output of `number` blocks of equal `width`, such as heads. No rank gets a part of a block."""
+
+    number: int
+    width: int
 
 
 class ColumnParallelLinear(nn.Module):
@@ -44,29 +60,33 @@ class ColumnParallelLinear(nn.Module):
     Input [B, S, I] (under sequence parallelism [B, S/T, I]), output [B, S, O/T]. Parameters: `weight` [O, I] and `bias`
     [O] as Shard(0); zeros until initialised.
 
-    With `num_blocks` the output is that many blocks of equal width, such as heads, which are not cut themselves. Where
-    there are fewer of them than ranks, each is the output of T / `num_blocks` adjacent ranks: [B, S, O / `num_blocks`].
-    Parameters are then Replicate and their gradients partial, since a rank uses only its block's.
+    `out_features` O may be `Blocks`: N blocks, which are not cut themselves. With fewer blocks than ranks, each block
+    is the output of T / N adjacent ranks: [B, S, O / N]. Parameters are then Replicate. Each rank uses only its own
+    block of them, so its gradient covers only that block; the gradients are summed over the tensor axis afterwards.
 
     Forward: nothing is sent (sequence parallelism: all-gather). Backward: all-reduce of the input's gradient (sequence
     parallelism: reduce-scatter), which runs while the weight's gradient is computed; under sequence parallelism the
     input is kept split and gathered once more, while the input's gradient is computed. Source: paper, section 3, eq. 3;
-    Korthikanti et al. 2022, section 4.2.2. Raises `LayoutError` when the tensor axis divides neither O nor, with
-    `num_blocks`, is a multiple of these, or when the sequence is split and the input has fewer than three dimensions.
+    Korthikanti et al. 2022, section 4.2.2. Raises `LayoutError` when the tensor axis does not divide O, or with
+    `Blocks` neither divides N nor is a multiple of N, or when the sequence is split and the input has fewer than three
+    dimensions.
     """
 
     def __init__(
         self,
         in_features: int,
-        out_features: int,
+        out_features: int | Blocks,
         *,
         mesh: ParallelMesh,
         bias: bool = True,
         dtype: torch.dtype = torch.float32,
-        num_blocks: int | None = None,
+        how: Multiplication = MULTIPLICATION,
     ) -> None:
         super().__init__()
-        self.mesh, self.products = mesh, ORDINARY
+        self.mesh, self.products = mesh, how.products
+        num_blocks = None
+        if isinstance(out_features, Blocks):
+            num_blocks, out_features = out_features.number, out_features.number * out_features.width
         self._own_rows = _rows_of_block(out_features, num_blocks, mesh.tensor)
         place: Any = {"dtype": dtype, "device": mesh.parameter_device}
         make = partial(sharded_parameter, dim=0) if self._own_rows is None else replicated_parameter
@@ -146,10 +166,6 @@ class RowParallelLinear(nn.Module):
     divide I, or when the sequence is split and the input has fewer than three dimensions.
     """
 
-    ends_recomputation = False
-    """Whether nobody looks at the result when this layer runs again inside a backward pass: then it keeps its input,
-    multiplies nothing, sends nothing and gives zeros."""
-
     def __init__(
         self,
         in_features: int,
@@ -158,9 +174,11 @@ class RowParallelLinear(nn.Module):
         mesh: ParallelMesh,
         bias: bool = True,
         dtype: torch.dtype = torch.float32,
+        how: Multiplication = MULTIPLICATION,
     ) -> None:
         super().__init__()
-        self.mesh, self.products = mesh, ORDINARY
+        self.mesh, self.products = mesh, how.products
+        self._skips_repetition = how.skips_repetition
         place: Any = {"dtype": dtype, "device": mesh.parameter_device}
         self.weight = sharded_parameter((out_features, in_features), mesh.tensor, dim=1, **place)
         self.bias = replicated_parameter((out_features,), mesh.tensor, **place) if bias else None
@@ -176,10 +194,10 @@ class RowParallelLinear(nn.Module):
         x = x.to(product_dtype(x))
         bias = None if self.bias is None else local_on_sequence(self.bias, self.mesh, x.dtype)
         weight = local(self.weight, x.dtype)
-        is_needed = not (self.ends_recomputation and is_recomputing())
+        is_needed = not (self._skips_repetition and is_recomputing())
         return multiply_and_leave(x, weight, bias, mesh=self.mesh, products=self.products, is_needed=is_needed)
 
 
 def is_recomputing() -> bool:
     """Whether this runs inside a backward pass: what a checkpointed module does then, it has done before."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    return torch._C._current_graph_task_id() != -1

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from crosscut.kernels.functions import Call, call
 from crosscut.kernels.rms_norm import rms_norm
 from crosscut.parallel.mesh import ParallelMesh
 from crosscut.parallel.state.parameters import local_inside, local_on_sequence, replicated_parameter
@@ -16,20 +17,30 @@ class LayerNorm(nn.Module):
 
     Input and output [B, S, H], or [B, S/T, H] under sequence parallelism, where each rank's gradients of the parameters
     are partial and are summed over the tensor ranks after the backward pass (`gradients.GradientReducer`). Sends
-    nothing itself. Source: paper, section 3 (duplicated layer norms); Korthikanti et al. 2022, section 4.2.2.
+    nothing itself. `call` calls the computation, inside the call of the module. Source: paper, section 3 (duplicated
+    layer norms); Korthikanti et al. 2022, section 4.2.2.
     """
 
     def __init__(
-        self, size: int, *, mesh: ParallelMesh, epsilon: float = 1e-5, dtype: torch.dtype = torch.float32
+        self,
+        size: int,
+        *,
+        mesh: ParallelMesh,
+        epsilon: float = 1e-5,
+        dtype: torch.dtype = torch.float32,
+        call: Call = call,
     ) -> None:
         super().__init__()
-        self.mesh, self.epsilon = mesh, epsilon
+        self.mesh, self.epsilon, self._call = mesh, epsilon, call
         place: Any = {"dtype": dtype, "device": mesh.parameter_device}
         self.weight = replicated_parameter((size,), mesh.tensor, value=1.0, **place)
         self.bias = replicated_parameter((size,), mesh.tensor, **place)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension."""
+        return self._call(self._normalise, x)
+
+    def _normalise(self, x: Tensor) -> Tensor:
         weight = local_on_sequence(self.weight, self.mesh, x.dtype)
         bias = local_on_sequence(self.bias, self.mesh, x.dtype)
         return F.layer_norm(x, weight.shape, weight, bias, self.epsilon)
@@ -40,7 +51,8 @@ class RMSNorm(nn.Module):
 
     Input and output [B, S, H], or [B, S/T, H] under sequence parallelism, with gradients as `LayerNorm`'s. With
     `inside` it stands in a parallel region, such as on a rank's own heads, and the gradient is partial on every layout.
-    Sends nothing itself. Source: Zhang and Sennrich 2019 (arXiv 1910.07467), equation 4.
+    Sends nothing itself. `call` calls the computation, inside the call of the module. Source: Zhang and Sennrich 2019
+    (arXiv 1910.07467), equation 4.
     """
 
     def __init__(
@@ -51,17 +63,21 @@ class RMSNorm(nn.Module):
         epsilon: float = 1e-5,
         dtype: torch.dtype = torch.float32,
         inside: bool = False,
+        call: Call = call,
     ) -> None:
         super().__init__()
-        self.mesh, self.epsilon, self.inside = mesh, epsilon, inside
+        self.mesh, self.epsilon, self.inside, self._call = mesh, epsilon, inside, call
         self.weight = replicated_parameter((size,), mesh.tensor, value=1.0, dtype=dtype, device=mesh.parameter_device)
 
     def forward(self, x: Tensor) -> Tensor:
         """Scale the last dimension."""
+        return self._call(self._scale, x)
+
+    def _scale(self, x: Tensor) -> Tensor:
         if self.inside:
             weight = local_inside(self.weight, x.dtype)
         else:
             weight = local_on_sequence(self.weight, self.mesh, x.dtype)
-        if x.is_cuda or not self.training or torch.compiler.is_compiling():
+        if x.is_cuda or not self.training:
             return F.rms_norm(x, weight.shape, weight, self.epsilon)
         return rms_norm(x, weight, self.epsilon)

@@ -1,12 +1,13 @@
 """One optimizer step on one layout: batch, forward, backward, reduce, clip, step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from crosscut.config import ModelConfig, RunConfig
+from crosscut.config import RunConfig
 from crosscut.model import GPT, Batch, initialize
+from crosscut.model.running import Runner
 from crosscut.parallel import (
     ParallelMesh,
     RandomStreams,
@@ -15,17 +16,16 @@ from crosscut.parallel import (
     global_gradient_norm,
     make_reducer,
     shard_model,
-    use_products,
 )
 from crosscut.parallel.collectives import all_reduce
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.memory.host_moments import InHostMemory
-from crosscut.training.memory.recomputation import apply_recomputation
 from crosscut.training.optimizer import make_optimizer, set_learning_rate, undecayed_parameters
-from crosscut.training.precision import compute_dtype, fast_precision, needs_loss_scale, parameter_dtype, products
+from crosscut.training.precision import compute_dtype, fast_precision, needs_loss_scale, parameter_dtype
 from crosscut.training.result import StepResult
+from crosscut.training.runners import make_runners
 from crosscut.training.schedule import learning_rate
-from crosscut.training.speed.compilation import apply_compilation
+from crosscut.training.speed.compilation import compiled_loss_passes, make_compiler
 
 
 class Trainer:
@@ -39,7 +39,9 @@ class Trainer:
         run = run.settled(fast_precision(mesh.device))
         self.run, self.mesh = run, mesh
         self.streams = RandomStreams(mesh, run.training.seed)
-        self.model = make_model(run.model, precision=run.training.precision, mesh=mesh, streams=self.streams)
+        self.compiler = make_compiler(run, mesh)
+        runner_of = make_runners(run.training, streams=self.streams, device=mesh.device, compiler=self.compiler)
+        self.model = make_model(run, mesh=mesh, streams=self.streams, runner_of=runner_of)
         shard_model(
             self.model,
             mesh,
@@ -49,8 +51,8 @@ class Trainer:
         )
         initialize(self.model, run.training.seed)
         enable_symmetric_memory(mesh)
-        self.compiler = apply_compilation(self.model, run, mesh)
-        apply_recomputation(self.model, run)
+        if self.compiler is not None:
+            self.model.loss_passes = compiled_loss_passes()
         self.parameters = list(self.model.parameters())
         self.reducer = make_reducer(self.model, mesh)
         home = InHostMemory() if "optimizer" in run.training.offload else None
@@ -125,14 +127,16 @@ class Trainer:
         return self._held
 
 
-def make_model(config: ModelConfig, *, precision: str, mesh: ParallelMesh, streams: RandomStreams) -> GPT:
-    """The model of a config in a run's precision: weights in float32 (or float64), arithmetic in the precision."""
-    model = GPT(
-        config,
+def make_model(
+    run: RunConfig, *, mesh: ParallelMesh, streams: RandomStreams, runner_of: Callable[[int], Runner]
+) -> GPT:
+    """The model of a run in the run's precision: weights in float32 (or float64), arithmetic in the precision."""
+    precision = run.training.precision
+    return GPT(
+        run.model,
         mesh=mesh,
         streams=streams,
         dtype=parameter_dtype(precision),
         compute_dtype=compute_dtype(precision),
+        runner_of=runner_of,
     )
-    use_products(model, products(precision))
-    return model

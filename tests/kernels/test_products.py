@@ -7,7 +7,7 @@ from torch import Tensor
 from crosscut.config import Layout
 from crosscut.kernels import FLOAT8, ORDINARY, onednn
 from crosscut.kernels.products import FEW, _cast
-from crosscut.parallel import ColumnParallelLinear, RowParallelLinear, make_mesh, normal_, use_products
+from crosscut.parallel import ColumnParallelLinear, Multiplication, RowParallelLinear, make_mesh, normal_
 from tests.ranks import RankPool
 
 CPU = torch.device("cpu")
@@ -66,10 +66,9 @@ def test_zeros_stay_zeros_and_what_is_not_finite_stays_so() -> None:
 def _through_layers(layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
     """Output, input gradient and the first weight's gradient of a column- and a row-parallel layer in 8 bits."""
     mesh = make_mesh(layout, CPU)
-    first = ColumnParallelLinear(IN, OUT, mesh=mesh)
-    second = RowParallelLinear(OUT, IN, mesh=mesh)
+    first = ColumnParallelLinear(IN, OUT, mesh=mesh, how=Multiplication(FLOAT8))
+    second = RowParallelLinear(OUT, IN, mesh=mesh, how=Multiplication(FLOAT8))
     model = torch.nn.Sequential(first, second)
-    use_products(model, FLOAT8)
     for name, parameter in model.named_parameters():
         normal_(parameter, std=0.1, seed=1, name=name)
     sizes = torch.linspace(0.1, 3.0, OUT)  # the parts have largest elements of their own

@@ -1,17 +1,20 @@
 """Packed weights: the products of plain ones, only where they can be used, and none that a gradient could pass."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from crosscut.config import Layout
-from crosscut.kernels import FLOAT8, ORDINARY, onednn
+from crosscut.kernels import FLOAT8, ORDINARY, Products, onednn
 from crosscut.model.packing import pack_weights
 from crosscut.parallel import (
+    Blocks,
     ColumnParallelLinear,
     ColumnParallelLinears,
+    Multiplication,
     ParallelMesh,
     RowParallelLinear,
     VocabParallelOutput,
@@ -19,7 +22,6 @@ from crosscut.parallel import (
     make_mesh,
     normal_,
     shard_model,
-    use_products,
 )
 from tests.parallel.twins import CPU
 from tests.ranks import RankPool
@@ -32,13 +34,14 @@ pytestmark = pytest.mark.skipif(not onednn.IS_THERE, reason="this PyTorch has no
 class Layers(nn.Module):
     """A layer of each kind, one with blocks that are fewer than two ranks."""
 
-    def __init__(self, mesh: ParallelMesh, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, mesh: ParallelMesh, dtype: torch.dtype = torch.float32, products: Products = ORDINARY) -> None:
         super().__init__()
+        place: Any = {"mesh": mesh, "dtype": dtype, "how": Multiplication(products)}
         self.columns = ColumnParallelLinears(
-            a=ColumnParallelLinear(IN, WIDTH, mesh=mesh, dtype=dtype),
-            b=ColumnParallelLinear(IN, 7, mesh=mesh, dtype=dtype, bias=False, num_blocks=1),
+            a=ColumnParallelLinear(IN, WIDTH, **place),
+            b=ColumnParallelLinear(IN, Blocks(1, 7), bias=False, **place),
         )
-        self.row = RowParallelLinear(WIDTH, IN, mesh=mesh, dtype=dtype)
+        self.row = RowParallelLinear(WIDTH, IN, **place)
         self.output = VocabParallelOutput(50, IN, mesh=mesh, dtype=dtype)
         shard_model(self, mesh, units=[self.columns], always_used=True)
         for name, parameter in self.named_parameters():
@@ -96,8 +99,7 @@ def _pack_for_two(mesh: ParallelMesh) -> Layers:
 
 
 def _pack_float8(mesh: ParallelMesh) -> Layers:
-    layers = Layers(mesh)
-    use_products(layers, FLOAT8)
+    layers = Layers(mesh, products=FLOAT8)
     pack_weights(layers, mesh, num_texts=TEXTS)
     return layers
 

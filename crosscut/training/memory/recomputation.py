@@ -7,8 +7,8 @@
 | `operators`          | inputs, what products and attention gave      | norms and what follows an expansion |
 | `full`               | its input                                     | the layer, but for its last product |
 
-Layers stay the modules that they are: only functions inside them are replaced, so names, parameters and hooks are those
-of the plain model. Nothing changes in the numbers, dropout included: a repetition draws what the first pass drew.
+The classes here are calls of a layer's `Runner`, so modules have the names, parameters and hooks of the plain model.
+Nothing changes in the numbers, dropout included: a repetition draws what the first pass drew.
 
 Sources: Chen et al. 2016 (arXiv 1604.06174) and the paper, section 4.1.1, for whole layers; Korthikanti et al. 2022
 (arXiv 2205.05198), section 5, for the attention core.
@@ -16,7 +16,8 @@ Sources: Chen et al. 2016 (arXiv 1604.06174) and the paper, section 4.1.1, for w
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, final
 from weakref import ReferenceType, ref
 
 import torch
@@ -24,69 +25,37 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from crosscut.config import RunConfig
-from crosscut.launch.heap import LEAN_BYTES, give_freed_tensors_back
-from crosscut.model import GPT
-from crosscut.model.block import Block
+from crosscut.kernels.functions import Call, call
 from crosscut.parallel import RandomStreams
 from crosscut.training.memory.host_activations import HostActivations
 
-Cheap = Callable[..., Tensor]
 
+@final
+class Recomputed:
+    """Calls a function of which only the inputs are kept; the backward pass calls it again.
 
-def apply_recomputation(model: GPT, run: RunConfig) -> None:
-    """Have every `training.recompute_every`-th layer, from the first, recompute as `training.recompute` says.
-
-    Comes after compilation, whose code a recomputed layer runs as a whole; hooks of sharding stay outside. A process
-    that recomputes whole layers on the CPU also keeps less of what it has freed.
+    `call` makes both calls. With a `host` the inputs wait in host memory.
     """
-    training = run.training
-    if training.recompute == "full" and model.mesh.device.type == "cpu":
-        give_freed_tensors_back(LEAN_BYTES)
-    host = HostActivations(model.mesh.device) if "activations" in training.offload else None
-    for block in list(model.blocks)[:: training.recompute_every]:
-        assert isinstance(block, Block)
-        if training.recompute == "full":
-            _recompute_layer(block, model.dropout.streams, host)
-        elif training.recompute == "selective":
-            _recompute_attention(block, model.dropout.streams)
-        elif training.recompute == "operators":
-            _recompute_operators(block)
 
+    def __init__(self, streams: RandomStreams, *, call: Call = call, host: HostActivations | None = None) -> None:
+        self._streams, self._call, self._host = streams, call, host
 
-def _recompute_layer(block: Block, streams: RandomStreams, host: HostActivations | None) -> None:
-    forward = block.forward
-
-    def recomputed(x: Tensor, *more: Any) -> Tensor:
+    def __call__(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        """Return `function(*inputs)`."""
         if not torch.is_grad_enabled():
-            return forward(x, *more)
-        with nullcontext() if host is None else host.instead_of_device():
-            return _checkpointed(forward, streams, x, *more)
+            return self._call(function, *inputs)
+        with nullcontext() if self._host is None else self._host.instead_of_device():
+            y: Tensor = checkpoint(
+                partial(self._call, function),
+                *inputs,
+                use_reentrant=False,
+                preserve_rng_state=False,
+                context_fn=self._contexts,
+            )
+        return y
 
-    replaced: Any = recomputed
-    block.forward = replaced  # type: ignore[method-assign]
-    block.mlp.contract.ends_recomputation = True  # what comes after it, a residual sum, keeps nothing of its result
-
-
-def _recompute_attention(block: Block, streams: RandomStreams) -> None:
-    attend = block.attention._attend
-
-    def recomputed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():  # compiled: fused, or refused (`compilation`)
-            return attend(q, k, v)
-        return _checkpointed(attend, streams, q, k, v)
-
-    block.attention._attend = recomputed  # type: ignore[method-assign]
-
-
-def _checkpointed(function: Callable[..., Tensor], streams: RandomStreams, *inputs: Any) -> Tensor:
-    """`function(*inputs)`, of which only the inputs are kept."""
-
-    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _SameNumbers(streams)
-
-    y: Tensor = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
-    return y
+    def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), _SameNumbers(self._streams)
 
 
 class _SameNumbers(AbstractContextManager[None]):
@@ -104,64 +73,46 @@ class _SameNumbers(AbstractContextManager[None]):
         return self._inside.pop().__exit__(*failure)  # type: ignore[arg-type]
 
 
-def _recompute_operators(block: Block) -> None:
-    if (compiled := vars(block).get("compiled_forward")) is not None:
-        compiled.recompute_operators()
-        return
-    cheap = _CheapOutputs()
-    for place, name in ((block.attention_norm, "forward"), (block.mlp_norm, "forward"), (block.mlp, "_activate")):
-        setattr(place, name, cheap.watched(getattr(place, name)))
-    forward = block.forward
-
-    def recomputed(x: Tensor, *more: Any) -> Tensor:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return forward(x, *more)
-        with saved_tensors_hooks(cheap.pack, cheap.unpack):
-            try:
-                return forward(x, *more)
-            finally:
-                cheap.forget()
-
-    replaced: Any = recomputed
-    block.forward = replaced  # type: ignore[method-assign]
-
-
 class _Recipe(NamedTuple):
     """Recipe to compute a tensor again, from sources that autograd keeps anyway for the cheap operator."""
 
-    make: Cheap
+    make: Callable[..., Tensor]
     sources: tuple[Tensor, ...]
     versions: tuple[int, ...]
     """Version counters of the sources when they were used."""
 
 
-class _CheapOutputs:
-    """Outputs of the cheap functions of a running layer; in place of such an output autograd saves its recipe.
+@final
+class CheapOutputs:
+    """Calls a layer and the cheap functions inside it; autograd saves the recipe of a cheap output in its place.
 
-    An output that was changed after it was made, or replaced by a hook, is saved as a tensor, as without recipes.
+    An output that was changed after its function returned, or replaced by a hook, is saved as a tensor, as without
+    recipes. The layers of a model run one after the other, so they may share one object.
     """
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[ReferenceType[Tensor], int, _Recipe]] = {}
         """Output, its version and its recipe, by the storage, which is the output's own."""
 
-    def watched(self, function: Cheap) -> Cheap:
-        """The function, with its outputs known here."""
+    def layer(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        """Return the output of a layer, inside which autograd saves recipes."""
+        if not torch.is_grad_enabled():
+            return function(*inputs)
+        with saved_tensors_hooks(self._pack, self._unpack):
+            try:
+                return function(*inputs)
+            finally:
+                self._made.clear()
 
-        def run(*sources: Tensor) -> Tensor:
-            y = function(*sources)
-            if not torch.compiler.is_compiling() and torch.is_grad_enabled():
-                recipe = _Recipe(function, tuple(x.detach() for x in sources), tuple(x._version for x in sources))
-                self._made[_storage(y)] = (ref(y), y._version, recipe)
-            return y
+    def cheap(self, function: Callable[..., Tensor], *sources: Tensor) -> Tensor:
+        """Return the output of a cheap function, and note its recipe."""
+        y = function(*sources)
+        if torch.is_grad_enabled():
+            recipe = _Recipe(function, tuple(x.detach() for x in sources), tuple(x._version for x in sources))
+            self._made[_storage(y)] = (ref(y), y._version, recipe)
+        return y
 
-        return run
-
-    def forget(self) -> None:
-        """Drop all recipes: the layer has run."""
-        self._made.clear()
-
-    def pack(self, saved: Tensor) -> Tensor | _Recipe:
+    def _pack(self, saved: Tensor) -> Tensor | _Recipe:
         """Recipe of a tensor that autograd saves, where it has one; otherwise the tensor."""
         if (found := self._made.get(_storage(saved))) is None:
             return saved
@@ -174,7 +125,7 @@ class _CheapOutputs:
         )
         return recipe if is_same else saved
 
-    def unpack(self, kept: Tensor | _Recipe) -> Tensor:
+    def _unpack(self, kept: Tensor | _Recipe) -> Tensor:
         """The tensor that was to be saved."""
         if isinstance(kept, Tensor):
             return kept

@@ -1,9 +1,9 @@
 """Each layer's forward and backward pass as one compiled graph, its collectives inside.
 
 All layers share one graph, since their weights are its inputs; validation, which keeps nothing for a backward pass, is
-a second one. It is the layer's `forward` that is compiled, not the call of the module, so names and hooks of modules
-stay as they are, and whatever wraps `forward` afterwards (recomputation) or hooks on the call (sharding) stays
-outside. Code that was asked for and did not run is an error.
+a second one. The layer's `Runner` calls the compiled code inside the call of the module, so names and hooks of modules
+stay as they are, and whatever wraps the runner's call (recomputation) or hooks on the module (sharding) stays outside.
+Code that was asked for and did not run is an error.
 
 What a layer keeps for its backward pass is then for the compiler to choose, which takes whatever a product of the
 backward pass reads as worth keeping. Layers that recompute such operators say so in the graph.
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,7 @@ from crosscut.config.conventions import keeps_scores
 from crosscut.config.run import not_compilable
 from crosscut.kernels import LossPasses
 from crosscut.model import GPT
+from crosscut.model.block import Block
 from crosscut.parallel import ParallelMesh
 from crosscut.training.precision import fast_precision
 
@@ -49,11 +50,11 @@ _CHEAP = (F.layer_norm, torch.rms_norm, F.gelu, F.silu)
 """Operators that layers compute again under `training.recompute = "operators"`, with the product that follows SiLU."""
 
 
-def apply_compilation(model: GPT, run: RunConfig, mesh: ParallelMesh) -> "Compiler | None":
-    """Put compiled code in the place of every layer's `forward`, where the run asks for it; it is made when first used.
+def make_compiler(run: RunConfig, mesh: ParallelMesh) -> "Compiler | None":
+    """Compiler of the layers, if the run asks for compiled code.
 
-    Comes before recomputation, which wraps what it finds. None where nothing is compiled: the first rank says why where
-    `training.compile` is `auto` on a GPU. Raises `ConfigError` as `require_compilation`.
+    None if nothing is compiled: the first rank says why if `training.compile` is `auto` on a GPU. Raises `ConfigError`
+    as `require_compilation`.
     """
     require_compilation(run, mesh.device)
     if not _is_wanted(run, mesh.device):
@@ -62,11 +63,12 @@ def apply_compilation(model: GPT, run: RunConfig, mesh: ParallelMesh) -> "Compil
         if mesh.is_first_rank:
             Console(stderr=True).print(f"Layers are not compiled: {reason}.", markup=False, highlight=False)
         return None
-    compiler = Compiler(BACKEND, _inductor_settings(run.layout))
-    for block in model.blocks:
-        compiler.take(block)
-    model.loss_passes = LossPasses(Compiler(BACKEND).compiled)
-    return compiler
+    return Compiler(BACKEND, _inductor_settings(run.layout))
+
+
+def compiled_loss_passes() -> LossPasses:
+    """The passes of the loss as compiled code."""
+    return LossPasses(Compiler(BACKEND).compiled)
 
 
 def _inductor_settings(layout: Layout) -> dict[str, bool]:
@@ -130,19 +132,13 @@ class Compiler:
         self._compile = partial(compile_graph, **told)
         self._copies: dict[types.FunctionType, types.FunctionType] = {}
 
-    def take(self, block: nn.Module) -> None:
-        """From now on run `block.forward` compiled."""
-        forward: Any = CompiledForward(self, types.MethodType(self._own_copy(type(block).forward), block))
-        block.forward = forward
-        block.compiled_forward = forward  # what wraps `forward` later hides it
-
     def compiled(self, function: Any) -> Callable[..., Tensor]:
         """The function as compiled code; raises `TrainingError` as `run` does."""
-        return partial(self.run, "The loss", self.trace(self._own_copy(function), self.make_graph))
+        return partial(self.run, "The loss", self.trace(function, self.make_graph))
 
-    def trace(self, function: Callable[..., Tensor], make_graph: Callable[..., Any]) -> Callable[..., Tensor]:
+    def trace(self, function: Any, make_graph: Callable[..., Any]) -> Callable[..., Tensor]:
         """The function as code that `make_graph` will make when it is first called, and again for other shapes."""
-        return torch.compile(function, fullgraph=True, dynamic=False, backend=make_graph)
+        return torch.compile(self._own_copy(function), fullgraph=True, dynamic=False, backend=make_graph)
 
     def run(self, what: str, compiled: Callable[..., Tensor], *arguments: Any) -> Tensor:
         """Output of `compiled`; raises `TrainingError`, which names `what`, where other code would run in its place."""
@@ -202,25 +198,26 @@ def _is_cheap(node: torch.fx.Node) -> bool:
     return gates or node.target in _CHEAP
 
 
-class CompiledForward:
-    """A layer's forward pass as compiled code; raises `TrainingError` where other code would run in its place."""
+@final
+class CompiledCode:
+    """Calls a layer's method as compiled code, which all layers share; raises `TrainingError` if other code would run.
 
-    def __init__(self, compiler: Compiler, plain: Callable[..., Tensor]) -> None:
-        self.compiler, self.plain = compiler, plain
-        self.compiled = self._compiled(compiler.make_graph)
+    `recomputes_operators` says that layers keep no outputs of cheap operators.
+    """
 
-    def recompute_operators(self) -> None:
-        """Keep no outputs of cheap operators from now on."""
-        self.compiled = self._compiled(self.compiler.make_recomputing_graph)
+    def __init__(self, compiler: Compiler, *, recomputes_operators: bool = False) -> None:
+        self._compiler = compiler
+        self._make_graph = compiler.make_recomputing_graph if recomputes_operators else compiler.make_graph
+        self._traced: dict[Any, Callable[..., Tensor]] = {}
 
-    def _compiled(self, make_graph: Callable[..., Any]) -> Callable[..., Tensor]:
-        return self.compiler.trace(self.plain, make_graph)
-
-    def __call__(self, *arguments: Any) -> Tensor:
-        """Output of the layer."""
-        if self.compiler.is_paused:
-            return self.plain(*arguments)
-        return self.compiler.run("A layer", self.compiled, *arguments)
+    def __call__(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        """Return `function(*inputs)`; the function is a method of a layer."""
+        if self._compiler.is_paused:
+            return function(*inputs)
+        assert isinstance(function, types.MethodType)
+        if (method := function.__func__) not in self._traced:
+            self._traced[method] = self._compiler.trace(method, self._make_graph)
+        return self._compiler.run("A layer", self._traced[method], function.__self__, *inputs)
 
 
 _RUN_UNCOMPILED = "PyTorch has run it uncompiled"
@@ -235,14 +232,18 @@ def _not_compiled(what: str, reason: str) -> TrainingError:
 
 def compiled_modules(model: nn.Module) -> tuple[str, ...]:
     """Names of the modules whose insides are compiled and so not seen from outside."""
-    return tuple(name for name, module in model.named_modules() if "compiled_forward" in module.__dict__)
+    return tuple(
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, Block) and module.runner.compiler is not None
+    )
 
 
 @contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
     """Inside, run the plain code: to look into layers, or for shapes that come once. Not for training."""
-    forwards = [module.__dict__.get("compiled_forward") for module in model.modules()]
-    compilers = {forward.compiler for forward in forwards if forward is not None}
+    runners = [module.runner for module in model.modules() if isinstance(module, Block)]
+    compilers = {runner.compiler for runner in runners if runner.compiler is not None}
     passes = model.loss_passes if isinstance(model, GPT) else None
     for compiler in compilers:
         compiler.is_paused = True

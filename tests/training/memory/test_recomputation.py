@@ -55,7 +55,7 @@ def test_recomputed_gradients_with_dropout_are_the_same_to_the_last_bit(ranks, r
 
 
 def recomputed_layers(run) -> list[bool]:
-    return [block.mlp.contract.ends_recomputation for block in parts(run)[0].model.blocks]
+    return [block.runner.skips_last_product for block in parts(run)[0].model.blocks]
 
 
 def test_every_kth_layer_recomputes_from_the_first(ranks, run_with):

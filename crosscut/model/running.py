@@ -1,0 +1,56 @@
+"""Runners call the functions of a layer. The plain runner calls them and does nothing else.
+
+Training gives each layer another runner when the model is built. Such a runner computes activations again instead of
+keeping them, or calls compiled code (`training.runners`). The layers' own code is the same under every runner.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from crosscut.kernels import ORDINARY, Products
+from crosscut.kernels.functions import Call, call
+from crosscut.parallel import Multiplication
+
+
+class Pausable(Protocol):
+    """Compiler of layers that can be told to run the plain code for a while."""
+
+    is_paused: bool
+    """Whether layers run their plain code now."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Runner:
+    """Calls the functions of one layer, and chooses the products of its linear layers. Layers may share a runner."""
+
+    layer: Call = call
+    """Calls the whole layer."""
+    core: Call = call
+    """Calls the attention core: scores, softmax, dropout and values."""
+    cheap: Call = call
+    """Calls a function that is cheap to compute again: a norm, or the activation between the products of an MLP."""
+    products: Products = ORDINARY
+    """Matrix products of the linear layers."""
+    skips_last_product: bool = False
+    """Whether the last linear layer multiplies and sends nothing when the backward pass runs the layer again."""
+    compiler: Pausable | None = None
+    """Compiler of the layer, whose modules are then not called one by one; None if the layer runs as it is written."""
+
+    @property
+    def linear(self) -> Multiplication:
+        """How the linear layers multiply, except the last one."""
+        return Multiplication(self.products)
+
+    @property
+    def last_linear(self) -> Multiplication:
+        """How the last linear layer multiplies, whose result goes to the residual sum."""
+        return Multiplication(self.products, skips_repetition=self.skips_last_product)
+
+
+PLAIN = Runner()
+"""Runner that calls functions as they are written, with products in the type of their arguments."""
+
+
+def plain_runner(_index: int) -> Runner:
+    """Return the plain runner for the layer at any index."""
+    return PLAIN

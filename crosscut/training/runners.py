@@ -1,0 +1,51 @@
+"""Runners of the layers, as a run asks for them: compiled, recomputed, or both, and with which matrix products."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from crosscut.config.training import TrainingConfig
+from crosscut.launch.heap import LEAN_BYTES, give_freed_tensors_back
+from crosscut.model.running import Runner
+from crosscut.parallel import RandomStreams
+from crosscut.training.memory.host_activations import HostActivations
+from crosscut.training.memory.recomputation import CheapOutputs, Recomputed
+from crosscut.training.precision import products
+from crosscut.training.speed.compilation import CompiledCode, Compiler
+
+
+def make_runners(
+    training: TrainingConfig, *, streams: RandomStreams, device: torch.device, compiler: Compiler | None
+) -> Callable[[int], Runner]:
+    """Return the runner of each layer, by the layer's index.
+
+    Every `training.recompute_every`-th layer, from the first, recomputes as `training.recompute` says. Compiled code
+    runs inside recomputation. A process that recomputes whole layers on the CPU keeps less of the memory that it has
+    freed, from now on.
+    """
+    runner = Runner(products=products(training.precision))
+    if compiler is not None:
+        runner = replace(runner, layer=CompiledCode(compiler), compiler=compiler)
+    if training.recompute == "full" and device.type == "cpu":
+        give_freed_tensors_back(LEAN_BYTES)
+    host = HostActivations(device) if "activations" in training.offload else None
+    recomputing = _recomputing(runner, training.recompute, streams=streams, host=host, compiler=compiler)
+    return lambda index: runner if index % training.recompute_every else recomputing
+
+
+def _recomputing(
+    runner: Runner, recompute: str, *, streams: RandomStreams, host: HostActivations | None, compiler: Compiler | None
+) -> Runner:
+    """Return the runner that also recomputes."""
+    if recompute == "full":  # compiled code has no part that could be left out
+        layer = Recomputed(streams, call=runner.layer, host=host)
+        return replace(runner, layer=layer, skips_last_product=compiler is None)
+    if recompute == "selective" and compiler is None:  # compiled attention keeps no scores, or is refused
+        return replace(runner, core=Recomputed(streams))
+    if recompute == "operators" and compiler is not None:
+        return replace(runner, layer=CompiledCode(compiler, recomputes_operators=True))
+    if recompute == "operators":
+        outputs = CheapOutputs()
+        return replace(runner, layer=outputs.layer, cheap=outputs.cheap)
+    return runner
