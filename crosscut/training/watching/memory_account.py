@@ -22,7 +22,8 @@ from torch.utils._pytree import tree_leaves
 
 PACKAGE = Path(__file__).resolve().parents[2]
 _ELSEWHERE = "outside of crosscut"
-_OWN_FILES = {__file__, str(Path(__file__).with_name("profiling.py"))}
+_NO_HOLDERS = {__file__, str(Path(__file__).with_name("profiling.py")), str(PACKAGE / "kernels" / "functions.py")}
+"""Files that watch, or that only call functions of other files."""
 
 
 @dataclass
@@ -74,7 +75,7 @@ def holder_of(frames: Iterable[tuple[str, int]]) -> str:
     """The lines of this package among (file, line), innermost first, as a holder is called."""
     lines: list[tuple[str, int]] = []
     for file, line in frames:
-        inside = file.startswith(f"{PACKAGE}/") and file not in _OWN_FILES
+        inside = file.startswith(f"{PACKAGE}/") and file not in _NO_HOLDERS
         if inside and file not in (known for known, _ in lines):
             lines.append((file, line))
         if len(lines) == 2:

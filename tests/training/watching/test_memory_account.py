@@ -71,6 +71,7 @@ def test_holder_is_the_innermost_line_and_the_next_file_outwards():
     frames = [
         ("/torch/functional.py", 1),
         (f"{PACKAGE}/parallel/linear.py", 38),
+        (f"{PACKAGE}/kernels/functions.py", 40),
         (f"{PACKAGE}/parallel/linear.py", 90),
         (f"{PACKAGE}/model/mlp.py", 27),
         (f"{PACKAGE}/model/block.py", 26),
