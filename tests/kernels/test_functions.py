@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from crosscut.kernels.functions import run
+from crosscut.kernels.functions import add_owned, run
 
 
 class Doubled(Function):
@@ -45,3 +45,22 @@ def test_without_gradients_it_gives_the_same_and_keeps_nothing():
     assert y.tolist() == [3.0, 3.0]
     assert not y.requires_grad
     assert kept[0]() is None
+
+
+def test_a_compiler_traces_the_twin_and_eager_code_runs_the_function():
+    def computed(x: Tensor) -> Tensor:
+        return run(Doubled, x, 2.0, twin=lambda x, factor: x * factor + 1.0)
+
+    x = torch.ones(2, requires_grad=True)
+    assert computed(x).tolist() == [2.0, 2.0]
+    compiled: Any = torch.compile(computed, fullgraph=True, backend="eager")
+    assert compiled(x).tolist() == [3.0, 3.0]
+
+
+def test_a_sum_takes_the_place_of_its_first_term_except_under_a_compiler():
+    total, more = torch.ones(2), torch.ones(2)
+    assert add_owned(total, more) is total
+    assert total.tolist() == [2.0, 2.0]
+    compiled: Any = torch.compile(add_owned, fullgraph=True, backend="eager")
+    assert compiled(total, more).tolist() == [3.0, 3.0]
+    assert total.tolist() == [2.0, 2.0]

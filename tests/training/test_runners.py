@@ -1,0 +1,77 @@
+"""Runners of a run's layers: what recomputes, what is compiled, and what of both goes together."""
+
+from typing import Any
+
+import pytest
+
+from crosscut.config import Layout
+from crosscut.config.training import TrainingConfig
+from crosscut.kernels import FLOAT8, ORDINARY
+from crosscut.kernels.functions import call
+from crosscut.model.running import Runner
+from crosscut.parallel import RandomStreams, make_mesh
+from crosscut.training.runners import make_runners
+from crosscut.training.speed.compilation import Compiler
+from tests.ranks import RankPool
+from tests.training.jobs import CPU
+
+OFFLOADED = {"recompute": "full", "offload": ("activations",)}
+
+
+def _called_by(runner: Runner) -> dict[str, str]:
+    """What calls each function of a layer that is not just called, by the class to which it belongs."""
+    calls = {name: getattr(runner, name) for name in ("layer", "core", "cheap")}
+    return {
+        name: type(getattr(found, "__self__", found)).__name__ for name, found in calls.items() if found is not call
+    }
+
+
+def _runners(options: dict[str, Any], compiled: bool) -> list[tuple[dict[str, str], bool, bool]]:
+    """Of three layers: what calls their functions, whether the last product is skipped, whether they are compiled."""
+    streams = RandomStreams(make_mesh(Layout(), CPU), seed=1)
+    compiler = Compiler("eager") if compiled else None
+    runner_of = make_runners(TrainingConfig(**options), streams=streams, device=CPU, compiler=compiler)
+    runners = [runner_of(index) for index in range(3)]
+    assert runners[0] is runners[2]
+    assert {runner.products for runner in runners} == {FLOAT8 if options["precision"] == "float8" else ORDINARY}
+    assert all(runner.compiler is compiler for runner in runners)
+    return [(_called_by(runner), runner.skips_last_product, runner.compiler is not None) for runner in runners]
+
+
+@pytest.mark.parametrize("precision", ["float32", "float8"])
+@pytest.mark.parametrize(
+    ("options", "calls", "skips"),
+    [
+        ({}, {}, False),
+        ({"recompute": "full"}, {"layer": "Recomputed"}, True),
+        (OFFLOADED, {"layer": "Recomputed"}, True),
+        ({"recompute": "selective"}, {"core": "Recomputed"}, False),
+        ({"recompute": "operators"}, {"layer": "CheapOutputs", "cheap": "CheapOutputs"}, False),
+    ],
+    ids=str,
+)
+def test_every_second_layer_recomputes_as_the_run_says(
+    ranks: RankPool, precision: str, options: dict[str, Any], calls: dict[str, str], skips: bool
+) -> None:
+    options = {**options, "precision": precision, "recompute_every": 2}
+    recomputing, plain = (calls, skips, False), ({}, False, False)
+    assert ranks.run(1, _runners, options, False)[0] == [recomputing, plain, recomputing]
+
+
+@pytest.mark.parametrize(
+    ("options", "called_by"),
+    [
+        ({}, "CompiledCode"),
+        ({"recompute": "full"}, "Recomputed"),
+        (OFFLOADED, "Recomputed"),
+        ({"recompute": "selective"}, "CompiledCode"),
+        ({"recompute": "operators"}, "CompiledCode"),
+    ],
+    ids=str,
+)
+def test_compiled_layers_run_whole_inside_recomputation(
+    ranks: RankPool, options: dict[str, Any], called_by: str
+) -> None:
+    options = {**options, "precision": "float32", "recompute_every": 2}
+    recomputing, plain = ({"layer": called_by}, False, True), ({"layer": "CompiledCode"}, False, True)
+    assert ranks.run(1, _runners, options, True)[0] == [recomputing, plain, recomputing]
