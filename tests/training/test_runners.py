@@ -28,6 +28,8 @@ def _called_by(runner: Runner) -> dict[str, str]:
 
 def _runners(options: dict[str, Any], compiled: bool) -> list[tuple[dict[str, str], bool, bool]]:
     """Of three layers: what calls their functions, whether the last product is skipped, whether they are compiled."""
+    if "recompute" in options:
+        options = {**options, "recompute_every": 2}
     streams = RandomStreams(make_mesh(Layout(), CPU), seed=1)
     compiler = Compiler("eager") if compiled else None
     runner_of = make_runners(TrainingConfig(**options), streams=streams, device=CPU, compiler=compiler)
@@ -53,7 +55,7 @@ def _runners(options: dict[str, Any], compiled: bool) -> list[tuple[dict[str, st
 def test_every_second_layer_recomputes_as_the_run_says(
     ranks: RankPool, precision: str, options: dict[str, Any], calls: dict[str, str], skips: bool
 ) -> None:
-    options = {**options, "precision": precision, "recompute_every": 2}
+    options = {**options, "precision": precision}
     recomputing, plain = (calls, skips, False), ({}, False, False)
     assert ranks.run(1, _runners, options, False)[0] == [recomputing, plain, recomputing]
 
@@ -72,6 +74,6 @@ def test_every_second_layer_recomputes_as_the_run_says(
 def test_compiled_layers_run_whole_inside_recomputation(
     ranks: RankPool, options: dict[str, Any], called_by: str
 ) -> None:
-    options = {**options, "precision": "float32", "recompute_every": 2}
+    options = {**options, "precision": "float32"}
     recomputing, plain = ({"layer": called_by}, False, True), ({"layer": "CompiledCode"}, False, True)
     assert ranks.run(1, _runners, options, True)[0] == [recomputing, plain, recomputing]
