@@ -28,7 +28,9 @@ def start_gather_again(x: Tensor, grad: Tensor, mesh: ParallelMesh) -> Tensor:
     """Begin to gather, in the backward pass that `grad` has begun, an `x` that the forward pass has gathered before."""
     if not mesh.sequence_parallel:
         return x
-    return start_all_gather(_after(x, grad) if torch.compiler.is_compiling() else x, mesh.tensor)
+    if torch.compiler.is_compiling():  # which would gather once, in the forward pass, and keep the result
+        x = _after(x, grad)
+    return start_all_gather(x, mesh.tensor)
 
 
 def finish_gather(started: Tensor, mesh: ParallelMesh) -> Tensor:

@@ -72,7 +72,7 @@ def local(parameter: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _own_part(parameter: Tensor, gradient: tuple[Placement, ...] | None, dtype: torch.dtype) -> Tensor:
     assert isinstance(parameter, DTensor)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():  # a compiler knows `to_local`, and runs its checks once
         return parameter.to_local(grad_placements=gradient).to(dtype)
     if torch.is_grad_enabled() and parameter.requires_grad:
         part: Tensor = _OwnPart.apply(parameter, gradient)
