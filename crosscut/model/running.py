@@ -38,12 +38,12 @@ class Runner:
 
     @property
     def linear(self) -> Multiplication:
-        """How the linear layers multiply, except the last one."""
+        """Multiplication of every linear layer except the last."""
         return Multiplication(self.products)
 
     @property
     def last_linear(self) -> Multiplication:
-        """How the last linear layer multiplies, whose result goes to the residual sum."""
+        """Multiplication of the last linear layer, whose result goes to the residual sum."""
         return Multiplication(self.products, skips_repetition=self.skips_last_product)
 
 

@@ -34,7 +34,7 @@ from crosscut.parallel.state.parameters import (
 
 @dataclass(frozen=True)
 class Multiplication:
-    """How a linear layer multiplies."""
+    """Products of a linear layer, and whether it computes its output again in a backward pass."""
 
     products: Products = ORDINARY
     """The products of the forward and the backward pass."""

@@ -89,7 +89,7 @@ def test_all_layers_share_one_graph_that_computes_and_sends_what_the_plain_code_
     ("options", "num_graphs", "num_runs"),
     [
         (("training.recompute=full",), 1, 6),
-        (("training.recompute=full", "training.recompute_every=2"), 2, 5),
+        (("training.recompute=full", "training.recompute_every=2"), 1, 5),
         (("training.recompute=selective",), 1, 3),
         (("training.recompute=operators",), 1, 3),
         (("training.recompute=operators", "training.recompute_every=2"), 2, 3),
