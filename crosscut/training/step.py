@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from crosscut.config import ModelConfig, RunConfig
+from crosscut.config import ModelConfig, ResolvedRun
 from crosscut.model import GPT, Batch, initialize
 from crosscut.parallel import (
     ParallelMesh,
@@ -22,7 +22,7 @@ from crosscut.training.loss_scale import LossScale
 from crosscut.training.memory.host_moments import InHostMemory
 from crosscut.training.memory.recomputation import apply_recomputation
 from crosscut.training.optimizer import make_optimizer, set_learning_rate, undecayed_parameters
-from crosscut.training.precision import compute_dtype, fast_precision, needs_loss_scale, parameter_dtype, products
+from crosscut.training.precision import compute_dtype, needs_loss_scale, parameter_dtype, products
 from crosscut.training.result import StepResult
 from crosscut.training.schedule import learning_rate
 from crosscut.training.speed.compilation import apply_compilation
@@ -35,27 +35,26 @@ class Trainer:
     change is a number on the device, too.
     """
 
-    def __init__(self, run: RunConfig, mesh: ParallelMesh) -> None:
-        run = run.settled(fast_precision(mesh.device))
+    def __init__(self, run: ResolvedRun, mesh: ParallelMesh) -> None:
         self.run, self.mesh = run, mesh
         self.streams = RandomStreams(mesh, run.training.seed)
-        self.model = make_model(run.model, precision=run.training.precision, mesh=mesh, streams=self.streams)
+        self.model = make_model(run.model, precision=run.precision, mesh=mesh, streams=self.streams)
         shard_model(
             self.model,
             mesh,
             units=self.model.blocks,
-            compute_dtype=compute_dtype(run.training.precision),
+            compute_dtype=compute_dtype(run.precision),
             always_used=True,
         )
         initialize(self.model, run.training.seed)
         enable_symmetric_memory(mesh)
         self.compiler = apply_compilation(self.model, run, mesh)
-        apply_recomputation(self.model, run)
+        apply_recomputation(self.model, run.config)
         self.parameters = list(self.model.parameters())
         self.reducer = make_reducer(self.model, mesh)
         home = InHostMemory() if "optimizer" in run.training.offload else None
         self.optimizer = make_optimizer(self.model, run.optimizer, undecayed=undecayed_parameters(run.model), home=home)
-        self.loss_scale = LossScale(mesh.device) if needs_loss_scale(run.training.precision) else None
+        self.loss_scale = LossScale(mesh.device) if needs_loss_scale(run.precision) else None
         self._held = torch.zeros((), dtype=torch.float32, device=mesh.device)
         """1 from the first step on after which nothing may change any more."""
 
