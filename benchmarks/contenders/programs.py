@@ -23,12 +23,13 @@ class CrosscutStep:
 
         from crosscut.model import Batch
         from crosscut.parallel import make_mesh
+        from crosscut.training.precision import resolve_on
         from crosscut.training.step import Trainer
 
         self.batch = Batch
         run = crosscut_run(shape, way)
         device = torch.device(way.device, 0) if way.device == "cuda" else torch.device(way.device)
-        self.trainer = Trainer(run, make_mesh(run.layout, device))
+        self.trainer = Trainer(resolve_on(run, device), make_mesh(run.layout, device))
 
     def __call__(self, number: int, micro_batches: Sequence[tuple[Any, Any]]) -> Callable[[], float]:
         """Do a step, as `Step` defines it."""

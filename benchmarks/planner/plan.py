@@ -30,6 +30,7 @@ from crosscut.model import Batch
 from crosscut.parallel import make_mesh
 from crosscut.planner.hardware import named_hardware
 from crosscut.planner.time import step_time
+from crosscut.training.precision import resolve_on
 from crosscut.training.step import Trainer
 
 RANKS = 2
@@ -66,7 +67,7 @@ def measure(runs: Sequence[RunConfig], rounds: int, file: str) -> None:
     """Time every round of every run on this rank. The first rank writes the seconds to the file."""
     device = choose_device(runs[0].training.device)
     with process_group(device):
-        trainers = [Trainer(run, make_mesh(run.layout, device)) for run in runs]
+        trainers = [Trainer(resolve_on(run, device), make_mesh(run.layout, device)) for run in runs]
         seconds: list[list[float]] = [[] for _ in runs]
         for round_number in range(rounds + 1):  # the first is warm-up
             for index, trainer in enumerate(trainers):

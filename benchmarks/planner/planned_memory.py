@@ -21,12 +21,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.machine import describe_machine
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
-from crosscut.config.precision import precision_on
 from crosscut.launch import launch, process_group
 from crosscut.model import Batch
 from crosscut.parallel import make_mesh
 from crosscut.planner import count_parameters, forecast_memory
 from crosscut.training.optimizer import MOMENTS
+from crosscut.training.precision import resolve_on
 from crosscut.training.step import Trainer
 from crosscut.training.watching.memory_account import account_of
 
@@ -96,7 +96,7 @@ def measure(runs: list[RunConfig]) -> list[int]:
 
 
 def peak_of(run: RunConfig) -> int:
-    trainer = Trainer(run, make_mesh(run.layout, CPU))
+    trainer = Trainer(resolve_on(run, CPU), make_mesh(run.layout, CPU))
     shape = (run.training.batch_size // run.layout.data, run.training.sequence_length + 1)
     tokens = torch.randint(0, run.model.vocab_size, shape, generator=torch.Generator().manual_seed(1))
     batches = [Batch.from_ids(part) for part in tokens.split(run.micro_batch_size)]
@@ -132,7 +132,7 @@ def table(runs: Sequence[RunConfig], measured: Sequence[int]) -> str:
 
 def options_of(run: RunConfig) -> str:
     training = run.training
-    found = [run.settled(precision_on("cpu")).training.precision, run.model.family]
+    found = [resolve_on(run, CPU).precision, run.model.family]
     found += [f"recompute {training.recompute}"] * (training.recompute != "none")
     found += [f"every {training.recompute_every}nd layer"] * (training.recompute_every > 1)
     found += [f"{run.num_micro_batches} micro-batches"] * (run.num_micro_batches > 1)

@@ -43,6 +43,7 @@ from crosscut.model import GPT, Batch
 from crosscut.parallel import RandomStreams, make_mesh
 from crosscut.parallel.state.parameters import local_part
 from crosscut.training.optimizer import make_optimizer, undecayed_parameters
+from crosscut.training.precision import resolve_on
 from crosscut.training.step import Trainer
 
 CPU = torch.device("cpu")
@@ -72,7 +73,7 @@ def measure_saving(model: dict[str, Any], folder: Path, rounds: int) -> dict[str
     """Measure the seconds of each row and round."""
     run = make_run(model, Layout())
     with process_group(CPU):
-        trainer = Trainer(run, make_mesh(run.layout, CPU))
+        trainer = Trainer(resolve_on(run, CPU), make_mesh(run.layout, CPU))
         tokens = torch.randint(0, model["vocab_size"], (4, model["max_sequence_length"] + 1))
         steps = iter(range(10**6))
 
@@ -152,7 +153,7 @@ def report_saving(figures: dict[str, Any]) -> None:
 
 def write_checkpoint(run: RunConfig, root: Path) -> None:
     with process_group(CPU):
-        trainer = Trainer(run, make_mesh(run.layout, CPU))
+        trainer = Trainer(resolve_on(run, CPU), make_mesh(run.layout, CPU))
         length = run.training.sequence_length
         tokens = torch.randint(0, run.model.vocab_size, (4 // run.layout.data, length + 1))
         trainer.step(0, [Batch.from_ids(tokens)])

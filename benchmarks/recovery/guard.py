@@ -29,6 +29,7 @@ from crosscut.model import Batch
 from crosscut.parallel import make_mesh
 from crosscut.parallel.state.agreement import find_drift, hash_of
 from crosscut.planner import count_parameters, parameters_per_rank
+from crosscut.training.precision import resolve_on
 from crosscut.training.step import Trainer
 from crosscut.training.watching.throughput import synchronize
 
@@ -50,7 +51,7 @@ def measure(run: RunConfig, repeats: int) -> dict[str, float]:
     device = choose_device(run.training.device)
     with process_group(device):
         mesh = make_mesh(run.layout, device)
-        trainer = Trainer(run, mesh)
+        trainer = Trainer(resolve_on(run, device), mesh)
         parameters = dict(trainer.model.named_parameters())
         generator = torch.Generator().manual_seed(mesh.data.rank)
         size = (run.micro_batch_size, run.training.sequence_length + 1)

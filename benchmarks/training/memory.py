@@ -39,6 +39,7 @@ from crosscut.model import Batch
 from crosscut.parallel import ParallelMesh, make_mesh
 from crosscut.parallel.recorder import comes_again
 from crosscut.planner import layer_activations, published_layer_activations
+from crosscut.training.precision import resolve_on
 from crosscut.training.step import Trainer
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -105,7 +106,7 @@ def batch_of(run: RunConfig, mesh: ParallelMesh) -> Tensor:
 
 def held_after_forward(run: RunConfig, mesh: ParallelMesh) -> dict[str, int]:
     """Measure the bytes held between forward and backward pass and, on CUDA, the peak of both passes."""
-    trainer = Trainer(run, mesh)
+    trainer = Trainer(resolve_on(run, mesh.device), mesh)
     tokens = batch_of(run, mesh)
     trainer.accumulate(0, [Batch.from_ids(tokens)])  # creates the tensors that stay, such as gradients
     trainer.streams.restart(step=0)

@@ -36,6 +36,7 @@ from crosscut.config import RunConfig, load_run
 from crosscut.launch import launch, process_group
 from crosscut.model import Batch
 from crosscut.parallel import make_mesh
+from crosscut.training.precision import resolve_on
 from crosscut.training.step import Trainer
 
 LIMIT = 1e-5
@@ -93,7 +94,7 @@ def losses_of(runs: list[RunConfig]) -> list[list[float]]:
     with process_group(device):
         for run in runs:
             mesh = make_mesh(run.layout, device)
-            trainer = Trainer(run, mesh)
+            trainer = Trainer(resolve_on(run, device), mesh)
             steps = range(run.training.steps)
             told.append([float(trainer.step(step, batch_of(run, step, mesh.data.rank)).loss) for step in steps])
     return told

@@ -6,12 +6,9 @@ them. A message is sent after a product, when both ranks have come from work as 
 later of them is there, which is the one that waits the shorter.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import torch
@@ -20,8 +17,7 @@ from torch import Tensor
 from crosscut.calibration.device import Rates, Sizes, pieces, rates_of
 from crosscut.calibration.timing import Times, in_turns, typical, wait_for
 from crosscut.config import Layout
-from crosscut.launch import launch, process_group
-from crosscut.launch.processes import choose_device, is_first_started
+from crosscut.launch import Ranks, in_ranks
 from crosscut.parallel import ParallelMesh, make_mesh
 from crosscut.parallel.collectives import all_gather, all_gather_objects, all_reduce, reduce_scatter
 
@@ -52,25 +48,21 @@ Links = dict[str, LinkRate]
 
 def measure_ranks(device: str, sizes: Sizes | None) -> tuple[Rates | None, Links]:
     """Start two ranks, on gloo or nccl; without `sizes` only the link between them is measured."""
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "rates.json"
-        launch(_on_rank, (device, sizes, str(file)), num_ranks=RANKS)
-        seconds, waits = json.loads(file.read_text(encoding="utf-8"))
+    ranks = Ranks(layout=Layout(tensor=RANKS), device=device, joins=False)
+    seconds, waits = in_ranks(ranks, _seconds, prepare=lambda: sizes)
     rates = rates_of(seconds, torch.device(device), sizes) if sizes else None
     return rates and together(rates), links(waits, _LARGE[device])
 
 
-def _on_rank(name: str, sizes: Sizes | None, file: str) -> None:
-    device = choose_device(name)
-    with process_group(device):
-        mesh = make_mesh(Layout(tensor=RANKS), device)
-        work = pieces(device, sizes) if sizes else []
-        turns = in_turns([*work, *_messages(mesh)], sizes.turns if sizes else _TURNS)
-        ranks = list(zip(*all_gather_objects(turns, mesh.tensor), strict=True))
-        if is_first_started():
-            slower = [typical(joined(ranks_turns, max)) for ranks_turns in ranks[: len(work)]]
-            later = [typical(joined(ranks_turns, min)) for ranks_turns in ranks[len(work) :]]
-            Path(file).write_text(json.dumps((slower, later)), encoding="utf-8")
+def _seconds(sizes: Sizes | None, device: torch.device) -> tuple[list[float], list[float]]:
+    """Seconds of each piece of work on the slower rank, and of each message on the rank that waited the shorter."""
+    mesh = make_mesh(Layout(tensor=RANKS), device)
+    work = pieces(device, sizes) if sizes else []
+    turns = in_turns([*work, *_messages(mesh)], sizes.turns if sizes else _TURNS)
+    ranks = list(zip(*all_gather_objects(turns, mesh.tensor), strict=True))
+    slower = [typical(joined(ranks_turns, max)) for ranks_turns in ranks[: len(work)]]
+    later = [typical(joined(ranks_turns, min)) for ranks_turns in ranks[len(work) :]]
+    return slower, later
 
 
 def joined(ranks: Sequence[list[list[float]]], choose: Callable[[Iterable[float]], float]) -> list[list[float]]:

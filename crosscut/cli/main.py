@@ -47,7 +47,7 @@ def main() -> None:
     try:
         commands.main(prog_name="crosscut", standalone_mode=False)
     except CrosscutError as error:
-        _fail(f"crosscut: {error}", 2)
+        _fail("" if error.is_told else f"crosscut: {error}", 2)
     except RankFailure as failure:
         _fail(str(failure), 1)
     except RunStopped as stopped:
@@ -71,8 +71,12 @@ def _terminated(number: int, _frame: object) -> None:
 
 
 def _fail(message: str, status: int) -> None:
-    """Print once, though under torchrun every rank fails alike: the others wait to be stopped by then."""
+    """Print the message, unless it is empty, and exit with a status.
+
+    Under torchrun every rank may fail alike. The first rank prints at once; the others wait, and are stopped by then.
+    """
     if os.environ.get("RANK", "0") != "0":
         time.sleep(_SECONDS_UNTIL_STOPPED)
-    click.echo(message, err=True)
+    if message:
+        click.echo(message, err=True)
     sys.exit(status)

@@ -22,6 +22,7 @@ from crosscut.config.layout import Layout, ZeroStage
 from crosscut.config.loading import dump_toml, is_corpus, load_corpus, load_layout, load_run, write_toml
 from crosscut.config.model import ModelConfig
 from crosscut.config.presets import PRESETS
+from crosscut.config.resolved import ResolvedRun, resolve
 from crosscut.config.run import (
     CheckpointConfig,
     DataConfig,
@@ -47,6 +48,7 @@ __all__ = [
     "OptimizerConfig",
     "OutputConfig",
     "RankFailure",
+    "ResolvedRun",
     "RunConfig",
     "RunStopped",
     "TrainingConfig",
@@ -59,6 +61,7 @@ __all__ = [
     "load_layout",
     "load_run",
     "padded_vocab_size",
+    "resolve",
     "write_toml",
     "write_whole",
 ]

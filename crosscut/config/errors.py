@@ -7,6 +7,9 @@ Each message follows one grammar: the name, what it must be, what it is, what to
 class CrosscutError(Exception):
     """Base of every error that is about the user's input rather than a bug; shown without a traceback."""
 
+    is_told = False
+    """Whether another rank shows this error to the user. Then this rank ends without a message."""
+
 
 class ConfigError(CrosscutError):
     """A run's file or an override asks for something that cannot be."""

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import click
+import torch
 
-from crosscut.config import ConfigError, Layout, LayoutError
+from crosscut.config import ConfigError, Layout
 from crosscut.config.checks import require_at_least
 from crosscut.config.model import require_tensor_axis
 from crosscut.data import Tokenizer
@@ -13,20 +15,10 @@ from crosscut.generation.decoder import Decoder
 from crosscut.generation.display import Silent, Written, display_for
 from crosscut.generation.prompts import ask
 from crosscut.generation.sampling import Sampling
-from crosscut.launch import launch, process_group
-from crosscut.launch.processes import (
-    choose_device,
-    is_first_started,
-    joined_rank,
-    ranks_on_this_machine,
-    require_devices,
-    started_world_size,
-    was_started,
-)
+from crosscut.launch import Ranks, in_ranks
 from crosscut.model.packing import pack_weights
 from crosscut.parallel import ParallelMesh, make_mesh
 from crosscut.parallel.collectives import share_from_first
-from crosscut.parallel.mesh import world_size_message
 from crosscut.pretrained import ModelSource, find_model
 
 USUAL_TOKENS = 200
@@ -61,23 +53,20 @@ class Order:
         if self.num_tokens is not None:
             require_at_least("--tokens", self.num_tokens, 1)
 
+    @property
+    def layout(self) -> Layout:
+        """Layout of the ranks."""
+        return Layout(tensor=self.tensor)
+
 
 def write_order(place: str, order: Order) -> None:
     """Write with the model at `place`, cut over the ranks that are asked for or that torchrun started.
 
     Raises `ConfigError`, `LayoutError`, `DataError` or `CheckpointError` before a rank starts.
     """
-    if was_started() and started_world_size() != order.tensor:
-        raise LayoutError(world_size_message(Layout(tensor=order.tensor), started_world_size()))
-    require_devices(order.device, ranks_on_this_machine(order.tensor))
-    if not was_started():
-        launch(_write_rank, (_checked(place, order), order), num_ranks=order.tensor)
-        return
-    with joined_rank():
-        device = choose_device(order.device)
-        with process_group(device):  # what is newest in a run in progress is for one rank to say
-            source = share_from_first(_checked(place, order) if is_first_started() else None)
-            _write(source, order, make_mesh(Layout(tensor=order.tensor), device))
+    ranks = Ranks(layout=order.layout, device=order.device)
+    # Only one process looks for the model: a run in progress may write another checkpoint in the meantime.
+    in_ranks(ranks, partial(_write, order), prepare=lambda: _checked(place, order))
 
 
 def _checked(place: str, order: Order) -> ModelSource:
@@ -89,13 +78,8 @@ def _checked(place: str, order: Order) -> ModelSource:
     return source
 
 
-def _write_rank(source: ModelSource, order: Order) -> None:
-    device = choose_device(order.device)
-    with process_group(device):
-        _write(source, order, make_mesh(Layout(tensor=order.tensor), device))
-
-
-def _write(source: ModelSource, order: Order, mesh: ParallelMesh) -> None:
+def _write(order: Order, source: ModelSource, device: torch.device) -> None:
+    mesh = make_mesh(order.layout, device)
     model = source.load(mesh, precision=order.precision)
     num_rows = min(_MOST_ROWS, max(len(order.prompts), 1) * order.samples)
     pack_weights(model, mesh, num_texts=num_rows)

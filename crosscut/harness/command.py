@@ -7,15 +7,12 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from crosscut.harness.arguments import MODEL, ModelArguments, refuse_cache, refuse_chat_template
 from crosscut.harness.tasks import require_installed
-from crosscut.launch import launch, process_group
-from crosscut.launch.processes import (
-    choose_device,
-    is_first_started,
-    joined_rank,
-    was_started,
-)
+from crosscut.launch import in_ranks
+from crosscut.launch.processes import is_first_started, was_started
 
 
 def run_command(arguments: Sequence[str]) -> None:
@@ -28,12 +25,10 @@ def run_command(arguments: Sequence[str]) -> None:
     model = _model_of(arguments)
     if model is None:
         _do(arguments)
-    elif was_started():
-        model.require_ranks()
-        with joined_rank():
-            _on_rank(arguments, model.on.device)
     else:
-        launch(_on_rank, (arguments, model.on.device), num_ranks=model.on.layout.world_size)
+        if was_started():
+            model.require_ranks()
+        in_ranks(model.on.ranks(), _do_on_rank, prepare=lambda: arguments)
 
 
 def _model_of(arguments: Sequence[str]) -> ModelArguments | None:
@@ -63,14 +58,13 @@ def _asked(arguments: Sequence[str]) -> Any:
         return EvaluatorConfig.from_cli(parsed)  # says what it will say once more
 
 
-def _on_rank(arguments: Sequence[str], device: str) -> None:
-    """The work of a rank; all but the first do it in silence."""
-    with process_group(choose_device(device)):
-        if is_first_started():
+def _do_on_rank(arguments: Sequence[str], _device: torch.device) -> None:
+    """Do what the arguments ask for on one rank; all ranks but the first do it in silence."""
+    if is_first_started():
+        _do(arguments)
+    else:
+        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
             _do(arguments)
-        else:
-            with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-                _do(arguments)
 
 
 def _do(arguments: Sequence[str]) -> None:

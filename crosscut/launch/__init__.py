@@ -1,6 +1,7 @@
 """The way into the ranks of a run and out of them: starting or joining processes, signals, allocator settings."""
 
+from crosscut.launch.door import Done, Ranks, in_ranks
 from crosscut.launch.processes import launch, process_group
 from crosscut.launch.stopping import Stopped, StopRequest
 
-__all__ = ["StopRequest", "Stopped", "launch", "process_group"]
+__all__ = ["Done", "Ranks", "StopRequest", "Stopped", "in_ranks", "launch", "process_group"]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from crosscut.architecture import describe
-from crosscut.config import RunConfig, default_loss_chunk, padded_vocab_size
+from crosscut.config import ResolvedRun, RunConfig, default_loss_chunk, padded_vocab_size, resolve
 from crosscut.config.precision import precision_on
 from crosscut.config.training import Compile
 from crosscut.model import Batch
@@ -39,24 +39,25 @@ class Rehearsal:
     """Seconds that the dry run took."""
 
 
-def rehearse(run: RunConfig, *, rank: int = 0, device: Device = "cuda") -> Rehearsal:
+def rehearse(run: RunConfig, *, rank: int = 0, device: Device = "cuda", precision: str | None = None) -> Rehearsal:
     """Do a step of rank `rank` of `run`, as on `device`, with ranks and tensors that are pretended.
 
+    `training.precision = "auto"` stands for `precision`, which by default is the one of such devices today.
     Layers run as they are written: what `training.compile` would fuse is not fused. Raises `ConfigError` where
     `model.vocab_size` is still 0, and `LayoutError` for a rank that the layout has not.
     """
     known_vocab_size(run.model)
     start = time.perf_counter()
-    run = run.settled(precision_on(device))
-    run = replace(run, training=replace(run.training, compile=Compile.OFF))
+    uncompiled = replace(run, training=replace(run.training, compile=Compile.OFF))
+    resolved = resolve(uncompiled, device=device, precision=precision or precision_on(device))
     with pretended_ranks(run.layout.world_size, rank), torch.random.fork_rng(devices=()):
         mesh = make_mesh(replace(run.layout, symmetric_memory=False), torch.device("cpu"))
         with WithoutMemory(allow_non_fake_inputs=True), as_on(device):
-            ledger, recorder = _count(run, mesh, device)
+            ledger, recorder = _count(resolved, mesh)
             peak = ledger.peak()
     seconds = time.perf_counter() - start
     return Rehearsal(
-        run=run,
+        run=resolved.config,
         rank=rank,
         device=device,
         peak=peak,
@@ -67,16 +68,16 @@ def rehearse(run: RunConfig, *, rank: int = 0, device: Device = "cuda") -> Rehea
     )
 
 
-def _count(run: RunConfig, mesh: ParallelMesh, device: Device) -> tuple[Ledger, CollectiveRecorder]:
+def _count(run: ResolvedRun, mesh: ParallelMesh) -> tuple[Ledger, CollectiveRecorder]:
     trainer = Trainer(run, mesh)
     trainer.optimizer.prepare()
     tensor = run.layout.tensor
     vocabulary = padded_vocab_size(run.model.vocab_size, tensor) // tensor
     tokens = run.micro_batch_size * run.training.sequence_length
-    trainer.model.loss_chunk_tokens = default_loss_chunk(vocabulary, tokens, device=device)
+    trainer.model.loss_chunk_tokens = default_loss_chunk(vocabulary, tokens, device=run.device)
     shapes = {parameter.on(tensor).shape for parameter in describe(run.model).parameters()}
-    ledger = Ledger(vocabulary=vocabulary, shapes=shapes, host_apart=device == "cuda")
-    _enter_state(ledger, trainer, device)
+    ledger = Ledger(vocabulary=vocabulary, shapes=shapes, host_apart=run.device == "cuda")
+    _enter_state(ledger, trainer)
     ledger.watch(trainer.model)
     batches = _batches(run)
     with CollectiveRecorder(mesh) as recorder, ledger, resizing_told_to(ledger.resized):
@@ -87,21 +88,21 @@ def _count(run: RunConfig, mesh: ParallelMesh, device: Device) -> tuple[Ledger, 
     return ledger, recorder
 
 
-def _enter_state(ledger: Ledger, trainer: Trainer, device: Device) -> None:
+def _enter_state(ledger: Ledger, trainer: Trainer) -> None:
     """Weights, and moments where they are on the device."""
-    precision = trainer.run.training.numbers
+    precision = trainer.run.numbers
     is_mixed = precision.compute != precision.accumulation
     parameters = dict(trainer.model.named_parameters())
     ledger.enter("master_weights" if is_mixed else "weights", parameters)
     for name in MOMENTS:
         moments = {key: trainer.optimizer.state[p][name] for key, p in parameters.items()}
-        if device == "cuda" and "optimizer" in trainer.run.training.offload:
+        if trainer.run.device == "cuda" and "optimizer" in trainer.run.training.offload:
             ledger.pass_over(moments.values())
         else:
             ledger.enter("optimizer", moments)
 
 
-def _batches(run: RunConfig) -> list[Batch]:
+def _batches(run: ResolvedRun) -> list[Batch]:
     shape = (run.micro_batch_size, run.training.sequence_length + 1)
     batches: list[Batch] = []
     for _ in range(run.num_micro_batches):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import ceil, lcm
 from typing import Any, Literal, NamedTuple
 
-from crosscut.config import ConfigError, ModelConfig, RunConfig
+from crosscut.config import ConfigError, ModelConfig, ResolvedRun
 from crosscut.config.training import Device
 
 Study = Literal["tensor", "data", "strong", "process"]
@@ -53,7 +53,7 @@ class Devices:
 class Case(NamedTuple):
     """A run and the threads that each of its ranks computes with (on a CPU)."""
 
-    run: RunConfig
+    run: ResolvedRun
     threads: int
 
 
@@ -81,7 +81,7 @@ def choose_devices(name: str, ranks: int | None, *, cores: int, gpus: int) -> De
     return Devices(kind=kind, count=count, most=ranks)
 
 
-def study_cases(run: RunConfig, devices: Devices) -> dict[Study, list[Case]]:
+def study_cases(run: ResolvedRun, devices: Devices) -> dict[Study, list[Case]]:
     """The cases of every study, the fewest ranks first; some stand in several.
 
     `run` is what one rank trains: its layout's sizes are replaced, its batch is that of one data rank. Raises
@@ -130,13 +130,13 @@ def grow(model: ModelConfig, tensor: int) -> ModelConfig:
 
 
 def _case(
-    run: RunConfig, devices: Devices, model: ModelConfig, tensor: int, data: int = 1, *, threads: int = 1
+    run: ResolvedRun, devices: Devices, model: ModelConfig, tensor: int, data: int = 1, *, threads: int = 1
 ) -> Case:
     symmetric = run.layout.symmetric_memory and tensor > 1
     layout = replace(run.layout, tensor=tensor, data=data, shard_group=0, symmetric_memory=symmetric)
     batch = run.training.batch_size // run.layout.data * data
     training = replace(run.training, batch_size=batch, device=Device(devices.kind))
-    return Case(replace(run, model=model, layout=layout, training=training), threads)
+    return Case(run.with_config(replace(run.config, model=model, layout=layout, training=training)), threads)
 
 
 def _power_of_two(number: int) -> int:

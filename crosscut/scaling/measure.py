@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from crosscut.config import ConfigError, Layout
 from crosscut.evaluation.progress import progress
-from crosscut.launch import launch, process_group
-from crosscut.launch.processes import choose_device, started_world_size, was_started
+from crosscut.launch import Ranks, in_ranks
+from crosscut.launch.processes import started_world_size, was_started
 from crosscut.model import Batch
 from crosscut.parallel import ParallelMesh, make_repeated_mesh
 from crosscut.parallel.collectives import all_gather_objects
@@ -38,13 +39,12 @@ def measure(cases: Sequence[Case], devices: Devices, *, turns: int) -> list[list
         )
     for case in cases:
         require_capabilities(case.run)
-    return launch(_on_rank, (list(cases), turns), num_ranks=devices.most)
+    ranks = Ranks(layout=Layout(data=devices.most), device=devices.kind)
+    return in_ranks(ranks, partial(_train_on_rank, turns), prepare=lambda: list(cases))
 
 
-def _on_rank(cases: list[Case], turns: int) -> list[list[float]]:
-    device = choose_device(cases[0].run.training.device)
-    with process_group(device):
-        return train_in_turns(cases, turns, make_repeated_mesh(Layout(data=started_world_size()), device))
+def _train_on_rank(turns: int, cases: list[Case], device: torch.device) -> list[list[float]]:
+    return train_in_turns(cases, turns, make_repeated_mesh(Layout(data=started_world_size()), device))
 
 
 def train_in_turns(cases: Sequence[Case], turns: int, everyone: ParallelMesh) -> list[list[float]]:

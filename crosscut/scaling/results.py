@@ -95,7 +95,7 @@ def row_of(case: Case, seconds: Sequence[float], devices: Devices, hardware: Har
         data=run.layout.data,
         threads=case.threads,
         sharing=devices.sharing(run.layout.world_size),
-        flops=flops_per_step(run),
+        flops=flops_per_step(run.config),
         seconds=tuple(seconds),
         forecast=None if hardware is None else forecast_seconds(case, devices, hardware),
     )
@@ -105,7 +105,7 @@ def forecast_seconds(case: Case, devices: Devices, hardware: Hardware) -> float:
     """The planner's. A rank has its threads' share of a processor, or less where more ranks than cores share it."""
     ranks = case.run.layout.world_size
     sharing = max(devices.count // case.threads, ranks)
-    speed = Speed(hardware, case.run.settled(hardware.fast_precision).training.precision, ranks=sharing)
+    speed = Speed(hardware, case.run.precision, ranks=sharing)
     turns = devices.sharing(ranks)  # what the host does for a rank waits for the others on its core, too
     forward, backward = hardware.layer_host
     device = replace(
@@ -114,4 +114,4 @@ def forecast_seconds(case: Case, devices: Devices, hardware: Hardware) -> float:
         layer_host=(turns * forward, turns * backward),
         tensor_host=turns * hardware.tensor_host,
     )
-    return step_time(case.run, device, speed=speed).total
+    return step_time(case.run.config, device, speed=speed).total

@@ -15,7 +15,7 @@ from crosscut.planner.search import require_precision
 from crosscut.scaling.cases import DEFAULT_RUNS, Devices, choose_devices, study_cases
 from crosscut.scaling.measure import measure
 from crosscut.scaling.results import Results, row_of
-from crosscut.training.precision import fast_precision
+from crosscut.training.precision import resolve_on
 
 
 def measured_study(arguments: Sequence[str], *, gpu: str | None, ranks: int | None, turns: int) -> Results:
@@ -23,9 +23,9 @@ def measured_study(arguments: Sequence[str], *, gpu: str | None, ranks: int | No
 
     Raises `ConfigError` or `LayoutError` before a rank starts.
     """
-    run, devices = _run_and_devices(arguments, ranks)
-    run = run.settled(fast_precision(torch.device(devices.kind)))
-    hardware = None if gpu is None else _hardware(gpu, run, devices)
+    asked, devices = _run_and_devices(arguments, ranks)
+    run = resolve_on(asked, torch.device(devices.kind))
+    hardware = None if gpu is None else _hardware(gpu, run.config, devices)
     studies = study_cases(run, devices)
     cases = [case for found in studies.values() for case in found]
     unique = [case for index, case in enumerate(cases) if case not in cases[:index]]
@@ -35,7 +35,7 @@ def measured_study(arguments: Sequence[str], *, gpu: str | None, ranks: int | No
         devices=devices,
         batch_size=run.training.batch_size // run.layout.data,
         sequence_length=run.training.sequence_length,
-        precision=run.training.precision,
+        precision=run.precision,
         turns=turns,
         device_file="" if hardware is None else hardware.name,
         studies={

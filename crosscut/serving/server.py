@@ -12,29 +12,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import click
+import torch
 import uvicorn
 from starlette.applications import Starlette
 
-from crosscut.config import ConfigError, Layout, LayoutError
+from crosscut.config import ConfigError, Layout
 from crosscut.config.model import require_tensor_axis
 from crosscut.generation import Decoder
-from crosscut.launch import StopRequest, launch, process_group
-from crosscut.launch.processes import (
-    choose_device,
-    is_first_started,
-    joined_rank,
-    ranks_on_this_machine,
-    require_devices,
-    started_world_size,
-    was_started,
-)
+from crosscut.launch import Ranks, StopRequest, in_ranks
 from crosscut.launch.stopping import REQUESTS, ignore_requests
 from crosscut.model.packing import pack_weights
-from crosscut.parallel import ParallelMesh, make_mesh
-from crosscut.parallel.collectives import share_from_first
-from crosscut.parallel.mesh import world_size_message
+from crosscut.parallel import make_mesh
 from crosscut.pretrained import ModelSource, find_model
 from crosscut.serving.application import make_application
 from crosscut.serving.chat import ChatTemplate
@@ -76,6 +67,11 @@ class ServerOptions:
                 f"{self.host}. Set CROSSCUT_API_KEY, or leave out --host."
             )
 
+    @property
+    def layout(self) -> Layout:
+        """Layout of the ranks."""
+        return Layout(tensor=self.tensor)
+
 
 def serve(place: str, options: ServerOptions) -> None:
     """Serve the model at `place` until a signal asks to stop.
@@ -83,17 +79,8 @@ def serve(place: str, options: ServerOptions) -> None:
     On ranks of its own, or on those that torchrun started. Raises `ConfigError`, `LayoutError`, `DataError` or
     `CheckpointError` before a rank starts.
     """
-    if was_started() and started_world_size() != options.tensor:
-        raise LayoutError(world_size_message(Layout(tensor=options.tensor), started_world_size()))
-    require_devices(options.device, ranks_on_this_machine(options.tensor))
-    if was_started():
-        with joined_rank():
-            device = choose_device(options.device)
-            with process_group(device):
-                source = share_from_first(_checked(place, options) if is_first_started() else None)
-                _serve(source, options, make_mesh(Layout(tensor=options.tensor), device))
-    else:
-        launch(_serve_rank, (_checked(place, options), options), num_ranks=options.tensor, signals=SIGNALS)
+    ranks = Ranks(layout=options.layout, device=options.device, signals=SIGNALS)
+    in_ranks(ranks, partial(_serve, options), prepare=lambda: _checked(place, options))
     ignore_requests()
 
 
@@ -105,13 +92,8 @@ def _checked(place: str, options: ServerOptions) -> ModelSource:
         return source
 
 
-def _serve_rank(source: ModelSource, options: ServerOptions) -> None:
-    device = choose_device(options.device)
-    with process_group(device):
-        _serve(source, options, make_mesh(Layout(tensor=options.tensor), device))
-
-
-def _serve(source: ModelSource, options: ServerOptions, mesh: ParallelMesh) -> None:
+def _serve(options: ServerOptions, source: ModelSource, device: torch.device) -> None:
+    mesh = make_mesh(options.layout, device)
     with _bound(options) if mesh.is_first_rank else nullcontext() as listener:
         tokenizer = source.load_tokenizer()
         stops = frozenset({source.end_of_text, *source.stops})

@@ -1,19 +1,20 @@
-"""The training loop on one rank: it reads as the algorithm.
+"""The training loop on one rank: launch each step, then do each chore that is due.
 
-It is one step ahead of what it knows: it launches a step before it has seen how the one before went, so that a GPU goes
-on without a pause, and catches up before anything is made of the weights.
+The loop runs one step ahead of its results. It launches step n + 1 before it has read the loss of step n, so that the
+GPU never waits for the host. Before the weights are used for anything else (validation, a checkpoint), it catches up:
+it waits for the result of the last step.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from crosscut.checkpoint import Folder, Progress, Saver, load_checkpoint
-from crosscut.config import RunConfig, TrainingError, write_toml
+from crosscut.config import TrainingError, write_toml
 from crosscut.config.conventions import CONFIG_FILE
 from crosscut.evaluation import Score, evaluate_loss
 from crosscut.launch import Stopped, StopRequest
@@ -35,8 +36,9 @@ class Outcome:
     """Result of a training run."""
 
     before: Score
-    """Validation score before the first step of this run."""
+    """Validation score before the first step of this process."""
     after: Score
+    """Latest validation score."""
     throughput: Throughput
     first_step: int
     last_step: int
@@ -44,15 +46,38 @@ class Outcome:
     seconds: float
     """Seconds of the training steps alone."""
     stopped: bool
-    """Whether the run was asked to stop; then `after` is of an earlier step and the last one has a checkpoint."""
+    """Whether a scheduler ended the run early; `after` may then be older than `last_step`, which has a checkpoint."""
+
+
+@dataclass
+class _Course:
+    """State of one call of `Loop.train`."""
+
+    metrics: Metrics
+    batches: BatchesAhead
+    follower: Follower
+    request: StopRequest
+    done: int
+    """Steps launched so far."""
+    after: Score
+    """Latest validation score."""
+    stopped: bool = False
+    """Whether all ranks have agreed to stop."""
+
+    @contextmanager
+    def until_stopped(self) -> Iterator[None]:
+        """Leave the block, and note it, where the ranks agree to stop inside."""
+        try:
+            yield
+        except Stopped:
+            self.stopped = True
 
 
 class Loop:
-    """Trains, validates, evaluates and keeps checkpoints, as the run asks for."""
+    """Trains, validates, evaluates and keeps checkpoints, as the trainer's run asks for."""
 
     def __init__(
         self,
-        run: RunConfig,
         trainer: Trainer,
         batches: Batches,
         *,
@@ -60,19 +85,18 @@ class Loop:
         profiler: Profiler | None = None,
         evaluations: Evaluations | None = None,
     ) -> None:
-        """`identity` is what the run's checkpoints say of themselves (`checkpoint.Progress`)."""
+        """`identity` is the description of the run in its checkpoints (`checkpoint.Progress`)."""
         self.profiler, self.evaluations = profiler, evaluations
-        run = run.settled(trainer.run.training.precision)
-        self.run, self.trainer, self.batches, self.mesh = run, trainer, batches, trainer.mesh
+        self.run, self.trainer, self.batches, self.mesh = trainer.run.config, trainer, batches, trainer.mesh
         self.identity = dict(identity or {})
-        self.folder = Path(run.output.folder)
-        self.throughput = Throughput.of(run, trainer.mesh)
+        self.folder = Path(self.run.output.folder)
+        self.throughput = Throughput.of(trainer.run, trainer.mesh)
         self.saver = Saver(
-            run.checkpoints_folder,
+            self.run.checkpoints_folder,
             model=trainer.model,
             optimizer=trainer.optimizer,
             more=trainer.more_state,
-            config=run.checkpoint,
+            config=self.run.checkpoint,
             is_first_rank=self.mesh.is_first_rank,
         )
 
@@ -82,47 +106,61 @@ class Loop:
         Raises `TrainingError` when a loss is no longer finite, a loss scale has fallen too low, or replicas of a
         parameter differ.
         """
-        training = self.run.training
-        first = done = self.load(resume_from).step if resume_from else 0
-        stopped = False
-        with self._metrics(first) as metrics, BatchesAhead(self.batches, num_steps=training.steps) as batches:
-            before = after = self.validate(first, metrics)
+        steps = self.run.training.steps
+        first = self.load(resume_from).step if resume_from else 0
+        with self._metrics(first) as metrics, BatchesAhead(self.batches, num_steps=steps) as batches:
+            before = self.validate(first, metrics)
             follower = Follower(lambda result, seconds: self._tell(result, seconds, metrics), self.mesh.device)
             with StopRequest() as request:
-                while done < training.steps and not stopped:
-                    self._step(done, batches, follower)
-                    done += 1
-                    last = done == training.steps
-                    try:
-                        request.check()
-                        if last or _is_due(done, training.validate_every):
-                            self._catch_up(follower)
-                            after = self.validate(done, metrics, request)
-                        if self.evaluations and self.evaluations.is_due(done):
-                            self._catch_up(follower)
-                            with metrics.aside():
-                                figures = self.evaluations.figures(self.trainer.model, request, shown=True)
-                            metrics.scores(done, figures)
-                    except Stopped:
-                        stopped = True
-                    saving = stopped or last or _is_due(done, self.run.checkpoint.every)
-                    if saving or _is_due(done, training.compare_replicas_every):
+                course = _Course(metrics, batches, follower, request, done=first, after=before)
+                while course.done < steps and not course.stopped:
+                    self._launch_step(course)
+                    for chore in self._chores_due(course):
                         self._catch_up(follower)
-                        self.compare_replicas(done)
-                    if saving:
-                        self.save(done, final=stopped or last)
+                        chore(course)
                 self.finish_saving()
-                if stopped:
+                if course.stopped:
                     request.meet()  # a rank that left earlier would take the one that still writes with it
         return Outcome(
             before=before,
-            after=after,
+            after=course.after,
             throughput=self.throughput,
             first_step=first,
-            last_step=done,
+            last_step=course.done,
             seconds=follower.seconds,
-            stopped=stopped,
+            stopped=course.stopped,
         )
+
+    def _chores_due(self, course: _Course) -> Iterator[Callable[[_Course], None]]:
+        """Work that is due after the last step launched, in order: score the model, compare replicas, save.
+
+        The ranks may agree to stop before each score and while one is made. Then no further score is made, and a
+        checkpoint is due. So the caller does each chore before it asks for the next one.
+        """
+        done, training = course.done, self.run.training
+        last = done == training.steps
+        with course.until_stopped():
+            course.request.check()
+        if not course.stopped and (last or _is_due(done, training.validate_every)):
+            yield self._validate
+        if not course.stopped and self.evaluations and self.evaluations.is_due(done):
+            yield self._evaluate
+        saving = course.stopped or last or _is_due(done, self.run.checkpoint.every)
+        if saving or _is_due(done, training.compare_replicas_every):
+            yield lambda course: self.compare_replicas(course.done)
+        if saving:
+            yield lambda course: self.save(course.done, final=course.stopped or last)
+
+    def _validate(self, course: _Course) -> None:
+        with course.until_stopped():
+            course.after = self.validate(course.done, course.metrics, course.request)
+
+    def _evaluate(self, course: _Course) -> None:
+        assert self.evaluations is not None
+        with course.until_stopped():
+            with course.metrics.aside():
+                figures = self.evaluations.figures(self.trainer.model, course.request, shown=True)
+            course.metrics.scores(course.done, figures)
 
     def validate(self, step: int, metrics: Metrics, request: StopRequest | None = None) -> Score:
         """Score the model on the validation set, unless `request` raises `Stopped` before the end.
@@ -185,14 +223,16 @@ class Loop:
         apply_settings(optimizer, self.run.optimizer)
         return progress
 
-    def _step(self, step: int, batches: BatchesAhead, follower: Follower) -> None:
-        """Launch a step and tell of the one before. Raises `TrainingError` where that one failed."""
+    def _launch_step(self, course: _Course) -> None:
+        """Launch the next step and report the one before. Raises `TrainingError` where that one failed."""
+        step = course.done
         profiled = self.profiler.around(step) if self.profiler else nullcontext()
         with self._failures_explained(), profiled:
-            follower.launch(lambda: self.trainer.step(step, batches.take(step)))
+            course.follower.launch(lambda: self.trainer.step(step, course.batches.take(step)))
+        course.done += 1
 
     def _catch_up(self, follower: Follower) -> None:
-        """Tell of the step that was launched last. Raises `TrainingError` where it failed."""
+        """Report the step that was launched last. Raises `TrainingError` where it failed."""
         with self._failures_explained():
             follower.catch_up()
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from crosscut.config import ConfigError
+from crosscut.config import ConfigError, ResolvedRun, RunConfig, resolve
 from crosscut.config.conventions import AMPERE
 from crosscut.config.precision import FLOAT8_MULTIPLE, PRECISIONS, precision_on
 from crosscut.kernels import FLOAT8, ORDINARY, Products
@@ -36,6 +36,11 @@ def fast_precision(device: torch.device) -> str:
     # PyTorch imitates bfloat16 on GPUs before.
     has_bfloat16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= AMPERE
     return precision_on(device.type, has_bfloat16=has_bfloat16)
+
+
+def resolve_on(run: RunConfig, device: torch.device) -> ResolvedRun:
+    """Resolve a run for the device that it trains on."""
+    return resolve(run, device="cuda" if device.type == "cuda" else "cpu", precision=fast_precision(device))
 
 
 def require_precision(precision: str, device: torch.device) -> None:

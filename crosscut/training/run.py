@@ -7,10 +7,12 @@ import shlex
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from rich.console import Console
 
 from crosscut.checkpoint import (
     Folder,
+    GoodCheckpoint,
     checkpoint_folder,
     find_damage,
     latest_good_checkpoint,
@@ -18,30 +20,21 @@ from crosscut.checkpoint import (
     mark_passed_over,
     require_identity,
 )
-from crosscut.config import ConfigError, LayoutError, RunConfig, RunStopped, write_toml
+from crosscut.config import ConfigError, ResolvedRun, RunConfig, RunStopped, write_toml
 from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published, reason_against_export
 from crosscut.data import Sampler, TokenFolder, Tokenizer, ValidationSampler, prepare
-from crosscut.launch import launch, process_group
-from crosscut.launch.processes import (
-    choose_device,
-    is_first_started,
-    joined_rank,
-    ranks_on_this_machine,
-    require_devices,
-    started_world_size,
-    was_started,
-)
+from crosscut.launch import Done, Ranks, in_ranks
+from crosscut.launch.processes import choose_device
 from crosscut.launch.stopping import ignore_requests
 from crosscut.parallel import make_mesh
 from crosscut.parallel.collectives import share_from_first
-from crosscut.parallel.mesh import world_size_message
 from crosscut.planner.traffic import reason_against_halves
 from crosscut.pretrained import keep_companions, load_weights, require_weights
 from crosscut.training.batches import Batches
 from crosscut.training.evaluations import Evaluations
 from crosscut.training.loop import Loop
-from crosscut.training.precision import fast_precision
+from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities
 from crosscut.training.step import Trainer
 from crosscut.training.watching.profiling import Profiler, require_steps
@@ -52,7 +45,7 @@ from crosscut.training.watching.run_report import SUMMARY_FILE, typed_command, w
 class _Prepared:
     """Message to every rank before it begins."""
 
-    run: RunConfig
+    run: ResolvedRun
     """Settings of the run, with the vocabulary filled in."""
     checkpoint: Folder | None
     """Checkpoint to resume from; None for a new run."""
@@ -76,17 +69,10 @@ def run_training(run: RunConfig, *, resume: Resume = False, profile: bool = Fals
     when a rank failed for another reason; `RunStopped` when the run was asked to stop by SIGTERM or SIGUSR1 and has
     written a checkpoint. Both signals are ignored from then on, so that no copy of them hides it.
     """
-    if was_started() and started_world_size() != run.layout.world_size:
-        raise LayoutError(world_size_message(run.layout, started_world_size()))
-    require_devices(run.training.device, ranks_on_this_machine(run.layout.world_size))
-    run = run.settled(fast_precision(choose_device(run.training.device)))
-    require_capabilities(run)
-    if was_started():
-        with joined_rank():
-            stopped_after = _join(run, resume, profile)
-    else:
-        prepared = _prepare_unless_complete(run, resume, profile)
-        stopped_after = launch(_train_rank, (prepared,), num_ranks=run.layout.world_size) if prepared else 0
+    ranks = Ranks(layout=run.layout, device=run.training.device)
+    resolved = resolve_on(run, choose_device(run.training.device))
+    require_capabilities(resolved)
+    stopped_after = in_ranks(ranks, _train, prepare=lambda: _prepare_unless_complete(resolved, resume, profile))
     if stopped_after:
         ignore_requests()  # in the process that has started the ranks, too
         config = shlex.quote(str(Path(run.output.folder) / CONFIG_FILE))
@@ -109,61 +95,79 @@ def is_complete(run: RunConfig) -> bool:
     return not find_damage(checkpoint_folder(run.checkpoints_folder, steps), progress=True)
 
 
-def _prepare_unless_complete(run: RunConfig, resume: Resume, profile: bool) -> _Prepared | None:
-    """Prepare a run for its ranks; None, with a message, where it may be complete and is. For one process of all."""
-    if resume == "auto" and is_complete(run):
-        text = f"The run in `{run.output.folder}` is complete: all {run.training.steps} steps are done."
+def _prepare_unless_complete(run: ResolvedRun, resume: Resume, profile: bool) -> _Prepared | Done[int]:
+    """Prepare a run for its ranks; with `resume="auto"` a complete run has no work left, and a message says so."""
+    if resume == "auto" and is_complete(run.config):
+        text = f"The run in `{run.config.output.folder}` is complete: all {run.training.steps} steps are done."
         Console().print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
-        return None
+        return Done(0)
     return _prepare(run, resume, profile)
 
 
-def _prepare(run: RunConfig, resume: Resume, profile: bool = False) -> _Prepared:
-    """Make what the ranks need: the run's folder, the tokens, the checkpoint to go on from."""
+def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False) -> _Prepared:
+    """Make the run's folder and its tokens, and find the checkpoint to go on from."""
+    run = resolved.config
     folder = Path(run.output.folder)
     may_be_done = resume == "auto"  # killed when only its report was missing
     if resume == "auto":  # checkpoints that are all damaged are an error, not a reason to begin anew over them
         resume = bool(list_checkpoints(run.checkpoints_folder))
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"`output.folder` must be a folder, but `{folder}` is a file. Choose another name.")
+    if not resume:
+        _require_no_checkpoints(run)
     good = latest_good_checkpoint(run.checkpoints_folder) if resume else None
-    checkpoint = good.folder if good else None
-    if not resume and list_checkpoints(run.checkpoints_folder):
-        name, place = ("checkpoint", run.checkpoint.folder) if run.checkpoint.folder else ("output", str(folder))
-        raise ConfigError(
-            f"`{name}.folder` must name a new folder, but `{place}` holds checkpoints of a run. Pass --resume to go "
-            "on with it, or choose another folder."
-        )
     tokens = _tokens(run, resume)
     run = with_vocabulary(run, tokens)
     Sampler(tokens.train, sequence_length=run.training.sequence_length, seed=run.training.seed)  # raises if too short
     ValidationSampler(tokens.validation, sequence_length=run.training.sequence_length)
     Evaluations(run, tokens)  # raises where a text cannot be scored
-    identity, done = identity_of(run, tokens), 0
-    if checkpoint is not None:
-        done = require_identity(checkpoint, identity).step
-        if run.training.steps < done or (run.training.steps == done and not may_be_done):
-            raise ConfigError(
-                f"`training.steps` must be above the checkpoint's step ({done}), but is {run.training.steps}. "
-                f"Try training.steps={2 * done}."
-            )
+    identity = identity_of(run, tokens)
+    done = 0 if good is None else _steps_done(run, good, identity, may_be_all=may_be_done)
     if profile:
         require_steps(run.training.steps - done)
-    if run.training.initialize_from and checkpoint is None:
+    if run.training.initialize_from and good is None:
         _check_initial_weights(run, tokens)
-    folder.mkdir(parents=True, exist_ok=True)
-    if good is not None:
-        mark_passed_over(good)
-    if run.training.initialize_from and checkpoint is None:
-        keep_companions(Path(run.training.initialize_from), folder / INITIAL_FOLDER)
-    if not resume:  # a run that resumes keeps its config until it has written a checkpoint of its own
-        write_toml(run, folder / CONFIG_FILE)
-        if reason := reason_against_export(run.model):
-            _note(f"The model cannot be exported to Hugging Face's form: {reason}.")
-    on_gpus = choose_device(run.training.device).type == "cuda"
-    if on_gpus and (reason := reason_against_halves(run)):
+    _fill_folder(run, folder, good)
+    if resolved.device == "cuda" and (reason := reason_against_halves(run)):
         _note(f"Forward messages of the split sequence run beside no product: {reason}.")
-    return _Prepared(run, checkpoint, identity, profile)
+    return _Prepared(resolved.with_config(run), good.folder if good else None, identity, profile)
+
+
+def _require_no_checkpoints(run: RunConfig) -> None:
+    """Raise `ConfigError` where a new run's folder of checkpoints holds some already."""
+    if list_checkpoints(run.checkpoints_folder):
+        mine = str(Path(run.output.folder))
+        name, place = ("checkpoint", run.checkpoint.folder) if run.checkpoint.folder else ("output", mine)
+        raise ConfigError(
+            f"`{name}.folder` must name a new folder, but `{place}` holds checkpoints of a run. Pass --resume to go "
+            "on with it, or choose another folder."
+        )
+
+
+def _steps_done(run: RunConfig, good: GoodCheckpoint, identity: dict[str, Any], *, may_be_all: bool) -> int:
+    """Steps of the run that a checkpoint has done. Raises `CheckpointError` where it is of another run, and
+    `ConfigError` where no steps are left.
+    """
+    done = require_identity(good.folder, identity).step
+    if run.training.steps < done or (run.training.steps == done and not may_be_all):
+        raise ConfigError(
+            f"`training.steps` must be above the checkpoint's step ({done}), but is {run.training.steps}. "
+            f"Try training.steps={2 * done}."
+        )
+    return done
+
+
+def _fill_folder(run: RunConfig, folder: Path, good: GoodCheckpoint | None) -> None:
+    """Make the run's folder; write a new run's config, and note which checkpoints a run that resumes passes over."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if good is not None:  # the config stays until the run has written a checkpoint of its own
+        mark_passed_over(good)
+        return
+    if run.training.initialize_from:
+        keep_companions(Path(run.training.initialize_from), folder / INITIAL_FOLDER)
+    write_toml(run, folder / CONFIG_FILE)
+    if reason := reason_against_export(run.model):
+        _note(f"The model cannot be exported to Hugging Face's form: {reason}.")
 
 
 def _note(text: str) -> None:
@@ -207,41 +211,30 @@ def _check_initial_weights(run: RunConfig, tokens: TokenFolder) -> None:
 
 
 def identity_of(run: RunConfig, tokens: TokenFolder) -> dict[str, Any]:
-    """Identity that a run must share with a checkpoint to resume from it: model sizes, and the data in their order."""
-    model = {f"model.{name}": value for name, value in dataclasses.asdict(run.model).items() if name != "dropout"}
+    """Identity that a run must share with a checkpoint to resume from it: model sizes, and the data in their order.
+
+    Values are as a checkpoint's JSON gives them back: a tuple is a list.
+    """
+    fields = dataclasses.asdict(run.model).items()
+    model = {f"model.{k}": list(v) if isinstance(v, tuple) else v for k, v in fields if k != "dropout"}
     order = {f"training.{name}": getattr(run.training, name) for name in ("batch_size", "sequence_length", "seed")}
     files = [entry.tokens_sha256 for entry in (*tokens.manifest.train, tokens.manifest.validation)]
     return {**model, **order, "data.tokens": hashlib.sha256("".join(files).encode()).hexdigest()[:16]}
 
 
-def _join(run: RunConfig, resume: Resume, profile: bool) -> int:
-    """The work of a rank that torchrun started: the first one looks and prepares while the others wait."""
-    with process_group(choose_device(run.training.device)):
-        prepared = share_from_first(_prepare_unless_complete(run, resume, profile) if is_first_started() else None)
-        return _train(prepared) if prepared else 0
-
-
-def _train_rank(prepared: _Prepared) -> int:
-    """The work of a rank that `launch` started."""
-    with process_group(choose_device(prepared.run.training.device)):
-        return _train(prepared)
-
-
-def _train(prepared: _Prepared) -> int:
-    """The step at which the run was asked to stop, 0 where it is done."""
-    run = prepared.run
-    mesh = make_mesh(run.layout, choose_device(run.training.device))
+def _train(prepared: _Prepared, device: torch.device) -> int:
+    """Train on one rank; gives the step at which the run was asked to stop, 0 where all steps are done."""
+    run = prepared.run.config
+    mesh = make_mesh(run.layout, device)
     tokens = TokenFolder.open(Path(run.tokens_folder), verify=False)  # the hashes have been compared
-    trainer = Trainer(run, mesh)
+    trainer = Trainer(prepared.run, mesh)
     if run.training.initialize_from and prepared.checkpoint is None:
         load_weights(trainer.model, run.model, Path(run.training.initialize_from))
-    profiler = Profiler(trainer, Path(run.output.folder)) if prepared.profile else None
     loop = Loop(
-        run,
         trainer,
         Batches(run, tokens, mesh),
         identity=prepared.identity,
-        profiler=profiler,
+        profiler=Profiler(trainer, Path(run.output.folder)) if prepared.profile else None,
         evaluations=Evaluations(run, tokens),
     )
     with loop.saver:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from crosscut.config import RunConfig
+from crosscut.config import ResolvedRun
 from crosscut.model import GPT, Batch, initialize
 from crosscut.model.running import Runner
 from crosscut.parallel import (
@@ -21,7 +21,7 @@ from crosscut.parallel.collectives import all_reduce
 from crosscut.training.loss_scale import LossScale
 from crosscut.training.memory.host_moments import InHostMemory
 from crosscut.training.optimizer import make_optimizer, set_learning_rate, undecayed_parameters
-from crosscut.training.precision import compute_dtype, fast_precision, needs_loss_scale, parameter_dtype
+from crosscut.training.precision import compute_dtype, needs_loss_scale, parameter_dtype
 from crosscut.training.result import StepResult
 from crosscut.training.runners import make_runners
 from crosscut.training.schedule import learning_rate
@@ -35,8 +35,7 @@ class Trainer:
     change is a number on the device, too.
     """
 
-    def __init__(self, run: RunConfig, mesh: ParallelMesh) -> None:
-        run = run.settled(fast_precision(mesh.device))
+    def __init__(self, run: ResolvedRun, mesh: ParallelMesh) -> None:
         self.run, self.mesh = run, mesh
         self.streams = RandomStreams(mesh, run.training.seed)
         self.compiler = make_compiler(run, mesh)
@@ -46,7 +45,7 @@ class Trainer:
             self.model,
             mesh,
             units=self.model.blocks,
-            compute_dtype=compute_dtype(run.training.precision),
+            compute_dtype=compute_dtype(run.precision),
             always_used=True,
         )
         initialize(self.model, run.training.seed)
@@ -57,7 +56,7 @@ class Trainer:
         self.reducer = make_reducer(self.model, mesh)
         home = InHostMemory() if "optimizer" in run.training.offload else None
         self.optimizer = make_optimizer(self.model, run.optimizer, undecayed=undecayed_parameters(run.model), home=home)
-        self.loss_scale = LossScale(mesh.device) if needs_loss_scale(run.training.precision) else None
+        self.loss_scale = LossScale(mesh.device) if needs_loss_scale(run.precision) else None
         self._held = torch.zeros((), dtype=torch.float32, device=mesh.device)
         """1 from the first step on after which nothing may change any more."""
 
@@ -128,15 +127,14 @@ class Trainer:
 
 
 def make_model(
-    run: RunConfig, *, mesh: ParallelMesh, streams: RandomStreams, runner_of: Callable[[int], Runner]
+    run: ResolvedRun, *, mesh: ParallelMesh, streams: RandomStreams, runner_of: Callable[[int], Runner]
 ) -> GPT:
     """The model of a run in the run's precision: weights in float32 (or float64), arithmetic in the precision."""
-    precision = run.training.precision
     return GPT(
         run.model,
         mesh=mesh,
         streams=streams,
-        dtype=parameter_dtype(precision),
-        compute_dtype=compute_dtype(precision),
+        dtype=parameter_dtype(run.precision),
+        compute_dtype=compute_dtype(run.precision),
         runner_of=runner_of,
     )

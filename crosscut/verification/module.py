@@ -9,7 +9,7 @@ from crosscut.config import ConfigError
 from crosscut.parallel import ParallelMesh, clip_gradients_, global_gradient_norm, make_reducer
 from crosscut.parallel.collectives import all_reduce
 from crosscut.parallel.mesh import layout_of
-from crosscut.verification.proof import prove
+from crosscut.verification.proof import Claim, prove
 from crosscut.verification.report import Report
 
 
@@ -33,7 +33,8 @@ def verify_module(
 
     Use float64 parameters to tell rounding from faults.
     """
-    return prove(lambda on: _OwnStep(build(on), loss, on), mesh, layout=str(layout_of(mesh)), model=name)
+    claim = Claim(make_step=lambda on: _OwnStep(build(on), loss, on), layout=str(layout_of(mesh)), model=name)
+    return prove(claim, mesh)
 
 
 class _OwnStep:

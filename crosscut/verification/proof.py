@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import zip_longest
 
 import torch
@@ -19,64 +20,60 @@ MakeStep = Callable[[ParallelMesh], Step]
 """Builds the model on a mesh, with weights that no layout changes, and the step on this data rank's part of a batch."""
 
 
-def prove(
-    make_step: MakeStep,
-    mesh: ParallelMesh,
-    *,
-    layout: str,
-    model: str,
-    precision: str = "",
-    compute_dtype: torch.dtype | None = None,
-    product_dtype: torch.dtype | None = None,
-    make_uncut: MakeStep | None = None,
-    make_exact: MakeStep | None = None,
-    extra_checks: Callable[[Step], list[Check]] = lambda _: [],
-) -> Report:
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """Step that is claimed to be the same on every layout, and the words for the report of its proof."""
+
+    make_step: MakeStep
+    make_uncut: MakeStep | None = None
+    """Builds the step on one rank; None takes `make_step`. Plainer code here shows a fault that both would share."""
+    make_exact: MakeStep | None = None
+    """Builds the step in the parameters' type, where products or activations are narrower. It shows how much rounding
+    the step has, and that its difference is no more than rounding."""
+    extra_checks: Callable[[Step], list[Check]] = lambda _: []
+    """Makes further checks on every rank, of the step that was taken."""
+
+    layout: str
+    model: str
+    precision: str = ""
+    """Empty takes the name of the activations' type."""
+    compute_dtype: torch.dtype | None = None
+    """Type of the activations; None takes that of the parameters."""
+    product_dtype: torch.dtype | None = None
+    """Type of the factors of products; None takes that of the activations."""
+
+
+def prove(claim: Claim, mesh: ParallelMesh) -> Report:
     """Compare the step on `mesh` with the step on one rank alone. Every rank calls it and gets the same report.
 
     Both models first go through the step with dropout, to see who draws what. Dropout is off while numbers are
-    compared, since each rank's own numbers differ by design. `layout`, `model` and `precision` are words for the
-    report. The step on one rank is `make_uncut`'s where that is given: of plainer code, so that a fault that both
-    would share is seen. The activations' type is that of the parameters unless given, that of the factors of products
-    the activations'. Where they are narrower `make_exact` builds the same step in the parameters', to see how much
-    rounding there is, and that it is no more than rounding. `extra_checks` are made on every rank, with the step that
-    was taken. What the first rank fails on is raised on all; `TrainingError` if its step is not finite.
+    compared, since each rank's own numbers differ by design. An error of the first rank is raised on all ranks;
+    `TrainingError` if its step is not finite.
     """
     start = time.perf_counter()
-    uncut = _uncut(make_uncut or make_step, mesh)
-    step = make_step(mesh)
+    uncut = _uncut(claim.make_uncut or claim.make_step, mesh)
+    step = claim.make_step(mesh)
     draws, cut = _take(step)
     if uncut is not None:
         uncut = uncut[0], uncut[1].with_wholes(compiled_modules(step.model))
-    dtype = compute_dtype or next(step.model.parameters()).dtype
-    bounds = None if uncut is None else _bounds(step, uncut[1], dtype, product_dtype or dtype)
+    dtype = claim.compute_dtype or next(step.model.parameters()).dtype
+    bounds = None if uncut is None else _bounds(step, uncut[1], dtype, claim.product_dtype or dtype)
     tolerance, rounding = share_from_first(bounds)
-    exact = None if make_exact is None else _exact(make_exact, mesh)
-    comparison = Comparison(
-        cut, None if uncut is None else uncut[1], mesh, tolerance=tolerance, exact=exact, rounding=rounding
-    )
+    exact = None if claim.make_exact is None else _exact(claim.make_exact, mesh)
+    reference = None if uncut is None else uncut[1]
+    comparison = Comparison(cut, reference, mesh, tolerance=tolerance, exact=exact, rounding=rounding)
     outcome: Report | Exception | None = None
     try:
         comparison.run()
     except Exception as error:
         outcome = error
     disagreement = compare_draws(draws, mesh)
-    further = extra_checks(step)
+    further = claim.extra_checks(step)
     if uncut is not None and outcome is None:
         try:
             judged, told = _judge_draws(draws, uncut[0], disagreement)
             checks = (*comparison.checks(), judged, *further, *comparison.rounding())
-            outcome = Report(
-                layout=layout,
-                model=model,
-                precision=precision or str(dtype).removeprefix("torch."),
-                tolerance=tolerance,
-                largest_tolerance=comparison.largest_allowed,
-                rows=tuple(comparison.rows()),
-                checks=checks,
-                first=comparison.first() or told or _first_failed(checks),
-                seconds=time.perf_counter() - start,
-            )
+            outcome = _report(claim, comparison, dtype, checks=checks, told=told, seconds=time.perf_counter() - start)
         except Exception as error:
             outcome = error
     outcome = share_from_first(outcome)
@@ -84,6 +81,29 @@ def prove(
         raise outcome
     assert isinstance(outcome, Report)
     return outcome
+
+
+def _report(
+    claim: Claim,
+    comparison: Comparison,
+    dtype: torch.dtype,
+    *,
+    checks: tuple[Check, ...],
+    told: First | None,
+    seconds: float,
+) -> Report:
+    """Report on the first rank; `told` is the first place at which random numbers are drawn otherwise."""
+    return Report(
+        layout=claim.layout,
+        model=claim.model,
+        precision=claim.precision or str(dtype).removeprefix("torch."),
+        tolerance=comparison.tolerance,
+        largest_tolerance=comparison.largest_allowed,
+        rows=tuple(comparison.rows()),
+        checks=checks,
+        first=comparison.first() or told or _first_failed(checks),
+        seconds=seconds,
+    )
 
 
 def _uncut(make_step: MakeStep, mesh: ParallelMesh) -> tuple[list[Draw], Recording] | None:

@@ -15,34 +15,24 @@ from crosscut.config import (
     ConfigError,
     EvaluationConfig,
     Layout,
-    LayoutError,
     RunConfig,
     padded_vocab_size,
 )
 from crosscut.config.precision import PRECISIONS, Precision
 from crosscut.config.training import Compile, Recompute
-from crosscut.launch import launch, process_group
-from crosscut.launch.processes import (
-    choose_device,
-    is_first_started,
-    joined_rank,
-    ranks_on_this_machine,
-    require_devices,
-    started_world_size,
-    was_started,
-)
+from crosscut.launch import Ranks, in_ranks
+from crosscut.launch.processes import choose_device, is_first_started, was_started
 from crosscut.model import Batch
 from crosscut.parallel import CollectiveRecorder, ParallelMesh, disturb_, make_mesh, seed_of
 from crosscut.parallel.collectives import gather_to_first
-from crosscut.parallel.mesh import world_size_message
 from crosscut.planner import count_parameters, step_traffic
 from crosscut.training.loss_scale import LossScale
-from crosscut.training.precision import compute_dtype, needs_loss_scale, product_dtype
+from crosscut.training.precision import compute_dtype, needs_loss_scale, product_dtype, resolve_on
 from crosscut.training.requirements import require_capabilities
 from crosscut.training.speed.compilation import compiled_modules
 from crosscut.training.step import Trainer
 from crosscut.verification.module import CLIP_NORM, LEARNING_RATE
-from crosscut.verification.proof import prove
+from crosscut.verification.proof import Claim, prove
 from crosscut.verification.recording import Step
 from crosscut.verification.report import DRAWS, ROUNDING, Check, Report
 from crosscut.verification.scope import COMPILED
@@ -113,17 +103,17 @@ def verify_runs(runs: Sequence[RunConfig]) -> list[Report]:
     under torchrun on every rank. Raises `LayoutError` or `ConfigError` before a rank starts, and
     `RankFailure` when one fails.
     """
-    for run in runs:
-        if was_started() and started_world_size() != run.layout.world_size:
-            raise LayoutError(world_size_message(run.layout, started_world_size()))
-        require_devices(run.training.device, ranks_on_this_machine(run.layout.world_size))
-        require_capabilities(run, only_to_verify=True)
-    if not was_started():
-        return [launch(_verify_rank, (run,), num_ranks=run.layout.world_size) for run in _shown(runs)]
-    with joined_rank():
-        device = choose_device(runs[0].training.device)
-        with process_group(device):
-            return [verify_on_mesh(run, make_mesh(run.layout, device)) for run in _shown(runs)]
+    ranks = [_checked_ranks(run) for run in runs]
+    if was_started():  # the ranks meet once and verify all runs
+        return in_ranks(ranks[0], _verify_all, prepare=lambda: list(runs))
+    return [_verify_alone(on, run) for on, run in zip(ranks, _shown(runs), strict=True)]
+
+
+def _checked_ranks(run: RunConfig) -> Ranks:
+    """The ranks of a run that this machine can verify."""
+    ranks = Ranks(layout=run.layout, device=run.training.device)
+    require_capabilities(resolve_on(run, choose_device(run.training.device)), only_to_verify=True)
+    return ranks
 
 
 def _shown(runs: Sequence[RunConfig]) -> Iterator[RunConfig]:
@@ -137,11 +127,16 @@ def _shown(runs: Sequence[RunConfig]) -> Iterator[RunConfig]:
             bar.advance(task)
 
 
-def _verify_rank(run: RunConfig) -> Report:
-    """The work of a rank that `launch` started."""
-    device = choose_device(run.training.device)
-    with process_group(device):
-        return verify_on_mesh(run, make_mesh(run.layout, device))
+def _verify_alone(ranks: Ranks, run: RunConfig) -> Report:
+    return in_ranks(ranks, _verify, prepare=lambda: run)
+
+
+def _verify_all(runs: Sequence[RunConfig], device: torch.device) -> list[Report]:
+    return [_verify(run, device) for run in _shown(runs)]
+
+
+def _verify(run: RunConfig, device: torch.device) -> Report:
+    return verify_on_mesh(run, make_mesh(run.layout, device))
 
 
 def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
@@ -149,9 +144,8 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
     model = run.model
     layers = "1 layer" if model.num_layers == 1 else f"{model.num_layers} layers"
     shape = f"{layers}, hidden {model.hidden_size}, {model.num_heads} heads"
-    report = prove(
-        lambda on: _RunStep(run, on),
-        mesh,
+    claim = Claim(
+        make_step=lambda on: _RunStep(run, on),
         make_uncut=lambda on: _RunStep(_plain(run), on),
         layout=str(run.layout),
         model=f"{model.family}, {count_parameters(model):,} parameters ({shape})",
@@ -161,6 +155,7 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
         make_exact=_make_exact(run),
         extra_checks=lambda step: [*_compare_collectives(step), *_tell_compiled(step)],
     )
+    report = prove(claim, mesh)
     if report.first is None or not (suspects := _other_suspects(run, report)):
         return report
     cause = f"{report.first.cause} Or it is not the cut: the uncut layers are plain ones. Verify with {suspects}, too."
@@ -212,7 +207,7 @@ class _RunStep:
 
     def __init__(self, run: RunConfig, mesh: ParallelMesh) -> None:
         self.run, self.mesh = run, mesh
-        self.trainer = Trainer(run, mesh)
+        self.trainer = Trainer(resolve_on(run, mesh.device), mesh)
         self.model = self.trainer.model
         for name, parameter in self.model.named_parameters():
             if parameter.dim() == 1:  # a fault in biases of zero, or in norms of one, could not be seen

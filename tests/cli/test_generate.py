@@ -42,12 +42,11 @@ def generate(trained, monkeypatch, capsys):
 @pytest.fixture
 def fail(generate, capsys, monkeypatch):
     """Runs the command, which must fail before a rank starts; gives its message."""
-    import crosscut.generation.order
 
     def no_launch(*_arguments: object, **_options: object) -> None:
         raise AssertionError("a process was about to start")
 
-    monkeypatch.setattr(crosscut.generation.order, "launch", no_launch)
+    monkeypatch.setattr("crosscut.launch.door.launch", no_launch)
 
     def run(*arguments: str) -> str:
         with pytest.raises(SystemExit) as stopped:

@@ -1,23 +1,25 @@
 """A user's mistake is one message on one line, exit status 2, and no process started."""
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from click.testing import CliRunner
 
 from crosscut.cli import main as run_main
+from crosscut.cli.main import commands
+from crosscut.config import ConfigError
 from tests.cli.conftest import TINY, handlers_restored
 
 
 @pytest.fixture
 def fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
     """Runs a command that must fail, in this process and with `launch` out of reach; gives its message."""
-    import crosscut.training.run
 
     def no_launch(*_arguments: object, **_options: object) -> None:
         raise AssertionError("a process was about to start")
 
-    monkeypatch.setattr(crosscut.training.run, "launch", no_launch)
+    monkeypatch.setattr("crosscut.launch.door.launch", no_launch)
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> str:
@@ -170,8 +172,19 @@ def test_wrong_number_of_started_processes_is_told(fail, monkeypatch):
 
 
 def test_unknown_command_is_clicks_to_tell():
-    from crosscut.cli.main import commands
-
     result = CliRunner().invoke(commands, ["trian"])
     assert result.exit_code == 2
     assert "No such command 'trian'" in result.output
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_mistake_that_another_rank_tells_is_not_told_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_told: bool
+) -> None:
+    error = ConfigError("`training.steps` must be at least 1, but is 0.")
+    error.is_told = is_told
+    monkeypatch.setattr(commands, "main", mock.Mock(side_effect=error))
+    with pytest.raises(SystemExit) as stopped, handlers_restored():
+        run_main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == ("" if is_told else f"crosscut: {error}\n")

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import crosscut.scaling.measure
 import crosscut.scaling.study
 from crosscut.cli.main import commands
 from crosscut.config import ConfigError
@@ -29,7 +28,7 @@ def fails(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
     def no_launch(*_arguments: object, **_options: object) -> None:
         raise AssertionError("a process was about to start")
 
-    monkeypatch.setattr(crosscut.scaling.measure, "launch", no_launch)
+    monkeypatch.setattr("crosscut.launch.door.launch", no_launch)
     monkeypatch.setattr(crosscut.scaling.study, "available_cores", lambda: 2)
     with pytest.raises(ConfigError) as raised:
         CliRunner().invoke(commands, ("study", "measure", *arguments), catch_exceptions=False)

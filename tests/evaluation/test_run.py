@@ -79,7 +79,7 @@ def test_mistakes_are_told_before_a_rank_starts(
     def no_launch(*_arguments: object, **_options: object) -> None:
         raise AssertionError("a process was about to start")
 
-    monkeypatch.setattr("crosscut.evaluation.ranks.launch", no_launch)
+    monkeypatch.setattr("crosscut.launch.door.launch", no_launch)
 
     def told(error: type[Exception], place: Path = model, on: Machinery | None = None, **config: object) -> str:
         output = config.pop("output", None)

@@ -14,6 +14,7 @@ from crosscut.model.attention import capability_of
 from crosscut.model.rotary import rotations
 from crosscut.parallel import make_mesh
 from crosscut.planner import layer_activations
+from crosscut.training.precision import resolve_on
 from crosscut.training.speed import compilation
 from crosscut.training.step import Trainer
 from tests.ranks import RankPool
@@ -32,7 +33,7 @@ def run_of(model: dict[str, Any], **training: Any) -> RunConfig:
 def trainer_of(run: RunConfig, capability: tuple[int, int] | None) -> Trainer:
     """A trainer on the CPU whose attention takes it for such a GPU."""
     with mock.patch.object(attention, "capability_of", lambda _: capability):
-        return Trainer(run, make_mesh(run.layout, torch.device("cpu")))
+        return Trainer(resolve_on(run, torch.device("cpu")), make_mesh(run.layout, torch.device("cpu")))
 
 
 def heads_and_gradients(run: RunConfig, capability: tuple[int, int] | None) -> tuple[list[Any], list[Tensor]]:

@@ -14,10 +14,12 @@ from crosscut.evaluation.ranks import Machinery
 from crosscut.evaluation.run import evaluate_place
 from crosscut.pretrained import find_model
 from crosscut.training import run_training
+from crosscut.training.precision import resolve_on
 from crosscut.training.run import _prepare, _train
 from tests.pretrained import jobs
 from tests.pretrained.models import edit
 from tests.pretrained.test_export import assert_same_tensors
+from tests.training.jobs import CPU
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +77,8 @@ def test_a_run_starts_from_the_folders_weights(trained, tmp_path):
 
 
 def test_two_ranks_start_from_the_same_weights(ranks, published, text, tmp_path):
-    prepared = _prepare(make_run(published("gpt2"), text, tmp_path / "run", "layout.tensor=2"), resume=False)
-    ranks.run(2, _train, prepared)
+    run = make_run(published("gpt2"), text, tmp_path / "run", "layout.tensor=2")
+    ranks.run(2, _train, _prepare(resolve_on(run, CPU), resume=False), CPU)
     export(tmp_path / "run", tmp_path / "out", "--max-file-size", "40KB")
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
     assert_same_tensors(published("gpt2"), tmp_path / "out")

@@ -15,6 +15,7 @@ from crosscut.model import Batch
 from crosscut.parallel import make_mesh
 from crosscut.rehearsal import Rehearsal, compare, rehearse, to_json
 from crosscut.training.optimizer import MOMENTS
+from crosscut.training.precision import resolve_on
 from crosscut.training.step import Trainer
 from crosscut.training.watching.memory_account import account_of
 from tests.rehearsal.cases import LARGE, PAPER, SMALL, Case
@@ -77,7 +78,7 @@ def test_a_dry_run_holds_what_a_real_step_holds() -> None:
     training = replace(SMALL[0].run.training, recompute="full", precision="bfloat16")
     run = replace(SMALL[0].run, training=training)
     with process_group(CPU):
-        trainer = Trainer(run, make_mesh(run.layout, CPU))
+        trainer = Trainer(resolve_on(run, CPU), make_mesh(run.layout, CPU))
         tokens = torch.zeros(run.micro_batch_size, run.training.sequence_length + 1, dtype=torch.long)
         batches = [Batch.from_ids(tokens)]
         trainer.step(0, batches)

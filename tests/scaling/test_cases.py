@@ -4,11 +4,16 @@ import re
 
 import pytest
 
-from crosscut.config import PRESETS, ConfigError, LayoutError, ModelConfig, load_run
+from crosscut.config import PRESETS, ConfigError, LayoutError, ModelConfig, ResolvedRun, load_run, resolve
 from crosscut.planner import count_parameters
 from crosscut.scaling.cases import DEFAULT_RUNS, Case, Devices, choose_devices, grow, study_cases, whole_ranks
 
-DEFAULT = load_run(DEFAULT_RUNS["cpu"])
+
+def cpu_run(*overrides: str) -> ResolvedRun:
+    return resolve(load_run(DEFAULT_RUNS["cpu"], overrides), device="cpu", precision="float32")
+
+
+DEFAULT = cpu_run()
 TWO_CORES = Devices(kind="cpu", count=2, most=4)
 
 
@@ -62,14 +67,14 @@ def test_one_process_has_all_cores_and_a_rank_one_thread() -> None:
 
 def test_a_runs_batch_is_that_of_a_data_rank_and_its_options_stay() -> None:
     overrides = ("layout.data=2", "layout.tensor=2", "layout.sequence_parallel=true", 'layout.sharding="zero3"')
-    run = load_run(DEFAULT_RUNS["cpu"], overrides)
+    run = cpu_run(*overrides)
     two = next(case.run for case in study_cases(run, TWO_CORES)["data"] if case.run.layout.tensor == 2)
     assert (two.training.batch_size, two.training.device) == (8, "cpu")
     assert (two.layout.sequence_parallel, two.layout.sharding) == (True, "zero3")
 
 
 def test_heads_that_the_ranks_do_not_divide_are_told() -> None:
-    run = load_run(DEFAULT_RUNS["cpu"], ("model.num_heads=2",))
+    run = cpu_run("model.num_heads=2")
     message = "`layout.tensor` must divide `model.num_heads` (2), but is 4. Try 1 or 2."
     with pytest.raises(LayoutError, match=f"^{re.escape(message)}$"):
         study_cases(run, TWO_CORES)

@@ -6,6 +6,7 @@ from crosscut.config import Layout, load_run
 from crosscut.parallel import CollectiveRecorder, make_repeated_mesh
 from crosscut.scaling.cases import Case, Devices, study_cases
 from crosscut.scaling.measure import Stepping, order, train_in_turns
+from crosscut.training.precision import resolve_on
 from tests.ranks import RankPool
 
 CPU = torch.device("cpu")
@@ -22,7 +23,7 @@ TINY = load_run(
         "training": {"batch_size": 2, "sequence_length": 8},
     }
 )
-STUDIES = study_cases(TINY, Devices(kind="cpu", count=2, most=4))
+STUDIES = study_cases(resolve_on(TINY, CPU), Devices(kind="cpu", count=2, most=4))
 
 
 def _train(cases: list[Case], turns: int) -> list[list[float]]:
@@ -42,7 +43,7 @@ def test_options_of_a_layout_are_measured_too(ranks: RankPool) -> None:
         {"model": {"preset": "laptop-tiny", "vocab_size": 300, "dropout": 0.0}, "training": {"batch_size": 2}},
         ("layout.sequence_parallel=true", 'layout.sharding="zero3"', "training.sequence_length=8"),
     )
-    cases = study_cases(run, Devices(kind="cpu", count=2, most=4))["data"]
+    cases = study_cases(resolve_on(run, CPU), Devices(kind="cpu", count=2, most=4))["data"]
     assert all(taken[0] > 0 for taken in ranks.run(4, _train, cases, 1)[0])
 
 

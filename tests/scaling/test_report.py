@@ -2,7 +2,7 @@
 
 import pytest
 
-from crosscut.config import load_run
+from crosscut.config import load_run, resolve
 from crosscut.planner.hardware import KNOWN_HARDWARE
 from crosscut.planner.paper.sections import Section, to_html, to_markdown
 from crosscut.planner.time import step_time
@@ -34,7 +34,7 @@ def made_up(studies: dict[Study, list[Case]], devices: Devices, seconds: float, 
     )
 
 
-STUDIES = study_cases(load_run(DEFAULT_RUNS["cpu"]), CORES)
+STUDIES = study_cases(resolve(load_run(DEFAULT_RUNS["cpu"]), device="cpu", precision="float32"), CORES)
 RESULTS = made_up(STUDIES, CORES, 0.5)
 FORECAST = made_up(STUDIES, CORES, 0.5, forecast=True)
 
@@ -99,7 +99,7 @@ def test_forecasts_stand_beside_only_where_a_device_is_given() -> None:
 
 
 def test_one_thread_is_forecast_a_cores_share_of_the_processor() -> None:
-    one, two, four = (case.run for case in STUDIES["strong"])
+    one, two, four = (case.run.config for case in STUDIES["strong"])
     both = STUDIES["process"][0]
     whole = forecast_seconds(both, CORES, LAPTOP)
     assert whole == step_time(one, LAPTOP).total
@@ -110,7 +110,8 @@ def test_one_thread_is_forecast_a_cores_share_of_the_processor() -> None:
 
 def test_gpus_have_no_process_with_all_cores_and_larger_units() -> None:
     gpus = Devices(kind="cuda", count=4, most=4)
-    report = measured_report(made_up(study_cases(load_run(DEFAULT_RUNS["cuda"]), gpus), gpus, 0.1))
+    run = resolve(load_run(DEFAULT_RUNS["cuda"]), device="cuda", precision="bfloat16")
+    report = measured_report(made_up(study_cases(run, gpus), gpus, 0.1))
     assert [part.title for part in report.sections][-1] == "Strong scaling"
     assert "TFLOP/s" in report.sections[0].header
     assert "per GPU" in report.sections[0].header

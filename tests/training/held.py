@@ -12,6 +12,7 @@ from crosscut.config import RunConfig, load_run
 from crosscut.parallel import make_mesh
 from crosscut.parallel.state.parameters import local_part
 from crosscut.training.optimizer import MOMENTS
+from crosscut.training.precision import resolve_on
 from crosscut.training.step import Trainer
 from tests.ranks import RankPool
 
@@ -47,7 +48,7 @@ def bytes_held(layout: str, precision: str, *options: str, device: str = "cpu") 
     """On a rank's device: bytes per parameter of the model, by category."""
     run = run_on(layout, precision, *options)
     mesh = replace(make_mesh(run.layout, torch.device("cpu")), device=torch.device(device))
-    trainer = Trainer(run, mesh)
+    trainer = Trainer(resolve_on(run, mesh.device), mesh)
     count = sum(p.numel() for p in trainer.parameters)
     tokens = torch.arange(25, device=mesh.device).unsqueeze(0)
     at_rest = [p.to_local().untyped_storage() for p in trainer.parameters]

@@ -16,6 +16,7 @@ from crosscut.model import Batch
 from crosscut.parallel import CollectiveRecorder, make_mesh
 from crosscut.training.batches import Batches
 from crosscut.training.loop import Loop
+from crosscut.training.precision import resolve_on
 from crosscut.training.result import NonFiniteError
 from crosscut.training.run import Resume, run_training
 from crosscut.training.step import Trainer
@@ -28,7 +29,7 @@ CPU = torch.device("cpu")
 def parts(run: RunConfig) -> tuple[Trainer, Batches]:
     mesh = make_mesh(run.layout, CPU)
     tokens = TokenFolder.open(Path(run.tokens_folder), verify=False)
-    return Trainer(run, mesh), Batches(run, tokens, mesh)
+    return Trainer(resolve_on(run, CPU), mesh), Batches(run, tokens, mesh)
 
 
 def losses_of(run: RunConfig, num_steps: int) -> list[float]:
@@ -43,7 +44,7 @@ def loop(
     trainer, batches = parts(run)
     Path(run.output.folder).mkdir(parents=True, exist_ok=True)
     profiler = Profiler(trainer, Path(run.output.folder)) if profile else None
-    outcome = Loop(run, trainer, batches, identity=identity, profiler=profiler).train(resume_from)
+    outcome = Loop(trainer, batches, identity=identity, profiler=profiler).train(resume_from)
     vocab_size = run.model.vocab_size
     weights = {
         name: p.detach().full_tensor()[: vocab_size if name == "tokens.weight" else None].clone()
@@ -58,7 +59,7 @@ def whole_run(run: RunConfig, resume: Resume = False) -> str:
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setenv("RANK", str(dist.get_rank()))
         patch.setenv("WORLD_SIZE", str(dist.get_world_size()))
-        patch.setattr("crosscut.training.run.process_group", lambda _: contextlib.nullcontext())  # the pool's is there
+        patch.setattr("crosscut.launch.door.process_group", lambda _: contextlib.nullcontext())  # the pool's is there
         run_training(run, resume=resume)
     return printed.getvalue()
 

@@ -13,8 +13,9 @@ from crosscut.evaluation import evaluate
 from crosscut.launch import Stopped
 from crosscut.training.evaluations import Evaluations, last_figures
 from crosscut.training.loop import Loop
+from crosscut.training.precision import resolve_on
 from crosscut.training.run import _prepare
-from tests.training.jobs import parts
+from tests.training.jobs import CPU, parts
 
 FIGURES = {
     "wikitext103_perplexity", "wikitext103_perplexity_per_token", "wikitext103_loss_per_token",
@@ -42,7 +43,7 @@ def trained(run) -> dict:
     trainer, batches = parts(run)
     evaluations = Evaluations(run, TokenFolder.open(Path(run.tokens_folder), verify=False))
     Path(run.output.folder).mkdir(parents=True, exist_ok=True)
-    Loop(run, trainer, batches, evaluations=evaluations).train()
+    Loop(trainer, batches, evaluations=evaluations).train()
     again = evaluate(trainer.model, evaluations.tasks, batch_size=5)
     return {f"{result.task}_{name}": value for result in again for name, value in result.found.figures.items()}
 
@@ -135,7 +136,7 @@ def test_a_request_to_stop_is_heard_between_two_batches(ranks, run_with, texts):
 
 def test_a_text_that_cannot_be_scored_is_told_before_the_run(run_with, texts):
     with pytest.raises(DataError, match=r"^`evaluation.lambada` must be a readable file, but `nowhere.txt` is not"):
-        _prepare(run_with(*texts, "evaluation.lambada=nowhere.txt"), resume=False)
+        _prepare(resolve_on(run_with(*texts, "evaluation.lambada=nowhere.txt"), CPU), resume=False)
     with pytest.raises(ConfigError, match=r"^`evaluation.window` must be at most the 32 tokens"):
         run_with(*texts, "evaluation.window=64")
     with pytest.raises(ConfigError, match=r"^`evaluation.overlap` must be at most the window's 32 tokens, but is 64"):

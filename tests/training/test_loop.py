@@ -61,7 +61,7 @@ def test_resumed_run_is_the_run_that_never_stopped(ranks, run_with):
 
 def settings_after_resuming(run, checkpoint: Path) -> list[tuple]:
     trainer, batches = parts(run)
-    Loop(run, trainer, batches).load(checkpoint)
+    Loop(trainer, batches).load(checkpoint)
     return [(g["weight_decay"], g["betas"], g["eps"]) for g in trainer.optimizer.param_groups]
 
 
@@ -177,7 +177,7 @@ def failing_at(run, at: int) -> dict:
     trainer.step = noted_step
     Path(run.output.folder).mkdir(parents=True, exist_ok=True)
     told = ""
-    loop = Loop(run, trainer, batches)
+    loop = Loop(trainer, batches)
     try:
         with loop.saver:
             loop.train()
@@ -237,7 +237,7 @@ def flipped_bit(run, name: str, after_step: int, bit: int = 0) -> str:
 
     trainer.step = faulty_step
     Path(run.output.folder).mkdir(parents=True, exist_ok=True)
-    loop = Loop(run, trainer, batches)
+    loop = Loop(trainer, batches)
     try:
         with loop.saver:  # what was begun to be written is finished
             loop.train()
@@ -292,7 +292,7 @@ def flipped_bit_on_one(run, rank: int) -> str:
         dict(trainer.model.named_parameters())["final_norm.bias"].data.to_local()[0] = 0.5
     Path(run.output.folder).mkdir(parents=True, exist_ok=True)
     try:
-        Loop(run, trainer, batches).train()
+        Loop(trainer, batches).train()
     except TrainingError as error:
         return str(error)
     return ""
@@ -320,7 +320,7 @@ def train_on_a_disk_that_fails(run, failing: list[int], asked_at: int) -> tuple[
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(LocalFolder, "begin", begin_or_not)
-            return "", Loop(run, trainer, batches).train().stopped
+            return "", Loop(trainer, batches).train().stopped
     except CheckpointError as error:
         return str(error), False
     finally:

@@ -176,7 +176,7 @@ def overflow_always(run: Any, forward: bool = False) -> tuple[str, bool]:
 
     trainer.step = overflowing_step
     Path(run.output.folder).mkdir(parents=True, exist_ok=True)
-    loop = Loop(run, trainer, batches)
+    loop = Loop(trainer, batches)
     try:
         with loop.saver:
             loop.train()

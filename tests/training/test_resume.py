@@ -39,7 +39,7 @@ def record(run: RunConfig, resume_from: Path | None = None) -> dict:
         return result
 
     batches.micro_batches, trainer.step = noted_batches, noted_step
-    loop = Loop(run, trainer, batches)
+    loop = Loop(trainer, batches)
     with loop.saver:
         loop.train(resume_from)
     vocab_size = run.model.vocab_size

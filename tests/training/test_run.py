@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from crosscut.checkpoint import find_damage, folder_at
@@ -15,9 +16,14 @@ from crosscut.config import CheckpointError, ConfigError, LayoutError, RunStoppe
 from crosscut.config.conventions import num_pieces
 from crosscut.data import TokenFolder, prepare
 from crosscut.training import run_training
+from crosscut.training.precision import resolve_on
 from crosscut.training.run import _prepare, identity_of, is_complete, with_vocabulary
 from tests.training.conftest import tiny_run
-from tests.training.jobs import loop, whole_run
+from tests.training.jobs import CPU, loop, whole_run
+
+
+def prepare_run(run, resume, device=CPU):
+    return _prepare(resolve_on(run, device), resume)
 
 
 def tokens_of(run) -> TokenFolder:
@@ -43,18 +49,18 @@ def checkpoints(run) -> Path:
 
 def test_new_run_gets_its_config_and_no_checkpoint(run_with):
     run = run_with("model.vocab_size=0")
-    prepared = _prepare(run, resume=False)
+    prepared = prepare_run(run, resume=False)
     assert prepared.checkpoint is None
     assert prepared.run.model.vocab_size == tokens_of(run).vocab_size
-    assert load_run(Path(run.output.folder) / "config.toml") == prepared.run
+    assert load_run(Path(run.output.folder) / "config.toml") == prepared.run.config
 
 
 def test_what_cannot_be_exported_is_told_before_training(run_with, capsys):
     run = run_with()
-    _prepare(run, resume=False)
+    prepare_run(run, resume=False)
     assert "exported" not in capsys.readouterr().err
     odd = run_with("model.norm=rms", f"output.folder={run.output.folder}-odd")
-    _prepare(odd, resume=False)
+    prepare_run(odd, resume=False)
     assert capsys.readouterr().err == (
         "The model cannot be exported to Hugging Face's form: `model.norm` must be 'layer' in a model of Hugging "
         "Face's family 'gpt2', the nearest to this one, but is 'rms'.\n"
@@ -68,29 +74,29 @@ def test_messages_that_run_beside_nothing_are_told_before_training_on_gpus(run_w
     with mock.patch("crosscut.training.run.with_vocabulary", lambda run, tokens: run):
         assert num_pieces(2, 131_072 * run.model.hidden_size) == 2
         with mock.patch.multiple("crosscut.training.run", Sampler=mock.DEFAULT, ValidationSampler=mock.DEFAULT):
-            _prepare(run, resume=False)
+            prepare_run(run, resume=False)
             assert "no product" not in capsys.readouterr().err, "a CPU's messages run beside nothing ever"
-            on_gpus = dataclasses.replace(run, training=dataclasses.replace(run.training, device="cuda"))
-            _prepare(on_gpus, resume=False)
+            with mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)):
+                prepare_run(run, resume=False, device=torch.device("cuda"))
     assert "run beside no product: a micro-batch of 1 sequence has no halves." in capsys.readouterr().err
 
 
 def test_run_folder_that_is_a_file_is_refused(run_with, tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(ConfigError, match=r"^`output.folder` must be a folder, but `.*run` is a file. Choose another"):
-        _prepare(run_with(), resume=False)
+        prepare_run(run_with(), resume=False)
 
 
 def test_run_folder_with_checkpoints_is_refused_without_resume(trained):
     with pytest.raises(ConfigError, match=r"holds checkpoints of a run. Pass --resume to go on with it"):
-        _prepare(trained, resume=False)
+        prepare_run(trained, resume=False)
 
 
 def test_resuming_takes_the_newest_checkpoint_and_leaves_the_config(trained, run_with):
     config = Path(trained.output.folder) / "config.toml"
     before = config.read_bytes()
     for resume in (True, "auto"):
-        prepared = _prepare(run_with("training.steps=9"), resume=resume)
+        prepared = prepare_run(run_with("training.steps=9"), resume=resume)
         assert prepared.checkpoint == folder_at(checkpoints(trained) / "step-00000006")
         assert config.read_bytes() == before
 
@@ -98,14 +104,14 @@ def test_resuming_takes_the_newest_checkpoint_and_leaves_the_config(trained, run
 def test_resuming_notes_what_it_passes_over(trained):
     damaged = checkpoints(trained) / "step-00000006"
     (damaged / "__0_0.distcp").write_bytes(b"short")
-    assert _prepare(trained, resume="auto").checkpoint == folder_at(checkpoints(trained) / "step-00000003")
+    assert prepare_run(trained, resume="auto").checkpoint == folder_at(checkpoints(trained) / "step-00000003")
     assert (damaged / "passed-over.txt").is_file()
 
 
 def test_resuming_needs_a_checkpoint_unless_it_may_start_anew(run_with):
     with pytest.raises(CheckpointError, match=r"must hold a checkpoint to resume from, but holds none"):
-        _prepare(run_with(), resume=True)
-    prepared = _prepare(run_with(), resume="auto")
+        prepare_run(run_with(), resume=True)
+    prepared = prepare_run(run_with(), resume="auto")
     assert prepared.checkpoint is None
     assert (Path(run_with().output.folder) / "config.toml").is_file()
 
@@ -114,14 +120,14 @@ def test_damaged_checkpoints_are_no_reason_to_start_anew(trained):
     for folder in checkpoints(trained).iterdir():
         (folder / "manifest.json").unlink()
     with pytest.raises(CheckpointError):
-        _prepare(trained, resume="auto")
+        prepare_run(trained, resume="auto")
 
 
 def test_steps_must_be_above_the_checkpoints(trained, run_with):
     for steps, resume in ((6, True), (5, True), (5, "auto")):
         with pytest.raises(ConfigError, match=r"^`training.steps` must be above the checkpoint's step \(6\), but is"):
-            _prepare(run_with(f"training.steps={steps}"), resume=resume)
-    assert _prepare(trained, resume="auto").checkpoint == folder_at(checkpoints(trained) / "step-00000006")
+            prepare_run(run_with(f"training.steps={steps}"), resume=resume)
+    assert prepare_run(trained, resume="auto").checkpoint == folder_at(checkpoints(trained) / "step-00000006")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +141,7 @@ def test_steps_must_be_above_the_checkpoints(trained, run_with):
 )
 def test_another_model_or_order_of_data_is_refused(trained, run_with, override, name):
     with pytest.raises(CheckpointError, match=rf"^`{name}` must be .* as in the checkpoint `.*`, but is"):
-        _prepare(run_with("training.steps=9", override), resume=True)
+        prepare_run(run_with("training.steps=9", override), resume=True)
 
 
 def test_other_tokens_are_refused(trained, text_file, tmp_path):
@@ -143,7 +149,7 @@ def test_other_tokens_are_refused(trained, text_file, tmp_path):
     prepare(tiny_run(other, tmp_path, f"data.text={text_file}").data, other, seed=2, progress=False)  # another split
     run = tiny_run(other, Path(trained.output.folder), "training.steps=9")
     with pytest.raises(CheckpointError, match=r"^`data.tokens` must be"):
-        _prepare(run, resume=True)
+        prepare_run(run, resume=True)
 
 
 def test_what_may_change_on_resuming_is_no_part_of_the_identity(run_with):
@@ -224,7 +230,7 @@ def test_first_rank_decides_whether_the_run_is_complete(ranks, run_with, tmp_pat
 
 def test_stopped_run_says_where_it_is_and_how_to_go_on(run_with, monkeypatch):
     run = run_with("training.steps=50")
-    monkeypatch.setattr("crosscut.training.run.launch", lambda *_, **__: 17)
+    monkeypatch.setattr("crosscut.launch.door.launch", lambda *_, **__: 17)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
     try:
         with pytest.raises(RunStopped) as stopped:

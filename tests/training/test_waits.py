@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from crosscut.model import Batch
 from crosscut.parallel import make_mesh
-from crosscut.training.precision import FLOAT8_CAPABILITY
+from crosscut.training.precision import FLOAT8_CAPABILITY, resolve_on
 from crosscut.training.speed import compilation
 from crosscut.training.step import Trainer
 from tests.training.jobs import CPU, parts
@@ -96,7 +96,7 @@ def crossings_on_meta(run: Any, planted: str = "") -> dict[str, int]:
 
 
 def _crossings_on_meta(run: Any, planted: str) -> dict[str, int]:
-    trainer = Trainer(run, dataclasses.replace(make_mesh(run.layout, CPU), device=META))
+    trainer = Trainer(resolve_on(run, CPU), dataclasses.replace(make_mesh(run.layout, CPU), device=META))
     plant(trainer, planted)
     ids = torch.zeros(run.micro_batch_size, run.training.sequence_length, dtype=torch.int64, device=META)
     with Crossings() as crossings:
@@ -168,7 +168,7 @@ def test_reading_is_counted(ranks, run_with):
 
 def step_in_error_mode(run: Any, planted: str = "") -> None:
     device = torch.device("cuda", 0)
-    trainer = Trainer(run, make_mesh(run.layout, device))
+    trainer = Trainer(resolve_on(run, device), make_mesh(run.layout, device))
     plant(trainer, planted)
     ids = torch.zeros(run.micro_batch_size, run.training.sequence_length, dtype=torch.int64, device=device)
     trainer.step(0, [Batch(tokens=ids, targets=ids)] * run.num_micro_batches).wait()

@@ -17,6 +17,7 @@ import pytest
 
 from crosscut.config import ConfigError, RunConfig
 from crosscut.parallel import make_mesh
+from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities
 from crosscut.training.speed import compilation
 from crosscut.verification import Report, for_verification, verify_on_mesh
@@ -215,7 +216,7 @@ def test_every_pair_is_covered_by_few_runs() -> None:
 def refusal_of(values: Values) -> str:
     """What a user is told before a rank starts; empty where nothing is wrong."""
     try:
-        require_capabilities(run_of(values))
+        require_capabilities(resolve_on(run_of(values), CPU))
     except ConfigError as error:
         return str(error)
     return ""

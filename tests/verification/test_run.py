@@ -17,6 +17,7 @@ from crosscut.model import gpt
 from crosscut.parallel import make_mesh
 from crosscut.planner import step_traffic
 from crosscut.training.loss_scale import LossScale
+from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities
 from crosscut.verification import Report, for_verification, scale_down, verify_on_mesh, verify_runs
 from crosscut.verification.run import made_up_batch
@@ -147,8 +148,8 @@ def test_a_precision_that_the_widths_do_not_allow_is_refused_by_the_name_of_its_
 def test_float8_is_verified_where_training_in_it_is_refused() -> None:
     run = for_verification(tiny_run(hidden_size=64), Layout(), "float8")
     with pytest.raises(ConfigError, match="must be one that the device multiplies in"):
-        require_capabilities(run)
-    with mock.patch("crosscut.verification.run.launch", return_value="a report"):
+        require_capabilities(resolve_on(run, CPU))
+    with mock.patch("crosscut.launch.door.launch", return_value="a report"):
         assert verify_runs([run]) == ["a report"]
 
 

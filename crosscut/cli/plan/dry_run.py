@@ -32,11 +32,11 @@ def show_dry_run(options: DryRunOptions) -> None:
     run = asked_run(options.arguments, options.model)
     if device is not None:
         require_device(run, device)
-        run = run.settled(device.fast_precision)
     on_cpu = run.training.device == "cpu" if device is None else device.device == "cpu"
     if options.layout is not None:
         run = replace(run, layout=load_layout(options.layout))
-    rehearsal = rehearse(run, rank=options.rank, device="cpu" if on_cpu else "cuda")
+    precision = None if device is None else device.fast_precision
+    rehearsal = rehearse(run, rank=options.rank, device="cpu" if on_cpu else "cuda", precision=precision)
     if options.as_json:
         click.echo(json.dumps(to_json(rehearsal), indent=2))
     else:

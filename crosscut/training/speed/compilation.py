@@ -26,14 +26,13 @@ from torch import Tensor, nn
 from torch._dynamo.exc import FailOnRecompileLimitHit, Unsupported
 from torch.utils.checkpoint import CheckpointPolicy
 
-from crosscut.config import ConfigError, Layout, RunConfig, TrainingError
+from crosscut.config import ConfigError, ResolvedRun, TrainingError
 from crosscut.config.conventions import keeps_scores
 from crosscut.config.run import not_compilable
 from crosscut.kernels import LossPasses
 from crosscut.model import GPT
 from crosscut.model.block import Block
 from crosscut.parallel import ParallelMesh
-from crosscut.training.precision import fast_precision
 
 BACKEND = "inductor"
 """Compiler of graphs, by its name in `torch.compile`."""
@@ -50,7 +49,7 @@ _CHEAP = (F.layer_norm, torch.rms_norm, F.gelu, F.silu)
 """Operators that layers compute again under `training.recompute = "operators"`, with the product that follows SiLU."""
 
 
-def make_compiler(run: RunConfig, mesh: ParallelMesh) -> "Compiler | None":
+def make_compiler(run: ResolvedRun, mesh: ParallelMesh) -> "Compiler | None":
     """Compiler of the layers, if the run asks for compiled code.
 
     None if nothing is compiled: the first rank says why if `training.compile` is `auto` on a GPU. Raises `ConfigError`
@@ -63,7 +62,7 @@ def make_compiler(run: RunConfig, mesh: ParallelMesh) -> "Compiler | None":
         if mesh.is_first_rank:
             Console(stderr=True).print(f"Layers are not compiled: {reason}.", markup=False, highlight=False)
         return None
-    return Compiler(BACKEND, _inductor_settings(run.layout))
+    return Compiler(BACKEND, _inductor_settings(run))
 
 
 def compiled_loss_passes() -> LossPasses:
@@ -71,32 +70,32 @@ def compiled_loss_passes() -> LossPasses:
     return LossPasses(Compiler(BACKEND).compiled)
 
 
-def _inductor_settings(layout: Layout) -> dict[str, bool]:
-    if layout.tensor == 1:
+def _inductor_settings(run: ResolvedRun) -> dict[str, bool]:
+    if run.layout.tensor == 1:
         return {}
-    return _IN_ORDER if layout.sequence_parallel else {**_IN_ORDER, **_ALIKE}
+    return _IN_ORDER if run.sequence_parallel else {**_IN_ORDER, **_ALIKE}
 
 
-def require_compilation(run: RunConfig, device: torch.device) -> None:
+def require_compilation(run: ResolvedRun, device: torch.device) -> None:
     """Raise `ConfigError` where `training.compile` is `on` and this machine does not allow it."""
     if run.training.compile == "on" and (reason := _reason_against(run, device)):
         raise ConfigError(not_compilable(reason))
 
 
-def _is_wanted(run: RunConfig, device: torch.device) -> bool:
+def _is_wanted(run: ResolvedRun, device: torch.device) -> bool:
     return run.training.compile == "on" or (run.training.compile == "auto" and device.type == "cuda")
 
 
-def _reason_against(run: RunConfig, device: torch.device) -> str:
+def _reason_against(run: ResolvedRun, device: torch.device) -> str:
     """Why layers cannot be compiled, in words that follow a colon; empty where they can be."""
-    if reason := run.reason_against_compiling:
+    if reason := run.config.reason_against_compiling:
         return reason
     if torch._dynamo.config.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1":  # the latter when a layer is met
         return "compilation is turned off by TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE in the environment"
     if device.type == "cpu" and run.training.recompute == "selective" and run.model.dropout:
         return 'attention with dropout keeps its scores on the CPU, which training.recompute="selective" forbids'
     if device.type == "cuda" and run.training.recompute == "selective":
-        compute = run.settled(fast_precision(device)).training.numbers.compute
+        compute = run.numbers.compute
         if keeps_scores(compute, capability=torch.cuda.get_device_capability(device)):
             return f'attention in {compute} keeps its scores on this GPU, which training.recompute="selective" forbids'
     if device.type == "cuda":

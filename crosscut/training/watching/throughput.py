@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
-from crosscut.config import RunConfig
+from crosscut.config import ResolvedRun
 from crosscut.kernels import ORDINARY
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.collectives import from_all_ranks
 from crosscut.planner import find_hardware, model_flops_per_token
-from crosscut.training.precision import compute_dtype, fast_precision
+from crosscut.training.precision import compute_dtype
 
 _WARM_UP = 2
 """Number of matrix products before those that count against the time."""
@@ -39,13 +39,13 @@ class Throughput:
     peak: Peak
 
     @classmethod
-    def of(cls, run: RunConfig, mesh: ParallelMesh) -> "Throughput":
+    def of(cls, run: ResolvedRun, mesh: ParallelMesh) -> "Throughput":
         """Make the throughput of a run's steps. Every rank calls this, since the ranks measure a peak together."""
         length = run.training.sequence_length
         return cls(
             tokens_per_step=run.training.batch_size * length,
             flops_per_token=model_flops_per_token(run.model, length),
-            peak=find_peak(run.settled(fast_precision(mesh.device)).training.precision, mesh),
+            peak=find_peak(run.precision, mesh),
         )
 
     def rates(self, seconds: float) -> dict[str, float]:

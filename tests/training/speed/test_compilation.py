@@ -18,11 +18,12 @@ from crosscut.evaluation import evaluate_loss
 from crosscut.parallel import CollectiveRecorder, fused
 from crosscut.parallel.state.parameters import local_part
 from crosscut.planner import layer_activations
+from crosscut.training.precision import resolve_on
 from crosscut.training.speed import compilation
 from crosscut.training.speed.compilation import compiled_modules, require_compilation, uncompiled
 from crosscut.training.step import Trainer
 from tests.ranks import RankPool
-from tests.training.jobs import parts
+from tests.training.jobs import CPU, parts
 
 pytestmark = [  # what the compiler does inside is not ours to mend
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -221,7 +222,7 @@ def drawn_again(run: RunConfig) -> dict[str, Any]:
     """Losses of two trainers alike, and a layer's input gradient kept and computed again in the backward pass."""
     one, batches = parts(run)
     losses = [one.step(step, batches.micro_batches(step)).loss for step in range(3)]
-    other = Trainer(run, one.mesh)
+    other = Trainer(one.run, one.mesh)
     again = [other.step(step, batches.micro_batches(step)).loss for step in range(2)]
     other.streams.restart(step=2)  # as a run that goes on from a checkpoint does
     again.append(other.step(2, batches.micro_batches(2)).loss)
@@ -373,7 +374,7 @@ def test_without_being_asked_nothing_is_compiled_on_the_cpu(ranks: RankPool, run
 def test_a_machine_without_a_compiler_is_refused_before_the_start(run_with: Any) -> None:
     run = run_with(ON)
     with torch._dynamo.config.patch(disable=True), pytest.raises(ConfigError) as error:
-        require_compilation(run, torch.device("cpu"))
+        require_compilation(resolve_on(run, CPU), CPU)
     assert str(error.value) == (
         '`training.compile` must be "auto" or "off" here, but is "on": compilation is turned off by '
         "TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE in the environment. Change that, or set "
@@ -382,11 +383,11 @@ def test_a_machine_without_a_compiler_is_refused_before_the_start(run_with: Any)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHDYNAMO_DISABLE", "1")
         with pytest.raises(ConfigError, match="turned off by TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE"):
-            require_compilation(run, torch.device("cpu"))
+            require_compilation(resolve_on(run, CPU), CPU)
     with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
         with pytest.raises(ConfigError, match=r"there is no C\+\+ compiler for the CPU's kernels"):
-            require_compilation(run, torch.device("cpu"))
-        require_compilation(replace(run, training=replace(run.training, compile="auto")), torch.device("cpu"))
+            require_compilation(resolve_on(run, CPU), CPU)
+        require_compilation(resolve_on(run_with("training.compile=auto"), CPU), CPU)
 
 
 @pytest.mark.parametrize(
@@ -400,8 +401,8 @@ def test_attention_that_keeps_its_scores_on_a_gpu_is_not_compiled_where_they_are
     device, triton = torch.device("cuda", 0), mock.patch("importlib.util.find_spec", return_value=object())
     with mock.patch.object(torch.cuda, "get_device_capability", return_value=capability), triton:
         if not dtype:
-            require_compilation(run, device)
+            require_compilation(resolve_on(run, device), device)
             return
         with pytest.raises(ConfigError, match=f"attention in {dtype} keeps its scores on this GPU, which training"):
-            require_compilation(run, device)
-        require_compilation(replace(run, training=replace(run.training, recompute="full")), device)
+            require_compilation(resolve_on(run, device), device)
+        require_compilation(resolve_on(replace(run, training=replace(run.training, recompute="full")), device), device)

@@ -3,12 +3,13 @@ import torch
 
 from crosscut.parallel import make_mesh
 from crosscut.planner import model_flops_per_token
+from crosscut.training.precision import resolve_on
 from crosscut.training.watching.throughput import Throughput, find_peak, measure_matrix_rate
 from tests.training.jobs import CPU
 
 
 def throughput_of(run) -> tuple[Throughput, dict[str, float]]:
-    throughput = Throughput.of(run, make_mesh(run.layout, CPU))
+    throughput = Throughput.of(resolve_on(run, CPU), make_mesh(run.layout, CPU))
     return throughput, throughput.rates(0.5)
 
 

@@ -1,0 +1,161 @@
+"""The door to the ranks: what is checked, what is prepared once, and what every rank gets."""
+
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from crosscut.config import ConfigError, Layout, LayoutError
+from crosscut.launch import Done, Ranks, in_ranks
+from crosscut.launch.door import stay_in_ranks
+from tests.parallel.twins import CPU
+from tests.ranks import RankPool
+
+MESSAGE = "`training.steps` must be at least 1, but is 0."
+
+
+def look(more: str, prepared: str, device: torch.device) -> tuple[str, int, int, torch.device]:
+    """The prepared value, this rank and the number of ranks, and the device."""
+    return prepared + more, dist.get_rank(), dist.get_world_size(), device
+
+
+def refuse() -> str:
+    raise ConfigError(MESSAGE)
+
+
+@pytest.fixture
+def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def launch(*_arguments: object, **_options: object) -> None:
+        raise AssertionError("a process was about to start")
+
+    monkeypatch.setattr("crosscut.launch.door.launch", launch)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("alone")
+def test_one_rank_works_in_this_process_inside_a_group_of_its_own() -> None:
+    threads, calls = torch.get_num_threads(), []
+
+    def prepare() -> str:
+        calls.append("prepare")
+        return "prepared"
+
+    try:
+        ranks = Ranks(device="cpu")
+        seen = in_ranks(ranks, lambda *given: (*look("", *given), os.getpid()), prepare=prepare)
+    finally:
+        torch.set_num_threads(threads)
+    assert seen == ("prepared", 0, 1, CPU, os.getpid())
+    assert calls == ["prepare"]
+    assert not dist.is_initialized()
+
+
+@pytest.mark.usefixtures("alone")
+def test_started_ranks_get_what_this_process_prepares_and_the_first_one_s_result_comes_back() -> None:
+    pid = os.getpid()
+    two = Ranks(layout=Layout(tensor=2), device="cpu")
+    seen = in_ranks(two, partial(look, " of them"), prepare=lambda: f"prepared by {os.getpid()}")
+    assert seen == (f"prepared by {pid} of them", 0, 2, CPU)
+
+
+@pytest.mark.usefixtures("alone", "no_launch")
+def test_no_rank_starts_where_preparing_fails_or_nothing_is_left_to_do() -> None:
+    two = Ranks(layout=Layout(tensor=2), device="cpu")
+    with pytest.raises(ConfigError) as error:
+        in_ranks(two, partial(look, ""), prepare=refuse)
+    assert str(error.value) == MESSAGE
+    assert in_ranks(two, partial(look, ""), prepare=lambda: Done(("done", 0, 0, CPU))) == ("done", 0, 0, CPU)
+
+
+def joined(what: str, folder: Path) -> object:
+    """On a rank that others have started: the result of `in_ranks`, or the text of its error."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def prepare() -> str | Done[str]:
+        (folder / f"prepared on {rank}").touch()
+        return {"value": lambda: "value", "nothing left": lambda: Done("done"), "mistake": refuse}[what]()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RANK", str(rank))
+        patch.setenv("WORLD_SIZE", str(size))
+        patch.setattr("crosscut.launch.door.process_group", lambda _: nullcontext())  # the pool's is there
+        ranks = Ranks(layout=Layout(data=size), device="cpu")
+        try:
+            if what == "kept":
+                return stay_in_ranks(ranks, prepare=lambda: f"value of {rank}")
+            return in_ranks(ranks, lambda prepared, _: f"{prepared} on {rank}", prepare=prepare)
+        except ConfigError as error:
+            return f"error, {'told elsewhere' if error.is_told else 'to tell'}: {error}"
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("value", ["value on 0", "value on 1"]),
+        ("nothing left", ["done"] * 2),
+        ("mistake", [f"error, to tell: {MESSAGE}", f"error, told elsewhere: {MESSAGE}"]),
+    ],
+)
+def test_joined_ranks_share_what_the_first_one_prepares(ranks: RankPool, tmp_path: Path, what: str, told: list) -> None:
+    assert ranks.run(2, joined, what, tmp_path) == told
+    assert [path.name for path in tmp_path.iterdir()] == ["prepared on 0"]
+
+
+def test_ranks_that_are_kept_share_what_the_first_one_prepares(ranks: RankPool, tmp_path: Path) -> None:
+    assert ranks.run(2, joined, "kept", tmp_path) == [("value of 0", CPU)] * 2
+
+
+def test_ranks_must_be_as_many_as_were_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert Ranks(layout=Layout(data=3), device="cpu").are_there
+    with pytest.raises(LayoutError, match=r"must be the number of processes \(3\), but is 2 x 1 = 2"):
+        Ranks(layout=Layout(tensor=2), device="cpu")
+    assert not Ranks(layout=Layout(tensor=2), device="cpu", joins=False).are_there
+
+
+@pytest.mark.usefixtures("alone")
+def test_ranks_must_have_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"`training\.device` must be a device that is there, but is cuda"):
+        Ranks(device="cuda")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    Ranks(layout=Layout(tensor=4), device="cpu")
+    with pytest.raises(LayoutError, match="must be at most this machine's 2 CUDA devices, but is 4"):
+        Ranks(layout=Layout(tensor=4))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    Ranks(layout=Layout(tensor=4))  # the other two are on another machine
+    with pytest.raises(LayoutError, match="must be at most this machine's 2 CUDA devices, but is 4"):
+        Ranks(layout=Layout(tensor=4), joins=False)
+
+
+@pytest.mark.slow
+def test_under_torchrun_a_mistake_that_the_first_rank_finds_is_told_once(tmp_path: Path) -> None:
+    place = tmp_path / "nowhere"
+    place.mkdir()
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "crosscut", "generate"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    if sys.platform == "linux":
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    done = subprocess.run(
+        [sys.executable, *command, str(place), "--tensor", "2", "--device", "cpu", "--prompt", ""],
+        env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert done.stderr.count("crosscut: ") == 1, done.stderr
+    assert f"crosscut: `{place}` must be a run's folder, a checkpoint or a Hugging Face folder" in done.stderr
