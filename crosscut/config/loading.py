@@ -15,8 +15,8 @@ from crosscut.config.corpus import CorpusConfig
 from crosscut.config.errors import ConfigError
 from crosscut.config.files import write_whole
 from crosscut.config.layout import Layout
-from crosscut.config.presets import PRESETS
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published, read_published
+from crosscut.config.published.presets import PRESETS
 from crosscut.config.run import RunConfig
 
 Table = dict[str, Any]
