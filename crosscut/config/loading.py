@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from crosscut.config.checks import listed
-from crosscut.config.choices import Choice
+from crosscut.config.checks import Choice, listed
 from crosscut.config.corpus import CorpusConfig
 from crosscut.config.errors import ConfigError
 from crosscut.config.files import write_whole
