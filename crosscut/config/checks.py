@@ -79,11 +79,11 @@ def resolve_choices(config: "DataclassInstance", section: str) -> None:
 @cache
 def _choice_fields(kind: type["DataclassInstance"]) -> tuple[tuple[str, type[Choice]], ...]:
     """Name and enumeration of each field that takes members of one."""
-    kinds = {field.name: choice_of(field.type) for field in dataclasses.fields(kind)}
+    kinds = {field.name: _choice_of(field.type) for field in dataclasses.fields(kind)}
     return tuple((name, choice) for name, choice in kinds.items() if choice is not None)
 
 
-def choice_of(annotation: Any) -> type[Choice] | None:
+def _choice_of(annotation: Any) -> type[Choice] | None:
     """Enumeration that a field's annotation names, alone or as the items of a tuple; None for any other annotation."""
     kind = (*get_args(annotation), annotation)[0]
     return kind if isinstance(kind, type) and issubclass(kind, Choice) else None
