@@ -1,5 +1,6 @@
 """The checkpoints of a run: their names, which are there, which is the newest good one, which are kept."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -106,7 +107,7 @@ def require_identity(checkpoint: Location, identity: Mapping[str, Any]) -> Progr
     """
     folder = folder_at(checkpoint)
     progress = read_manifest(folder).progress
-    for name, wanted in identity.items():
+    for name, wanted in json.loads(json.dumps(dict(identity))).items():  # a manifest holds lists, and no tuples
         saved = progress.identity.get(name, wanted)
         if saved != wanted:
             raise CheckpointError(

@@ -107,6 +107,11 @@ def gathered(kind: Callable[..., _T]) -> Callable[[Callable[[_T], _R]], Callable
     return of
 
 
+def device_option(command: _Command) -> _Command:
+    """Give a command that asks a model the option `--device`."""
+    return click.option("--device", type=click.Choice(Device.values()), default="auto", show_default=True)(command)
+
+
 def precision_option(command: _Command) -> _Command:
     """Give a command that asks a model the option `--precision`, of its weights and products."""
     return click.option("--precision", type=click.Choice(OF_MODELS), default="float32", show_default=True)(command)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from crosscut.cli.arguments import gathered, naming_options, precision_option
+from crosscut.cli.arguments import device_option, gathered, naming_options, precision_option
 from crosscut.config import ConfigError, EvaluationConfig, Layout
 from crosscut.config.checks import listed
 from crosscut.config.evaluation import Detokenizer
@@ -79,7 +79,7 @@ class EvaluateOptions:
 @click.option("--batch-size", default=8, show_default=True, help="Windows that a data rank reads together.")
 @click.option("--tensor", default=1, show_default=True, help="Tensor ranks to cut the model over, whatever trained it.")
 @click.option("--data", default=1, show_default=True, help="Copies of the model, each on its part of the windows.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@device_option
 @precision_option
 @click.option("--output", type=click.Path(path_type=Path), help="Write the figures and how they came about as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print figures instead of a table.")

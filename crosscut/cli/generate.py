@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from crosscut.cli.arguments import naming_options, precision_option
+from crosscut.cli.arguments import device_option, naming_options, precision_option
 
 _CHOICES = (
     "temperature", "top_k", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop",
@@ -33,7 +33,7 @@ _CHOICES = (
 @click.option("--seed", default=0, show_default=True, help="Seed of the choices.")
 @click.option("--slide", is_flag=True, help="Let a text outgrow the model's window, which forgets its beginning then.")
 @click.option("--tensor", default=1, show_default=True, help="Tensor ranks to cut the model over, whatever trained it.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@device_option
 @precision_option
 @click.option("--json", "as_json", is_flag=True, help="A line of JSON for each text: prompt, text, token ids, finish.")
 @naming_options({"layout.tensor": "--tensor", **{name: f"--{name.replace('_', '-')}" for name in _CHOICES}})

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from crosscut.cli.arguments import naming_options, precision_option
+from crosscut.cli.arguments import device_option, naming_options, precision_option
 from crosscut.config import ConfigError
 
 
@@ -14,7 +14,7 @@ from crosscut.config import ConfigError
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at; others need a key.")
 @click.option("--port", default=8000, show_default=True, help="Port to listen at; 0 takes any that is free.")
 @click.option("--tensor", default=1, show_default=True, help="Tensor ranks to cut the model over, whatever trained it.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@device_option
 @precision_option
 @click.option("--rows", type=click.IntRange(1), default=16, show_default=True, help="Texts to write at once.")
 @click.option("--slide", is_flag=True, help="Let texts outgrow the model's window, which forgets their beginning then.")

@@ -21,7 +21,7 @@ from crosscut.config.files import write_whole
 from crosscut.config.layout import Layout, ZeroStage
 from crosscut.config.loading import dump_toml, is_corpus, load_corpus, load_layout, load_run, write_toml
 from crosscut.config.model import ModelConfig
-from crosscut.config.presets import PRESETS
+from crosscut.config.published.presets import PRESETS
 from crosscut.config.resolved import ResolvedRun, resolve
 from crosscut.config.run import (
     CheckpointConfig,

@@ -6,8 +6,7 @@ One TOML file that `crosscut prepare` takes, with the sections below and one `[[
 import re
 from dataclasses import dataclass, field
 
-from crosscut.config.checks import listed, require_at_least, require_fraction
-from crosscut.config.choices import Choice, resolve_choices
+from crosscut.config.checks import Choice, listed, require_at_least, require_fraction, resolve_choices
 from crosscut.config.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

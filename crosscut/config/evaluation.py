@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from crosscut.config.checks import require_at_least
-from crosscut.config.choices import Choice, resolve_choices
+from crosscut.config.checks import Choice, require_at_least, resolve_choices
 from crosscut.config.errors import ConfigError
 
 PAPERS_WINDOW = 1024

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from math import prod
 
 from crosscut.config.axes import AXES, OPTIONS, AxisRow
-from crosscut.config.checks import divisors, listed, require_at_least
-from crosscut.config.choices import Choice, resolve_choices
+from crosscut.config.checks import Choice, divisors, listed, require_at_least, resolve_choices
 from crosscut.config.errors import LayoutError
 
 

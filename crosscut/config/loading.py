@@ -9,14 +9,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from crosscut.config.checks import listed
-from crosscut.config.choices import Choice
+from crosscut.config.checks import Choice, listed
 from crosscut.config.corpus import CorpusConfig
 from crosscut.config.errors import ConfigError
 from crosscut.config.files import write_whole
 from crosscut.config.layout import Layout
-from crosscut.config.presets import PRESETS
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published, read_published
+from crosscut.config.published.presets import PRESETS
 from crosscut.config.run import RunConfig
 
 Table = dict[str, Any]

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from crosscut.config.checks import divisors, listed, require_at_least, require_fraction
-from crosscut.config.choices import Choice, resolve_choices
+from crosscut.config.checks import Choice, divisors, listed, require_at_least, require_fraction, resolve_choices
 from crosscut.config.errors import ConfigError, LayoutError
 
 

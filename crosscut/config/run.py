@@ -6,8 +6,7 @@ by `RunConfig`.
 
 from dataclasses import dataclass, field, replace
 
-from crosscut.config.checks import divisors, listed, require_at_least
-from crosscut.config.choices import Choice, resolve_choices
+from crosscut.config.checks import Choice, divisors, listed, require_at_least, resolve_choices
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, TOKENS_FOLDER
 from crosscut.config.errors import ConfigError, LayoutError
 from crosscut.config.evaluation import EvaluationConfig

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from crosscut.config.checks import require_at_least, require_fraction
-from crosscut.config.choices import Choice, resolve_choices
+from crosscut.config.checks import Choice, require_at_least, require_fraction, resolve_choices
 from crosscut.config.errors import ConfigError
 from crosscut.config.precision import PRECISIONS, ElementTypes, Precision, precision_on
 

@@ -1,6 +1,5 @@
 """Options that one command refuses because they belong to another command of the same name."""
 
-import copy
 from typing import Any
 
 import click
@@ -28,12 +27,21 @@ def _refused(parameter: click.Parameter, message: str, *, hidden: bool) -> click
             option = typed.opts[0] if isinstance(typed, click.Option) else "RUN.toml"
             raise ConfigError(message.format(option=option, value=_told(value)))
 
-    refused = copy.copy(parameter)
-    refused.expose_value = False
-    refused.callback = refuse
-    if isinstance(refused, click.Option):
-        refused.hidden = hidden
-    return refused
+    names = [str(parameter.name), *parameter.opts]
+    if not isinstance(parameter, click.Option):
+        return click.Argument(names[:1], nargs=parameter.nargs, required=False, expose_value=False, callback=refuse)
+    return click.Option(
+        names,
+        type=parameter.type,
+        is_flag=parameter.is_flag,
+        default=parameter.default,
+        show_default=parameter.show_default,
+        metavar=parameter.metavar,
+        help=parameter.help,
+        hidden=hidden,
+        expose_value=False,
+        callback=refuse,
+    )
 
 
 def _told(value: object) -> str:

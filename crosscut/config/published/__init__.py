@@ -1,1 +1,1 @@
-"""Folders of published models: what their config files say, family by family."""
+"""Published models: their shapes as presets, and what the config files in their folders say, family by family."""
