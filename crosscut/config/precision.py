@@ -1,4 +1,4 @@
-"""Precisions of a run and their element types, by torch's names, since neither this room nor the planner may import
+"""Precisions of a run and their element types, by torch's names, because neither `config` nor `planner` may import
 torch.
 """
 
@@ -11,11 +11,11 @@ from crosscut.config.choices import Choice
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 FLOAT8_MULTIPLE = 16
-"""Divisor of every dimension of a float8 product: the hardware takes rows of 16 bytes."""
+"""Divisor of every dimension of a float8 product, because the hardware requires rows of a multiple of 16 bytes."""
 
 
 class Precision(Choice):
-    """Values of `training.precision`."""
+    """Element types of a run, by torch's names."""
 
     AUTO = "auto"
     FLOAT32 = "float32"
@@ -39,12 +39,12 @@ class ElementTypes(NamedTuple):
 
     @property
     def compute_bytes(self) -> int:
-        """Bytes of an activation's element."""
+        """Bytes per element of an activation."""
         return _BYTES[self.compute]
 
     @property
     def accumulation_bytes(self) -> int:
-        """Bytes of a parameter's or a gradient's element."""
+        """Bytes per element of a parameter or gradient."""
         return _BYTES[self.accumulation]
 
 
@@ -60,7 +60,7 @@ PRECISIONS: Mapping[str, ElementTypes] = MappingProxyType(
 """Element types of each precision but `auto`."""
 
 OF_MODELS = tuple(str(name) for name, precision in PRECISIONS.items() if precision.products == precision.compute)
-"""Precisions in which a model can be held for inference; float8 serves only products in training."""
+"""Precisions in which a model can run inference. Float8 is only for products during training."""
 
 
 def precision_on(device: str, *, has_bfloat16: bool = True) -> Precision:

@@ -242,7 +242,7 @@ def load_of_a_larger_vocabulary(root: Path) -> None:
 @pytest.mark.parametrize("job", [load_of_another_model, load_of_a_wider_model, load_of_a_larger_vocabulary])
 def test_checkpoint_of_another_model_is_refused(ranks, tmp_path, job):
     ranks.run(1, save, tmp_path)
-    with pytest.raises(CheckpointError, match="must be a whole checkpoint of this model, but could not be read"):
+    with pytest.raises(CheckpointError, match="must be a complete checkpoint of this model, but cannot be read"):
         ranks.run(1, job, tmp_path)
 
 

@@ -59,7 +59,7 @@ def test_a_layout_or_a_rank_without_a_dry_run_is_an_error() -> None:
 def test_what_a_dry_run_would_ignore_is_told(ignored: str) -> None:
     option, value = ignored.split()
     assert message(*SMALL, option, value) == (
-        f"`{option}` must be left out with `--dry-run`, which is a step of one rank of the run's layout or of "
+        f"`{option}` must be omitted with `--dry-run`, which runs a step of one rank, on the run's layout or on "
         f"`--layout`, but is {value}."
     )
 
