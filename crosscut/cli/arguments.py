@@ -90,7 +90,7 @@ def require_folder(option: str, path: Path) -> None:
 
 
 def file_option(name: str, **attributes: Any) -> Callable[[_Command], _Command]:
-    """Option that names a file to write; `ConfigError` is raised before the work where the file cannot be written."""
+    """Add an option that names a file to write. If the file cannot be written, the command fails before its work."""
     return click.option(name, type=click.Path(path_type=Path), callback=_writable, **attributes)
 
 
@@ -101,7 +101,7 @@ def _writable(_context: click.Context, option: click.Parameter, path: Path | Non
 
 
 def gathered(kind: Callable[..., _T]) -> Callable[[Callable[[_T], _R]], Callable[..., _R]]:
-    """Hand the parameters of a command on as one value, a dataclass whose fields have the parameters' names."""
+    """Pass a command's parameters as one dataclass. The fields of `kind` have the names of the parameters."""
 
     def of(command: Callable[[_T], _R]) -> Callable[..., _R]:
         @wraps(command)

@@ -28,18 +28,18 @@ _NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions:
-    """Options of `crosscut evaluate`."""
+    """The options of `crosscut evaluate`."""
 
     place: str
     tasks: tuple[str, ...]
-    """As they are typed: `NAME=FILE`."""
+    """`NAME=FILE`, as the user types it."""
     text: tuple[str, ...]
     text_key: str
     window: int
     overlap: int
     detokenizer: Detokenizer
     harness: str
-    """Tasks of lm-eval, with commas between them."""
+    """Names of lm-eval tasks, separated by commas."""
     harness_folder: str
     limit: int
     shots: int
@@ -52,7 +52,7 @@ class EvaluateOptions:
     as_json: bool
 
     def protocol(self) -> EvaluationConfig:
-        """The texts to score and how; nothing to score where there are only tasks of lm-eval. Raises `ConfigError`."""
+        """The texts to score, and how to score them. No text if only lm-eval tasks are given. Raises `ConfigError`."""
         return EvaluationConfig(
             text=self.text,
             text_key=self.text_key,

@@ -8,9 +8,10 @@ from crosscut.cli.arguments import has_file, on_devices_there, run_arguments, ru
 
 
 class _TrainCommand(click.Command):
-    """Reads `--resume` as `--resume=newest` unless `auto` follows.
+    """Reads `--resume` as `--resume=newest` unless the next word is `auto`.
 
-    An option of click with an optional value would take any word that follows, also the run's file or an override.
+    If click parsed an option with an optional value, the option would take any next word as its value, even the run's
+    file or an override.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -14,7 +14,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class SourceFormat(Choice):
-    """Values of `sources.format`."""
+    """The choices for `sources.format`."""
 
     AUTO = "auto"
     JSONL = "jsonl"
@@ -27,20 +27,20 @@ class SourceFormat(Choice):
 
 
 class Cleaner(Choice):
-    """Values that `sources.cleaners` may hold."""
+    """The choices for the items of `sources.cleaners`."""
 
     JOIN_LINES = "join_lines"
 
 
 class Detector(Choice):
-    """Values of `language.detector`."""
+    """The choices for `language.detector`."""
 
     ELDC = "eldc"
     LANGDETECT = "langdetect"
 
 
 class LeakageAction(Choice):
-    """Values of `leakage.action`."""
+    """The choices for `leakage.action`."""
 
     REPORT = "report"
     DOCUMENT = "document"
@@ -48,7 +48,7 @@ class LeakageAction(Choice):
 
 
 class EngineKind(Choice):
-    """Values of `engine.kind`."""
+    """The choices for `engine.kind`."""
 
     LOCAL = "local"
     RAY = "ray"

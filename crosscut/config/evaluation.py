@@ -11,7 +11,7 @@ PAPERS_WINDOW = 1024
 
 
 class Detokenizer(Choice):
-    """Values of `evaluation.detokenizer`."""
+    """The choices for `evaluation.detokenizer`."""
 
     PAPER = "paper"
     INVERTIBLE = "invertible"

@@ -212,7 +212,7 @@ def _hint(name: str) -> str:
 
 def _convert(kind: Any, value: Any, name: str) -> Any:
     if isinstance(kind, type) and issubclass(kind, Choice):
-        return _convert(str, value, name)  # the dataclass makes it a member
+        return _convert(str, value, name)  # the dataclass replaces the string by a member
     if isinstance(value, _Override):
         parsed = value.parsed()
         value = str(value) if kind is str and not isinstance(parsed, str) else parsed  # a title may be 1984

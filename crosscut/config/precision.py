@@ -1,5 +1,5 @@
-"""Precisions of a run and their element types, by torch's names, because neither `config` nor `planner` may import
-torch.
+"""Precisions of a run and their element types. Element types are torch's names, because neither `config` nor `planner`
+may import torch.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ FLOAT8_MULTIPLE = 16
 
 
 class Precision(Choice):
-    """Element types of a run, by torch's names."""
+    """The choices for `training.precision`."""
 
     AUTO = "auto"
     FLOAT32 = "float32"
@@ -26,7 +26,7 @@ class Precision(Choice):
 
 
 class ElementTypes(NamedTuple):
-    """The element types of a run, by torch's names."""
+    """The element types of a run. Each is a name in torch."""
 
     compute: str
     """Element type of activations and matrix products."""
@@ -57,7 +57,7 @@ PRECISIONS: Mapping[str, ElementTypes] = MappingProxyType(
         Precision.FLOAT64: ElementTypes(compute="float64", accumulation="float64", products="float64"),
     }
 )
-"""Element types of each precision but `auto`."""
+"""Element types of every precision except `auto`."""
 
 OF_MODELS = tuple(str(name) for name, precision in PRECISIONS.items() if precision.products == precision.compute)
 """Precisions in which a model can run inference. Float8 is only for products during training."""

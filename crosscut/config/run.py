@@ -55,7 +55,7 @@ class DataConfig:
 
 
 class OnFailure(Choice):
-    """Values of `checkpoint.on_failure`."""
+    """The choices for `checkpoint.on_failure`."""
 
     STOP = "stop"
     CONTINUE = "continue"

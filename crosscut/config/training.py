@@ -9,7 +9,7 @@ from crosscut.config.precision import PRECISIONS, ElementTypes, Precision, preci
 
 
 class Recompute(Choice):
-    """Values of `training.recompute`."""
+    """The choices for `training.recompute`."""
 
     NONE = "none"
     SELECTIVE = "selective"
@@ -18,14 +18,14 @@ class Recompute(Choice):
 
 
 class Offload(Choice):
-    """Values that `training.offload` may hold."""
+    """The choices for the items of `training.offload`."""
 
     ACTIVATIONS = "activations"
     OPTIMIZER = "optimizer"
 
 
 class Compile(Choice):
-    """Values of `training.compile`."""
+    """The choices for `training.compile`."""
 
     AUTO = "auto"
     ON = "on"
@@ -33,7 +33,7 @@ class Compile(Choice):
 
 
 class Device(Choice):
-    """Values of `training.device`."""
+    """The choices for `training.device`."""
 
     AUTO = "auto"
     CPU = "cpu"

@@ -31,7 +31,8 @@ def evaluate_loss(model: GPT, batches: Iterable[Batch]) -> Score:
     """Score a model without dropout. The result is the same on every rank.
 
     `batches` are the batches of this data rank. Every data rank must have the same number of batches, padded with
-    ignored targets. Communication: that of the forward passes, and one all-reduce of two elements over `mesh.tokens`, the data axis.
+    ignored targets. Communication: the forward passes' collectives, and one all-reduce of two elements over
+    `mesh.tokens`, the data axis.
     """
     was_training = model.training
     model.eval()

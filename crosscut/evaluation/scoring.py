@@ -82,7 +82,8 @@ def rounds_of(windows: Sequence[Window], batch_size: int, *, rank: int, size: in
 def _batch(texts: Sequence[Ids], windows: Sequence[Window]) -> tuple[Batch, Tensor]:
     """Tokens and targets, padded at the end, and the position of each window's last target [B].
 
-    A round without windows reads one token and scores nothing, so that ranks that share layers make the same calls.
+    A rank without windows in this round reads one token and scores nothing. All ranks that share layers then make the
+    same collective calls.
     """
     size = (max(1, len(windows)), max((window.length for window in windows), default=1))
     tokens, targets = np.zeros(size, dtype=np.int64), np.full(size, IGNORED, dtype=np.int64)

@@ -84,12 +84,12 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """Fields of a request that each protocol names in its own way."""
+    """The request fields that have a different name in each protocol."""
 
     prompts: tuple[tuple[int, ...], ...]
     num_choices: int
     num_tokens: int | None
-    """Longest continuation; None takes as many as there is room for."""
+    """Maximum number of generated tokens. With None, the text can fill the model's window."""
     alternatives: int | None
     echoed: tuple[str, ...] = ()
 

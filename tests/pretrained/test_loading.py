@@ -216,7 +216,7 @@ def test_another_shape_is_named(copied):
 
 def test_another_type_is_named(copied):
     folder = copied("llama", lambda t: t.update({"model.norm.weight": torch.zeros(32, dtype=torch.int8)}))
-    with pytest.raises(CheckpointError, match=r"must be of type F64, F32, F16 or BF16, but is I8. Quantised weights"):
+    with pytest.raises(CheckpointError, match=r"must have type F64, F32, F16 or BF16, but has I8. Quantised weights"):
         check(folder)
 
 

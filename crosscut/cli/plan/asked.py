@@ -34,7 +34,5 @@ def _preset(name: str) -> str:
 
     ends = {preset.partition("-")[2]: preset for preset in reversed(PRESETS)} | {preset: preset for preset in PRESETS}
     close = difflib.get_close_matches(wanted, ends, n=1, cutoff=0.5)
-    hint = (
-        f"The nearest is `{ends[close[0]]}`." if close else f"Choose {listed(f'`{preset}`' for preset in PRESETS)}."
-    )
+    hint = f"The nearest is `{ends[close[0]]}`." if close else f"Choose {listed(f'`{preset}`' for preset in PRESETS)}."
     raise ConfigError(f"`--model` must name a preset, but is `{name}`. {hint}")

@@ -17,7 +17,7 @@ from crosscut.cli.plan.refusal import refuse_options
 _model = click.option(
     "--model", metavar="NAME", help="Preset to plan instead of RUN.toml; its end is enough, such as 8.3B."
 )
-_gpu = click.option("--gpu", metavar="NAME|FILE", help="Device, such as h100-sxm or v100-32gb-dgx2h, or its .toml file.")
+_gpu = click.option("--gpu", metavar="NAME|FILE", help="Device, such as h100-sxm or v100-32gb-dgx2h, or a .toml file.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON, including the rejected layouts.")
 
 

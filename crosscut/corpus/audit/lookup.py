@@ -24,7 +24,7 @@ from crosscut.corpus.documents import CLEANING, INGEST, read_columns, read_table
 from crosscut.corpus.finished import WORK_FOLDER, FinishedRun
 
 _NEAREST = 3
-"""Ids that are named in place of one that is not there."""
+"""Maximum number of similar ids that the message about an unknown id names."""
 
 _COMPARED = 4000
 """Maximum number of ids that are compared with an unknown id to find similar ids."""

@@ -28,7 +28,7 @@ FAR = 0.03
 _MAX_HASHES = 1024
 
 _STEPS = 100
-"""Similarities over which the recall is averaged."""
+"""Number of similarities over which the recall is averaged."""
 
 
 class Bands(NamedTuple):
