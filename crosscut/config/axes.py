@@ -52,7 +52,7 @@ class AxisRow:
 
     @property
     def splits_tokens(self) -> bool:
-        """Whether ranks along the axis see different tokens. Losses, counts and gradients are summed over such an axis."""
+        """Whether ranks along the axis see different tokens. Losses, counts and gradients are summed over it."""
         return self.role is Role.TOKENS
 
     @property
