@@ -129,7 +129,7 @@ def mark_passed_over(good: GoodCheckpoint) -> None:
     """
     for folder, damage in zip(good.passed_over, good.skipped, strict=True):
         try:
-            folder.write(PASSED_OVER_FILE, f"{damage}\nThe run went on from {good.folder.name}.\n".encode())
+            folder.write(PASSED_OVER_FILE, f"{damage}\nThe run continued from {good.folder.name}.\n".encode())
         except Exception as error:  # object stores have exception classes of their own
             click.echo(
                 f"crosscut: `{folder}` cannot be marked as damaged, so it counts as kept: {reason(error)}.", err=True

@@ -250,7 +250,7 @@ def test_file_that_goes_missing_before_it_is_read_is_told(ranks, tmp_path):
     ranks.run(2, save, tmp_path, Layout(tensor=2))
     folder = latest(tmp_path)
     next(folder.path.glob("__1_*")).unlink()
-    with pytest.raises(CheckpointError, match=r"could not be read: No such file or directory \(`.*__1_0\.distcp`\)"):
+    with pytest.raises(CheckpointError, match=r"cannot be read: No such file or directory \(`.*__1_0\.distcp`\)"):
         ranks.run(1, load_from, folder.path)
 
 
