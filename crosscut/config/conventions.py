@@ -50,11 +50,11 @@ def default_loss_chunk(local_vocab_size: int, num_tokens: int, *, device: str = 
 
 
 BUCKET_BYTES = 32 << 20
-"""Bytes of a bucket of gradients, which is sent to the other data ranks when it is full."""
+"""Size of a gradient bucket in bytes. A full bucket is sent to the other data ranks."""
 
 PIECE_ELEMENTS = 1 << 24
-"""Elements of each moment in a piece of the optimizer's step from host memory: 64 MiB in float32, which a bus of 25
-GB/s moves in 3 ms."""
+"""Number of elements of each moment in one piece, if the optimizer steps from host memory. In float32, a piece has 64
+MiB, which a bus of 25 GB/s moves in 3 ms."""
 
 AMPERE = (8, 0)
 """First NVIDIA compute capability with bfloat16 products, and the first that FlashAttention supports."""

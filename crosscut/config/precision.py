@@ -64,8 +64,8 @@ OF_MODELS = tuple(str(name) for name, precision in PRECISIONS.items() if precisi
 
 
 def precision_on(device: str, *, has_bfloat16: bool = True) -> Precision:
-    """Precision that `training.precision = "auto"` selects on a kind of device: the fastest one in which training is
-    known to give the same result as in float32.
+    """Precision that `training.precision = "auto"` selects on a kind of device. It is the fastest precision in which
+    training is known to give the same result as in float32.
     """
     if device != "cuda":
         return Precision.FLOAT32
