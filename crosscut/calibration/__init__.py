@@ -1,7 +1,7 @@
-"""Measurement of this machine's device: the figures that a forecast takes from a file.
+"""Measurement of this machine's device, which yields the figures that a forecast needs.
 
-Within a minute it measures the rate of matrix products by shape, of attention, of memory, and of messages between two
-ranks. It writes a file like those of `crosscut.planner.hardware`, which `crosscut plan --gpu FILE` takes.
+Within a minute, it measures the rates of matrix products by shape, of attention, of memory, and of messages between two
+ranks. The results are written to a file like those in `crosscut.planner.hardware`, for `crosscut plan --gpu FILE`.
 """
 
 from crosscut.calibration.device_file import calibrate

@@ -1,4 +1,4 @@
-"""One device by itself: products by shape, attention, memory, GeLU, and the time that it takes to start operators."""
+"""Measurements of a single device: products by shape, attention, memory, GeLU, and the time to start operators."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,29 +24,30 @@ from crosscut.parallel.state.parameters import local_part
 
 _KERNELS = 200
 _VOCABULARY = 8192
-"""From this width on a matrix counts as the output projection."""
+"""Minimum width at which a matrix is treated as the output projection."""
 _ELSEWHERE = 1 << 24
-"""Numbers of 64 MiB, more than a core's share of most caches."""
+"""Number of float32 elements in 64 MiB, which is more than a core's share of most caches."""
 _HALVES, _PARAMETERS = 8, 6
-"""Half layers whose parameters an optimizer steps over, and how many each has."""
+"""Number of half layers whose parameters the measured optimizer updates, and number of parameters in each."""
 
 
 class Rates(NamedTuple):
-    """Rates that one rank has of a device, by itself or beside other ranks on the same processor."""
+    """Rates of a device for one rank, which runs alone or together with other ranks on the same processor."""
 
     measured: dict[str, list[tuple[int, int, int, float]]]
-    """m, k, n and TFLOP/s of products, by precision."""
+    """(m, k, n, TFLOP/s) of products, by precision."""
     attention: float
-    """TFLOP/s of attention in the last precision of `measured`."""
+    """TFLOP/s of attention, in the last precision of `measured`."""
     memory: float
-    """GB/s of memory."""
+    """Memory bandwidth in GB/s."""
     start: float
     """Seconds to start one kernel."""
     gelu: float = 0.0
-    """10^9 elements a second, beside the time of their bytes; 0 where nothing comes on top of that."""
+    """Rate of GeLU's arithmetic in 10^9 elements per second, without the time to read and write the elements. 0 if the
+    arithmetic takes no additional time."""
     host: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Seconds of a layer's operators forward and backward, and of a parameter in the optimizer, where there is next to
-    nothing to compute; 0 on a GPU, whose host runs ahead."""
+    """Seconds of host work when there is almost nothing to compute: for a layer's operators in the forward pass, in the
+    backward pass, and for one parameter in the optimizer. 0 on a GPU, because its host runs ahead."""
 
 
 class Sizes(NamedTuple):
@@ -54,9 +55,9 @@ class Sizes(NamedTuple):
 
     tokens: tuple[int, ...]
     widths: tuple[tuple[int, int], ...]
-    """k and n of products, each with every number of `tokens` as m."""
+    """(k, n) of the products. Each is combined with every number in `tokens` as m."""
     elements: int
-    """Elements of the float32 vector that is read and written: more than the caches hold."""
+    """Number of elements in the float32 vector for the memory measurement, which is more than the caches hold."""
     attention: tuple[int, int, int, int]
     """Sequences, heads, tokens and head size."""
     turns: int = 8
@@ -81,18 +82,18 @@ ON_GPU = Sizes(
 
 
 def sizes_for(device: torch.device) -> Sizes:
-    """Sizes that suit a kind of device and the time that there is."""
+    """Sizes for a kind of device, chosen to fit the time limit."""
     return ON_GPU if device.type == "cuda" else ON_CPU
 
 
 def measure(device: torch.device, sizes: Sizes) -> Rates:
-    """All rates of a device that one rank has to itself."""
+    """Measure all rates of a device that only one rank uses."""
     seconds = in_turns(pieces(device, sizes), sizes.turns)
     return rates_of([typical(turns) for turns in seconds], device, sizes)
 
 
 def pieces(device: torch.device, sizes: Sizes) -> list[Times]:
-    """Everything that is measured of a rank's device; `rates_of` takes the seconds in this order."""
+    """All pieces of work to measure on a rank's device. `rates_of` expects their seconds in the same order."""
     products = [
         repeated(_product(shape, numbers, is_of_weight=is_of_weight), device)
         for dtype in dtypes_of(device)
@@ -118,7 +119,8 @@ def rates_of(seconds: list[float], device: torch.device, sizes: Sizes) -> Rates:
     start = next(rest) / _KERNELS
     if device.type != "cpu":
         return Rates(measured, attention, memory / 1e9, start)
-    # GeLU's arithmetic is what it takes beyond reading and writing float32, at the rate of memory.
+    # The time of GeLU's arithmetic is the measured time minus the time to read and write float32 elements at the
+    # memory's rate.
     arithmetic = next(rest) - 8 * sizes.elements / memory
     gelu = sizes.elements / arithmetic / 1e9 if arithmetic > 0 else 0.0
     forward, both, optimizer = next(rest), next(rest), next(rest)
@@ -127,28 +129,31 @@ def rates_of(seconds: list[float], device: torch.device, sizes: Sizes) -> Rates:
 
 
 def dtypes_of(device: torch.device) -> list[torch.dtype]:
-    """Precisions of products; the one that most runs train in comes last."""
+    """Element types of the measured products. The last is the usual one for training."""
     if device.type == "cpu":
         return [torch.float32]
     return [torch.float32, torch.float16, *([torch.bfloat16] if torch.cuda.is_bf16_supported() else [])]
 
 
 def shapes(sizes: Sizes) -> list[tuple[int, int, int]]:
-    """m, k, n of [m, k] x [k, n], each followed by the product of equal size that gives a weight's gradient."""
+    """(m, k, n) of products [m, k] x [k, n]. Each is followed by the product of equal size that computes the weight
+    gradient.
+    """
     return [shape for tokens in sizes.tokens for k, n in sizes.widths for shape in ((tokens, k, n), (k, tokens, n))]
 
 
 def _numbers(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Tensor:
-    """Random numbers, enough for the factors of any product: all products use the same ones, as memory that was used
-    before costs less than new pages. On a processor they are enough for many small products, too.
+    """Random numbers for the factors of all products. All products share them, because memory that was used before is
+    faster than new pages. On a CPU there are enough numbers for many small products.
     """
     largest = max(m * k + k * n + m * n for m, k, n in shapes(sizes))
     return torch.randn(max(largest, _ELSEWHERE if device.type == "cpu" else 0), device=device).to(dtype)
 
 
 def _product(shape: tuple[int, int, int], numbers: Tensor, *, is_of_weight: bool) -> Callable[[], object]:
-    """A product as training calls it: by a layer, or, where a side is as long as a vocabulary, by the loss. Each call
-    takes other numbers than the call before, where there are enough: a step's factors are not in the cache either.
+    """A product as training computes it: in a layer, or in the loss if one side is as long as a vocabulary. If there
+    are enough numbers, each call uses other numbers than the previous call, because the factors in a training step are
+    not in the cache either.
     """
     m, k, n = shape
     is_of_loss = max(m if is_of_weight else k, n) >= _VOCABULARY
@@ -167,7 +172,7 @@ def _product(shape: tuple[int, int, int], numbers: Tensor, *, is_of_weight: bool
 
 
 def _parts(numbers: Tensor, *shapes: tuple[int, int]) -> Iterator[list[Tensor]]:
-    """Matrices of these shapes, as often as there are numbers for all of them."""
+    """Matrices of the given shapes, as many times as the numbers suffice for all of them."""
     sizes = [rows * columns for rows, columns in shapes]
     for part in numbers.split(sum(sizes)):
         if len(part) == sum(sizes):
@@ -175,19 +180,19 @@ def _parts(numbers: Tensor, *shapes: tuple[int, int]) -> Iterator[list[Tensor]]:
 
 
 def _attention(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Callable[[], object]:
-    """Causal attention, counted in the half of the square that is not masked."""
+    """Causal attention. Its FLOPs are counted only for the unmasked half of the scores."""
     query, key, value = (torch.randn(*sizes.attention, device=device).to(dtype) for _ in range(3))
     return partial(F.scaled_dot_product_attention, query, key, value, is_causal=True)
 
 
 def _memory(device: torch.device, sizes: Sizes) -> Callable[[], object]:
-    """A sum that reads two vectors and writes a third, as a residual does."""
+    """A sum that reads two vectors and writes a third, like a residual connection."""
     a, b, result = (torch.ones(sizes.elements, device=device) for _ in range(3))
     return partial(torch.add, a, b, out=result)
 
 
 def _start(device: torch.device) -> Callable[[], object]:
-    """Small kernels one after the other, as PyTorch starts them."""
+    """Small kernels in sequence, started by PyTorch."""
     x = torch.zeros(8, device=device)
 
     def many() -> None:
@@ -198,7 +203,7 @@ def _start(device: torch.device) -> Callable[[], object]:
 
 
 class _HalfLayer(nn.Module):
-    """A norm, two matrices, what is between them, and the residual, of a few numbers each."""
+    """A norm, two matrices, the activation between them, and the residual, with only a few elements each."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -213,8 +218,8 @@ class _HalfLayer(nn.Module):
 
 
 def _on_host(device: torch.device) -> list[Callable[[], object]]:
-    """Work of the host for operators with next to nothing to compute: half a layer forward, the same half forward and
-    backward, and the gradient norm, clipping and AdamW of the parameters of `_HALVES` half layers.
+    """Host work for operators with almost nothing to compute: half a layer forward; the same half layer forward and
+    backward; and the gradient norm, clipping and AdamW for the parameters of `_HALVES` half layers.
     """
     layers, x = nn.Sequential(*(_HalfLayer(device) for _ in range(_HALVES))), torch.ones(1, 8, 32, device=device)
     layers(x).sum().backward()

@@ -1,4 +1,4 @@
-"""All measurements of this machine's device, and the file of them."""
+"""All measurements of this machine's device, and their file."""
 
 import os
 import time
@@ -16,12 +16,13 @@ from crosscut.planner.hardware import Hardware, Link
 
 
 def calibrate(path: Path) -> str:
-    """Measure, write `path`, and give the device's name.
+    """Measure the device, write the file `path`, and return the device's name.
 
-    A stated peak stays the one that utilisation is told of where the device is known. Where there is one GPU, there is
-    no second rank to send to: the link is that of the known device. Raises `ConfigError` for a path that is no .toml.
+    If the device is known, utilisation keeps referring to its published peak. With a single GPU, there is no second
+    rank to send to, so the link's figures are those of the known device. Raises `ConfigError` unless `path` ends in
+    .toml.
     """
-    import tomli_w  # as in `config.loading`
+    import tomli_w  # imported here, as in `config.loading`
 
     if path.suffix != ".toml":
         raise ConfigError(f"`--calibrate` must name a .toml file to write, but is `{path}`.")
@@ -38,7 +39,9 @@ def calibrate(path: Path) -> str:
 def device_table(
     name: str, rates: Rates, link: Links | None, *, memory: int, ranks: int, known: Hardware | None
 ) -> dict[str, Any]:
-    """The file of a device of so many bytes and ranks: what was measured, and what is stated where it is known."""
+    """Content of the file for a device with `memory` bytes and the given number of ranks: the measured figures and, if
+    the device is known, the published ones.
+    """
     source = f"measured by crosscut plan --calibrate on {time.strftime('%Y-%m-%d')}, torch {torch.__version__}"
     held = {"gigabytes": memory / 1e9, "gigabytes_per_second": rates.memory, "attained": 1.0}
     table: dict[str, Any] = {
@@ -57,7 +60,7 @@ def device_table(
 
 
 def _measure(device: torch.device, sizes: Sizes) -> tuple[Rates, Links | None]:
-    """The device's rates in all, and its link where there are two."""
+    """Rates of the device, and the rates of its link if there are two ranks."""
     if device.type == "cpu":
         rates, link = measure_ranks("cpu", sizes)
         assert rates is not None

@@ -1,8 +1,8 @@
-"""The time of pieces of work on a device, measured in turns.
+"""Timing of several pieces of work on a device, in turns.
 
-A machine that slows down for some seconds slows down a few turns of every piece, not all turns of one: the median over
-the turns does not see it. Within a turn a piece is repeated and the mean counts, since a step takes the sum of what its
-pieces take.
+If a machine is slow for some seconds, this affects a few turns of every piece, instead of all turns of one piece. The
+median over the turns is then not affected. Within a turn, a piece is repeated and the mean is used, because the time of
+a step is the sum of its pieces' times.
 """
 
 import time
@@ -13,15 +13,15 @@ from statistics import mean, median
 import torch
 
 _SECONDS = 0.004
-"""Least time for which a turn repeats a piece."""
+"""Minimum time in seconds for which a turn repeats a piece."""
 _MOST = 1000
 
 Times = Callable[[], list[float]]
-"""One turn of a piece of work: the seconds of each repeat."""
+"""One turn of a piece of work, which returns the seconds of each repeat."""
 
 
 def in_turns(pieces: Sequence[Times], turns: int) -> list[list[list[float]]]:
-    """The seconds of every repeat of every turn of each piece, `[piece][turn][repeat]`; a first turn is not counted."""
+    """Measure the pieces in turns. Returns the seconds as `[piece][turn][repeat]`, without a first warm-up turn."""
     taken: list[list[list[float]]] = [[] for _ in pieces]
     for turn in range(turns + 1):
         for piece, so_far in zip(pieces, taken, strict=True):
@@ -32,12 +32,14 @@ def in_turns(pieces: Sequence[Times], turns: int) -> list[list[list[float]]]:
 
 
 def typical(turns: Iterable[Sequence[float]]) -> float:
-    """The median over turns of the mean over a turn's repeats."""
+    """Median over turns of the mean over each turn's repeats."""
     return median(mean(repeats) for repeats in turns)
 
 
 def repeated(work: Callable[[], object], device: torch.device) -> Times:
-    """`work` by itself; what is too short to be timed once is repeated, and the mean stands for all repeats."""
+    """One piece that runs `work` on its own. Work that is too short to be timed is repeated, and the mean represents
+    all repeats.
+    """
 
     def turn() -> list[float]:
         once = _seconds(work, 1, device)
@@ -57,6 +59,6 @@ def _seconds(work: Callable[[], object], repeats: int, device: torch.device) -> 
 
 
 def wait_for(device: torch.device) -> None:
-    """Until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

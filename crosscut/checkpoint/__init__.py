@@ -1,7 +1,8 @@
-"""Saving and loading a run's state on any layout, through `torch.distributed.checkpoint`.
+"""Saving and loading of a run's state on any layout, through `torch.distributed.checkpoint`.
 
-Knows tensors and placements, not models. A checkpoint is a folder `step-00001000` that appears whole or not at all, and
-whose manifest tells whether it still is as it was written (docs/checkpoints.md).
+This package handles tensors and placements, and knows nothing about models. A checkpoint is a folder such as
+`step-00001000`, which is created atomically. Its manifest shows whether the files have changed since they were written
+(docs/checkpoints.md).
 """
 
 from crosscut.checkpoint.damage import find_damage, require_undamaged

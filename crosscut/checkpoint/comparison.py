@@ -1,7 +1,7 @@
-"""Comparison of two checkpoints: tensor by tensor, value by value, and by the runs that wrote them.
+"""Comparison of two checkpoints: their tensors, their other values, and the settings of the runs that wrote them.
 
-One tensor of each is in memory at a time. The layouts may differ: tensors are compared whole, and of a padded
-vocabulary only the real rows.
+Only one tensor of each checkpoint is in memory at a time. The layouts may differ, because the tensors are compared as a
+whole. In a padded vocabulary, only the real rows are compared.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,15 +23,17 @@ class TensorDifference:
 
     name: str
     largest: float | None = None
-    """max |a - b|; None where a and b cannot be compared."""
+    """max |a - b|. None if a and b cannot be compared."""
     relative: float | None = None
-    """|a - b| / |a| over all elements, in the Euclidean norm."""
+    """Relative difference |a - b| / |a| over all elements, in the Euclidean norm."""
     note: str = ""
-    """Reason why a and b cannot be compared, or the part that was left out of the comparison."""
+    """Reason why a and b cannot be compared, or the rows to which the comparison is limited."""
 
     @property
     def same(self) -> bool:
-        """Whether all elements are equal, bit for bit up to the sign of zero."""
+        """Whether all elements are equal. Zeros of different sign count as equal; all other elements must have the same
+        bits.
+        """
         return self.largest == 0
 
 
@@ -41,20 +43,20 @@ class Comparison:
 
     tensors: list[TensorDifference]
     values: dict[str, tuple[Any, Any]]
-    """Values stored beside tensors that differ, by name, with both values."""
+    """Values other than tensors that differ, by name: the value in each checkpoint."""
     settings: dict[str, tuple[Any, Any]]
-    """Settings of the runs and of their progress that differ, by dotted name, with both values."""
+    """Settings and progress of the runs that differ, by dotted name: the value in each checkpoint."""
 
     @property
     def same(self) -> bool:
-        """Whether all that is stored is equal; the runs that stored it may differ."""
+        """Whether all tensors and values are equal. The settings of the runs may differ."""
         return not self.values and all(tensor.same for tensor in self.tensors)
 
 
 def compare(first: Folder, second: Folder, *, advance: Callable[[str], None] = lambda _: None) -> Comparison:
-    """Compare two whole checkpoints; `advance` is told the name of each tensor.
+    """Compare two complete checkpoints. `advance` is called with the name of each tensor.
 
-    Raises `CheckpointError` when one is damaged.
+    Raises `CheckpointError` if one of the checkpoints is damaged.
     """
     ours, theirs = require_undamaged(first, progress=True), require_undamaged(second, progress=True)
     a, b = StoredTensors(first), StoredTensors(second)
@@ -83,7 +85,7 @@ def _compare_tensor(name: str, a: StoredTensors, b: StoredTensors, real_rows: in
 
 
 def _differ_in_padding(one: tuple[int, ...], other: tuple[int, ...], real_rows: int) -> bool:
-    """Whether two shapes are those of one vocabulary, padded for two tensor sizes."""
+    """Whether two shapes belong to the same vocabulary, padded for two different numbers of tensor ranks."""
     return (
         bool(one and other and real_rows)
         and one[1:] == other[1:]

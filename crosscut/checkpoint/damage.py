@@ -1,7 +1,7 @@
-"""Is a checkpoint as it was written? Compares every file's size and SHA-256 with the manifest.
+"""Detection of damage in a checkpoint, by comparing the size and SHA-256 of every file with the manifest.
 
-Hashing releases the interpreter lock, so a few threads read several files at once; a damaged file is named with what is
-wrong with it.
+Hashing releases the interpreter lock, so several threads read files in parallel. Every damaged file is reported with
+its damage.
 """
 
 import hashlib
@@ -18,22 +18,24 @@ from crosscut.config import CheckpointError
 DATA_SUFFIX = ".distcp"
 _BLOCK = 1 << 20
 _LARGE = 1 << 28
-"""Bytes from which on reading takes long enough to show how far it is."""
+"""Minimum number of bytes for which a progress bar is shown."""
 
 
 def find_damage(folder: Folder, *, progress: bool = False) -> list[str]:
-    """List the damage of a checkpoint, a sentence for each damaged file; empty for a checkpoint as it was written."""
+    """List the damage of a checkpoint, with one sentence per damaged file. The list is empty for an undamaged
+    checkpoint.
+    """
     try:
         manifest = read_manifest(folder)
         present = folder.files()
     except CheckpointError as error:
         return [str(error)]
-    except Exception as error:  # of an object store
+    except Exception as error:  # an error of the object store
         return [f"`{folder}` must be readable, but is not: {reason(error)}."]
     sizes = {name: _size_damage(folder, name, entry, present) for name, entry in manifest.files.items()}
     damage = [text for text in sizes.values() if text]
     damage += [
-        f"`{folder}/{name}` must be listed in `{MANIFEST_FILE}`, but is not: it is no part of this checkpoint."
+        f"`{folder}/{name}` must be listed in `{MANIFEST_FILE}`, but is not. It does not belong to this checkpoint."
         for name in present
         if name.endswith(DATA_SUFFIX) and name not in manifest.files
     ]
@@ -42,7 +44,9 @@ def find_damage(folder: Folder, *, progress: bool = False) -> list[str]:
 
 
 def require_undamaged(folder: Folder, *, progress: bool = False) -> Manifest:
-    """The manifest of a checkpoint that is as it was written. Raises `CheckpointError` that names what is damaged."""
+    """Read the manifest of an undamaged checkpoint. Raises `CheckpointError` for a damaged checkpoint; the message
+    lists the damage.
+    """
     if damage := find_damage(folder, progress=progress):
         raise CheckpointError(" ".join(damage))
     return read_manifest(folder)
@@ -50,7 +54,7 @@ def require_undamaged(folder: Folder, *, progress: bool = False) -> Manifest:
 
 def _size_damage(folder: Folder, name: str, entry: FileEntry, present: dict[str, int]) -> str | None:
     if name not in present:
-        return f"`{folder}/{name}` must be there, but is missing."
+        return f"`{folder}/{name}` must exist, but is missing."
     if present[name] != entry.size:
         return f"`{folder}/{name}` must have {entry.size:,} bytes, but has {present[name]:,}."
     return None
@@ -63,15 +67,15 @@ def _hash_damage(folder: Folder, names: list[str], manifest: Manifest, progress:
         def damage_of(name: str) -> str | None:
             try:
                 digest = sha256_of(folder, name, advance)
-            except Exception as error:  # of the disk or of an object store
+            except Exception as error:  # an error of the disk or the object store
                 return f"`{folder}/{name}` must be readable, but is not: {reason(error)}."
             if digest == manifest.files[name].sha256:
                 return None
             twin = next((other for other, entry in manifest.files.items() if entry.sha256 == digest), None)
-            known = f" It holds what `{twin}` must hold." if twin else ""
+            known = f" It has the content of `{twin}`." if twin else ""
             return (
                 f"`{folder}/{name}` must have the SHA-256 {manifest.files[name].sha256[:16]}..., but has "
-                f"{digest[:16]}...: its content changed.{known}"
+                f"{digest[:16]}...: the content has changed.{known}"
             )
 
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -79,7 +83,7 @@ def _hash_damage(folder: Folder, names: list[str], manifest: Manifest, progress:
 
 
 def sha256_of(folder: Folder, name: str, advance: Callable[[int], None] = lambda _: None) -> str:
-    """The SHA-256 of a file; `advance` is told the bytes of each piece."""
+    """SHA-256 of a file. `advance` is called with the number of bytes of each block."""
     digest = hashlib.sha256()
     with folder.open(name) as file:
         while block := file.read(_BLOCK):
@@ -90,7 +94,9 @@ def sha256_of(folder: Folder, name: str, advance: Callable[[int], None] = lambda
 
 @contextmanager
 def _bar(description: str, total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar with a rate and the time left, on the error stream; gives the function that moves it."""
+    """Show a progress bar on the error stream, with the throughput and the remaining time. Yields the function that
+    advances the bar.
+    """
     if not shown:
         yield lambda _: None
         return

@@ -1,4 +1,6 @@
-"""The checkpoints of a run: their names, which are there, which is the newest good one, which are kept."""
+"""Checkpoints of a run: their names, the list of checkpoints, the newest good checkpoint, and the removal of old
+ones.
+"""
 
 import json
 import re
@@ -23,42 +25,43 @@ from crosscut.checkpoint.storage import (
 from crosscut.config import CheckpointError
 
 PASSED_OVER_FILE = "passed-over.txt"
-"""In a damaged checkpoint that a run has gone on without: it is not one of those that are kept."""
+"""File in a damaged checkpoint that a run has skipped. A checkpoint with this file does not count as one of the
+checkpoints to keep."""
 
 _NAME = re.compile(r"step-(\d{8,})")
 
 Location = str | Path | Folder
-"""A path, an fsspec URL, or what `folder_at` made of one."""
+"""A path, an fsspec URL, or a `Folder`."""
 
 
 @dataclass(frozen=True)
 class GoodCheckpoint:
-    """A checkpoint whose every file has been compared with its manifest."""
+    """A checkpoint whose files all agree with its manifest."""
 
     folder: Folder
     manifest: Manifest
     skipped: tuple[str, ...] = ()
-    """Damage of each newer checkpoint that was passed over."""
+    """Damage of each newer checkpoint that was skipped."""
     passed_over: tuple[Folder, ...] = ()
-    """Folders of the newer checkpoints that were passed over."""
+    """Folders of the newer checkpoints that were skipped."""
 
 
 def checkpoint_folder(root: Location, step: int) -> Folder:
-    """The folder of the checkpoint after `step` steps."""
+    """Folder of the checkpoint after `step` optimizer steps."""
     return folder_at(root) / f"step-{step:08d}"
 
 
 def step_of(name: str) -> int | None:
-    """The step in a checkpoint's name; None for another name."""
+    """Step in the name of a checkpoint. None for any other name."""
     found = _NAME.fullmatch(name)
     return int(found[1]) if found else None
 
 
 def list_checkpoints(root: Location) -> list[Folder]:
-    """All checkpoints under `root`, oldest first, whole or damaged.
+    """All checkpoints under `root`, complete or damaged, in the order of their steps.
 
-    On an object store a folder without a manifest is one that was never finished, and is not listed. Raises
-    `CheckpointError` when the storage cannot be read.
+    On an object store, a folder without a manifest is an unfinished checkpoint and is not listed. Raises
+    `CheckpointError` if the storage cannot be read.
     """
     folder = folder_at(root)
     with storage_errors_told(folder, "a folder that can be read"):
@@ -68,11 +71,11 @@ def list_checkpoints(root: Location) -> list[Folder]:
 
 
 def latest_good_checkpoint(root: Location) -> GoodCheckpoint:
-    """The newest checkpoint that is as it was written: every file's size and hash agree with its manifest.
+    """The newest undamaged checkpoint, in which the size and hash of every file agree with the manifest.
 
-    Says on the error stream which newer ones are damaged and passed over, and how, and shows a bar while large ones
-    are read. For one process of a run to call: the others need not read it all again. Raises `CheckpointError` where
-    there is none, or when all are damaged.
+    Newer checkpoints that are damaged are skipped and reported on the error stream. A bar is shown while large
+    checkpoints are read. Only one process of a run should call this function, so that the files are not read once per
+    rank. Raises `CheckpointError` if there is no checkpoint or if all checkpoints are damaged.
     """
     skipped: list[str] = []
     passed_over: list[Folder] = []
@@ -86,8 +89,8 @@ def latest_good_checkpoint(root: Location) -> GoodCheckpoint:
     if skipped:
         listed = "\n".join(f"  {line}" for line in skipped)
         raise CheckpointError(
-            f"`{folder_at(root)}` must hold a whole checkpoint, but all {len(skipped)} are damaged:\n{listed}\n"
-            "See what can be saved with `crosscut checkpoint repair --dry-run`."
+            f"`{folder_at(root)}` must hold an undamaged checkpoint, but all {len(skipped)} are damaged:\n{listed}\n"
+            "To see which of them can be repaired, run `crosscut checkpoint repair --dry-run`."
         )
     raise CheckpointError(
         f"`{folder_at(root)}` must hold a checkpoint to resume from, but holds none. Start without --resume."
@@ -97,13 +100,13 @@ def latest_good_checkpoint(root: Location) -> GoodCheckpoint:
 def _fallback_message(skipped: list[str], folder: Folder) -> str:
     listed = "\n".join(f"  {line}" for line in skipped)
     noun = "A damaged checkpoint is" if len(skipped) == 1 else f"{len(skipped)} damaged checkpoints are"
-    return f"crosscut: {noun} passed over:\n{listed}\ncrosscut: Going on from `{folder}`, the newest good one."
+    return f"crosscut: {noun} skipped:\n{listed}\ncrosscut: Continuing from `{folder}`, the newest good checkpoint."
 
 
 def require_identity(checkpoint: Location, identity: Mapping[str, Any]) -> Progress:
-    """The progress of a checkpoint whose identity agrees with `identity` wherever both say something.
+    """Read the progress of a checkpoint whose identity agrees with `identity` in all settings that both contain.
 
-    Raises `CheckpointError` naming the first setting that differs.
+    Raises `CheckpointError` for the first setting that differs.
     """
     folder = folder_at(checkpoint)
     progress = read_manifest(folder).progress
@@ -111,31 +114,36 @@ def require_identity(checkpoint: Location, identity: Mapping[str, Any]) -> Progr
         saved = progress.identity.get(name, wanted)
         if saved != wanted:
             raise CheckpointError(
-                f"`{name}` must be {saved!r} as in the checkpoint `{folder}`, but is {wanted!r}. Leave it as "
-                "it was, or start a new run."
+                f"`{name}` must be {saved!r} as in the checkpoint `{folder}`, but is {wanted!r}. Restore the old "
+                "value, or start a new run."
             )
     return progress
 
 
 def mark_passed_over(good: GoodCheckpoint) -> None:
-    """Note in each damaged checkpoint newer than `good` that a run goes on without it, so that it counts as none kept.
+    """Mark each damaged checkpoint newer than `good` as skipped, so that it does not count as one of the checkpoints to
+    keep.
 
-    The note is a file, since the run may be started again many times before `drop_old` comes to it; saving that step
-    again removes it with the rest. What cannot be noted is told: to resume does not depend on it.
+    The mark is a file in the checkpoint's folder, because the run may be restarted many times before `drop_old` reads
+    the marks. Saving the same step again removes the mark. An error is only reported, because resuming does not depend
+    on the mark.
     """
     for folder, damage in zip(good.passed_over, good.skipped, strict=True):
         try:
-            folder.write(PASSED_OVER_FILE, f"{damage}\nThe run went on from {good.folder.name}.\n".encode())
+            folder.write(PASSED_OVER_FILE, f"{damage}\nThe run continued from {good.folder.name}.\n".encode())
         except Exception as error:  # object stores have exception classes of their own
-            click.echo(f"crosscut: `{folder}` counts as kept, since no note could be left: {reason(error)}.", err=True)
+            click.echo(
+                f"crosscut: `{folder}` cannot be marked as damaged, so it counts as kept: {reason(error)}.", err=True
+            )
 
 
 def drop_old(root: Folder, *, newest: int, keep: int, keep_every: int) -> None:
-    """Remove the checkpoints up to step `newest` but the last `keep` and those at multiples of `keep_every`.
+    """Remove the checkpoints up to step `newest`, except the last `keep` and those at multiples of `keep_every`.
 
-    Damaged ones that were passed over do not count among the `keep`, and go when the good ones of their age do. What
-    killed runs left half written or half removed goes, too; so nothing may be in writing under `root`. Later ones
-    stay: they are of a run that was taken up again from an earlier step, and are replaced when it gets there.
+    Damaged checkpoints that were skipped do not count toward `keep`; they are removed together with the good
+    checkpoints of the same age. Half-written and half-removed checkpoints of killed runs are also removed, so no
+    checkpoint may be in progress under `root`. Checkpoints after step `newest` are kept. They come from a run that was
+    later resumed from an earlier step, and the resumed run replaces them when it reaches their steps.
     """
     past = [c for c in list_checkpoints(root) if (step_of(c.name) or 0) <= newest]
     counted = [c for c in past if PASSED_OVER_FILE not in c.files()]
@@ -148,7 +156,9 @@ def drop_old(root: Folder, *, newest: int, keep: int, keep_every: int) -> None:
 
 
 def _is_unfinished(folder: Folder, newest: int) -> bool:
-    """Whether it is a part of a checkpoint up to step `newest` on an object store, where parts have its final name."""
+    """Whether a folder on an object store is an unfinished checkpoint up to step `newest`. On an object store, an
+    unfinished checkpoint already has its final name.
+    """
     step = step_of(folder.name)
     if isinstance(folder, LocalFolder) or step is None or step > newest:
         return False
@@ -156,5 +166,5 @@ def _is_unfinished(folder: Folder, newest: int) -> bool:
 
 
 def is_left_over(name: str) -> bool:
-    """Whether a folder of this name is one that a killed run has not finished writing or removing."""
+    """Whether a folder with this name is a half-written or half-removed checkpoint of a killed run."""
     return name.startswith(".step-") and name.endswith((DRAFT_SUFFIX, DROPPED_SUFFIX))

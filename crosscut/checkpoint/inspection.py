@@ -17,7 +17,7 @@ _ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64":
 
 
 def root_of(location: str) -> Folder:
-    """The folder of checkpoints that a run's folder, or a folder of checkpoints, names."""
+    """Folder of checkpoints for a location, which is either a run's folder or the folder of checkpoints itself."""
     folder = folder_at(location)
     config = Path(location) / CONFIG_FILE
     if "://" not in location and config.is_file():
@@ -27,23 +27,23 @@ def root_of(location: str) -> Folder:
 
 
 def checkpoints_at(location: str) -> list[Folder]:
-    """The one checkpoint that a path or URL names, or all of a run's, oldest first.
+    """The single checkpoint at a path or URL, or all checkpoints of a run in the order of their steps.
 
-    Raises `CheckpointError` where there is none.
+    Raises `CheckpointError` if there is no checkpoint.
     """
     folder = folder_at(location)
     if step_of(folder.name) is not None or MANIFEST_FILE in folder.files():
         return [folder]
     if not (found := list_checkpoints(root_of(location))):
         raise CheckpointError(
-            f"`{location}` must be a checkpoint, or a run's folder that has some, but holds none. Name a folder such "
+            f"`{location}` must be a checkpoint or a run's folder with checkpoints, but holds none. Name a folder such "
             "as `runs/demo` or `runs/demo/checkpoints/step-00000420`."
         )
     return found
 
 
 def describe(folder: Folder) -> dict[str, Any]:
-    """All that a checkpoint says of itself, and the bytes of each tensor; its files are not read."""
+    """Contents of a checkpoint's manifest, with the bytes of each tensor. The other files are not read."""
     manifest = read_manifest(folder)
     return {
         "folder": str(folder),
@@ -67,11 +67,11 @@ def _bytes(manifest: Manifest, name: str) -> int:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of comparing a checkpoint with its manifest."""
+    """Result of the comparison of a checkpoint with its manifest."""
 
     folder: str
     damage: list[str]
-    """A sentence for each damaged file; empty for a good checkpoint."""
+    """One sentence per damaged file. Empty for a good checkpoint."""
     num_bytes: int
     seconds: float
 

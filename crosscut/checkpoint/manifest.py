@@ -1,7 +1,7 @@
 """Manifest of a checkpoint: its files with their hashes, its tensors, and the run that wrote it.
 
-The manifest is the last file of a checkpoint to be written. It is JSON in one fixed form with its own hash at the end,
-so a manifest that was edited or cut short is told from one that was written.
+The manifest is the last file that is written. It is JSON in a fixed form and ends with its own hash, so a manifest that
+was edited or truncated is detected.
 """
 
 import dataclasses
@@ -18,25 +18,26 @@ from crosscut.config import CheckpointError
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = 1
-"""Raised when a checkpoint is written in a way that older versions cannot read."""
+"""Version of the format. It increases when older versions of Crosscut could not read a new checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Progress of a run when it wrote a checkpoint, and the identity of the run."""
+    """Progress of a run at the time of a checkpoint, and the identity of the run."""
 
     step: int
-    """Optimizer steps done; the next batch is that of this step."""
+    """Number of completed optimizer steps, which is also the index of the next batch."""
     samples: int
-    """Sequences consumed: the data's cursor."""
+    """Number of sequences that the run has consumed."""
     layout: str
-    """The layout that wrote the checkpoint, in words. Any layout may read the checkpoint."""
+    """Description of the layout that wrote the checkpoint. Any layout may read the checkpoint."""
     seed: int = 0
-    """Seed of the run. Random streams are functions of seed and step, so they need no storing."""
+    """Seed of the run. Random streams are functions of seed and step, so their state is not stored."""
     identity: dict[str, Any] = field(default_factory=dict)
-    """Settings by name that a run must share to go on from here, such as the model's sizes and the order of data."""
+    """Settings by name, such as the model's sizes and the order of the data. A run must have the same settings to
+    resume from the checkpoint."""
     config: dict[str, Any] = field(default_factory=dict)
-    """The resolved run as a table; empty where there was none."""
+    """The resolved config of the run as a table. Empty if there was no config."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class FileEntry:
     """A file of a checkpoint."""
 
     size: int
-    """Bytes."""
+    """Size in bytes."""
     sha256: str
 
 
@@ -53,34 +54,34 @@ class TensorEntry:
     """A tensor of a checkpoint."""
 
     shape: tuple[int, ...]
-    """Global, padding included."""
+    """Global shape, including padding."""
     dtype: str
     placement: str
-    """Cut of the tensor in the layout that wrote it, in words."""
+    """Description of the tensor's placement in the layout that wrote it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """All that a checkpoint says of itself."""
+    """Contents of a checkpoint's manifest."""
 
     progress: Progress
     files: dict[str, FileEntry]
     tensors: dict[str, TensorEntry]
     values: tuple[str, ...] = ()
-    """Names of the values stored beside tensors, such as learning rates."""
+    """Names of the stored values that are not tensors, such as learning rates."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Versions of the programs that wrote the checkpoint."""
+    """Versions of the software that wrote the checkpoint."""
     rebuilt: bool = False
-    """Written by a repair, after the fact: the hashes are those of the files as they were found."""
+    """Whether a repair wrote the manifest. The hashes are then those of the files at the time of the repair."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all files that the manifest lists."""
+        """Total size of the files in the manifest, in bytes."""
         return sum(entry.size for entry in self.files.values())
 
 
 def current_versions() -> dict[str, str]:
-    """The versions of what is running."""
+    """Versions of the running software."""
     versions = {"python": platform.python_version()}
     for package in ("crosscut", "torch"):
         try:
@@ -91,28 +92,28 @@ def current_versions() -> dict[str, str]:
 
 
 def dump_manifest(manifest: Manifest) -> bytes:
-    """The manifest as it is written."""
+    """Content of the manifest's file."""
     return _render({"format": FORMAT, **dataclasses.asdict(manifest)})
 
 
 def _render(table: Mapping[str, Any]) -> bytes:
-    """JSON in its fixed form, with the hash of all before it."""
+    """JSON in its fixed form, ending with the hash of the preceding content."""
     digest = hashlib.sha256(json.dumps(table, indent=1).encode()).hexdigest()
     return (json.dumps({**table, "sha256": digest}, indent=1) + "\n").encode()
 
 
 def read_manifest(folder: Folder) -> Manifest:
-    """Read and check a checkpoint's manifest; its files are not looked at.
+    """Read and check the manifest of a checkpoint. The other files are not read.
 
-    Raises `CheckpointError` for a folder that has none, and for one that was changed after it was written.
+    Raises `CheckpointError` for a folder without a manifest, and for a manifest that was changed after it was written.
     """
     path = f"{folder}/{MANIFEST_FILE}"
     try:
         content = folder.read(MANIFEST_FILE)
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(
-            f"`{folder}` must be a checkpoint, but `{MANIFEST_FILE}` is missing: it was never finished, or the file "
-            "was removed."
+            f"`{folder}` must be a checkpoint, but `{MANIFEST_FILE}` is missing. Either the checkpoint was "
+            "never finished, or the file was removed."
         ) from None
     except OSError as error:
         raise CheckpointError(f"`{path}` must be readable, but is not: {reason(error)}.") from None
@@ -120,21 +121,20 @@ def read_manifest(folder: Folder) -> Manifest:
 
 
 def parse_manifest(content: bytes, path: str) -> Manifest:
-    """The manifest in the content of a file. Raises `CheckpointError` naming `path`."""
+    """Parse the content of a manifest's file. Raises `CheckpointError`, with `path` in the message."""
     try:
         table = json.loads(content)
         digest = table.pop("sha256")
         found = table.pop("format")
     except (ValueError, KeyError, AttributeError, TypeError):
-        raise CheckpointError(f"`{path}` must be a checkpoint's manifest, but cannot be parsed as one.") from None
+        raise CheckpointError(f"`{path}` must be a checkpoint's manifest, but cannot be parsed.") from None
     if _render({"format": found, **table}) != content:
         raise CheckpointError(
-            f"`{path}` must be as it was written, but was changed: its content has not the SHA-256 that it ends with "
-            f"(`{digest}`)."
+            f"`{path}` must be unchanged, but its content does not match the SHA-256 at its end (`{digest}`)."
         )
     if found != FORMAT:
         raise CheckpointError(
-            f"`{path}` must be of checkpoint format {FORMAT}, but is of format {found}. Use the version of Crosscut "
+            f"`{path}` must have checkpoint format {FORMAT}, but has format {found}. Use the version of Crosscut "
             f"that wrote it ({table.get('versions', {}).get('crosscut', 'unknown')})."
         )
     try:

@@ -1,8 +1,8 @@
-"""Reading the parts that a layout needs, and no more of the file than these.
+"""Reader that loads only the parts of the tensors that a layout needs.
 
-PyTorch's reader loads each saved part whole before it takes what it needs of it. A rank that reads a checkpoint of a
-coarser layout would so hold parts far larger than its own share. This reader finds the bytes of a part inside its file
-(`torch.save` stores them uncompressed in a zip archive) and copies them in blocks of a few megabytes.
+PyTorch's own reader loads each saved part as a whole before it copies the required region. If a checkpoint was written
+on a coarser layout, a rank would hold parts far larger than its own share. This reader locates the bytes of a part in
+its file (`torch.save` stores them uncompressed in a zip archive) and copies them in blocks of a few megabytes.
 """
 
 import dataclasses
@@ -25,11 +25,12 @@ from crosscut.checkpoint.writer import HashingStreams
 
 _BLOCK_BYTES = 1 << 22
 _LOCAL_HEADER = 30
-"""Bytes of a zip entry's header before its name, of which the last four are the lengths of name and extra field."""
+"""Number of bytes in a zip entry's header before the name. The last four bytes are the lengths of the name and of the
+extra field."""
 
 
 class CheckpointReader(dcp.FileSystemReader):
-    """Reads one checkpoint from any storage."""
+    """Reader of one checkpoint from any storage."""
 
     def __init__(self, folder: Folder) -> None:
         super().__init__("unused")
@@ -38,7 +39,7 @@ class CheckpointReader(dcp.FileSystemReader):
         self._dtypes: dict[str, torch.dtype] = {}
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Remember the types, which the plan does not carry."""
+        """Store the element types of the tensors, because the plan does not contain them."""
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
         entries = metadata.state_dict_metadata.items()
         self._dtypes = {n: e.properties.dtype for n, e in entries if isinstance(e, TensorStorageMetadata)}
@@ -50,7 +51,7 @@ class CheckpointReader(dcp.FileSystemReader):
         }
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill what the plan asks for, file by file and in the order of the bytes."""
+        """Fill the tensors of the plan, file by file and in the order of their positions."""
         by_file: dict[str, list[tuple[ReadItem, Any]]] = {}
         for item in plan.items:
             place = self.storage_data[item.storage_index]
@@ -77,14 +78,14 @@ class CheckpointReader(dcp.FileSystemReader):
 
 @dataclasses.dataclass(frozen=True)
 class SavedPart:
-    """A contiguous tensor of `shape` whose bytes begin at `start` of a file."""
+    """A contiguous tensor of shape `shape`, whose bytes start at position `start` of a file."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     start: int
 
     def copy_to(self, target: Tensor, file: IO[bytes], *, offsets: tuple[int, ...]) -> None:
-        """Fill `target` from the region of its shape at `offsets`, reading a block of rows at a time."""
+        """Fill `target` from the region at `offsets` with the target's shape, reading one block of rows at a time."""
         shape, wanted = self.shape or (1,), tuple(target.shape) or (1,)
         begin = offsets or (0,)
         target = target.view(wanted) if target.dim() == 0 else target
@@ -100,7 +101,7 @@ class SavedPart:
 
 
 def saved_part(file: IO[bytes], place: Any, *, shape: tuple[int, ...], dtype: torch.dtype) -> SavedPart:
-    """The tensor at a place in a file, as PyTorch's metadata tells it (`offset` and `length`)."""
+    """Locate the tensor at a place in a file. PyTorch's metadata describes the place by `offset` and `length`."""
     return SavedPart(shape, dtype, _start_of_data(file, place.offset, place.length))
 
 
@@ -119,7 +120,7 @@ def _read_tensor(file: IO[bytes], numel: int, dtype: torch.dtype) -> Tensor:
 
 
 def _start_of_data(file: IO[bytes], offset: int, length: int) -> int:
-    """Place in a file of the tensor's bytes that `torch.save` wrote at `offset`."""
+    """Position of the tensor's bytes in a file, for a tensor that `torch.save` wrote at `offset`."""
     with zipfile.ZipFile(FileSlice(file, offset, length)) as archive:
         entry = next(e for e in archive.infolist() if e.filename.endswith("/data/0"))
     if entry.compress_type != zipfile.ZIP_STORED:
@@ -131,32 +132,32 @@ def _start_of_data(file: IO[bytes], offset: int, length: int) -> int:
 
 
 class FileSlice(io.RawIOBase):
-    """A part of a file, as a file."""
+    """A section of a file, with the interface of a file."""
 
     def __init__(self, file: IO[bytes], offset: int, length: int) -> None:
         super().__init__()
         self.file, self.offset, self.length, self.position = file, offset, length, 0
 
     def readable(self) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     def seekable(self) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     def tell(self) -> int:
-        """The position from the start of the part."""
+        """Position relative to the start of the section."""
         return self.position
 
     def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a position of the part."""
+        """Move to a position in the section."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.length}[whence]
         self.position = base + position
         return self.position
 
     def read(self, size: int = -1) -> bytes:
-        """Up to `size` bytes, to the end of the part if it is negative."""
+        """Read up to `size` bytes. If `size` is negative, read to the end of the section."""
         left = max(0, self.length - self.position)
         self.file.seek(self.offset + self.position)
         content = self.file.read(left if size < 0 else min(size, left))
@@ -165,7 +166,7 @@ class FileSlice(io.RawIOBase):
 
 
 class PaddingLoadPlanner(DefaultLoadPlanner):
-    """Lets the rows of padded tensors differ in number; rows that were not saved stay as they are.
+    """Planner that allows padded tensors to have different numbers of rows. Rows that were not saved keep their values.
 
     `padded` maps a part of a tensor's name to the number of its real rows.
     """
@@ -177,7 +178,7 @@ class PaddingLoadPlanner(DefaultLoadPlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Fit the saved shapes to ours where only padding differs."""
+        """Adjust the saved shapes to the current ones where only the padding differs."""
         super().set_up_planner(state_dict, metadata, is_coordinator)
         if metadata is None:
             return
@@ -190,5 +191,5 @@ class PaddingLoadPlanner(DefaultLoadPlanner):
         if real is None or not isinstance(saved, TensorStorageMetadata) or not saved.size or ours is None:
             return saved
         if saved.size[1:] != ours.shape[1:] or min(saved.size[0], ours.shape[0]) < real:
-            return saved  # a true mismatch, which PyTorch reports
+            return saved  # a real mismatch, which PyTorch reports
         return dataclasses.replace(saved, size=ours.shape)

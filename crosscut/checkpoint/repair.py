@@ -1,8 +1,8 @@
-"""Repair of a folder of checkpoints, limited to the damage that can honestly be repaired.
+"""Repair of a folder of checkpoints, limited to changes that cannot hide damage.
 
-Folders that a killed run left half written are removed. A damaged checkpoint is moved aside, so that nothing takes it
-for good and nothing is lost that could still be of use. Only where the manifest alone is damaged, and every tensor can
-be read and passes its checksum, is a manifest written anew; the new manifest says that a repair wrote it.
+Half-written folders of killed runs are removed. A damaged checkpoint is moved aside: it can no longer be mistaken for a
+good checkpoint, and its data is not lost. A manifest is rebuilt only if it is the only damaged file, and every tensor
+can be read and passes its checksum. The new manifest records that a repair wrote it.
 """
 
 import dataclasses
@@ -27,23 +27,23 @@ from crosscut.config import CheckpointError
 
 ASIDE = "damaged-"
 _SECONDS_IN_USE = 600
-"""A draft that changed so recently may be one that a run is writing."""
+"""A draft that changed within this number of seconds may belong to an active run."""
 
 
 @dataclass(frozen=True)
 class Action:
-    """One thing that a repair did, or would do."""
+    """One action of a repair, done or planned."""
 
     folder: str
     done: str
-    """`remove`, `leave`, `rebuild` or `set aside`."""
+    """"remove", "leave", "rebuild" or "set aside"."""
     why: str
 
 
 def repair(root: Folder, *, dry_run: bool) -> list[Action]:
-    """Repair what lies under `root`; with `dry_run` only tell. No run may be writing there.
+    """Repair the checkpoints under `root`, or with `dry_run` only list the actions. No run may be writing there.
 
-    Raises `CheckpointError` when the storage cannot be read or written.
+    Raises `CheckpointError` if the storage cannot be read or written.
     """
     with storage_errors_told(root, "writable"):
         actions = [_remove_left_over(root, name, dry_run) for name in root.folders() if is_left_over(name)]
@@ -62,7 +62,7 @@ def _remove_left_over(root: Folder, name: str, dry_run: bool) -> Action:
             return Action(str(folder), "leave", f"it changed {age:.0f} s ago, so a run may be writing it")
     if not dry_run:
         folder.remove(MANIFEST_FILE)
-    return Action(str(folder), "remove", "a run that was stopped left it half written or half removed")
+    return Action(str(folder), "remove", "a run was stopped while it was writing or removing this folder")
 
 
 def _treat(root: Folder, name: str, damage: list[str], good: list[Folder], dry_run: bool) -> Action:
@@ -80,7 +80,7 @@ def _treat(root: Folder, name: str, damage: list[str], good: list[Folder], dry_r
         str(folder),
         "rebuild",
         f"its manifest was damaged, but all {len(manifest.tensors)} tensors can be read and pass their checksums; "
-        f"what it says of its run is taken from `{good[-1].name}`",
+        f"the facts about the run are copied from `{good[-1].name}`",
     )
 
 
@@ -93,22 +93,24 @@ def _free_name(root: Folder, name: str) -> str:
 
 
 def _rebuilt(folder: Folder, good: list[Folder]) -> Manifest:
-    """A new manifest for a checkpoint whose own is damaged. Raises `CheckpointError` where that cannot be honest."""
+    """Build a new manifest for a checkpoint with a damaged manifest. Raises `CheckpointError` if the content cannot be
+    proven.
+    """
     try:
         read_manifest(folder)
     except CheckpointError:
         pass
     else:
-        raise CheckpointError("Its manifest is whole, so what it lists is what is damaged.")
+        raise CheckpointError("Its manifest is undamaged, so the damage is in the files that the manifest lists.")
     if not good:
-        raise CheckpointError("No good checkpoint is beside it to tell which run it is of.")
+        raise CheckpointError("There is no good checkpoint beside it from which to copy the facts about the run.")
     try:
         stored = StoredTensors(folder)
         problems = list(stored.check())
-    except Exception as error:  # a damaged pickle may raise anything
+    except Exception as error:  # a damaged pickle may raise any exception
         raise CheckpointError(f"Its `{METADATA_FILE}` cannot be read: {error}.") from None
     if problems:
-        raise CheckpointError(f"Its tensors are damaged, too: {'; '.join(problems)}.")
+        raise CheckpointError(f"Its tensors are also damaged: {'; '.join(problems)}.")
     neighbour = read_manifest(good[-1])
     names = {METADATA_FILE, *(place.relative_path for place in stored.metadata.storage_data.values())}
     sizes = folder.files()
@@ -124,6 +126,6 @@ def _rebuilt(folder: Folder, good: list[Folder]) -> Manifest:
 
 
 def _progress(step: int, neighbour: Progress) -> Progress:
-    """Progress of the neighbour's run at another step; every step takes the same number of samples."""
+    """Progress of the same run at another step. Every step consumes the same number of samples."""
     per_step = neighbour.samples // neighbour.step if neighbour.step else 0
     return dataclasses.replace(neighbour, step=step, samples=per_step * step)

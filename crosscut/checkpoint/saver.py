@@ -1,8 +1,9 @@
-"""Saving while the training goes on.
+"""Saving of checkpoints in the background while the training continues.
 
-`Saver.save` takes the state, and hands it to a thread that first copies it to host memory (see `staging`) and then
-writes it (see `writer`). The ranks' threads agree through a process group of their own, so that their messages cannot
-mix with the training's. One checkpoint is written at a time: the next save waits for the one before.
+`Saver.save` collects the state and passes it to a thread, which first copies the state to host memory (see `staging`)
+and then writes it (see `writer`). The threads of the ranks communicate through a process group of their own, so their
+messages cannot mix with those of the training. Only one checkpoint is written at a time: the next save waits for the
+previous one.
 """
 
 import time
@@ -34,7 +35,7 @@ from crosscut.parallel.state.parameters import placement_of
 
 @dataclass(frozen=True)
 class _Job:
-    """One checkpoint to write, as this rank sees it."""
+    """One checkpoint to write, with this rank's part of the state."""
 
     folder: Folder
     progress: Progress
@@ -45,10 +46,11 @@ class _Job:
 
 
 class Saver:
-    """Writes a run's checkpoints under `root` in the background. Every rank makes one and calls it alike.
+    """Writer of a run's checkpoints under `root`, in the background. Every rank creates a saver and makes the same
+    calls.
 
-    As a context it waits at the end for the checkpoint that is being written, also when the run fails. `config` says
-    which checkpoints to keep, and whether a run goes on when one cannot be written.
+    As a context manager, the saver waits at the end for the checkpoint in progress, even if the run fails. `config`
+    decides which checkpoints are kept, and whether the run continues if a checkpoint cannot be written.
     """
 
     def __init__(
@@ -61,13 +63,14 @@ class Saver:
         is_first_rank: bool,
         more: More | None = None,
     ) -> None:
-        """`more` is saved, too; between two steps of the optimizer it must not change."""
+        """Create the saver. The tensors in `more` are also saved; they must not change between two optimizer steps."""
         self.root, self.config, self.is_first_rank = folder_at(root), config, is_first_rank
         self.model, self.optimizer, self.more = model, optimizer, more
         self.failure: CheckpointError | None = None
-        """Why the newest checkpoint could not be written; None when it could."""
+        """Error of the newest checkpoint. None if the checkpoint was written."""
         self.seconds_held = 0.0
-        """Seconds for which `save` has held its callers; `copying` counts the seconds that steps waited for a copy."""
+        """Number of seconds that callers have waited in `save`. The attribute `copying` counts the seconds that
+        optimizer steps waited for a copy."""
         self.copying = CopyGuard(optimizer)
         self._buffers = HostBuffers()
         self._group = background_group()
@@ -87,12 +90,12 @@ class Saver:
             self.copying.remove()
 
     def save(self, progress: Progress, *, written: Callable[[], None] = lambda: None, final: bool = False) -> None:
-        """Begin to write a checkpoint; `written` is called on the first rank once it is in its place.
+        """Start to write a checkpoint. `written` is called on the first rank when the checkpoint is complete.
 
-        The state is that of this moment: it is copied before the next optimizer step changes it. Waits for the
-        checkpoint before. Raises `CheckpointError`, on every rank alike, when that one could not be written and the
-        run is to stop then. The `final` one of a run is tried all the same, since what it holds would be lost: whether
-        the run has failed is for `finish` to say then.
+        The checkpoint holds the current state, which is copied before the next optimizer step changes it. The call
+        waits for the previous checkpoint. If the previous checkpoint could not be written and the policy is to stop,
+        `CheckpointError` is raised on every rank. The `final` checkpoint of a run is attempted in any case, because its
+        state would otherwise be lost; a failure is then reported by `finish`.
         """
         start = time.perf_counter()
         if final:
@@ -109,23 +112,24 @@ class Saver:
         self.seconds_held += time.perf_counter() - start
 
     def finish(self) -> None:
-        """Wait until all that was saved is in its place.
+        """Wait until all checkpoints are complete.
 
-        Raises `CheckpointError`, on every rank alike and once, when it could not be written and the run is to stop
-        then.
+        If a checkpoint could not be written and the policy is to stop, `CheckpointError` is raised once, on every rank.
         """
         failure = self._wait()
         if failure is not None and self.config.on_failure == "stop":
             raise failure
 
     def require_saved(self) -> None:
-        """Raise the `CheckpointError` of the newest checkpoint if it could not be written, whatever the policy."""
+        """Raise the `CheckpointError` of the newest checkpoint if it could not be written, whatever the policy is."""
         self._wait()
         if self.failure is not None:
             raise self.failure
 
     def _wait(self) -> CheckpointError | None:
-        """Wait for the checkpoint that is being written; why it could not be, if this is found out now."""
+        """Wait for the checkpoint in progress. Returns its error if it has failed, and None if there is no checkpoint
+        in progress.
+        """
         if self._writing is None:
             return None
         writing, self._writing = self._writing, None
@@ -137,7 +141,9 @@ class Saver:
         return self.failure
 
     def _work(self, job: _Job) -> None:
-        """In the thread: copy, then write. A rank that cannot copy still meets the others, so that none waits."""
+        """Copy and write the state, in the background thread. A rank that cannot copy still takes part in the
+        communication, so that no other rank waits forever.
+        """
         staged: dict[str, Tensor] = {}
         failed: BaseException | None = None
         try:
@@ -153,42 +159,43 @@ class Saver:
         try:
             dcp.save(job.state, storage_writer=writer, planner=StagedSavePlanner(staged), process_group=self._group)
         except (Exception, CheckpointException) as error:
-            # What a storage raises comes as one of the two, also where its own connection is lost.
+            # An error of the storage, including a lost connection to an object store, arrives as one of these two
+            # classes.
             ours = isinstance(error, CheckpointException | CheckpointError)
             if not ours and isinstance(error, Exception) and is_lost_connection(error):
-                raise  # another rank is gone, which `launch.processes` tells
+                raise  # another rank has failed, which `launch.processes` reports
             told = self._told(job, first_cause(error))
             if self.is_first_rank:
                 self._warn(told)
             raise told from None
 
     def _published(self, job: _Job) -> None:
-        """On the first rank: the new checkpoint is in its place, so older ones may go.
+        """Finish a new checkpoint on the first rank: call the job's callback and remove old checkpoints.
 
-        What fails here is told and fails no save: the checkpoint is there.
+        An error here is only reported, because the new checkpoint is complete.
         """
         try:
             job.written()
             drop_old(self.root, newest=job.progress.step, keep=self.config.keep, keep_every=self.config.keep_every)
         except Exception as error:
             click.echo(
-                f"crosscut: `{job.folder}` is written, but what follows a checkpoint was not done: {reason(error)}.",
+                f"crosscut: `{job.folder}` is complete, but the work after it failed: {reason(error)}.",
                 err=True,
             )
 
     def _told(self, job: _Job, cause: BaseException) -> CheckpointError:
-        text = str(cause) if isinstance(cause, CheckpointError) else f"`{job.folder}` must be written: {reason(cause)}."
+        text = str(cause) if isinstance(cause, CheckpointError) else f"`{job.folder}` was not written: {reason(cause)}."
         goes_on = self.config.on_failure == "continue"
-        choice = "" if goes_on else ", or let the run go on: checkpoint.on_failure=continue"
+        choice = "" if goes_on else ", or let the run continue with checkpoint.on_failure=continue"
         return CheckpointError(
-            f"{text} Earlier checkpoints are as they were. Make room or access, or set `checkpoint.folder` to another "
-            f"place{choice}."
+            f"{text} Earlier checkpoints are unchanged. Free space or grant access, or set `checkpoint.folder` to "
+            f"another place{choice}."
         )
 
     def _warn(self, error: CheckpointError) -> None:
-        """Say it when it happens: the ranks can only act on it together, at the next checkpoint."""
-        follows = "goes on" if self.config.on_failure == "continue" else "stops at its next checkpoint"
-        click.echo(f"crosscut: No checkpoint was written, and the run {follows}. {error}", err=True)
+        """Report the error as soon as it happens. The ranks can act on it only together, at the next checkpoint."""
+        follows = "continues" if self.config.on_failure == "continue" else "stops at its next checkpoint"
+        click.echo(f"crosscut: A checkpoint could not be written, and the run {follows}. {error}", err=True)
 
 
 def save_checkpoint(
@@ -200,9 +207,9 @@ def save_checkpoint(
     is_first_rank: bool,
     keep: int,
 ) -> Folder:
-    """Write one checkpoint under `root` and drop all but the newest `keep`, with nothing going on meanwhile.
+    """Write one checkpoint under `root` in the foreground, and remove all but the newest `keep`.
 
-    Every rank calls it. Raises `CheckpointError`, on every rank alike.
+    Every rank must call this function. Raises `CheckpointError` on every rank.
     """
     config = CheckpointConfig(keep=keep)
     with Saver(root, model=model, optimizer=optimizer, config=config, is_first_rank=is_first_rank) as saver:

@@ -1,8 +1,8 @@
-"""A consistent copy of the state in host memory, made while the training goes on.
+"""Consistent copies of the state in host memory, made while the training continues.
 
-Between two optimizer steps parameters and optimizer state only get read. So a step need not stand still while they are
-copied: the copy runs in another thread beside the next forward and backward pass, and only the next optimizer step
-waits for its end (a hook on the optimizer sees to that). The buffers are kept for the next time.
+Between two optimizer steps, parameters and optimizer state are only read. The training therefore need not stop for the
+copy. The copy runs in another thread and overlaps with the next forward and backward pass, and only the next optimizer
+step waits for it, through a hook on the optimizer. The buffers are reused for the next copy.
 """
 
 import threading
@@ -16,20 +16,23 @@ from crosscut.parallel.state.parameters import local_part
 
 
 class HostBuffers:
-    """This rank's parts of the state in host memory, by name; made at the first copy and used again."""
+    """Buffers in host memory for this rank's parts of the state, by name. They are allocated at the first copy and then
+    reused.
+    """
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
     def copy(self, tensors: Mapping[str, Tensor], ready: "torch.cuda.Event | None") -> dict[str, Tensor]:
-        """Copy this rank's part of each tensor; the copies are complete on return, and change with the next call.
+        """Copy this rank's part of each tensor. The copies are complete on return, and the next call overwrites them.
 
-        `ready` tells when a CUDA device has computed the tensors; they are copied beside what it does next.
+        `ready` is the event at which a CUDA device has computed the tensors. The copy overlaps with later work of the
+        device.
         """
         if ready is None:
             return {name: self._copy(name, local_part(tensor)) for name, tensor in tensors.items()}
         if not all(local_part(tensor).is_cuda for tensor in tensors.values()):
-            ready.synchronize()  # a host that copies host memory does not wait for a device that writes to it
+            ready.synchronize()  # the host does not wait by itself for a device that writes to host memory
         with torch.cuda.device(ready.device):
             stream = torch.cuda.Stream()
             with torch.cuda.stream(stream):
@@ -41,7 +44,7 @@ class HostBuffers:
     def _copy(self, name: str, source: Tensor) -> Tensor:
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != source.shape or buffer.dtype != source.dtype:
-            # Pinned memory is what a device copies to at full speed, and without waiting.
+            # A device copies to pinned memory at full speed and asynchronously.
             buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
             self._buffers[name] = buffer
         buffer.copy_(source.detach(), non_blocking=True)
@@ -49,7 +52,7 @@ class HostBuffers:
 
 
 def computed(device: torch.device) -> "torch.cuda.Event | None":
-    """An event that a CUDA device reaches when it has done all that it was given so far; None on the CPU."""
+    """Record an event that a CUDA device reaches after all work that is queued so far. None on the CPU."""
     if device.type != "cuda":
         return None
     event = torch.cuda.Event()
@@ -58,30 +61,30 @@ def computed(device: torch.device) -> "torch.cuda.Event | None":
 
 
 class CopyGuard:
-    """Holds an optimizer's steps, and only these, while its state is being copied."""
+    """Guard that delays an optimizer's steps while the optimizer's state is being copied."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._done = threading.Event()
         self._done.set()
         self.seconds_held = 0.0
-        """Seconds that steps have waited in all."""
+        """Total number of seconds that steps have waited."""
         self._hook = optimizer.register_step_pre_hook(lambda *_: self.wait())
 
     def begin(self) -> None:
-        """From now on steps wait."""
+        """Start to delay steps."""
         self._done.clear()
 
     def end(self) -> None:
-        """The copy is complete, or failed."""
+        """Stop delaying steps, because the copy is complete or has failed."""
         self._done.set()
 
     def wait(self) -> None:
-        """Return when nothing is being copied."""
+        """Wait until no copy is in progress."""
         if not self._done.is_set():
             start = time.perf_counter()
             self._done.wait()
             self.seconds_held += time.perf_counter() - start
 
     def remove(self) -> None:
-        """Take the hook off the optimizer."""
+        """Remove the hook from the optimizer."""
         self._hook.remove()

@@ -1,8 +1,8 @@
-"""The tensors of a run, read from a checkpoint of any layout.
+"""Tensors of a run, and their loading from a checkpoint of any layout.
 
-Parameters and optimizer state are `DTensor`s, so a checkpoint written at one layout loads at another. Only the padding
-of the vocabulary differs between tensor sizes: `padded` names the tensors whose rows may differ in number, and how many
-of them are real.
+Parameters and optimizer state are `DTensor`s, so a checkpoint that was written on one layout can be loaded on another.
+Only the padding of the vocabulary depends on the number of tensor ranks: `padded` maps the tensors with padding to
+their numbers of real rows.
 """
 
 from collections.abc import Mapping
@@ -29,11 +29,12 @@ from crosscut.config import CheckpointError
 from crosscut.parallel import reshard
 
 More = Mapping[str, Mapping[str, Tensor]]
-"""Further tensors of a run's state that every rank holds whole, by name and by a name of their own."""
+"""Additional tensors of a run's state, which every rank holds as a whole: groups by name, and tensors by name within a
+group."""
 
 
 def state_of(model: nn.Module, optimizer: Optimizer, more: More | None = None) -> dict[str, Any]:
-    """The state of a run as it is saved: tensors that the run goes on to change, and copies of all else."""
+    """The state of a run to save: the live tensors, which later steps change, and copies of all other values."""
     reshard(model)
     model_state, optimizer_state = get_state_dict(model, optimizer)
     further = {name: dict(tensors) for name, tensors in (more or {}).items()}
@@ -41,8 +42,8 @@ def state_of(model: nn.Module, optimizer: Optimizer, more: More | None = None) -
 
 
 def tensors_of(state: dict[str, Any]) -> dict[str, Tensor]:
-    """The tensors in a state by the flat names that a checkpoint has for them."""
-    planner = DefaultSavePlanner()  # whose names they are
+    """Tensors in a state, by their flat names in the checkpoint."""
+    planner = DefaultSavePlanner()  # the planner defines the names
     planner.set_up_planner(state)
     return {name: value for name, value in planner.state_dict.items() if isinstance(value, Tensor)}
 
@@ -55,12 +56,12 @@ def load_checkpoint(
     more: More | None = None,
     padded: Mapping[str, int] | None = None,
 ) -> Progress:
-    """Fill the model and the optimizer from a checkpoint of any layout. Every rank calls it.
+    """Load the model and the optimizer from a checkpoint of any layout. Every rank must call this function.
 
-    `padded` maps a parameter's name to its real rows. Of `more`, what the checkpoint does not hold stays as it is: it
-    was written by a run that did not need it. The hashes are not compared here, since each rank would read
-    all files for it: `latest_good_checkpoint` or `require_undamaged` has done so in one process. Raises
-    `CheckpointError` when the checkpoint cannot be read or is of another model.
+    `padded` maps a parameter's name to its number of real rows. Tensors in `more` that the checkpoint does not hold
+    keep their values, because the run that wrote the checkpoint did not need them. The hashes are not checked here,
+    because each rank would have to read all files; `latest_good_checkpoint` or `require_undamaged` must check them in
+    one process before. Raises `CheckpointError` if the checkpoint cannot be read or belongs to another model.
     """
     folder = folder_at(checkpoint)
     manifest = read_manifest(folder)
@@ -74,9 +75,10 @@ def load_checkpoint(
 
 
 def _make_state(optimizer: Optimizer) -> None:
-    """Let a new optimizer make the tensors that it keeps, as its first step does, with one gradient at a time.
+    """Let a new optimizer allocate its state with a step of size zero, one parameter's gradient at a time.
 
-    PyTorch does so by itself, but with a gradient for every parameter, which is a third more memory than the state.
+    PyTorch would do this by itself, but with a gradient for all parameters at once, which takes a third more memory
+    than the state.
     """
     if optimizer.state:
         return
@@ -84,20 +86,22 @@ def _make_state(optimizer: Optimizer) -> None:
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     for group in optimizer.param_groups:
         group["lr"] = 0.0
-    for parameter in sorted(parameters, key=Tensor.numel, reverse=True):  # so that the largest gradient is gone first
+    for parameter in sorted(parameters, key=Tensor.numel, reverse=True):  # start with the largest gradient
         parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
         parameter.grad = None
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
-    if any(parameter.is_cuda for parameter in parameters):  # a state in host memory may still be on its way there
+    if any(parameter.is_cuda for parameter in parameters):  # a copy to host memory may still be in progress
         torch.cuda.synchronize()
 
 
 def load_model(
     checkpoint: str | Path | Folder, *, model: nn.Module, padded: Mapping[str, int] | None = None
 ) -> Progress:
-    """Fill the model alone from a checkpoint of any layout. Every rank calls it. Raises as `load_checkpoint`."""
+    """Load only the model from a checkpoint of any layout. Every rank must call this function. Raises the same errors
+    as `load_checkpoint`.
+    """
     folder = folder_at(checkpoint)
     progress = read_manifest(folder).progress
     reshard(model)
@@ -112,12 +116,12 @@ def _load(state: dict[str, Any], folder: Folder, padded: Mapping[str, int]) -> N
         dcp.load(state, storage_reader=CheckpointReader(folder), planner=PaddingLoadPlanner(padded))
     except (Exception, CheckpointException) as error:
         raise CheckpointError(
-            f"`{folder}` must be a whole checkpoint of this model, but could not be read: {reason(first_cause(error))}."
+            f"`{folder}` must be a complete checkpoint of this model, but cannot be read: {reason(first_cause(error))}."
         ) from error
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """The error of the first rank that failed, taken out of the error that PyTorch raises on all ranks."""
+    """Error of the first rank that failed, extracted from the error that PyTorch raises on all ranks."""
     if isinstance(error, CheckpointException):
         return next(iter(error.failures.values()))[0]
     return error

@@ -1,9 +1,9 @@
-"""Storage of checkpoints: a folder of this machine's file systems, or of any object store that fsspec knows.
+"""Storage of checkpoints in a folder of a local file system or of an object store that fsspec supports.
 
-The two differ in how a folder becomes whole at one instant. A file system renames: a checkpoint is written under a
-hidden name beside, every file and folder is flushed to the disk, and the rename is the instant. An object store has no
-rename: files are written under their final names, and the last one, the manifest, is the instant. `begin`, `publish`
-and `remove` hide the difference; nothing else in this room knows of it.
+The two kinds of storage publish a folder atomically in different ways. On a file system, the checkpoint is written to a
+hidden folder, every file and folder is flushed to the disk, and the hidden folder is renamed. An object store has no
+rename. There, files are written with their final names, and the checkpoint is complete as soon as its last file, the
+manifest, exists. `begin`, `publish` and `remove` hide this difference from the rest of the package.
 """
 
 import os
@@ -18,77 +18,82 @@ from typing import IO, Any, Self
 from crosscut.config import CheckpointError
 
 DRAFT_SUFFIX = ".partial"
-"""Suffix of the hidden folder in which a checkpoint is written until it is whole."""
+"""Suffix of the hidden folder in which a checkpoint is written until it is complete."""
 DROPPED_SUFFIX = ".dropped"
-"""Suffix of the hidden folder that a checkpoint is renamed to before its files are removed."""
+"""Suffix of the hidden folder to which a checkpoint is renamed before its files are removed."""
 
 
 _BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "oss", "oci"})
-"""Stores whose folders are parts of names: making one could only make a bucket, by the name of a typing mistake."""
+"""Object stores in which folders exist only as parts of object names. Creating a folder there could only create a
+bucket, for example one with a mistyped name."""
 
 
 class Folder(ABC):
-    """A folder, by its path or URL. A small value that can be sent to other processes."""
+    """A folder, given by its path or URL. The object is small and can be sent to other processes."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """The last part of the path."""
+        """Last component of the path."""
 
     @abstractmethod
     def __truediv__(self, name: str) -> Self:
-        """The folder of that name in it."""
+        """Subfolder with this name."""
 
     @abstractmethod
     def files(self) -> dict[str, int]:
-        """The bytes of each file that lies directly in it, by name; empty where there is no such folder."""
+        """Sizes in bytes of the files directly in the folder, by name. Empty if the folder does not exist."""
 
     @abstractmethod
     def folders(self) -> list[str]:
-        """The names of the folders directly in it, sorted; empty where there is no such folder."""
+        """Sorted names of the subfolders. Empty if the folder does not exist."""
 
     @abstractmethod
     def open(self, name: str) -> IO[bytes]:
-        """Open a file of it for reading."""
+        """Open a file of the folder for reading."""
 
     @abstractmethod
     def create(self, name: str) -> AbstractContextManager[IO[bytes]]:
-        """Open a new file of it for writing; it is safely stored once the context has ended without an error."""
+        """Open a new file of the folder for writing. The file is stored durably when the context ends without an
+        error.
+        """
 
     @abstractmethod
     def rename(self, old: str, new: str) -> None:
-        """Give a file or a folder in it another name."""
+        """Rename a file or subfolder of the folder."""
 
     @abstractmethod
     def draft(self) -> Self:
-        """Path at which this folder is written until `publish`."""
+        """Folder in which this folder's content is written until `publish`."""
 
     @abstractmethod
     def begin(self, last: str) -> None:
-        """Make this folder an empty draft. `last` is the file whose presence makes an object store's folder whole."""
+        """Make this folder an empty draft. `last` is the file that completes a folder of an object store."""
 
     @abstractmethod
     def publish(self, draft: Self, last: str) -> None:
-        """Put the whole draft in this folder's place, at one instant."""
+        """Replace this folder by the complete draft, atomically."""
 
     @abstractmethod
     def remove(self, last: str) -> None:
-        """Remove it with all that it holds; `last` is the first to go, so that no part passes for the whole."""
+        """Remove the folder with all its files. On an object store, the file `last` is removed first, so that an
+        incomplete folder is never taken for a complete one.
+        """
 
     def read(self, name: str) -> bytes:
-        """The content of a small file."""
+        """Content of a small file."""
         with self.open(name) as file:
             return file.read()
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a small file, safely stored on return."""
+        """Write a small file. The file is stored durably on return."""
         with self.create(name) as file:
             file.write(content)
 
 
 @dataclass(frozen=True)
 class LocalFolder(Folder):
-    """A folder of a file system that can rename."""
+    """A folder of a file system, which supports renaming."""
 
     path: Path
 
@@ -97,18 +102,18 @@ class LocalFolder(Folder):
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
+        """Last component of the path."""
         return self.path.name
 
     def __truediv__(self, name: str) -> "LocalFolder":
         return LocalFolder(self.path / name)
 
     def files(self) -> dict[str, int]:
-        """The bytes of each file, by name."""
+        """Sizes in bytes of the files, by name."""
         return {path.name: path.stat().st_size for path in self._entries() if path.is_file()}
 
     def folders(self) -> list[str]:
-        """The names of the folders."""
+        """Names of the subfolders."""
         return [path.name for path in self._entries() if path.is_dir()]
 
     def _entries(self) -> list[Path]:
@@ -123,29 +128,29 @@ class LocalFolder(Folder):
 
     @contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:
-        """Open a new file for writing; flushed to the disk when the context ends."""
+        """Open a new file for writing. The file is flushed to the disk when the context ends."""
         with (self.path / name).open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a file or a folder, and flush the change."""
+        """Rename a file or subfolder and flush the change to the disk."""
         (self.path / old).rename(self.path / new)
         _flush_folder(self.path)
 
     def draft(self) -> "LocalFolder":
-        """The hidden folder beside."""
+        """Hidden folder beside this one."""
         return LocalFolder(self.path.with_name(f".{self.name}{DRAFT_SUFFIX}"))
 
     def begin(self, last: str) -> None:  # noqa: ARG002 - a rename needs no last file
-        """Remove what a killed run left, and make the folder."""
+        """Create the folder, after removing the remains of a killed run."""
         if self.path.exists():
             shutil.rmtree(self.path)
         self.path.mkdir(parents=True)
 
     def publish(self, draft: "LocalFolder", last: str) -> None:
-        """Rename the draft; a folder that has this name goes first."""
+        """Rename the draft to this folder. An existing folder with this name is removed before."""
         _flush_folder(draft.path)
         if self.path.exists():
             self.remove(last)
@@ -154,8 +159,10 @@ class LocalFolder(Folder):
         _flush_folder(self.path.parent.parent)  # the folder of all checkpoints may be new
 
     def remove(self, last: str) -> None:  # noqa: ARG002 - see `begin`
-        """Rename it to a hidden name and remove that, so that no part of it is ever seen under its name."""
-        if self.name.startswith("."):  # hidden already
+        """Rename the folder to a hidden name and remove it there, so that no incomplete folder is ever visible under
+        its name.
+        """
+        if self.name.startswith("."):  # already hidden
             shutil.rmtree(self.path)
             return
         dropped = self.path.with_name(f".{self.name}{DROPPED_SUFFIX}")
@@ -166,7 +173,7 @@ class LocalFolder(Folder):
 
 
 def _flush_folder(path: Path) -> None:
-    """Make the names in a folder survive a loss of power."""
+    """Make the names in a folder survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -176,7 +183,7 @@ def _flush_folder(path: Path) -> None:
 
 @dataclass(frozen=True)
 class ObjectFolder(Folder):
-    """A folder of an object store; its options and credentials come from fsspec's own configuration."""
+    """A folder of an object store. Options and credentials come from fsspec's own configuration."""
 
     url: str
 
@@ -185,18 +192,18 @@ class ObjectFolder(Folder):
 
     @property
     def name(self) -> str:
-        """The last part of the URL."""
+        """Last component of the URL."""
         return self.url.rpartition("/")[2]
 
     def __truediv__(self, name: str) -> "ObjectFolder":
         return ObjectFolder(f"{self.url}/{name}")
 
     def _store(self) -> tuple[Any, str]:
-        """The file system of fsspec, which keeps one for each configuration, and the path in it."""
+        """File system of fsspec for the URL, and the path in it. fsspec caches one file system per configuration."""
         from fsspec.core import url_to_fs
 
         store, path = url_to_fs(self.url)
-        store.invalidate_cache()  # other processes write, too
+        store.invalidate_cache()  # other processes write as well
         return store, path
 
     def _entries(self, kind: str) -> dict[str, int]:
@@ -209,11 +216,11 @@ class ObjectFolder(Folder):
         return {name: int(entry["size"] or 0) for name, entry in sorted(found.items()) if entry["type"] == kind}
 
     def files(self) -> dict[str, int]:
-        """The bytes of each object, by name."""
+        """Sizes in bytes of the objects, by name."""
         return self._entries("file")
 
     def folders(self) -> list[str]:
-        """The prefixes under this one."""
+        """Names of the prefixes directly below this one."""
         return list(self._entries("directory"))
 
     def open(self, name: str) -> IO[bytes]:
@@ -224,49 +231,49 @@ class ObjectFolder(Folder):
 
     @contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:
-        """Open an object for writing; it is there when the context has ended."""
+        """Open an object for writing. The object exists after the context has ended."""
         store, path = self._store()
         file = store.open(f"{path}/{name}", "wb")
         try:
             yield file
         except BaseException:
-            file.discard()  # closing would store what was written so far as if it were all
+            file.discard()  # `close` would store the incomplete content as a complete object
             raise
         file.close()
 
     def rename(self, old: str, new: str) -> None:
-        """Copy and remove, which is what such stores have for it."""
+        """Rename by copying and removing, because object stores have no rename."""
         store, path = self._store()
         store.mv(f"{path}/{old}", f"{path}/{new}", recursive=old in self.folders())
 
     def draft(self) -> "ObjectFolder":
-        """The folder itself: it counts for nothing until its last file is there."""
+        """The folder itself, which does not count as a checkpoint until its last file exists."""
         return self
 
     def begin(self, last: str) -> None:
-        """Remove what is there."""
+        """Remove the existing objects."""
         self.remove(last)
         store, path = self._store()
         if not _BUCKETS.intersection([store.protocol] if isinstance(store.protocol, str) else store.protocol):
             store.makedirs(path, exist_ok=True)
 
     def publish(self, draft: "ObjectFolder", last: str) -> None:
-        """Nothing is left to do: the last file is there."""
+        """Do nothing, because the last file already completes the folder."""
 
     def remove(self, last: str) -> None:
-        """Remove the file that makes it whole, then the rest."""
+        """Remove the file that completes the folder, and then the rest."""
         store, path = self._store()
         names = self.files()
         for name in sorted(names, key=lambda name: name != last):
             store.rm_file(f"{path}/{name}")
-        if store.exists(path):  # where folders are more than a part of names
+        if store.exists(path):  # stores in which folders are more than parts of names
             store.rm(path, recursive=True)
 
 
 def folder_at(location: "str | Path | Folder") -> Folder:
-    """The folder that a path or an fsspec URL such as `s3://bucket/run` names.
+    """Folder at a path or at an fsspec URL such as `s3://bucket/run`.
 
-    Raises `CheckpointError` for a URL of a kind that fsspec does not know or that a package is missing for.
+    Raises `CheckpointError` for a URL with a protocol that fsspec does not support or whose package is not installed.
     """
     if isinstance(location, Folder):
         return location
@@ -290,7 +297,9 @@ def folder_at(location: "str | Path | Folder") -> Folder:
 
 @contextmanager
 def storage_errors_told(folder: Folder, must: str) -> Iterator[None]:
-    """Turn what a storage raises into a `CheckpointError` that says what `folder` must be (`must`) and what is so."""
+    """Convert errors of the storage to a `CheckpointError`, which says what `folder` must be (`must`) and why it is
+    not.
+    """
     try:
         yield
     except CheckpointError:
@@ -300,9 +309,10 @@ def storage_errors_told(folder: Folder, must: str) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """One line of what an exception says, without its full stop; of one that came of a storage's, what that one says.
+    """First line of an exception's message, without the full stop. If an error of the operating system caused the
+    exception, its message is used instead.
 
-    PyTorch's writer stumbles over its own position once a write has failed.
+    This is needed because PyTorch's writer raises an unrelated error about its position after a failed write.
     """
     error = _from_storage(error) or error
     if isinstance(error, OSError) and error.strerror:
@@ -312,7 +322,7 @@ def reason(error: BaseException) -> str:
 
 
 def _from_storage(error: BaseException | None) -> OSError | None:
-    """The first error of the operating system among those that led to an exception."""
+    """First error of the operating system in the chain of causes of an exception."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error

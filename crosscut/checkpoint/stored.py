@@ -1,4 +1,4 @@
-"""A checkpoint's tensors one at a time, without the run, the model or the ranks that wrote it."""
+"""Access to a checkpoint's tensors one at a time, without the run, the model or the ranks that wrote it."""
 
 import io
 import pickle
@@ -17,7 +17,9 @@ METADATA_FILE = ".metadata"
 
 
 class StoredTensors:
-    """Tensors and values of a checkpoint, by flat name. Trusts its `.metadata`: compare the hashes first."""
+    """Tensors and values of a checkpoint, by flat name. The class trusts the file `.metadata`, so check the hashes
+    first.
+    """
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
@@ -27,7 +29,7 @@ class StoredTensors:
         self.values = sorted(name for name, _ in entries if name not in self.tensors)
 
     def read(self, name: str) -> Tensor:
-        """A whole tensor, put together from its parts."""
+        """A whole tensor, assembled from its parts."""
         entry = self.tensors[name]
         whole = torch.empty(entry.size, dtype=entry.properties.dtype)
         for chunk in entry.chunks:
@@ -41,16 +43,16 @@ class StoredTensors:
         return whole
 
     def value(self, name: str) -> Any:
-        """The value stored under a name that is no tensor, such as a learning rate."""
+        """A stored value that is not a tensor, such as a learning rate."""
         place = self._place(MetadataIndex(name))
         with self.folder.open(place.relative_path) as file:
             file.seek(place.offset)
             return torch.load(io.BytesIO(file.read(place.length)), weights_only=True)
 
     def check(self) -> Iterator[str]:
-        """Read everything; yields what is not as it was written.
+        """Read everything and yield a message for each damaged part.
 
-        `torch.save` keeps a CRC-32 of each tensor, so a changed bit is found also where no manifest tells hashes.
+        `torch.save` stores a CRC-32 of each tensor, so a changed bit is found even without the hashes of a manifest.
         """
         for name, entry in self.tensors.items():
             covered = sum(chunk.sizes.numel() for chunk in entry.chunks)

@@ -1,12 +1,12 @@
-"""Writing a checkpoint whole or not at all, as a storage of `torch.distributed.checkpoint`.
+"""Atomic writing of a checkpoint, as a storage writer of `torch.distributed.checkpoint`.
 
-PyTorch's `FileSystemWriter` decides what goes into which file. What is ours: every stream is hashed as it is written,
-so nothing is read again; the hashes travel to the coordinator with the results; and the coordinator, when all ranks
-have written, adds `.metadata` and the manifest and puts the folder in its place. So when `dcp.save` returns, on any
-rank, the checkpoint is there, and when it raises on any rank it raises on all.
+PyTorch's `FileSystemWriter` decides the contents of each file. This module adds the following. Every stream is hashed
+while it is written, so no file is read again. The hashes are sent to the coordinator together with the results. When
+all ranks have written their files, the coordinator adds `.metadata` and the manifest, and publishes the folder. So if
+`dcp.save` returns on one rank, the checkpoint is complete, and if it raises on one rank, it raises on all.
 
-Of PyTorch's internals this relies on: `FileSystemWriter` opens files through `self.fs.create_stream` and nothing else;
-`write_data` returns the list that `finish` gets from each rank; `finish` writes `.metadata` through `self.fs`.
+The module relies on these internals of PyTorch: `FileSystemWriter` opens files only through `self.fs.create_stream`;
+`write_data` returns the list that `finish` receives from each rank; `finish` writes `.metadata` through `self.fs`.
 """
 
 import hashlib
@@ -41,14 +41,16 @@ _Path = str | os.PathLike[str]
 
 
 class StagedSavePlanner(DefaultSavePlanner):
-    """Plans from the live tensors' shapes and writes the copies in `staged`, this rank's parts by flat name."""
+    """Planner that plans with the shapes of the live tensors and writes the copies in `staged`, which holds this rank's
+    parts by flat name.
+    """
 
     def __init__(self, staged: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.staged = staged
 
     def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
-        """The copy for a tensor; other values are as they were when the state was taken."""
+        """The copy of a tensor. Other values were already copied when the state was collected."""
         if write_item.type == WriteItemType.BYTE_IO:
             data: Tensor | io.BytesIO = super().resolve_data(write_item)
             return data
@@ -56,7 +58,7 @@ class StagedSavePlanner(DefaultSavePlanner):
 
 
 class CheckpointWriter(dcp.FileSystemWriter):
-    """Writes one checkpoint. Every rank makes one; the coordinator's also publishes it."""
+    """Writer of one checkpoint. Every rank creates a writer, and the coordinator's writer publishes the checkpoint."""
 
     def __init__(
         self,
@@ -67,11 +69,12 @@ class CheckpointWriter(dcp.FileSystemWriter):
         published: Callable[[], None] = lambda: None,
         failed: BaseException | None = None,
     ) -> None:
-        """`published` is called on the coordinator when the checkpoint is in its place.
+        """Create the writer. `published` is called on the coordinator when the checkpoint is complete.
 
-        `failed` is why this rank has nothing to write: all ranks then raise it.
+        `failed` is an error that leaves this rank with nothing to write. All ranks then raise it.
         """
-        # `Folder.create` flushes, also what PyTorch forgets to; and what is written lies in host memory already.
+        # `Folder.create` flushes every file, including those that PyTorch does not flush. All data is already in host
+        # memory.
         super().__init__("unused", sync_files=False, per_thread_copy_ahead=0)
         self.folder, self.progress, self.placements = folder, progress, dict(placements)
         self.published, self.failed = published, failed
@@ -80,21 +83,23 @@ class CheckpointWriter(dcp.FileSystemWriter):
         self.fs, self.path = self.streams, str(folder)  # type: ignore[assignment] # only told apart by its methods
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Raise what went wrong before; the coordinator makes the folder once all are here."""
+        """Raise an earlier error of this rank. Otherwise the coordinator creates the folder when all ranks have
+        arrived.
+        """
         if self.failed is not None:
             raise CheckpointError(
-                f"`{self.folder}` must be copied before it is written, but could not be: {reason(self.failed)}."
+                f"`{self.folder}` must be copied to host memory first, but the copy failed: {reason(self.failed)}."
             )
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Make an empty folder, of which a killed run may have left a part."""
+        """Create an empty folder. A killed run may have left a part of the same checkpoint."""
         with self._told():
             self.draft.begin(MANIFEST_FILE)
         return super().prepare_global_plan(plans)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's file and send its hash along with the results."""
+        """Write this rank's file and send its hash together with the results."""
         with self._told():
             results = super().write_data(plan, planner).value()
         future: Future[list[WriteResult]] = Future()
@@ -102,7 +107,7 @@ class CheckpointWriter(dcp.FileSystemWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On the coordinator: complete the folder, and put it in its place."""
+        """Complete the folder and publish it, on the coordinator."""
         with self._told():
             super().finish(metadata, [list(written) for written in results])
             files: dict[str, FileEntry] = dict(self.streams.files)
@@ -124,24 +129,28 @@ class CheckpointWriter(dcp.FileSystemWriter):
             self.published()
 
     def _require_present(self, files: Mapping[str, FileEntry]) -> None:
-        """A folder may vanish and be made again while ranks write; what was in it is then gone."""
+        """Raise `CheckpointError` if files are missing. They are lost if the folder is removed and created again during
+        the writing.
+        """
         present = self.draft.files()
         for name, entry in files.items():
             if present.get(name) != entry.size:
                 raise CheckpointError(
                     f"`{self.draft}/{name}` must have the {entry.size:,} bytes that were written, but has "
-                    f"{present.get(name, 0):,}: the folder was changed meanwhile."
+                    f"{present.get(name, 0):,}: the folder was changed in the meantime."
                 )
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """As `CheckpointError`, which can be sent to the other ranks, as an object store's own error may not."""
+        """Convert errors to `CheckpointError`, which can be sent to the other ranks. An object store's own error may
+        not be picklable.
+        """
         with storage_errors_told(self.folder, "writable"):
             yield
 
 
 class _Written(list[WriteResult]):
-    """The results of one rank, with what they say of its files; a list, since that is what PyTorch carries."""
+    """Results of one rank, with the hashes of its files. The class is a list because PyTorch transports a list."""
 
     def __init__(
         self, results: list[WriteResult], files: Mapping[str, FileEntry], placements: Mapping[str, str]
@@ -154,7 +163,7 @@ class _Written(list[WriteResult]):
 
 
 def tensor_entries(metadata: Metadata, placements: Mapping[str, str]) -> dict[str, TensorEntry]:
-    """The tensors of a checkpoint in the manifest's words, by name."""
+    """Manifest entries of a checkpoint's tensors, by name."""
     return {
         name: TensorEntry(tuple(entry.size), _dtype_name(entry), placements.get(name, "unknown"))
         for name, entry in sorted(metadata.state_dict_metadata.items())
@@ -163,7 +172,7 @@ def tensor_entries(metadata: Metadata, placements: Mapping[str, str]) -> dict[st
 
 
 def value_names(metadata: Metadata) -> tuple[str, ...]:
-    """The names of what is stored beside tensors."""
+    """Names of the stored values that are not tensors."""
     entries = metadata.state_dict_metadata.items()
     return tuple(sorted(name for name, entry in entries if isinstance(entry, BytesStorageMetadata)))
 
@@ -173,7 +182,9 @@ def _dtype_name(entry: TensorStorageMetadata) -> str:
 
 
 class HashingStreams(FileSystemBase):
-    """A `Folder` as PyTorch's reader and writer want to see it. Names are paths; what is written is hashed."""
+    """Adapter that presents a `Folder` to PyTorch's reader and writer. A path is the name of a file, and written files
+    are hashed.
+    """
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
@@ -193,38 +204,38 @@ class HashingStreams(FileSystemBase):
         self.files[name] = FileEntry(stream.size, stream.digest.hexdigest())
 
     def concat_path(self, path: _Path, suffix: str) -> str:  # noqa: ARG002
-        """The name of a file in the folder, which is the only one there is."""
+        """Name of a file in the folder; there are no other folders."""
         return suffix
 
     def rename(self, path: _Path, new_path: _Path) -> None:
-        """Give a file its final name."""
+        """Rename a file to its final name."""
         old, new = os.fspath(path), os.fspath(new_path)
         self.folder.rename(old, new)
         self.files[new] = self.files.pop(old)
 
     def exists(self, path: _Path) -> bool:
-        """Whether there is a file of that name."""
+        """Whether a file with this name exists."""
         return os.fspath(path) in self.folder.files()
 
     def init_path(self, path: _Path) -> _Path:
-        """Nothing to do."""
+        """Do nothing."""
         return path
 
     def mkdir(self, path: _Path) -> None:
-        """Nothing to do: the coordinator makes the folder."""
+        """Do nothing, because the coordinator creates the folder."""
 
     def rm_file(self, path: _Path) -> None:
-        """Never needed: a draft is new."""
+        """Raise `NotImplementedError`. A draft is new, so no file is ever removed."""
         raise NotImplementedError
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: _Path) -> bool:
-        """Never asked: the folder is given."""
+        """Raise `NotImplementedError`. The folder is given, so PyTorch never asks."""
         raise NotImplementedError
 
 
 class _HashingStream(io.RawIOBase):
-    """Writes through to a file, counting and hashing."""
+    """Stream that writes to a file, and counts and hashes the bytes."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__()
@@ -244,4 +255,4 @@ class _HashingStream(io.RawIOBase):
         return self.size
 
     def flush(self) -> None:
-        """The file is flushed once, when it is whole."""
+        """Do nothing, because the file is flushed once, when it is complete."""

@@ -1,4 +1,6 @@
-"""The command line: one thin file per command. `crosscut --help` imports no torch; a command imports what it runs."""
+"""The command line, with one thin file per command. `crosscut --help` does not import torch; each command imports only
+the modules that it runs.
+"""
 
 from crosscut.cli.main import main
 

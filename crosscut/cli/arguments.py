@@ -1,4 +1,6 @@
-"""Arguments that commands share: a run's file and the overrides after it, and the options of those that ask a model."""
+"""Arguments that several commands share: the run's file with its overrides, and the options of commands that run a
+model.
+"""
 
 import tomllib
 from collections.abc import Callable, Mapping
@@ -29,36 +31,38 @@ def run_arguments(command: _Command) -> _Command:
 
 
 def run_from(arguments: tuple[str, ...], *, layout: Layout | None = None) -> RunConfig:
-    """The run that the arguments describe, on `layout` if that is given; without a file, the demo that comes with
-    Crosscut.
+    """The run that the arguments describe. Without a file, the run is the demo that comes with Crosscut. A given
+    `layout` replaces the run's own layout.
     """
     if has_file(arguments):
         return load_run(Path(arguments[0]), arguments[1:], layout=layout)
     demo = tomllib.loads((files("crosscut.config") / DEMO_RUN).read_text(encoding="utf-8"))
     if any(argument.startswith("training.initialize_from=") for argument in arguments):
-        del demo["model"]  # nobody could leave out what does not agree with the folder's
+        del demo["model"]  # the user could not remove a demo key that contradicts the folder's model
     return load_run(demo, arguments, layout=layout)
 
 
 def has_file(arguments: tuple[str, ...]) -> bool:
-    """Whether a run's file is named; without one, the run is made of the demo that comes with Crosscut."""
+    """Whether the arguments name a run's file. Without a file, the run is the demo that comes with Crosscut."""
     return bool(arguments) and "=" not in arguments[0]
 
 
 def on_devices_there(run: RunConfig) -> RunConfig:
-    """The run; where it takes whatever device there is, and this machine has GPUs but too few, on its processor, which
-    is said.
+    """The run, moved to the CPU if its device is "auto" and this machine has GPUs, but fewer than the run has ranks. A
+    note on the error stream then says that the run uses the CPU.
     """
     from crosscut.launch.processes import has_too_few_gpus
 
     if run.training.device != "auto" or not has_too_few_gpus(run.layout.world_size):
         return run
-    click.echo(f"The {run.layout.world_size} ranks run on the processor: there are fewer GPUs.", err=True)
+    click.echo(f"The {run.layout.world_size} ranks run on the CPU, because there are fewer GPUs than ranks.", err=True)
     return replace(run, training=replace(run.training, device=Device.CPU))
 
 
 def require_file(option: str, path: Path) -> None:
-    """Raise `ConfigError` unless a file can be written there; to be asked before the work. Leaves nothing behind."""
+    """Raise `ConfigError` unless a file can be written at `path`. Commands call this before the work starts; the check
+    leaves no file behind.
+    """
     try:
         if path.is_dir():
             raise ConfigError(f"`{option}` must name a file, but `{path}` is a folder. Name a file in it.")
@@ -66,25 +70,27 @@ def require_file(option: str, path: Path) -> None:
             pass
     except OSError as error:
         raise ConfigError(
-            f"`{option}` must name a file that can be written, but is `{path}`: {error.strerror}. Make its folder, or "
-            "name another."
+            f"`{option}` must name a file that can be written, but is `{path}`: {error.strerror}. Create its folder, "
+            "or name another file."
         ) from None
 
 
 def require_folder(option: str, path: Path) -> None:
-    """Make the folder. Raise `ConfigError` unless it can be made and written in; to be asked before the work."""
+    """Create the folder. Raise `ConfigError` unless the folder can be created and written to. Commands call this before
+    the work starts.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=path):
             pass
     except OSError as error:
         raise ConfigError(
-            f"`{option}` must name a folder that can be written in, but is `{path}`: {error.strerror}. Name another."
+            f"`{option}` must name a writable folder, but is `{path}`: {error.strerror}. Name another folder."
         ) from None
 
 
 def file_option(name: str, **attributes: Any) -> Callable[[_Command], _Command]:
-    """Option that names a file to write; `ConfigError` is raised before the work where the file cannot be written."""
+    """Add an option that names a file to write. If the file cannot be written, the command fails before its work."""
     return click.option(name, type=click.Path(path_type=Path), callback=_writable, **attributes)
 
 
@@ -95,7 +101,7 @@ def _writable(_context: click.Context, option: click.Parameter, path: Path | Non
 
 
 def gathered(kind: Callable[..., _T]) -> Callable[[Callable[[_T], _R]], Callable[..., _R]]:
-    """Hand the parameters of a command on as one value, a dataclass whose fields have the parameters' names."""
+    """Pass a command's parameters as one dataclass. The fields of `kind` have the names of the parameters."""
 
     def of(command: Callable[[_T], _R]) -> Callable[..., _R]:
         @wraps(command)
@@ -113,12 +119,14 @@ def device_option(command: _Command) -> _Command:
 
 
 def precision_option(command: _Command) -> _Command:
-    """Give a command that asks a model the option `--precision`, of its weights and products."""
+    """Add the option `--precision` to a command that runs a model: the element type of weights and products."""
     return click.option("--precision", type=click.Choice(OF_MODELS), default="float32", show_default=True)(command)
 
 
 def naming_options(options: Mapping[str, str]) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Let errors of a command name the options that were typed: each by the name that the error has for it."""
+    """Make a command's errors name the option that the user typed, such as `--tensor` for `layout.tensor`. `options`
+    maps the name in the error to the option.
+    """
 
     def of(command: Callable[_P, _T]) -> Callable[_P, _T]:
         @wraps(command)

@@ -1,4 +1,4 @@
-"""`crosscut checkpoint`: look at checkpoints, check and compare them, repair what can be repaired, export them."""
+"""`crosscut checkpoint`: inspect, verify, compare, repair and export checkpoints."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 _WHERE = "PLACE is a run's folder, a folder or URL of checkpoints, or one checkpoint."
 
-_as_json = click.option("--json", "as_json", is_flag=True, help="Print figures instead of a table.")
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
 @click.group()
@@ -20,11 +20,11 @@ def checkpoint() -> None:
     """Inspect, verify, compare, repair and export checkpoints."""
 
 
-@checkpoint.command(help=f"Show what a checkpoint holds, of a run its newest.\n\n{_WHERE}")
+@checkpoint.command(help=f"Show the contents of a checkpoint; for a run, of its newest checkpoint.\n\n{_WHERE}")
 @click.argument("place")
 @_as_json
 def inspect(place: str, as_json: bool) -> None:
-    """Show what a checkpoint holds."""
+    """Show the contents of a checkpoint."""
     from crosscut.checkpoint.inspection import checkpoints_at, describe
 
     facts = describe(checkpoints_at(place)[-1])
@@ -36,11 +36,11 @@ def inspect(place: str, as_json: bool) -> None:
     show_checkpoint(facts)
 
 
-@checkpoint.command(help=f"Compare every file with the hash that it was written with; exit 1 on damage.\n\n{_WHERE}")
+@checkpoint.command(help=f"Check every file of a checkpoint against its stored hash; exit 1 on damage.\n\n{_WHERE}")
 @click.argument("place")
 @_as_json
 def verify(place: str, as_json: bool) -> None:
-    """Compare every file with its hash."""
+    """Check every file of a checkpoint against its stored hash."""
     from crosscut.checkpoint.inspection import checkpoints_at
     from crosscut.checkpoint.inspection import verify as verify_one
 
@@ -58,7 +58,9 @@ def verify(place: str, as_json: bool) -> None:
     sys.exit(any(verdict.damage for verdict in verdicts))
 
 
-@checkpoint.command(help=f"Compare two checkpoints, whatever layouts wrote them; exit 1 if they differ.\n\n{_WHERE}")
+@checkpoint.command(
+    help=f"Compare two checkpoints, which may have different layouts; exit 1 if they differ.\n\n{_WHERE}"
+)
 @click.argument("first")
 @click.argument("second")
 @_as_json
@@ -77,15 +79,15 @@ def diff(first: str, second: str, as_json: bool) -> None:
     sys.exit(not result.same)
 
 
-@checkpoint.command(help=f"Write a checkpoint, of a run its newest, as a Hugging Face folder.\n\n{_WHERE}")
+@checkpoint.command(help=f"Export a checkpoint (for a run, its newest) as a Hugging Face folder.\n\n{_WHERE}")
 @click.argument("place")
 @click.argument("out")
 @click.option(
-    "--max-file-size", default="5GB", show_default=True, help="Largest file of tensors, such as 500MB or 5GB."
+    "--max-file-size", default="5GB", show_default=True, help="Size limit for each tensor file, such as 500MB or 5GB."
 )
 @_as_json
 def export(place: str, out: str, max_file_size: str, as_json: bool) -> None:
-    """Write a checkpoint as a Hugging Face folder."""
+    """Export a checkpoint as a Hugging Face folder."""
     max_file_bytes = _bytes_of(max_file_size)
     from crosscut.cli.tables import counting
     from crosscut.pretrained import export_checkpoint, find_model
@@ -100,7 +102,7 @@ def export(place: str, out: str, max_file_size: str, as_json: bool) -> None:
 
 
 def _bytes_of(size: str) -> int:
-    """The bytes that `500MB` stands for."""
+    """Number of bytes in a size such as `500MB`. Raises `ConfigError` for any other notation."""
     number, unit = size[:-2], _UNITS.get(size[-2:].upper())
     if unit is None or not number.isdigit() or int(number) == 0:
         raise ConfigError(f"`--max-file-size` must be a size such as 500MB or 5GB, but is {size!r}.")
@@ -109,13 +111,13 @@ def _bytes_of(size: str) -> int:
 
 @checkpoint.command()
 @click.argument("place")
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--dry-run", is_flag=True, help="Only print the repairs; change nothing.")
 @_as_json
 def repair(place: str, dry_run: bool, as_json: bool) -> None:
-    """Repair what can honestly be repaired among the checkpoints of a run that is not training.
+    """Repair the checkpoints of a run. The run must not be training.
 
-    Removes what a stopped run left half written, moves damaged checkpoints aside without deleting them, and rebuilds
-    a manifest where it alone is damaged and every tensor passes its checksum.
+    The command deletes half-written checkpoints of a stopped run, moves damaged checkpoints aside without deleting
+    them, and rebuilds a damaged manifest if every tensor still passes its checksum.
     """
     from crosscut.checkpoint.inspection import root_of
     from crosscut.checkpoint.repair import repair as repair_folder

@@ -28,18 +28,18 @@ _NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions:
-    """Options of `crosscut evaluate`."""
+    """The options of `crosscut evaluate`."""
 
     place: str
     tasks: tuple[str, ...]
-    """As they are typed: `NAME=FILE`."""
+    """`NAME=FILE`, as the user types it."""
     text: tuple[str, ...]
     text_key: str
     window: int
     overlap: int
     detokenizer: Detokenizer
     harness: str
-    """Tasks of lm-eval, with commas between them."""
+    """Names of lm-eval tasks, separated by commas."""
     harness_folder: str
     limit: int
     shots: int
@@ -52,7 +52,7 @@ class EvaluateOptions:
     as_json: bool
 
     def protocol(self) -> EvaluationConfig:
-        """The texts to score and how; nothing to score where there are only tasks of lm-eval. Raises `ConfigError`."""
+        """The texts to score, and how to score them. No text if only lm-eval tasks are given. Raises `ConfigError`."""
         return EvaluationConfig(
             text=self.text,
             text_key=self.text_key,
@@ -68,21 +68,21 @@ class EvaluateOptions:
 @click.argument("place")
 @click.option("--task", "tasks", multiple=True, metavar="NAME=FILE", help="wikitext103=FILE or lambada=FILE.")
 @click.option("--text", multiple=True, metavar="FILE", help="Your own text: a file, folder or glob; repeatable.")
-@click.option("--text-key", default="text", show_default=True, help="Where jsonl and parquet files hold the text.")
-@click.option("--window", default=0, help="Tokens read at once.  [default: 1024, or fewer where the model has fewer]")
-@click.option("--overlap", "--stride", default=32, show_default=True, help="Tokens by which the window moves on.")
+@click.option("--text-key", default="text", show_default=True, help="Key or column of the text in jsonl and parquet.")
+@click.option("--window", default=0, help="Tokens per window.  [default: 1024, or the model's maximum if that is less]")
+@click.option("--overlap", "--stride", default=32, show_default=True, help="Tokens between the starts of two windows.")
 @click.option("--detokenizer", type=click.Choice(Detokenizer.values()), default="paper", show_default=True)
-@click.option("--harness", metavar="TASK,...", default="", help="Tasks of EleutherAI's lm-eval instead.")
-@click.option("--harness-folder", default="", help="A folder with lm-eval task files of your own.")
-@click.option("--limit", default=0, help="Examples of each lm-eval task.  [default: all]")
-@click.option("--shots", default=-1, help="Examples before each lm-eval question.  [default: the task's]")
-@click.option("--batch-size", default=8, show_default=True, help="Windows that a data rank reads together.")
-@click.option("--tensor", default=1, show_default=True, help="Tensor ranks to cut the model over, whatever trained it.")
-@click.option("--data", default=1, show_default=True, help="Copies of the model, each on its part of the windows.")
+@click.option("--harness", metavar="TASK,...", default="", help="Score tasks of EleutherAI's lm-eval instead.")
+@click.option("--harness-folder", default="", help="Folder with your own lm-eval task files.")
+@click.option("--limit", default=0, help="Number of examples per lm-eval task.  [default: all]")
+@click.option("--shots", default=-1, help="Worked examples before each lm-eval question.  [default: the task's number]")
+@click.option("--batch-size", default=8, show_default=True, help="Windows per forward pass of a data rank.")
+@click.option("--tensor", default=1, show_default=True, help="Number of tensor ranks that share the model.")
+@click.option("--data", default=1, show_default=True, help="Number of data ranks: model copies that share the windows.")
 @device_option
 @precision_option
-@click.option("--output", type=click.Path(path_type=Path), help="Write the figures and how they came about as JSON.")
-@click.option("--json", "as_json", is_flag=True, help="Print figures instead of a table.")
+@click.option("--output", type=click.Path(path_type=Path), help="Write scores and settings to this JSON file.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @naming_options(_NAMES)
 @gathered(EvaluateOptions)
 def evaluate(options: EvaluateOptions) -> None:
@@ -93,7 +93,7 @@ def evaluate(options: EvaluateOptions) -> None:
     config = options.protocol()
     if config.has_tasks == bool(options.harness):
         raise ConfigError(
-            "There must be something to score, either files (`--task`, `--text`) or tasks of lm-eval (`--harness`), "
+            "There must be something to score: either files (`--task`, `--text`) or lm-eval tasks (`--harness`), "
             f"but {'both are' if options.harness else 'neither is'} given."
         )
     layout = Layout(tensor=options.tensor, data=options.data)
@@ -141,16 +141,14 @@ def _show(report: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _files(tasks: tuple[str, ...]) -> dict[str, Any]:
-    """The file of each task."""
+    """Map each task's name to its file. Raises `ConfigError` for an unknown task and for a task that is named twice."""
     files: dict[str, str] = {}
     for task in tasks:
         name, equals, file = task.partition("=")
         if name not in _TASKS or not equals or not file:
             ways = listed(f"`{known}=FILE`" for known in _TASKS)
-            raise ConfigError(f"`--task` must be {ways}, but is `{task}`. Another text is scored with `--text`.")
+            raise ConfigError(f"`--task` must be {ways}, but is `{task}`. To score another text, use `--text`.")
         if name in files:
-            raise ConfigError(
-                f"`--task {name}=FILE` must be given once, but is given for `{files[name]}` and `{file}`."
-            )
+            raise ConfigError(f"`--task {name}=FILE` must be given once, but names both `{files[name]}` and `{file}`.")
         files[name] = file
     return files

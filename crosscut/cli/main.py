@@ -1,4 +1,4 @@
-"""The `crosscut` command and how it shows what went wrong."""
+"""The `crosscut` command, and the messages and exit statuses with which it ends."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ from crosscut.config import CrosscutError, RankFailure, RunStopped
 _SECONDS_UNTIL_STOPPED = 5.0
 
 EXIT_REQUEUE = 75
-"""The run has stopped as a scheduler asked and is to be started again: `EX_TEMPFAIL` of sysexits.h."""
+"""Exit status of a run that stopped at a scheduler's request and can be started again: `EX_TEMPFAIL` of sysexits.h."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -37,10 +37,12 @@ for command in (plan, prepare, train, verify, evaluate, lm_eval, generate, serve
 
 
 def main() -> None:
-    """Run the command line: a user's mistake is one message and exit status 2, a failed rank its traceback and 1.
+    """Run the command line and set the exit status.
 
-    A run that was asked to stop and can be gone on with exits with 75; what SIGTERM or SIGUSR1 ended otherwise, and
-    has nothing to save, with 128 + the signal's number.
+    - 2 after a user's mistake, which is reported as one message.
+    - 1 after a failed rank, whose traceback is printed.
+    - 75 after a run that stopped at a scheduler's request and can be resumed.
+    - 128 + the signal's number after SIGTERM or SIGUSR1 in any other command.
     """
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _terminated)
@@ -59,21 +61,20 @@ def main() -> None:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         _fail(
-            "crosscut: Interrupted. A training run goes on from its last checkpoint with --resume auto, a corpus where "
-            "it stopped.",
+            "crosscut: Interrupted. To continue a training run from its last checkpoint, use --resume auto. To "
+            "continue a corpus, start the same command again.",
             130,
         )
 
 
 def _terminated(number: int, _frame: object) -> None:
-    """End with an exit status instead of a traceback when a scheduler asks for it."""
+    """Exit with a status instead of a traceback when a scheduler sends a signal."""
     sys.exit(128 + number)
 
 
 def _fail(message: str, status: int) -> None:
-    """Print the message, unless it is empty, and exit with a status.
-
-    Under torchrun every rank may fail alike. The first rank prints at once; the others wait, and are stopped by then.
+    """Print the message once and exit. Under torchrun every rank fails in the same way, so the other ranks wait
+    silently; torchrun normally stops them during that time.
     """
     if os.environ.get("RANK", "0") != "0":
         time.sleep(_SECONDS_UNTIL_STOPPED)

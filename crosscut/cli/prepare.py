@@ -11,17 +11,17 @@ from crosscut.config import ConfigError, CorpusConfig, is_corpus, load_corpus
 
 @click.command()
 @click.argument("arguments", nargs=-1, metavar="[CORPUS.toml | RUN.toml] [section.key=value ...]")
-@click.option("--explain", metavar="ID", help="Tell what happened to one document of a corpus, and what it matched.")
-@click.option("--json", "as_json", is_flag=True, help="Print a corpus's figures as JSON.")
+@click.option("--explain", metavar="ID", help="Show how each stage treated one document, and which texts it matched.")
+@click.option("--json", "as_json", is_flag=True, help="Print the corpus report as JSON.")
 def prepare(arguments: tuple[str, ...], explain: str | None, as_json: bool) -> None:
     """Make token shards from raw text.
 
-    Of a CORPUS, a file with [[sources]]: read, clean, deduplicate, check against test sets and tokenize it, with a
-    report of what went where and why. Started again, it goes on where it stopped and redoes only what a changed setting
-    touches.
+    With a CORPUS (a file with [[sources]]), the command reads, cleans, deduplicates and tokenizes the text and checks
+    it against test sets. A report shows how many documents each stage dropped, and why. If the command is started
+    again, it continues where it stopped, and repeats only the stages that a changed setting affects.
 
-    Of a RUN: only tokenize its text. `train` does the same by itself when the tokens are not there; a cluster's run
-    wants them made beforehand.
+    With a RUN, the command only tokenizes the run's text. `train` also does this if the tokens do not exist, but on a
+    cluster the tokens should be made beforehand.
     """
     if arguments and "=" not in arguments[0] and is_corpus(Path(arguments[0])):
         config = load_corpus(Path(arguments[0]), arguments[1:])
@@ -30,7 +30,7 @@ def prepare(arguments: tuple[str, ...], explain: str | None, as_json: bool) -> N
         else:
             _prepare_corpus(config, as_json=as_json)
     elif explain is not None or as_json:
-        raise ConfigError("`--explain` and `--json` must come with a corpus, a TOML file with [[sources]], but do not.")
+        raise ConfigError("`--explain` and `--json` need a corpus, a TOML file with [[sources]], but none is given.")
     else:
         _prepare_run(arguments)
 

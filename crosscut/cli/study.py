@@ -16,19 +16,21 @@ _output = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("scaling"),
     show_default=True,
-    help="The folder of the report.",
+    help="Folder for the report.",
 )
 
 
 @click.group()
 def study() -> None:
-    """Hold forecasts against what others published, and against this machine."""
+    """Compare forecasts with published measurements and with measurements on this machine."""
 
 
 @study.command()
 @_output
 def scaling(output: Path) -> None:
-    """Write the paper's scaling figures and NVIDIA's for H100s beside the planner's, as Markdown and HTML."""
+    """Write the scaling figures of the paper and of NVIDIA's H100s beside the planner's forecasts, as Markdown and
+    HTML.
+    """
     require_folder("--output", output)
     from crosscut.planner.paper.study import scaling_report
 
@@ -37,20 +39,21 @@ def scaling(output: Path) -> None:
 
 @study.command()
 @run_arguments
-@click.option("--gpu", metavar="NAME|FILE", help="Forecast beside: a file of crosscut plan --calibrate, or a name.")
-@click.option("--ranks", type=int, help="The most ranks.  [default: this machine's GPUs or cores, at most 8]")
-@click.option("--turns", type=int, default=15, show_default=True, help="Steps of each case; more for a noisy machine.")
+@click.option("--gpu", metavar="NAME|FILE", help="Device of the forecasts: a name, or a file of plan --calibrate.")
+@click.option("--ranks", type=int, help="Maximum number of ranks.  [default: the GPUs or cores here, at most 8]")
+@click.option("--turns", type=int, default=15, show_default=True, help="Steps per case; a noisy machine needs more.")
 @_output
 def measure(arguments: tuple[str, ...], gpu: str | None, ranks: int | None, turns: int, output: Path) -> None:
-    """Train the paper's scaling study on this machine's ranks and write what it took, as Markdown, HTML and JSON.
+    """Train the paper's scaling study on this machine and write the measured times, as Markdown, HTML and JSON.
 
-    Weak scaling over tensor ranks and over tensor x data ranks, strong scaling, and one process with all cores. Ranks
-    are on GPUs where there are several, else on cores. Trains a small model of the paper's shape, or the model of
-    RUN.toml; any key can be set, such as training.sequence_length=256. docs/scaling-measured.md is one such report.
+    The study measures weak scaling over tensor ranks, weak scaling over tensor x data ranks, strong scaling, and one
+    process that uses all cores. Ranks run on GPUs if there are several, and on cores otherwise. The study trains a
+    small model of the paper's shape, or the model of RUN.toml; any key can be overridden, such as
+    training.sequence_length=256. docs/scaling-measured.md is an example of the report.
     """
     if turns < 1:
         raise ConfigError(f"`--turns` must be at least 1, but is {turns}.")
-    require_folder("--output", output)  # before minutes of work
+    require_folder("--output", output)  # fail before minutes of work, not after
     from crosscut.scaling.study import measured_study
 
     results = measured_study(arguments, gpu=gpu, ranks=ranks, turns=turns)

@@ -1,4 +1,4 @@
-"""Tables and bars of the commands that look at checkpoints, for a terminal."""
+"""Terminal tables and progress bars of the commands that read checkpoints."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def show_checkpoint(facts: Mapping[str, Any]) -> None:
-    """Print what a checkpoint says of itself."""
+    """Print a checkpoint's facts: step, layout, size, versions, tensors and settings."""
     console = _console()
-    rebuilt = "  (its manifest was rebuilt by a repair)" if facts["rebuilt"] else ""
+    rebuilt = "  (manifest rebuilt by a repair)" if facts["rebuilt"] else ""
     versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
     for name, value in (
         ("checkpoint", f"{facts['folder']}{rebuilt}"),
@@ -42,7 +42,7 @@ def show_checkpoint(facts: Mapping[str, Any]) -> None:
 
 
 def show_comparison(result: "Comparison") -> None:
-    """Print how two checkpoints differ; tensors that are the same are only counted."""
+    """Print the differences between two checkpoints. Equal tensors are only counted."""
     console = _console()
     table = _table("tensor", ("max |a - b|", "right"), ("relative", "right"), "")
     for tensor in result.tensors:
@@ -65,7 +65,7 @@ def show_comparison(result: "Comparison") -> None:
 
 
 def _console() -> Console:
-    """The terminal at its width; a file gets lines that hold a long name."""
+    """Console of the terminal's width. In a file, lines have 160 columns, so that long names fit."""
     console = Console()
     return console if console.is_terminal else Console(width=160)
 
@@ -80,7 +80,9 @@ def _table(*columns: str | tuple[str, str]) -> Table:
 
 @contextmanager
 def counting(description: str, *, shown: bool) -> Iterator[Callable[[str], None]]:
-    """A line on the error stream that tells which thing a job is at; gives the function that says it."""
+    """Show a line on the error stream that names the item in progress. Yields the function that updates the item's
+    name.
+    """
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:

@@ -13,15 +13,21 @@ from crosscut.config.precision import PRECISIONS
 
 @click.command()
 @run_arguments
-@click.option("--layout", "layouts", multiple=True, metavar="tensor=4,data=2", help="Instead of the run's; repeatable.")
-@click.option("--layers", type=click.IntRange(min=1), help="Scale the model down to this many layers.")
-@click.option("--hidden", type=click.IntRange(min=1), help="Scale the model down to this hidden size.")
+@click.option(
+    "--layout",
+    "layouts",
+    multiple=True,
+    metavar="tensor=4,data=2",
+    help="Layout to verify instead of the run's; repeatable.",
+)
+@click.option("--layers", type=click.IntRange(min=1), help="Reduce the model to this many layers.")
+@click.option("--hidden", type=click.IntRange(min=1), help="Reduce the model to this hidden size.")
 @click.option(
     "--precision",
     type=click.Choice([str(precision) for precision in PRECISIONS]),
     default="float64",
     show_default=True,
-    help="Of the step, whatever the run's is: float64 proves, a narrower one finds what is larger than its rounding.",
+    help="Precision of the step, instead of the run's. float64 proves; others find errors above their rounding.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the reports as JSON.")
 def verify(
@@ -32,13 +38,13 @@ def verify(
     precision: str,
     as_json: bool,
 ) -> None:
-    """Prove that a layout trains the model that it would be uncut.
+    """Prove that a layout trains the same model as a single process.
 
-    Takes the run's model through one training step in one process and over the layout, and compares every module's
-    output and gradient, every parameter's gradient and update, the copies on all ranks, the random numbers and what is
-    sent. Names the first module that differs, and exits with 1 unless all is proven. It needs no data. Says at the end
-    what of the run was in the step (recomputation, offload, accumulation) and what was not (its precision, compiled
-    layers).
+    The command runs one training step of the run's model in one process and one on the layout. It compares every
+    module's output and gradient, every parameter's gradient and update, the replicas on all ranks, the random numbers,
+    and the messages. The first module that differs is named, and the exit status is 1 unless everything agrees. No data
+    is needed. The report ends with the parts of the run that the step covered (recomputation, offload, accumulation)
+    and the parts that it did not cover (the run's precision, compiled layers).
     """
     asked = [load_layout(text) for text in layouts]
     run = _load(arguments, needs_layout=not asked)
@@ -61,7 +67,7 @@ def verify(
 
 
 def _load(arguments: tuple[str, ...], *, needs_layout: bool) -> RunConfig:
-    """The run; on one rank where its own layout does not suit it and is not needed."""
+    """Load the run. If the run's own layout is invalid and not needed, load the run on one rank instead."""
     try:
         return run_from(arguments)
     except ConfigError:

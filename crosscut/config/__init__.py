@@ -1,7 +1,7 @@
 """Configuration of a run: frozen dataclasses, loading, checking and presets.
 
-Plain Python: this room imports neither torch nor numpy nor any other room, so that every mistake in a run's file is
-found before a process starts.
+This package is plain Python. It imports neither torch nor numpy nor any other package of Crosscut, so that every
+mistake in a run's file is found before a process starts.
 """
 
 from crosscut.config.conventions import IGNORED, default_loss_chunk, padded_vocab_size

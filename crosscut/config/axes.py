@@ -1,16 +1,17 @@
-"""Table of axes: the directions along which a layout arranges ranks, outermost first, and the role of each.
+"""The table of axes. An axis is a direction along which a layout arranges ranks, and each axis has a role.
 
-The role of an axis determines everything else about it:
+The role determines what ranks along the axis compute and store:
 
 - A loss is normalised, and gradients are summed, over the axes of tokens (`splits_tokens`).
-- Ranks hold identical bits of every parameter along the axes of tokens, except where each rank stores a slice
-  (`holds_copies`); along an axis that cuts parameters they hold identical bits of the parameters that it does not cut.
-- The gradient norm counts every element once: its squares are summed over the axes that cut a parameter or store slices
-  of it, which the parameter's placement names, and over the axes that own parameters.
-- A checkpoint holds every element once, by the same placement.
+- Along the axes of tokens, ranks hold identical bits of every parameter, unless each rank stores a slice
+  (`holds_copies`). Along an axis that cuts parameters, ranks hold identical bits of the parameters that are not cut.
+- The gradient norm counts every element once. For each parameter, the squares are summed over the axes that cut the
+  parameter or store slices of it. The parameter's placement names these axes. The squares are also summed over the axes
+  that own parameters.
+- A checkpoint holds every element once. The parameter's placement decides which rank writes an element.
 
-Layouts, meshes, sums, the proof and the documentation read this table. An axis of size 1 has no process group and no
-messages, unless it is permanent. Tensor groups are adjacent ranks, as in the paper's Figure 5.
+Layouts, meshes, sums, the equality proof and the documentation read this table. An axis of size 1 has no process group
+and no messages, unless the axis is permanent. Tensor groups are adjacent ranks, as in the paper's Figure 5.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from itertools import groupby
 
 
 class Role(StrEnum):
-    """Split that an axis makes between its ranks."""
+    """Role of an axis: the split that the axis makes between its ranks."""
 
     OWNS = "owns parameters"
     """Each rank has parameters that the others lack."""
@@ -32,26 +33,26 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class AxisRow:
-    """Row of the table."""
+    """One axis of the table."""
 
     name: str
     option: str
-    """Field of `Layout` that gives the size; the rows of one field share it, and multiply to it."""
+    """Field of `Layout` that sets the size. The sizes of all axes with this field multiply to its value."""
     shares: str
-    """Thing that the ranks along the axis share, in words for messages and documentation."""
+    """Words for messages and documentation that say what the ranks along the axis share."""
     role: Role
     stores_slices: bool = False
     """Whether each rank stores a slice of every parameter, and gathers the others' slices to use it."""
     is_folded: bool = False
-    """Whether the axis consists of ranks of other axes, so that it does not multiply the number of ranks."""
+    """Whether the axis reuses the ranks of other axes, so that the axis does not multiply the number of ranks."""
     is_permanent: bool = False
-    """Whether meshes and descriptions have the axis at size 1, too."""
+    """Whether meshes and descriptions include the axis even at size 1."""
     is_supported: bool = True
     """Whether the axis may be larger than 1."""
 
     @property
     def splits_tokens(self) -> bool:
-        """Whether ranks along the axis see different tokens: losses, counts and gradients are summed over them."""
+        """Whether ranks along the axis see different tokens. Losses, counts and gradients are summed over it."""
         return self.role is Role.TOKENS
 
     @property
@@ -90,12 +91,12 @@ AXES = (
 """All axes, outermost first."""
 
 OPTIONS = {option: tuple(rows) for option, rows in groupby(AXES, key=lambda row: row.option)}
-"""Rows of each size that a layout has, by its field, outermost first."""
+"""The axes that each field of `Layout` sizes, outermost first."""
 
 
 _ROLES = {name: row.role for row in AXES for name in (row.name, row.option)}
 
 
 def role_of(name: str) -> Role:
-    """Role of an axis by its name, or by the name of its field, whose rows have one role."""
+    """Role of an axis. `name` is the axis, or its field of `Layout`; the axes of one field have the same role."""
     return _ROLES[name]

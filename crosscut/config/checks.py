@@ -1,4 +1,4 @@
-"""The checks that config dataclasses share; each raises `ConfigError` in the grammar of `errors`."""
+"""Checks that the config dataclasses share. Each check raises `ConfigError` in the grammar of `errors`."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def divisors(number: int) -> list[int]:
-    """All positive divisors of a positive number, ascending."""
+    """All positive divisors of a positive number, in ascending order."""
     low = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
     return low + [number // d for d in reversed(low) if d * d != number]
 
 
 def listed(items: Iterable[object]) -> str:
-    """Join items as a sentence does: `1, 2 or 4`."""
+    """Join items as in a sentence: `1, 2 or 4`."""
     words = [str(item) for item in items]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 

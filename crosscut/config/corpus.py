@@ -1,6 +1,6 @@
 """Configuration of a corpus: the sources of its text, the filters, and the token shards (paper, section 4.1.2).
 
-One TOML file that `crosscut prepare` takes, with the sections below and one `[[sources]]` for each source.
+A corpus is one TOML file for `crosscut prepare`, with the sections below and a `[[sources]]` section per source.
 """
 
 import re
@@ -13,7 +13,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class SourceFormat(Choice):
-    """Values of `sources.format`."""
+    """The choices for `sources.format`."""
 
     AUTO = "auto"
     JSONL = "jsonl"
@@ -26,20 +26,20 @@ class SourceFormat(Choice):
 
 
 class Cleaner(Choice):
-    """Values that `sources.cleaners` may hold."""
+    """The choices for the items of `sources.cleaners`."""
 
     JOIN_LINES = "join_lines"
 
 
 class Detector(Choice):
-    """Values of `language.detector`."""
+    """The choices for `language.detector`."""
 
     ELDC = "eldc"
     LANGDETECT = "langdetect"
 
 
 class LeakageAction(Choice):
-    """Values of `leakage.action`."""
+    """The choices for `leakage.action`."""
 
     REPORT = "report"
     DOCUMENT = "document"
@@ -47,7 +47,7 @@ class LeakageAction(Choice):
 
 
 class EngineKind(Choice):
-    """Values of `engine.kind`."""
+    """The choices for `engine.kind`."""
 
     LOCAL = "local"
     RAY = "ray"
@@ -55,37 +55,38 @@ class EngineKind(Choice):
 
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig:
-    """One `[[sources]]`: files of one kind that are read, cleaned and weighted alike."""
+    """One `[[sources]]` section: files of one kind, which share the format, the cleaning and the weight."""
 
     name: str
     """Name of the source in document ids and the report."""
 
     files: tuple[str, ...]
-    """Files, folders, globs or URLs that fsspec knows, such as `s3://bucket/part-*.jsonl.zst`; .gz and .zst are
-    unpacked."""
+    """Files, folders, globs or URLs that fsspec supports, such as `s3://bucket/part-*.jsonl.zst`. Files in .gz and .zst
+    are decompressed."""
 
     format: SourceFormat = SourceFormat.AUTO
-    """`jsonl`, `parquet`, `text` (a file is a document), `html`, `mail` (a message a file, or an mbox), `wikipedia` (an
-    XML dump), `megatron` (the `.idx` beside a `.bin` of tokens, read with `tokens.tokenizer`), or `auto`: by suffix."""
+    """File format: `jsonl`, `parquet`, `text` (one document per file), `html`, `mail` (one message per file, or an
+    mbox), `wikipedia` (an XML dump), `megatron` (the `.idx` beside a `.bin` of tokens, decoded with
+    `tokens.tokenizer`), or `auto`, which decides by the file's suffix."""
 
     text_key: str = "text"
-    """Key or column of the text, in jsonl and parquet."""
+    """Key (jsonl) or column (parquet) of the text."""
 
     url_key: str = "url"
-    """Key or column of the document's URL, where there is one."""
+    """Key or column of the document's URL; documents may lack it."""
 
     karma_key: str = "karma"
-    """Key or column of the votes that the document's link got, where there is one."""
+    """Key or column of the number of votes for the document's link; documents may lack it."""
 
     title_key: str = "title"
-    """Key or column of the document's title, where there is one."""
+    """Key or column of the document's title; documents may lack it."""
 
     cleaners: tuple[Cleaner, ...] = ()
-    """Repairs for this source alone: `join_lines` removes newlines inside paragraphs, as the paper does for
+    """Additional repairs for this source: `join_lines` removes newlines inside paragraphs, as the paper does for
     CC-Stories."""
 
     weight: float = 1.0
-    """Copies written of each training document of this source: 2 writes each document twice, 0.25 writes a quarter of
+    """Number of copies of each training document of this source: 2 writes each document twice, 0.25 writes a quarter of
     the documents, chosen by the seed."""
 
     def __post_init__(self) -> None:
@@ -102,16 +103,17 @@ class SourceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class IngestConfig:
-    """Reading: what cannot be read goes to a rejects file with file, place and reason."""
+    """Reading of the sources. Unreadable records are listed in a rejects file with file, position and reason."""
 
     max_rejects: float = 0.01
     """Share of records that may be rejected before the run stops."""
 
     max_document_mb: int = 64
-    """Longest document in megabytes of text; a longer one is rejected, so that memory has a bound."""
+    """Maximum size of a document in megabytes of text. Longer documents are rejected, so that memory stays bounded."""
 
     part_mb: int = 16
-    """Text of a part in megabytes: what one process holds at a time and what a killed run has to do again."""
+    """Size of a part in megabytes of text. A process holds one part at a time, and a killed run repeats at most the
+    unfinished parts."""
 
     def __post_init__(self) -> None:
         require_fraction("ingest.max_rejects", self.max_rejects)
@@ -121,42 +123,43 @@ class IngestConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class UrlsConfig:
-    """Which documents go by their URL; documents without one pass."""
+    """Filter by a document's URL. Documents without a URL pass."""
 
     domains: tuple[str, ...] = ("builtin:domains",)
-    """Files of domains to drop, one a line, their subdomains with them; `builtin:domains` is a small list of image,
-    video and adult hosts. Empty drops none."""
+    """Files that list domains to drop, one per line, including their subdomains. `builtin:domains` is a short list of
+    image, video and adult hosts. An empty list drops no domain."""
 
     types: tuple[str, ...] = ("builtin:types",)
-    """Files of file types to drop, one suffix a line; `builtin:types` is a small list (jpg, exe, ppt, ...)."""
+    """Files that list file types to drop, one suffix per line. `builtin:types` is a short list (jpg, exe, ppt, ...)."""
 
     min_karma: float = 3.0
-    """Votes that a document's link must have where the number is given. The paper takes 3."""
+    """Minimum number of votes for a document's link. Documents without this number pass. The paper uses 3."""
 
     duplicates: bool = True
-    """Whether of documents with the same URL only the first stays."""
+    """Whether to keep only the first of several documents with the same URL."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CleaningConfig:
-    """Repairs of the text itself."""
+    """Repair of the text of all sources."""
 
     unicode: bool = True
-    """Mend mojibake and normalize characters as ftfy does, remove control characters, write line ends as newlines."""
+    """Repair mojibake and normalize characters as ftfy does, remove control characters, and convert line ends to
+    newlines."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageConfig:
-    """Which languages stay."""
+    """Filter by language."""
 
     keep: tuple[str, ...] = ("en",)
-    """ISO 639-1 codes of languages to keep. Empty keeps all and detects none."""
+    """ISO 639-1 codes of the languages to keep. An empty list keeps all languages and skips the detection."""
 
     detector: Detector = Detector.ELDC
-    """`eldc`, which is fast, or `langdetect`, the paper's."""
+    """Language detector: `eldc`, which is fast, or `langdetect`, which the paper used."""
 
     min_score: float = 0.0
-    """Certainty below which a document of a language to keep goes, 0 to 1."""
+    """Minimum certainty of the detector, 0 to 1. Documents below it are dropped, even in a language to keep."""
 
     def __post_init__(self) -> None:
         resolve_choices(self, "language")
@@ -165,10 +168,10 @@ class LanguageConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LengthConfig:
-    """Shortest document that stays."""
+    """Filter by length."""
 
     min_tokens: int = 128
-    """Tokens of the run's tokenizer that a document must have. The paper takes 128; 0 keeps all."""
+    """Minimum length of a document in tokens of the corpus's tokenizer. The paper uses 128; 0 keeps all documents."""
 
     def __post_init__(self) -> None:
         require_at_least("length.min_tokens", self.min_tokens, 0)
@@ -176,21 +179,21 @@ class LengthConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DuplicatesConfig:
-    """Criteria by which two documents count as the same text. One document of each cluster stays."""
+    """Definition of duplicates. One document of each cluster of duplicates is kept."""
 
     jaccard: float = 0.7
-    """Similarity above which two documents are near-duplicates: common n-grams of words among all of theirs. The paper
-    takes 0.7; 1 removes exact duplicates only."""
+    """Jaccard similarity above which two documents are near-duplicates: the share of their word n-grams that both
+    contain. The paper uses 0.7; 1 removes exact duplicates only."""
 
     recall: float = 0.99
-    """Share of the pairs at exactly that similarity that must be found; more similar ones are found more surely. Bands
-    and rows of the search follow from it."""
+    """Share of the pairs at exactly this similarity that the search must find. Pairs with a higher similarity are found
+    with a higher probability. The number of bands and rows follows from this value."""
 
     ngram: int = 5
-    """Words of an n-gram."""
+    """Number of words in an n-gram."""
 
     against: tuple[str, ...] = ()
-    """Output folders of earlier runs that this corpus adds to: what they kept is not kept again."""
+    """Output folders of earlier corpora. Documents that an earlier corpus kept are dropped here as duplicates."""
 
     def __post_init__(self) -> None:
         if not 0.3 <= self.jaccard <= 1:
@@ -202,32 +205,33 @@ class DuplicatesConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LeakageConfig:
-    """Test sets that the corpus must not hold."""
+    """Removal of test sets from the corpus."""
 
     test_sets: tuple[str, ...] = ()
-    """Files of test sets: .jsonl (a text a line), .txt, or WikiText's `wiki.test.raw` and `wiki.test.tokens`."""
+    """Files of test sets: .jsonl (one text per line), .txt, or WikiText's `wiki.test.raw` and `wiki.test.tokens`."""
 
     text_key: str = "text"
-    """The key of the text in test sets that are jsonl."""
+    """Key of the text in jsonl test sets."""
 
     ngram: int = 8
-    """Words of an n-gram that must not occur in both. The paper takes 8."""
+    """Number of words in an n-gram that a document must not share with a test set. The paper uses 8."""
 
     false_positives: float = 1e-3
-    """Share of the corpus's n-grams that the Bloom filter lets through by chance; each is then checked exactly."""
+    """False-positive rate of the Bloom filter, as a share of the corpus's n-grams. Every hit is then checked
+    exactly."""
 
     action: LeakageAction = LeakageAction.PASSAGE
-    """Treatment of a document that shares n-grams with a test set: `passage` cuts the n-grams out with a margin,
+    """Treatment of a document that shares n-grams with a test set: `passage` cuts out the n-grams with a margin,
     `document` drops the document, `report` only counts."""
 
     margin: int = 200
-    """Characters that are cut on both sides of a passage."""
+    """Number of characters to cut on each side of a shared passage."""
 
     min_matches: int = 1
-    """N-grams that a document must share with the test sets before anything happens to it."""
+    """Number of n-grams that a document must share with the test sets before it is cut or dropped."""
 
     max_cuts: int = 10
-    """A document that would be cut in more places than this is dropped."""
+    """Maximum number of cuts per document. A document that needs more cuts is dropped."""
 
     def __post_init__(self) -> None:
         require_at_least("leakage.ngram", self.ngram, 1)
@@ -243,22 +247,22 @@ class LeakageConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TokensConfig:
-    """The token shards that come out, for `data.tokens` of a run (docs/data.md)."""
+    """Output as token shards, which a run reads with `data.tokens` (docs/data.md)."""
 
     tokenizer: str = ""
-    """A `tokenizer.json` file. Empty trains a byte-level BPE tokenizer on the cleaned text."""
+    """A `tokenizer.json` file. If empty, a byte-level BPE tokenizer is trained on the cleaned text."""
 
     vocab_size: int = 32768
-    """Entries of the tokenizer that is trained when `tokenizer` is empty."""
+    """Vocabulary size of the tokenizer that is trained if `tokenizer` is empty."""
 
     num_shards: int = 5
-    """Training shards. The paper uses 5."""
+    """Number of training shards. The paper uses 5."""
 
     train_to_validation: int = 29
-    """Training documents for each validation document. The paper splits 29:1."""
+    """Number of training documents per validation document. The paper splits 29:1."""
 
     megatron: bool = False
-    """Whether to write each shard also as a `.bin` and `.idx` pair, as Megatron-LM reads it."""
+    """Whether to write each shard also as a `.bin` and `.idx` pair for Megatron-LM."""
 
     def __post_init__(self) -> None:
         require_at_least("tokens.vocab_size", self.vocab_size, 257)
@@ -268,16 +272,18 @@ class TokensConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Engine that runs the work; every engine gives the same result."""
+    """Execution engine. Every engine gives the same result."""
 
     kind: EngineKind = EngineKind.LOCAL
-    """`local`: processes on this machine; `ray`: an existing Ray cluster whose machines share the output's disk."""
+    """`local` uses processes on this machine; `ray` uses an existing Ray cluster, whose machines must share the
+    output's disk."""
 
     address: str = "auto"
-    """Address of the Ray cluster; `auto` finds the one that this machine belongs to, `local` starts one here."""
+    """Address of the Ray cluster. `auto` finds the cluster that this machine belongs to; `local` starts a cluster
+    here."""
 
     workers: int = 0
-    """Tasks at a time. 0 takes one for each core."""
+    """Number of tasks that run at the same time. 0 means one per core."""
 
     def __post_init__(self) -> None:
         resolve_choices(self, "engine")
@@ -286,14 +292,14 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusConfig:
-    """All that a corpus is; enough to make it again."""
+    """Complete description of a corpus, sufficient to make the corpus again."""
 
     sources: tuple[SourceConfig, ...]
     folder: str
-    """Where it all goes: `tokens`, `report.html`, `report.json`, `config.toml`, and the stages' parts in `work`."""
+    """Output folder for `tokens`, `report.html`, `report.json`, `config.toml`, and the stages' parts in `work`."""
 
     seed: int = 1234
-    """Seed of the split, of the weights and of samples in the report."""
+    """Seed of the split, of the choice of documents by weight, and of the samples in the report."""
 
     ingest: IngestConfig = field(default_factory=IngestConfig)
     urls: UrlsConfig = field(default_factory=UrlsConfig)
@@ -314,8 +320,8 @@ class CorpusConfig:
         names = [source.name for source in self.sources]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ConfigError(f"`sources.name` must be another for each source, but {listed(twice)} is there twice.")
+            raise ConfigError(f"`sources.name` must be unique, but {listed(twice)} is used more than once.")
         if any(source.format == SourceFormat.MEGATRON for source in self.sources) and not self.tokens.tokenizer:
             raise ConfigError(
-                "`tokens.tokenizer` must name the tokenizer that a `megatron` source was made with, but is empty."
+                "`tokens.tokenizer` must name the tokenizer that made the tokens of a `megatron` source, but is empty."
             )

@@ -1,22 +1,24 @@
-"""The errors that a user can cause, one class per kind of mistake.
+"""Errors that a user can cause, with one class per kind of mistake.
 
-Each message follows one grammar: the name, what it must be, what it is, what to do.
+Every message follows one grammar: the name, what it must be, what it is, what to do.
 """
 
 
 class CrosscutError(Exception):
-    """Base of every error that is about the user's input rather than a bug; shown without a traceback."""
+    """Base of all errors that are caused by the user's input rather than a bug. The command line shows them without a
+    traceback.
+    """
 
     is_told = False
     """Whether another rank shows this error to the user. Then this rank ends without a message."""
 
 
 class ConfigError(CrosscutError):
-    """A run's file or an override asks for something that cannot be."""
+    """A setting that is unknown, missing or impossible."""
 
 
 class LayoutError(ConfigError):
-    """A layout that the model, the batch or the number of processes does not allow."""
+    """A layout that does not fit the model, the batch or the number of processes."""
 
 
 class DataError(CrosscutError):
@@ -24,16 +26,16 @@ class DataError(CrosscutError):
 
 
 class CheckpointError(CrosscutError):
-    """A checkpoint that is missing, incomplete or made by another model."""
+    """A checkpoint that is missing, incomplete or from another model."""
 
 
-class RankFailure(Exception):  # noqa: N818 - it tells what happened
-    """A rank ended with an exception or a signal; the message is that rank's traceback."""
+class RankFailure(Exception):  # noqa: N818 - the name describes an event
+    """End of a rank by an exception or a signal. The message is the rank's traceback."""
 
 
-class RunStopped(Exception):  # noqa: N818 - it tells what happened
-    """A run did what a scheduler asked for: it has stopped and written a checkpoint to go on from."""
+class RunStopped(Exception):  # noqa: N818 - the name describes an event
+    """Stop of a run at a scheduler's request, after the run has written a checkpoint to resume from."""
 
 
 class TrainingError(CrosscutError):
-    """A run that cannot go on: a loss or a gradient is no longer a finite number, or replicas of a parameter differ."""
+    """A run that cannot continue: a loss or gradient is not finite, or the replicas of a parameter differ."""

@@ -6,11 +6,11 @@ from crosscut.config.checks import Choice, require_at_least, resolve_choices
 from crosscut.config.errors import ConfigError
 
 PAPERS_WINDOW = 1024
-"""Tokens that the paper's models read at once."""
+"""Window of the paper's models, in tokens."""
 
 
 class Detokenizer(Choice):
-    """Values of `evaluation.detokenizer`."""
+    """The choices for `evaluation.detokenizer`."""
 
     PAPER = "paper"
     INVERTIBLE = "invertible"
@@ -18,35 +18,40 @@ class Detokenizer(Choice):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """Scores while the model trains, by the paper's protocols (section 4.2, docs/evaluation.md)."""
+    """Evaluation during training, by the paper's protocols (section 4.2, docs/evaluation.md)."""
 
     every: int = 0
-    """Steps between evaluations; with something to score, the last step always has one. 0 turns the others off."""
+    """Steps between evaluations. The last step is always evaluated if a task is given. 0 evaluates only the last
+    step."""
 
     wikitext103: str = ""
-    """A file of WikiText-103, `wiki.test.tokens` or `wiki.test.raw`: perplexity per word. Empty leaves it out."""
+    """File of WikiText-103, `wiki.test.tokens` or `wiki.test.raw`, to score by perplexity per word. Empty skips this
+    task."""
 
     lambada: str = ""
-    """LAMBADA in its raw form, .jsonl or a passage a line: accuracy of the last word. Empty leaves it out."""
+    """File of LAMBADA in its raw form, .jsonl or one passage per line, to score by accuracy of the last word. Empty
+    skips this task."""
 
     text: tuple[str, ...] = ()
-    """Files, folders or globs of your own text, as `data.text`: perplexity per token and document, bits per byte."""
+    """Files, folders or globs of your own text, in the formats of `data.text`, to score by perplexity per token and per
+    document, and by bits per byte."""
 
     text_key: str = "text"
-    """The key or column that holds the text in jsonl and parquet files."""
+    """Key (jsonl) or column (parquet) of the text."""
 
     window: int = 0
-    """Tokens that the model reads at once. 0 takes the paper's 1024, or what the model allows where that is less."""
+    """Window of the model in tokens. 0 means the paper's 1024, or the model's maximum if that is less."""
 
     overlap: int = 32
-    """Tokens by which the window moves on, and of which each window but the first scores its last: the paper's o."""
+    """Number of tokens by which the window advances (the paper's overlap o). Each window except the first scores only
+    its last `overlap` tokens."""
 
     detokenizer: Detokenizer = Detokenizer.PAPER
-    """Rules that turn WikiText's words into text: `paper` takes those of the paper's authors, which give the paper's
-    number of tokens; `invertible` takes rules that lose nothing."""
+    """Rules that convert WikiText's words to text. `paper` uses the rules of the paper's authors, which reproduce the
+    paper's number of tokens; `invertible` uses rules that lose no information."""
 
     batch_size: int = 8
-    """Windows that a data rank reads together. No score depends on it."""
+    """Windows per forward pass of a data rank. The scores do not depend on it."""
 
     def __post_init__(self) -> None:
         require_at_least("evaluation.every", self.every, 0)
@@ -56,27 +61,29 @@ class EvaluationConfig:
         resolve_choices(self, "evaluation")
         if self.every and not self.has_tasks:
             raise ConfigError(
-                f"`evaluation.every` must be 0 where there is nothing to score, but is {self.every}. Name a file in "
+                f"`evaluation.every` must be 0 if there is nothing to score, but is {self.every}. Name a file in "
                 "`evaluation.wikitext103`, `evaluation.lambada` or `evaluation.text`."
             )
 
     @property
     def has_tasks(self) -> bool:
-        """Whether anything is to be scored."""
+        """Whether there is a task to score."""
         return bool(self.wikitext103 or self.lambada or self.text)
 
     def window_for(self, longest: int) -> int:
-        """The window for a model that reads at most `longest` tokens. Raises `ConfigError` where none fits."""
+        """Window for a model that reads at most `longest` tokens. Raises `ConfigError` if the configured window or
+        overlap is too large.
+        """
         if self.window > longest:
             raise ConfigError(
-                f"`evaluation.window` must be at most the {longest} tokens that the model reads at once, but is "
-                f"{self.window}. Leave it out to take {min(longest, PAPERS_WINDOW)}."
+                f"`evaluation.window` must be at most the model's maximum of {longest} tokens, but is "
+                f"{self.window}. Remove it to use {min(longest, PAPERS_WINDOW)}."
             )
         window = self.window or min(longest, PAPERS_WINDOW)
-        slides = self.wikitext103 or self.text  # a passage of LAMBADA is one window
+        slides = self.wikitext103 or self.text  # each passage of LAMBADA is a single window
         if slides and self.overlap > window:
             raise ConfigError(
                 f"`evaluation.overlap` must be at most the window's {window} tokens, but is {self.overlap}. Try "
-                f"{window}, which lets windows follow each other without sharing a token, or fewer."
+                f"{window} for windows that share no token, or less."
             )
         return window

@@ -1,11 +1,13 @@
-"""Writing a small file so that it is never seen half written."""
+"""Atomic writing of small files."""
 
 import os
 from pathlib import Path
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write beside, flush to the disk, rename: after a crash there is the old file or the new one, never a part."""
+    """Write a file atomically: to a temporary file first, which is flushed to the disk and then renamed. After a crash,
+    the path holds either the old content or the new content, never a part.
+    """
     data = content.encode("utf-8") if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("wb") as file:

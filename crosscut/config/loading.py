@@ -1,4 +1,6 @@
-"""From a TOML file and command-line overrides to a checked `RunConfig` or `CorpusConfig`, and back to TOML."""
+"""Loading of a checked `RunConfig` or `CorpusConfig` from a TOML file and command-line overrides, and writing to
+TOML.
+"""
 
 import dataclasses
 import difflib
@@ -24,13 +26,13 @@ Table = dict[str, Any]
 def load_run(
     source: Path | Mapping[str, Any], overrides: Iterable[str] = (), *, layout: Layout | None = None
 ) -> RunConfig:
-    """Read a run.
+    """Load a run.
 
-    `source` is a TOML file or an already parsed table; `overrides` are `section.key=value`, the value written as in
-    TOML (a bare word is a string). A `model.preset` among them stands in for the file's preset, or for all that a file
-    without one says of its model. A `layout` stands in for the one that both describe. Raises `ConfigError` for a file
-    that is not there or does not parse, an unknown key (naming the nearest one), a value of the wrong type or out of
-    range.
+    `source` is a TOML file or a table that is already parsed. `overrides` are strings `section.key=value`, with the
+    value in TOML syntax; a bare word is a string. An override of `model.preset` replaces the file's preset, or the
+    whole model section if the file has no preset. A given `layout` replaces the layout of file and overrides. Raises
+    `ConfigError` for a file that does not exist or does not parse, for an unknown key (the message names the nearest
+    key), and for a value of the wrong type or out of range.
     """
     table = _read(source)
     overrides = tuple(overrides)
@@ -40,25 +42,29 @@ def load_run(
     _expand_preset(table)
     _expand_published(table)
     if layout is not None:
-        _build(Layout, table.get("layout", {}), "layout")  # what is in it has to be right all the same
+        _build(Layout, table.get("layout", {}), "layout")  # the replaced layout must still be valid
         table["layout"] = dataclasses.asdict(layout)
     return typing.cast(RunConfig, _build(RunConfig, table, ""))
 
 
 def load_corpus(source: Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> CorpusConfig:
-    """Read a corpus, as `load_run` reads a run; its sources cannot be overridden. Raises `ConfigError`."""
+    """Load a corpus in the way that `load_run` loads a run. Overrides cannot change the sources. Raises
+    `ConfigError`.
+    """
     table = _read(source)
     _override(table, overrides)
     return typing.cast(CorpusConfig, _build(CorpusConfig, table, ""))
 
 
 def is_corpus(path: Path) -> bool:
-    """Whether a TOML file describes a corpus, which has sources, and not a run. Raises `ConfigError`."""
+    """Whether a TOML file describes a corpus rather than a run: a corpus has sources. Raises `ConfigError`."""
     return "sources" in _read_toml(path)
 
 
 def load_layout(text: str) -> Layout:
-    """The layout that `tensor=4,data=2` describes; what is not named has its default. Raises `ConfigError`."""
+    """Parse a layout such as `tensor=4,data=2`. Axes that are not named have their default sizes. Raises
+    `ConfigError`.
+    """
     table: Table = {}
     for part in filter(None, text.split(",")):
         _apply(table, part.strip())
@@ -66,14 +72,14 @@ def load_layout(text: str) -> Layout:
 
 
 def dump_toml(config: RunConfig | CorpusConfig) -> str:
-    """The whole resolved run or corpus as TOML; to load it gives the same again."""
-    import tomli_w  # only what writes a config needs it: a GPU node's own Python can train from a checkout without it
+    """Dump the whole resolved run or corpus as TOML. Loading the TOML gives an equal config."""
+    import tomli_w  # imported here only, so that a run can train from a checkout on a Python without it
 
     return tomli_w.dumps(dataclasses.asdict(config))
 
 
 def write_toml(config: RunConfig | CorpusConfig, path: Path) -> None:
-    """Write the whole resolved run or corpus, beside and renamed, so that no half file is ever there."""
+    """Write the whole resolved run or corpus to a TOML file, atomically."""
     write_whole(path, dump_toml(config))
 
 
@@ -82,7 +88,7 @@ def _read(source: Path | Mapping[str, Any]) -> Table:
 
 
 def _leave_model_out(table: Table) -> None:
-    """Drop a model that is spelled out, of which keys beside a preset would be left; beside one they change it."""
+    """Remove a model section without a preset. Its keys would otherwise modify the preset that an override names."""
     if isinstance(model := table.get("model"), dict) and "preset" not in model:
         del table["model"]
 
@@ -101,7 +107,7 @@ def _read_toml(path: Path) -> Table:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
-            f"`{path}` must be a TOML file, but there is none. Try `examples/gpt2-small.toml`, or no file for the demo."
+            f"`{path}` must be a TOML file, but does not exist. Try `examples/gpt2-small.toml`, or no file for a demo."
         ) from None
     except OSError as error:
         raise ConfigError(f"`{path}` must be a readable TOML file, but is not: {error.strerror}.") from None
@@ -122,15 +128,15 @@ def _apply(table: Table, override: str) -> None:
 
 
 class _Override(str):
-    """A value from the command line, as it was typed: what it is depends on the key."""
+    """A value from the command line as the user typed it. The key decides how the value is interpreted."""
 
     def parsed(self) -> Any:
-        """As TOML has it; what is no TOML is a string."""
+        """The value parsed as TOML, or the unchanged string if it is not valid TOML."""
         try:
             table = tomllib.loads(f"value = {self}")
         except tomllib.TOMLDecodeError:
             return str(self)
-        return table["value"] if len(table) == 1 else str(self)  # text of several lines may parse as several keys
+        return table["value"] if len(table) == 1 else str(self)  # a string with line breaks may parse as several keys
 
 
 def _expand_preset(table: Table) -> None:
@@ -144,9 +150,9 @@ def _expand_preset(table: Table) -> None:
 
 
 def _expand_published(table: Table) -> None:
-    """Take from the folder that a run starts from what the run leaves out: the model, and the tokenizer for its text.
+    """Fill in the model, and the tokenizer for its text, from the folder in `training.initialize_from`.
 
-    A run that resumes does without the folder: its resolved config says all.
+    A resumed run does not need the folder, because its resolved config already contains both.
     """
     training, model, data = (table.get(name, {}) for name in ("training", "model", "data"))
     if not all(isinstance(section, dict) for section in (training, model, data)):
@@ -161,13 +167,15 @@ def _expand_published(table: Table) -> None:
 
 
 def _agreeing(model: Table, published: Table, folder: str) -> Table:
-    """Keys of a run's model section that the folder's model leaves open: dropout, and keys that no model has."""
+    """Keys of a run's model section that may differ from the folder's model: dropout, and unknown keys, which later
+    raise an error. Raises `ConfigError` for any other key that contradicts the folder.
+    """
     for key in published.keys() & model.keys() - {"dropout"}:
         given = _parsed(model[key])
-        if given != published[key] and not (type(given) is int and given == 0):  # 0 takes what there is
+        if given != published[key] and not (type(given) is int and given == 0):  # 0 means the default
             raise ConfigError(
                 f"`model.{key}` must be {published[key]!r} as in `{folder}`, which `training.initialize_from` names, "
-                f"but is {given!r}. Leave it out."
+                f"but is {given!r}. Remove this key."
             )
     return {key: value for key, value in model.items() if key == "dropout" or key not in published}
 
@@ -177,7 +185,7 @@ def _parsed(value: Any) -> Any:
 
 
 def _build(kind: type, table: Any, path: str) -> Any:
-    """Make the dataclass `kind` from a table, recursively; `path` is the dotted name so far."""
+    """Build the dataclass `kind` from a table, recursively. `path` is the dotted name of the table."""
     table = _parsed(table)
     if not isinstance(table, Mapping):
         raise ConfigError(f"`{path}` must be a section, but is {table!r}.")
@@ -189,8 +197,7 @@ def _build(kind: type, table: Any, path: str) -> Any:
             extra = ["preset"] if path == "model" else []
             where = f"a key of `{path}`" if path else f"{_WHOLES[kind]}"
             raise ConfigError(
-                f"`{prefix}{key}` must be {where}, but there is none of that name."
-                f"{_nearest(key, [*fields, *extra], prefix)}"
+                f"`{prefix}{key}` must be {where}, but there is no such key.{_nearest(key, [*fields, *extra], prefix)}"
             )
     for name, f in fields.items():
         if name not in table and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
@@ -204,10 +211,10 @@ def _hint(name: str) -> str:
 
 def _convert(kind: Any, value: Any, name: str) -> Any:
     if isinstance(kind, type) and issubclass(kind, Choice):
-        return _convert(str, value, name)  # the dataclass makes it a member
+        return _convert(str, value, name)  # the dataclass replaces the string by a member
     if isinstance(value, _Override):
         parsed = value.parsed()
-        value = str(value) if kind is str and not isinstance(parsed, str) else parsed  # 1984 may be a title
+        value = str(value) if kind is str and not isinstance(parsed, str) else parsed  # a title may be 1984
     if dataclasses.is_dataclass(kind):
         return _build(typing.cast(type, kind), value, name)
     if typing.get_origin(kind) is tuple and dataclasses.is_dataclass(item := typing.get_args(kind)[0]):
@@ -238,4 +245,4 @@ _WHOLES: Mapping[type, str] = types.MappingProxyType(
 
 def _nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f" The nearest is `{prefix}{close[0]}`." if close else f" Known are {listed(f'`{k}`' for k in known)}."
+    return f" The nearest is `{prefix}{close[0]}`." if close else f" Choose {listed(f'`{k}`' for k in known)}."

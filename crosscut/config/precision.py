@@ -1,5 +1,5 @@
-"""Precisions of a run and their element types, by torch's names, since neither this room nor the planner may import
-torch.
+"""Precisions of a run and their element types. Element types are torch's names, because neither `config` nor `planner`
+may import torch.
 """
 
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from crosscut.config.checks import Choice
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 FLOAT8_MULTIPLE = 16
-"""Divisor of every dimension of a float8 product: the hardware takes rows of 16 bytes."""
+"""Divisor of every dimension of a float8 product, because the hardware requires rows of a multiple of 16 bytes."""
 
 
 class Precision(Choice):
-    """Values of `training.precision`."""
+    """The choices for `training.precision`."""
 
     AUTO = "auto"
     FLOAT32 = "float32"
@@ -26,7 +26,7 @@ class Precision(Choice):
 
 
 class ElementTypes(NamedTuple):
-    """The element types of a run, by torch's names."""
+    """The element types of a run. Each is a name in torch."""
 
     compute: str
     """Element type of activations and matrix products."""
@@ -39,12 +39,12 @@ class ElementTypes(NamedTuple):
 
     @property
     def compute_bytes(self) -> int:
-        """Bytes of an activation's element."""
+        """Bytes per element of an activation."""
         return _BYTES[self.compute]
 
     @property
     def accumulation_bytes(self) -> int:
-        """Bytes of a parameter's or a gradient's element."""
+        """Bytes per element of a parameter or gradient."""
         return _BYTES[self.accumulation]
 
 
@@ -57,15 +57,15 @@ PRECISIONS: Mapping[str, ElementTypes] = MappingProxyType(
         Precision.FLOAT64: ElementTypes(compute="float64", accumulation="float64", products="float64"),
     }
 )
-"""Element types of each precision but `auto`."""
+"""Element types of every precision except `auto`."""
 
 OF_MODELS = tuple(str(name) for name, precision in PRECISIONS.items() if precision.products == precision.compute)
-"""Precisions in which a model can be held for inference; float8 serves only products in training."""
+"""Precisions in which a model can run inference. Float8 is only for products during training."""
 
 
 def precision_on(device: str, *, has_bfloat16: bool = True) -> Precision:
-    """Precision that `training.precision = "auto"` selects on a kind of device: the fastest one in which training is
-    known to give the same result as in float32.
+    """Precision that `training.precision = "auto"` selects on a kind of device. It is the fastest precision in which
+    training is known to give the same result as in float32.
     """
     if device != "cuda":
         return Precision.FLOAT32

@@ -1,7 +1,7 @@
-"""A whole run: model, layout, data, training, optimizer and output, checked together.
+"""A whole run: model, layout, data, training, optimizer and output.
 
-What a single section can know it checks itself; what takes two sections, such as heads and tensor ranks, is checked
-by `RunConfig`.
+Each section checks its own fields. `RunConfig` checks the conditions that involve two sections, such as the number of
+heads and of tensor ranks.
 """
 
 from dataclasses import dataclass, field, replace
@@ -21,29 +21,31 @@ class DataConfig:
     """Source of the text or the tokens (paper, section 4.1.3)."""
 
     text: tuple[str, ...] = ()
-    """Raw text to train on: files, folders or globs of .txt, .jsonl or .parquet, also .gz and .zst;
-    `builtin:state-of-the-union` is the corpus that comes with Crosscut. Empty when `tokens` holds shards already."""
+    """Raw text to train on: files, folders or globs of .txt, .jsonl or .parquet, also as .gz and .zst.
+    `builtin:state-of-the-union` is the corpus that comes with Crosscut. Leave it empty if `tokens` already holds
+    shards."""
 
     tokens: str = ""
-    """Folder of token shards; made from `text` when it is not there. Empty means `tokens` in the run's folder."""
+    """Folder of token shards. If the folder does not exist, it is made from `text`. Empty means `tokens` in the run's
+    folder."""
 
     tokenizer: str = ""
-    """A `tokenizer.json` file. Empty trains a byte-level BPE tokenizer on `text`."""
+    """A `tokenizer.json` file. If empty, a byte-level BPE tokenizer is trained on `text`."""
 
     vocab_size: int = 8192
-    """Entries of the tokenizer that is trained when `tokenizer` is empty."""
+    """Vocabulary size of the tokenizer that is trained if `tokenizer` is empty."""
 
     text_key: str = "text"
-    """The key or column that holds the text in jsonl and parquet files."""
+    """Key (jsonl) or column (parquet) of the text."""
 
     num_shards: int = 5
-    """Training shards; their order is shuffled every epoch. The paper uses 5."""
+    """Number of training shards. Every epoch shuffles their order. The paper uses 5."""
 
     train_to_validation: int = 29
-    """Training documents for each validation document. The paper splits 29:1."""
+    """Number of training documents per validation document. The paper splits 29:1."""
 
     verify: bool = True
-    """Compare every shard's hash with the manifest before the run starts."""
+    """Whether to check every shard against the manifest's hashes before the run starts."""
 
     def __post_init__(self) -> None:
         require_at_least("data.vocab_size", self.vocab_size, 257)
@@ -52,7 +54,7 @@ class DataConfig:
 
 
 class OnFailure(Choice):
-    """Values of `checkpoint.on_failure`."""
+    """The choices for `checkpoint.on_failure`."""
 
     STOP = "stop"
     CONTINUE = "continue"
@@ -60,23 +62,25 @@ class OnFailure(Choice):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When the run's state is saved, where, and which checkpoints are kept (docs/checkpoints.md)."""
+    """Checkpoints: how often they are saved, where, and which of them are kept (docs/checkpoints.md)."""
 
     every: int = 1000
-    """Steps between checkpoints; the last step always writes one. 0 turns the others off."""
+    """Steps between checkpoints. The last step is always saved. 0 saves only the last step."""
 
     keep: int = 2
-    """Newest checkpoints to keep."""
+    """Number of newest checkpoints to keep."""
 
     keep_every: int = 0
-    """Steps between checkpoints that are kept for good, beside the newest; 0 keeps none."""
+    """Steps between checkpoints that are kept permanently, in addition to the newest ones. 0 keeps no checkpoint
+    permanently."""
 
     folder: str = ""
-    """A path or any URL that fsspec knows, such as `s3://bucket/run`. Empty means `checkpoints` in the run's folder."""
+    """A path, or a URL that fsspec supports, such as `s3://bucket/run`. Empty means `checkpoints` in the run's
+    folder."""
 
     on_failure: OnFailure = OnFailure.STOP
-    """Reaction of the run to a checkpoint that cannot be written: `stop` ends the run at the next checkpoint;
-    `continue` tries again then. The run reports the failure either way, and earlier checkpoints stay as they were."""
+    """Reaction to a checkpoint that cannot be written: `stop` ends the run when the next checkpoint is due; `continue`
+    tries again at that point. In both cases the run reports the failure and leaves earlier checkpoints unchanged."""
 
     def __post_init__(self) -> None:
         require_at_least("checkpoint.keep", self.keep, 1)
@@ -95,13 +99,13 @@ class OutputConfig:
     """Output of the run."""
 
     folder: str = "runs/default"
-    """The run's folder: its config, metrics, plots, checkpoints."""
+    """Run's folder, with its config, metrics, plots and checkpoints."""
 
     sample_prompt: str = ""
-    """Start of the text sampled at the end of the run; empty starts at an end of text."""
+    """Prompt of the text that is sampled at the end of the run. An empty prompt starts a new document."""
 
     sample_tokens: int = 120
-    """Tokens to sample at the end of the run; 0 samples none."""
+    """Number of tokens to sample at the end of the run. 0 samples no text."""
 
     def __post_init__(self) -> None:
         if not self.folder:
@@ -111,7 +115,7 @@ class OutputConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """All that a run is; enough to repeat it."""
+    """Complete description of a run, sufficient to repeat the run."""
 
     model: ModelConfig
     layout: Layout = field(default_factory=Layout)

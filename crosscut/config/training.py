@@ -1,4 +1,4 @@
-"""Training of a run: the loop, the activations kept or recomputed, and the optimizer (paper, section 4.1.1)."""
+"""Training of a run: the loop, recomputation and offload of activations, and the optimizer (paper, section 4.1.1)."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from crosscut.config.precision import PRECISIONS, ElementTypes, Precision, preci
 
 
 class Recompute(Choice):
-    """Values of `training.recompute`."""
+    """The choices for `training.recompute`."""
 
     NONE = "none"
     SELECTIVE = "selective"
@@ -17,14 +17,14 @@ class Recompute(Choice):
 
 
 class Offload(Choice):
-    """Values that `training.offload` may hold."""
+    """The choices for the items of `training.offload`."""
 
     ACTIVATIONS = "activations"
     OPTIMIZER = "optimizer"
 
 
 class Compile(Choice):
-    """Values of `training.compile`."""
+    """The choices for `training.compile`."""
 
     AUTO = "auto"
     ON = "on"
@@ -32,7 +32,7 @@ class Compile(Choice):
 
 
 class Device(Choice):
-    """Values of `training.device`."""
+    """The choices for `training.device`."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -44,58 +44,59 @@ class TrainingConfig:
     """The training loop (paper, section 4.1.1)."""
 
     steps: int = 300_000
-    """Optimizer steps."""
+    """Number of optimizer steps."""
 
     batch_size: int = 512
-    """Sequences per step, over all data ranks."""
+    """Sequences per step, summed over all data ranks."""
 
     micro_batch_size: int = 0
-    """Sequences per forward pass of one data rank; the rest of the batch is accumulated. 0 takes all at once."""
+    """Sequences per forward pass of one data rank. Gradients are accumulated over the micro-batches of a step. 0 runs a
+    rank's whole batch at once."""
 
     sequence_length: int = 1024
     """Tokens per sequence."""
 
     initialize_from: str = ""
-    """A Hugging Face folder whose weights the run starts from (docs/pretrained.md); the model may then be left out, and
-    the tokenizer of `data.text` is the folder's. Empty draws initial weights."""
+    """Hugging Face folder whose weights the run starts from (docs/pretrained.md). The model section may then be
+    omitted, and `data.text` is tokenized with the folder's tokenizer. Empty starts from random weights."""
 
     seed: int = 1234
-    """Initial weights, order of the data and dropout follow from it, whatever the layout."""
+    """Seed of the initial weights, the order of the data, and dropout. The results do not depend on the layout."""
 
     precision: Precision = Precision.AUTO
-    """Element type of activations and matrix products: `float32`, `bfloat16`, `float16` (with a loss scale that follows
-    overflows), `float8` (matrix products of the layers, on GPUs that have float8; the rest in bfloat16), `float64`, or
-    `auto`: bfloat16 on GPUs, float16 on GPUs without bfloat16 (before Ampere), float32 on CPUs. Weights, their
-    gradients' sums and the optimizer stay float32 (float64 with `float64`)."""
+    """Precision of activations and matrix products: `float32`; `bfloat16`; `float64`; `float16`, with a dynamic loss
+    scale; `float8`, in which only the layers' matrix products are float8 and the rest is bfloat16, on GPUs that support
+    float8; or `auto`, which means bfloat16 on GPUs, float16 on GPUs older than Ampere, and float32 on CPUs. Weights,
+    gradient sums and optimizer state are in float32 in all cases, except that they are in float64 with `float64`."""
 
     recompute: Recompute = Recompute.NONE
-    """Activations that the backward pass computes again instead of keeping: `none`; `selective`, the attention core
-    (Korthikanti et al. 2022); `operators`, whatever is cheap: all but matrix products, attention and what was sent;
-    `full`, whole layers, of which only the input is kept (the paper's)."""
+    """Activations that the backward pass recomputes instead of keeping: `none`; `selective`, those of the attention
+    core (Korthikanti et al. 2022); `operators`, all except the results of matrix products, attention and communication;
+    `full`, whole layers, of which only the input is kept (as in the paper)."""
 
     recompute_every: int = 1
-    """Interval of recomputed layers: every k-th from the first; the first alone in a model of at most k layers."""
+    """Interval of recomputed layers. Every k-th layer is recomputed, starting with the first layer."""
 
     offload: tuple[Offload, ...] = ()
-    """Tensors that wait in host memory while unused: `activations`, the layer inputs that `recompute = "full"` keeps;
-    `optimizer`, AdamW's moments."""
+    """Tensors that are kept in host memory while they are not in use: `activations` (the layer inputs that `recompute =
+    "full"` keeps) and `optimizer` (AdamW's moments)."""
 
     compile: Compile = Compile.AUTO
-    """Fuse each layer with `torch.compile`: `on`, `off`, or `auto`: on GPUs, where the run allows it. A run that asks
-    for `on` and cannot have it does not start."""
+    """Whether to compile each layer with `torch.compile`: `on`, `off`, or `auto`, which compiles on GPUs if the run
+    allows it. With `on`, a run that cannot be compiled does not start."""
 
     device: Device = Device.AUTO
-    """`cpu`, `cuda`, or `auto`: cuda where there is one."""
+    """Device: `cpu`, `cuda`, or `auto`, which uses a GPU if there is one."""
 
     validate_every: int = 1000
-    """Steps between validations; the first and the last step are always validated. 0 turns the others off."""
+    """Steps between validations. The first and the last step are always validated. 0 validates only these two."""
 
     validation_sequences: int = 1024
-    """Validation sequences per validation, always the same; 0 takes the whole validation set."""
+    """Number of sequences per validation. All validations use the same sequences. 0 uses the whole validation set."""
 
     compare_replicas_every: int = 100
-    """Steps between comparisons of the parameters that several ranks hold alike; also before every checkpoint. A
-    difference stops the run. 0 never compares."""
+    """Steps between comparisons of the parameters that several ranks replicate. The comparison also runs before every
+    checkpoint. If replicas differ, the run stops. 0 never compares."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "sequence_length"):
@@ -106,26 +107,26 @@ class TrainingConfig:
         require_at_least("training.recompute_every", self.recompute_every, 1)
         if len(set(self.offload)) < len(self.offload):
             raise ConfigError(
-                f"`training.offload` must name each once, but is {list(self.offload)}. Leave the repetition out."
+                f"`training.offload` must name each value once, but is {list(self.offload)}. Remove the repetition."
             )
         if self.recompute_every > 1 and self.recompute == Recompute.NONE:
             raise ConfigError(
-                f"`training.recompute_every` must be 1 where nothing is recomputed, but is {self.recompute_every}. Set "
-                'training.recompute="full" or leave it out.'
+                f"`training.recompute_every` must be 1 if nothing is recomputed, but is {self.recompute_every}. Set "
+                'training.recompute="full" or remove `training.recompute_every`.'
             )
         if Offload.ACTIVATIONS in self.offload and self.recompute != Recompute.FULL:
             raise ConfigError(
-                '`training.offload` may hold "activations" only with training.recompute="full", whose layer inputs '
-                f"they are, but that is {self.recompute!r}. Set it or leave activations out."
+                '`training.offload` may contain "activations" only with training.recompute="full", but '
+                f'`training.recompute` is {self.recompute!r}. Set training.recompute="full" or remove "activations".'
             )
 
     @property
     def numbers(self) -> ElementTypes:
-        """The element types; those of `auto` by `device`, which as long as it is `auto` itself counts as a CPU."""
+        """Element types of the run. If both `precision` and `device` are "auto", these are the types for a CPU."""
         return PRECISIONS[precision_on(self.device) if self.precision == Precision.AUTO else self.precision]
 
     def sequences_at_once(self, data: int) -> int:
-        """Sequences per forward pass of one of `data` data ranks."""
+        """Sequences per forward pass of one data rank, with `data` data ranks in total."""
         return self.micro_batch_size or self.batch_size // data
 
 
@@ -134,28 +135,28 @@ class OptimizerConfig:
     """AdamW with warm-up and cosine decay (paper, section 4.1.1)."""
 
     learning_rate: float = 1.5e-4
-    """Highest rate, reached at the end of the warm-up."""
+    """Maximum learning rate, reached at the end of the warm-up."""
 
     min_learning_rate: float = 1e-5
-    """The rate at which the decay stops."""
+    """Learning rate at the end of the cosine decay."""
 
     warmup_steps: int = 3000
-    """Steps of linear warm-up."""
+    """Number of steps of linear warm-up."""
 
     weight_decay: float = 0.01
-    """Decoupled weight decay; not on biases and layer norms."""
+    """Decoupled weight decay. It does not apply to biases and layer norms."""
 
     beta1: float = 0.9
-    """Decay of the first moment."""
+    """Decay rate of the first moment."""
 
     beta2: float = 0.999
-    """Decay of the second moment."""
+    """Decay rate of the second moment."""
 
     epsilon: float = 1e-8
-    """Added to the square root of the second moment."""
+    """Constant added to the square root of the second moment."""
 
     clip_norm: float = 1.0
-    """Largest global gradient norm; larger gradients are scaled down to it."""
+    """Maximum global gradient norm. Larger gradients are scaled down to this norm."""
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "min_learning_rate", "weight_decay"):

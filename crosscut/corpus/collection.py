@@ -1,7 +1,7 @@
 """One numbering of the documents of many parts: first the parts of earlier runs, then the parts of this run.
 
 A document's number is the index of its part times 2**32, plus its row. Numbers therefore ascend in the order of the
-corpus, and eight bytes in a table say where to read a document.
+corpus, and an 8-byte number in a table locates a document.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ SLOWNESS = {"html": 8, "mail": 8, "wikipedia": 8}
 worker gets some."""
 
 FILE_BYTES = 4096
-"""Least number of bytes that a file counts. Opening a file takes about as long as reading this many bytes."""
+"""Minimum cost of a file in bytes. Opening a file takes about as long as reading this many bytes."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
-"""Text to reproducible batches: documents, tokenizer, token shards, sampler (paper, section 4.1.3).
+"""Conversion of text to reproducible batches: documents, tokenizer, token shards, sampler (paper, section 4.1.3).
 
-Gets ranks and sizes as integers and knows no torch. docs/data.md describes the files and what is guaranteed of them.
+The package takes ranks and sizes as integers and does not import torch. docs/data.md describes the files and their
+guarantees.
 """
 
 from crosscut.data.prepare import prepare

@@ -1,4 +1,4 @@
-"""Folders that are whole or not there: made under another name beside their place, and renamed when they are whole."""
+"""Atomic creation of folders: a folder is written under a temporary name and renamed when it is complete."""
 
 import glob
 import os
@@ -12,15 +12,16 @@ from crosscut.config.errors import DataError
 
 
 def is_taken(target: Path) -> bool:
-    """Whether there is anything at a place but an empty folder."""
+    """Whether a path exists and is not an empty folder."""
     return target.exists() and not (target.is_dir() and next(target.iterdir(), None) is None)
 
 
 @contextmanager
 def beside(target: Path, *, setting: str) -> Iterator[Path]:
-    """A temporary folder beside `target`, removed in the end unless it was renamed; also removes those of the dead.
+    """Create a temporary folder beside `target`, which is removed at the end unless it was renamed. Temporary folders
+    of dead processes are also removed.
 
-    Raises `DataError`, which names `setting`, where no folder can be made.
+    Raises `DataError`, which names `setting`, if the folder cannot be created.
     """
     prefix = f".{target.name}.unfinished.{socket.gethostname()}."
     try:
@@ -33,7 +34,7 @@ def beside(target: Path, *, setting: str) -> Iterator[Path]:
         temporary.mkdir()
     except OSError as error:
         raise DataError(
-            f"`{target}` must be a place where a folder can be made, but is not: {error.strerror}. "
+            f"`{target}` must be a path where a folder can be created, but is not: {error.strerror}. "
             f"Choose another `{setting}`."
         ) from None
     try:
@@ -43,8 +44,8 @@ def beside(target: Path, *, setting: str) -> Iterator[Path]:
 
 
 def exchange(temporary: Path, target: Path) -> None:
-    """Put a folder of `beside` in the place of the one that is there, which is removed."""
-    old = temporary.with_name(f"{temporary.name}.old")  # the name of no process: the next one removes it
+    """Replace the folder at `target` by the `temporary` folder of `beside`, and remove the old folder."""
+    old = temporary.with_name(f"{temporary.name}.old")  # not the name of a process, so a later call removes it
     if target.exists():
         target.rename(old)
     temporary.rename(target)

@@ -1,4 +1,4 @@
-"""SHA-256 of files, several at a time: hashing releases the interpreter lock, so threads suffice."""
+"""SHA-256 of several files in parallel. Threads suffice, because hashing releases the interpreter lock."""
 
 import hashlib
 from collections.abc import Sequence
@@ -15,6 +15,6 @@ def sha256(path: Path) -> str:
 
 
 def sha256_of_all(paths: Sequence[Path]) -> list[str]:
-    """SHA-256 of files, in their order. Raises `OSError` for one that cannot be read."""
+    """SHA-256 of several files, in their order. Raises `OSError` for a file that cannot be read."""
     with ThreadPoolExecutor(available_cores()) as pool:
         return list(pool.map(sha256, paths))

@@ -1,8 +1,8 @@
 """Manifest of a token folder: `manifest.json`.
 
-The manifest is written last and names every file's length and hash, so a folder with a manifest that holds is whole.
-It also records the text and the settings that the tokens were made from, so that they can be told from other ones.
-The format is described in docs/data.md.
+The manifest is written last and lists the length and hash of every file, so a folder that agrees with its manifest is
+complete. It also records the text and the settings from which the tokens were made, so that a change of either is
+detected. docs/data.md describes the format.
 """
 
 import dataclasses
@@ -29,29 +29,29 @@ DTYPES = ("uint16", "uint32")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings that the tokens depend on besides the text."""
+    """Settings that affect the tokens, apart from the text."""
 
     seed: int
     """Seed of the split."""
 
     text_key: str
-    """Key of the text in jsonl and parquet."""
+    """Key (jsonl) or column (parquet) of the text."""
 
     num_shards: int
-    """Training shards."""
+    """Number of training shards."""
 
     train_to_validation: int
-    """Training documents for each validation document."""
+    """Number of training documents per validation document."""
 
     trained_vocab_size: int
-    """Entries asked for when the tokenizer was trained on the text; 0 when it was given."""
+    """Vocabulary size that was requested when the tokenizer was trained on the text. 0 if the tokenizer was given."""
 
     given_tokenizer: str
-    """SHA-256 of the tokenizer's file when it was given; empty when it was trained."""
+    """SHA-256 of the given tokenizer's file. Empty if the tokenizer was trained."""
 
     @classmethod
     def of(cls, config: DataConfig, seed: int) -> Self:
-        """The settings that a run asks for. Raises `DataError` when its tokenizer cannot be read."""
+        """Settings of a run. Raises `DataError` if its tokenizer cannot be read."""
         given = ""
         if config.tokenizer:
             try:
@@ -70,19 +70,21 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceEntry:
-    """A file that the tokens were made from; of a corpus's files, which its own stages know, the name alone."""
+    """A file from which the tokens were made. For files of a corpus, only the name is recorded, because the corpus
+    stages check the files.
+    """
 
     name: str
-    """Name of the file in `data.text`; in a corpus, the source's name comes before it."""
+    """Name of the file in `data.text`. For a corpus, the name of the source precedes it."""
 
     bytes: int = 0
-    """Size on disk."""
+    """Size in bytes on disk."""
 
     modified: int = 0
-    """Time of its last change, nanoseconds since the epoch."""
+    """Time of the last change, in nanoseconds since the epoch."""
 
     sha256: str = ""
-    """SHA-256 of the file as it lies on disk."""
+    """SHA-256 of the file on disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +95,10 @@ class ShardEntry:
     """`train-0`, `train-1`, ... or `validation`."""
 
     tokens: int
-    """Token ids, ends of text among them."""
+    """Number of token ids, including end-of-text ids."""
 
     documents: int
-    """Documents, and rows of the index."""
+    """Number of documents, which is also the number of rows in the index."""
 
     tokens_sha256: str
     """SHA-256 of `name.tokens`."""
@@ -107,13 +109,13 @@ class ShardEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A token folder's description of itself."""
+    """Description of a token folder."""
 
     dtype: str
-    """`uint16` or `uint32`, little-endian."""
+    """Type of a token id: `uint16` or `uint32`, little-endian."""
 
     vocab_size: int
-    """One more than the highest id there may be."""
+    """Largest allowed id + 1."""
 
     end_of_text: int
     """Id at the end of every document."""
@@ -122,19 +124,19 @@ class Manifest:
     """SHA-256 of `tokenizer.json`."""
 
     settings: Settings
-    """Settings that the tokens depend on besides the text."""
+    """Settings that affect the tokens, apart from the text."""
 
     sources: tuple[SourceEntry, ...]
-    """The text, in the order it was read."""
+    """Files of the text, in the order in which they were read."""
 
     train: tuple[ShardEntry, ...]
     """Training shards."""
 
     validation: ShardEntry
-    """The validation set."""
+    """Validation shard."""
 
     corpus: Mapping[str, float] = field(default_factory=dict)
-    """Weight of each source, where the tokens were made from a corpus; empty where from text alone."""
+    """Weight of each source, if the tokens were made from a corpus. Empty if they were made from plain text."""
 
     def write(self, folder: Path) -> None:
         """Write `manifest.json`."""
@@ -145,13 +147,13 @@ class Manifest:
     def read(cls, folder: Path) -> Self:
         """Read `manifest.json`.
 
-        Raises `DataError` when it is missing or no manifest of this version, or when it contradicts itself: a
-        vocabulary larger than its type of token holds, or an end of text outside the vocabulary.
+        Raises `DataError` if the file is missing, is not a manifest of this version, or contradicts itself: the
+        vocabulary is too large for the type of the ids, or the end-of-text id is outside the vocabulary.
         """
         table = _read_json(folder)
         if table.get("format") != FORMAT or table.get("version") != VERSION:
             raise DataError(
-                f"`{folder / MANIFEST_NAME}` must be of format {FORMAT!r}, version {VERSION}, but is of "
+                f"`{folder / MANIFEST_NAME}` must have format {FORMAT!r}, version {VERSION}, but has "
                 f"{table.get('format')!r}, version {table.get('version')!r}. Prepare the tokens again."
             )
         try:
@@ -183,7 +185,7 @@ class Manifest:
         room = int(np.iinfo(self.dtype).max) + 1
         if self.vocab_size > room:
             raise DataError(
-                f"`vocab_size` in `{path}` must be at most {room:,}, what {self.dtype} holds, but is "
+                f"`vocab_size` in `{path}` must be at most {room:,}, the limit of {self.dtype}, but is "
                 f"{self.vocab_size:,}. Prepare the tokens again."
             )
         if not 0 <= self.end_of_text < self.vocab_size:
@@ -194,7 +196,7 @@ class Manifest:
 
     @property
     def token_dtype(self) -> np.dtype[np.uint16 | np.uint32]:
-        """The type of a token on disk."""
+        """Type of a token id on disk."""
         return np.dtype("<u2" if self.dtype == "uint16" else "<u4")
 
 

@@ -1,8 +1,7 @@
-"""From raw text to a token folder: find the text, train or load the tokenizer, encode, split, write.
+"""Preparation of a token folder from raw text: find the text, train or load the tokenizer, encode, split, write.
 
-The folder is made under another name beside its place and renamed when it is whole, so a run that dies in the middle
-leaves nothing that could be taken for tokens. A folder that is there already is used as it is when it was made from
-the same text with the same settings, and refused otherwise.
+The folder is created atomically, so a run that dies in the meantime leaves no incomplete token folder. An existing
+folder is reused if it was made from the same text with the same settings, and refused otherwise.
 """
 
 import shutil
@@ -24,19 +23,19 @@ from crosscut.data.tokenization.encoding import EncodedBatch, encode_documents
 from crosscut.data.tokenization.tokenizer import Tokenizer, token_dtype
 
 SMALL_CORPUS_BYTES = 16 << 20
-"""Below this much on disk, the time that worker processes take to start is more than they save."""
+"""Minimum size on disk in bytes for which the start of worker processes pays off."""
 
 
 def prepare(
     config: DataConfig, folder: Path, *, seed: int, workers: int | None = None, progress: bool = True
 ) -> TokenFolder:
-    """Make the token folder that a run asks for, or open it when it is there.
+    """Make the token folder of a run, or open the folder if it exists.
 
-    The folder is `config.tokens`, or `folder` where that is empty. `seed` decides the split; `workers` is the number
-    of encoding processes, by default one for each core, and changes nothing in the result. With no `config.text` the
-    folder must be there already, and is opened as it is. Raises `DataError` for text that cannot be read (see
-    `read_documents`), for a folder that holds other things or was made otherwise, and for what `TokenFolder.open`
-    raises it for.
+    The path of the folder is `config.tokens`, or `folder` if `config.tokens` is empty. `seed` decides the split.
+    `workers` is the number of encoding processes, by default one per core; it does not affect the result. Without
+    `config.text`, the folder must already exist and is opened unchanged. Raises `DataError` for text that cannot be
+    read (see `read_documents`), for an existing folder with other content or from other settings, and in the cases in
+    which `TokenFolder.open` raises it.
     """
     target = Path(config.tokens) if config.tokens else folder
     if not config.text:
@@ -58,7 +57,7 @@ def _check_made_from(config: DataConfig, target: Path, sources: Sequence[Source]
     manifest = Manifest.read(target)
     differences = list(_differences(made=manifest.settings, asked=settings))
     if settings.given_tokenizer and settings.given_tokenizer == manifest.settings.given_tokenizer:
-        end = Tokenizer.load(Path(config.tokenizer)).end_of_text  # the same file, but others may lie beside it by now
+        end = Tokenizer.load(Path(config.tokenizer)).end_of_text  # files beside the tokenizer may have changed
         if end != manifest.end_of_text:
             differences.append(f"documents that end with id {manifest.end_of_text} instead of {end}")
     if not _same_text(sources, manifest.sources):
@@ -67,12 +66,12 @@ def _check_made_from(config: DataConfig, target: Path, sources: Sequence[Source]
         raise DataError(
             f"`{target}` must hold the tokens of this text with these settings, but was made from "
             f"{', '.join(differences)}. Choose another `data.tokens`, delete the folder, or leave `data.text` empty "
-            f"to use it as it is."
+            f"to use it unchanged."
         )
 
 
 def _differences(*, made: Settings, asked: Settings) -> Iterator[str]:
-    """Settings that differ between the tokens `made` and those `asked` for, in the keys that a user sets."""
+    """Settings that differ between the existing tokens (`made`) and the run (`asked`), by the keys that a user sets."""
     for key, theirs, ours in (
         ("training.seed", made.seed, asked.seed),
         ("data.text_key", made.text_key, asked.text_key),
@@ -95,7 +94,7 @@ def _differences(*, made: Settings, asked: Settings) -> Iterator[str]:
 def _same_text(sources: Sequence[Source], entries: Sequence[SourceEntry]) -> bool:
     if [source.size for source in sources] != [entry.bytes for entry in entries]:
         return False
-    # A file that was copied or moved is still the same text; only then its hash is worth the time.
+    # A file that was copied or moved still holds the same text. Its hash is computed only in this case.
     moved = [
         (source, entry)
         for source, entry in zip(sources, entries, strict=True)

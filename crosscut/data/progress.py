@@ -1,4 +1,6 @@
-"""A progress bar for long jobs over text: how much of the corpus is read, at what rate, and the time left."""
+"""Progress bar for long jobs over text, with the share of the corpus that has been read, the throughput, and the
+remaining time.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ProgressBar:
-    """A bar on the terminal's error stream, one line for each phase of the job; shows nothing when not `shown`."""
+    """Progress bar on the error stream, with one line per phase of the job. Nothing appears unless `shown` is set."""
 
     def __init__(self, *, shown: bool) -> None:
         self._shown = shown
@@ -56,9 +58,9 @@ class Phase:
         self._task = progress.add_task(description, total=total_bytes, rate="") if progress is not None else None
 
     def advance(self, position: int, num_bytes: int = 0) -> None:
-        """Say that the files are read up to `position` bytes and `num_bytes` more of text are done."""
+        """Report that the files have been read up to byte `position` and that `num_bytes` more of text are finished."""
         self._num_bytes += num_bytes
-        # Many documents come from one piece of a file; the bar is drawn once for all of them.
+        # Many documents come from one piece of a file. The bar is drawn once for all of them.
         if self._progress is None or self._task is None or position == self._position:
             return
         self._position = position
@@ -67,6 +69,6 @@ class Phase:
         self._progress.update(self._task, completed=position, rate=rate)
 
     def finish(self) -> None:
-        """Fill the bar."""
+        """Set the bar to complete."""
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=self._total)

@@ -1,9 +1,10 @@
-"""The order of training: every portion of every shard once an epoch, in an order drawn from (seed, epoch) alone.
+"""Order of the training samples: every portion of every shard once per epoch, in an order that depends only on (seed,
+epoch).
 
-Paper, section 4.1.3, repeated every epoch: shuffle the order of the shards; within each shard shuffle the documents,
-flatten them, cut them into portions of the sequence length, and shuffle the portions. Sample `index` is a pure function
-of the seed and the index, so a run resumes at any sample, and a batch is the same however many ranks share it. Memory
-holds the arrangement of one shard: about 16 bytes a document and 8 a portion.
+Every epoch follows section 4.1.3 of the paper. The order of the shards is shuffled. Within each shard, the documents
+are shuffled, concatenated and cut into portions of the sequence length, and the portions are shuffled. Sample `index`
+is a pure function of the seed and the index. So a run can resume at any sample, and a batch does not depend on the
+number of ranks that share it. Only the order of one shard is in memory: about 16 bytes per document and 8 per portion.
 
 Legend: B batch, S sequence.
 """
@@ -20,35 +21,36 @@ from crosscut.config import IGNORED
 from crosscut.config.errors import DataError
 from crosscut.data.shards.reading import Shard
 
-SHARDS_KEY, DOCUMENTS_KEY, PORTIONS_KEY = 2, 3, 4  # 1 is the split's
+SHARDS_KEY, DOCUMENTS_KEY, PORTIONS_KEY = 2, 3, 4  # key 1 belongs to the split
 
 Ids = npt.NDArray[np.int64]
 
 
 class _Arrangement(NamedTuple):
-    """One shard in one epoch."""
+    """Order of one shard in one epoch."""
 
     epoch: int
     shard: int
     documents: Ids
-    """Shuffled documents, [documents]."""
+    """Shuffled document numbers, [documents]."""
 
     starts: Ids
-    """Where each of them starts in the flattened shard, and where the last ends, [documents + 1]."""
+    """Start of each shuffled document in the concatenated shard, followed by the end of the last document, [documents +
+    1]."""
 
     portions: Ids
-    """Shuffled portions, [portions]."""
+    """Shuffled portion numbers, [portions]."""
 
 
 class Sampler:
     """Training samples from shards, reproducible from the seed and the sample's index."""
 
     def __init__(self, shards: Sequence[Shard], *, sequence_length: int, seed: int) -> None:
-        """Raises `DataError` when no shard fills one sequence."""
+        """Raise `DataError` if no shard fills one sequence."""
         self.sequence_length = sequence_length
         self._seed = seed
         self._shards = tuple(shards)
-        # A portion has a target for each of its tokens, so it needs one token more.
+        # A portion needs one token more than its length, because every token has a target.
         self._num_portions = [max(shard.num_tokens - 1, 0) // sequence_length for shard in self._shards]
         self.samples_per_epoch = sum(self._num_portions)
         self._arrangement: _Arrangement | None = None
@@ -56,20 +58,20 @@ class Sampler:
             tokens = [shard.num_tokens for shard in self._shards]
             raise DataError(
                 f"A training shard must have at least `training.sequence_length` + 1 = {sequence_length + 1:,} tokens, "
-                f"but the largest of {len(tokens)} has {max(tokens, default=0):,} ({sum(tokens):,} in all). Give more "
-                f"text, a shorter `training.sequence_length`, or fewer `data.num_shards`."
+                f"but the largest of {len(tokens)} has {max(tokens, default=0):,} ({sum(tokens):,} in total). Provide "
+                f"more text, a shorter `training.sequence_length`, or fewer `data.num_shards`."
             )
 
     def sample(self, index: int) -> Ids:
-        """The tokens of one sample and the one that follows them, [S + 1]."""
+        """Tokens of one sample and the token that follows them, [S + 1]."""
         sample: Ids = self.batch_at(index, 1)[0]
         return sample
 
     def batch_at(self, first_sample: int, count: int) -> Ids:
-        """Consecutive samples from the cursor `first_sample`, [count, S + 1].
+        """Consecutive samples that start at the cursor `first_sample`, [count, S + 1].
 
-        The cursor is the number of samples consumed so far; it may lie anywhere, and batches may straddle shards and
-        epochs.
+        The cursor is the number of samples consumed so far. It may have any value, and a batch may cross the ends of
+        shards and epochs.
         """
         rows = np.empty((count, self.sequence_length + 1), dtype=np.int64)
         done = 0
@@ -81,17 +83,20 @@ class Sampler:
         return rows
 
     def batch(self, step: int, *, batch_size: int, rank: int = 0, size: int = 1) -> tuple[Ids, Ids]:
-        """Rank `rank`'s part of the batch of `step`, out of `size` ranks: (tokens, targets), each [B / size, S].
+        """Part of the batch of `step` that belongs to `rank` out of `size` ranks: (tokens, targets), each [B / size,
+        S].
 
-        Parts are consecutive slices of the global batch: one after the other they are the batch of a single rank.
-        Raises `DataError` when the ranks do not divide the batch.
+        The parts are consecutive slices of the global batch, so their concatenation is the batch of a single rank.
+        Raises `DataError` unless `size` divides the batch.
         """
         local, first = _share(batch_size, rank, size)
         rows = self.batch_at(step * batch_size + first, local)
         return rows[:, :-1], rows[:, 1:]
 
     def documents(self, index: int) -> list[tuple[str, int]]:
-        """The documents that a sample's tokens come from: the name of the file and the number of the record there."""
+        """Documents from which a sample's tokens come, each as the name of the file and the number of the record in the
+        file.
+        """
         arrangement, slot = self._locate(index)
         start = int(arrangement.portions[slot]) * self.sequence_length
         first, last = _span(arrangement.starts, start, start + self.sequence_length)
@@ -99,7 +104,7 @@ class Sampler:
         return [shard.origin(int(number)) for number in arrangement.documents[first : last + 1]]
 
     def _locate(self, index: int) -> tuple[_Arrangement, int]:
-        """The arrangement that holds a sample, and the sample's slot in the shuffled portions."""
+        """Arrangement that holds a sample, and the sample's slot in the shuffled portions."""
         epoch, within = divmod(index, self.samples_per_epoch)
         order = _shuffled(len(self._shards), self._seed, SHARDS_KEY, epoch).tolist()
         starts = [0, *accumulate(self._num_portions[shard] for shard in order)]
@@ -109,7 +114,7 @@ class Sampler:
     def _arrange(self, epoch: int, shard: int) -> _Arrangement:
         current = self._arrangement
         if current is None or (current.epoch, current.shard) != (epoch, shard):
-            self._arrangement = None  # the old one may go before the new one is made
+            self._arrangement = None  # free the old arrangement before the new one is made
             documents = _shuffled(self._shards[shard].num_documents, self._seed, DOCUMENTS_KEY, epoch, shard)
             lengths = np.diff(self._shards[shard].ends.astype(np.int64), prepend=0)
             starts = np.concatenate([np.zeros(1, dtype=np.int64), lengths[documents].cumsum()])
@@ -132,20 +137,22 @@ class Sampler:
 
 
 class ValidationSampler:
-    """Every token of a shard as a target exactly once, in order; the last sample is filled up and may be short."""
+    """Samples for validation: every token of a shard is a target exactly once, in order. The last sample may be short
+    and is padded.
+    """
 
     def __init__(self, shard: Shard, *, sequence_length: int) -> None:
-        """Raises `DataError` when the shard has no token to predict."""
+        """Raise `DataError` if the shard has no token to predict."""
         if shard.num_tokens < 2:
             raise DataError(
-                f"The validation set must have at least 2 tokens, but has {shard.num_tokens}. Give more text."
+                f"The validation set must have at least 2 tokens, but has {shard.num_tokens}. Provide more text."
             )
         self._shard = shard
         self.sequence_length = sequence_length
         self.num_samples = -(-(shard.num_tokens - 1) // sequence_length)
 
     def sample(self, index: int) -> tuple[Ids, Ids]:
-        """The tokens and targets of one sample, each [S]; past the shard's end tokens are 0 and targets `IGNORED`."""
+        """Tokens and targets of one sample, each [S]. After the shard's end, tokens are 0 and targets are `IGNORED`."""
         tokens = np.zeros(self.sequence_length, dtype=np.int64)
         targets = np.full(self.sequence_length, IGNORED, dtype=np.int64)
         start = index * self.sequence_length
@@ -156,11 +163,11 @@ class ValidationSampler:
         return tokens, targets
 
     def batches(self, *, batch_size: int, rank: int = 0, size: int = 1, limit: int = 0) -> Iterator[tuple[Ids, Ids]]:
-        """Rank `rank`'s parts, out of `size` ranks, of all batches: (tokens, targets), each [B / size, S].
+        """Parts of all batches that belong to `rank` out of `size` ranks: (tokens, targets), each [B / size, S].
 
-        All ranks get equally many batches of equal shape. Together they hold every sample once (with `limit`, the
-        first `limit` samples); a last batch that is not full is filled up with samples of `IGNORED` targets. Raises
-        `DataError` when the ranks do not divide the batch.
+        All ranks get the same number of batches, with the same shape. Together, the batches hold every sample once, or
+        the first `limit` samples if `limit` is given. An incomplete last batch is padded with samples whose targets are
+        `IGNORED`. Raises `DataError` unless `size` divides the batch.
         """
         local, first = _share(batch_size, rank, size)
         num_samples = min(limit, self.num_samples) if limit else self.num_samples
@@ -171,18 +178,18 @@ class ValidationSampler:
 
 
 def _share(batch_size: int, rank: int, size: int) -> tuple[int, int]:
-    """Number of samples of a batch that a rank takes, and the place of the first one in the batch."""
+    """Number of samples of a batch that a rank takes, and the position of the first of them in the batch."""
     if batch_size % size:
         raise DataError(f"`batch_size` must be a multiple of the {size} ranks that share it, but is {batch_size}.")
     return batch_size // size, batch_size // size * rank
 
 
 def _shuffled(count: int, *key: int) -> Ids:
-    """A permutation of `count` drawn from `key`.
+    """Permutation of `count` numbers, drawn from `key`.
 
-    The bits of a bit generator are frozen in numpy (NEP 19), what `Generator.permutation` makes of them is not; so
-    places are ordered by random bits. Each place stands in the low bits of its own key, which makes keys distinct, and
-    one plain sort, the fastest there is, gives the same order everywhere.
+    The order results from sorting random bits. NumPy guarantees that the bits of a bit generator never change (NEP 19),
+    but not the results of `Generator.permutation`. The low bits of each random number are replaced by its position.
+    This makes all numbers distinct, so a plain sort, which is the fastest, gives the same order everywhere.
     """
     keys: npt.NDArray[np.uint64] = np.random.PCG64(np.random.SeedSequence(key)).random_raw(count)
     low = np.uint64(max(count - 1, 0).bit_length())
@@ -195,5 +202,7 @@ def _shuffled(count: int, *key: int) -> Ids:
 
 
 def _span(starts: Ids, begins: npt.ArrayLike, ends: npt.ArrayLike) -> tuple[Ids, Ids]:
-    """The first and last document, in shuffled order, of the flattened tokens `begins` to `ends`, both included."""
+    """First and last document, in shuffled order, of the tokens `begins` to `ends` of the concatenated shard, both
+    inclusive.
+    """
     return np.searchsorted(starts, begins, side="right") - 1, np.searchsorted(starts, ends, side="right") - 1

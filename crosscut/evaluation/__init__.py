@@ -1,4 +1,4 @@
-"""Scores of a given model, on any layout (docs/evaluation.md)."""
+"""Evaluation of a given model, on any layout (docs/evaluation.md)."""
 
 from crosscut.evaluation.evaluate import evaluate, make_tasks
 from crosscut.evaluation.lambada import Lambada

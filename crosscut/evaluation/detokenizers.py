@@ -1,13 +1,14 @@
-"""From WikiText's words, cut apart by spaces, back to text as people write it (paper, section 4.2.1).
+"""Conversion of WikiText's words, which are separated by spaces, to ordinary text (paper, section 4.2.1).
 
-Two ways to do it:
+There are two detokenizers:
 
-- `paper` are the rules of the paper's authors, which later evaluations took over. With GPT-2's tokenizer the test set
-  comes out as the paper's T = 270,329 tokens. The paper calls its detokenizers invertible; these rules are not: every
-  second apostrophe of the whole text is taken for an opening quotation mark, every other one for a closing one, and the
-  blanks beside it are lost.
-- `invertible` loses nothing: `restore` gives back every file, byte by byte, so that the probability of the text is that
-  of the words. It does so by checking: a line whose words would not come back is left as it is, behind a tab.
+- `paper` has the rules of the paper's authors, which later evaluations adopted. With GPT-2's tokenizer, the test set
+  has the paper's T = 270,329 tokens. The paper calls its detokenizers invertible, but these rules are not. They treat
+  every second apostrophe of the whole text as an opening quotation mark and the others as closing ones, and remove the
+  spaces beside them.
+- `invertible` loses no information: `restore` returns the original file byte by byte, so the probability of the text
+  equals the probability of the words. To ensure this, a line whose words would not be restored is kept unchanged, after
+  a tab.
 """
 
 import re
@@ -16,7 +17,7 @@ from types import MappingProxyType
 
 
 def detokenize(text: str, detokenizer: str) -> str:
-    """The text of a WikiText file, by the `paper` or the `invertible` one."""
+    """Convert a WikiText file to text with the detokenizer `paper` or `invertible`."""
     return by_the_paper(text) if detokenizer == "paper" else invertibly(text)
 
 
@@ -35,7 +36,9 @@ _AT_LAST = (
 
 
 def by_the_paper(text: str) -> str:
-    """By the rules of the paper's authors, in their order, over the whole text without the blanks around it."""
+    """Apply the rules of the paper's authors, in their order, to the whole text without leading and trailing
+    whitespace.
+    """
     text = text.strip()
     for old, new in _IN_TURN:
         text = text.replace(old, new)
@@ -51,30 +54,30 @@ _INNER = MappingProxyType({"@-@": "-", "@,@": ",", "@.@": "."})
 _CLOSING = frozenset(",;:!?.)]}")
 _OPENING = frozenset("([{")
 _SUFFIX = re.compile(r"'[^\W\d_]")
-"""Suffix that follows a word without a blank: the end of `it's`."""
+"""Suffix that follows a word without a space, such as the end of `it's`."""
 _ABBREVIATION = re.compile(
     r"(?:(?:[A-Z]\.)+|[eip]\.[ge]\.|Nos?\.|Col\.|St\.|vs\.|Gen\.|Dr\.|Mrs?\.|Ms\.|Sr\.|Bros\.|Capt\.|Maj\.|Lt\.|"
     r"Sgt\.|Rev\.|Prof\.|Gov\.|Sen\.|Mt\.|pp?\.|v\.|\.+)$"
 )
-"""Words whose point is their own and ends no sentence."""
+"""Abbreviations: words that end with a period which does not end a sentence."""
 _BETWEEN = re.compile(r"(?<=[^\s@])(-|(?<=\d)[.,](?=\d))(?=[^\s@])")
-"""A mark inside a word or a number, which WikiText writes as ` @-@ `."""
+"""A mark within a word or a number, which WikiText writes as ` @-@ `."""
 
 
 def invertibly(text: str) -> str:
-    """So that `restore` gives back the text."""
+    """Convert a file to text from which `restore` can recover the file."""
     *lines, last = text.split("\n")
     return "\n".join([*map(_join_line, lines), _VERBATIM + last if last else last])
 
 
 def restore(text: str) -> str:
-    """The text that `invertibly` was given."""
+    """Restore the original of a text that `invertibly` returned."""
     *lines, last = text.split("\n")
     return "\n".join([*map(_split_line, lines), last.removeprefix(_VERBATIM)])
 
 
 def _join_line(line: str) -> str:
-    """A line as people write it, where that can be undone."""
+    """Convert a line to ordinary text, or mark it as unchanged if the conversion could not be undone."""
     if line == " ":
         return ""
     joined = "".join(_joined(line[1:-1].split(" ")))
@@ -88,7 +91,7 @@ def _split_line(line: str) -> str:
 
 
 def _joined(words: list[str]) -> Iterator[str]:
-    """The words, each with the blank before it where there is to be one."""
+    """The words of a line, each preceded by a space where ordinary text has one."""
     num_quotes, before, glued = 0, "", True
     for word in words:
         glue_next = word in _OPENING or word in _INNER
@@ -105,7 +108,7 @@ def _joined(words: list[str]) -> Iterator[str]:
 
 
 def _split(line: str) -> Iterator[str]:
-    """The words of a line that `_joined` has made."""
+    """The words of a line that `_joined` produced."""
     for piece in re.split(r'[ ]|(")', line):
         if piece == '"':
             yield piece
@@ -114,7 +117,7 @@ def _split(line: str) -> Iterator[str]:
 
 
 def _words(chunk: str) -> Iterator[str]:
-    """The words in what stands between two blanks or quotation marks."""
+    """The words in a chunk, which is the text between two spaces or quotation marks."""
     while chunk and chunk[0] in _OPENING:
         yield chunk[0]
         chunk = chunk[1:]
@@ -130,7 +133,7 @@ def _words(chunk: str) -> Iterator[str]:
 
 
 def _inner_words(chunk: str) -> Iterator[str]:
-    """The words of a chunk whose brackets and last points are off."""
+    """The words of a chunk without its brackets and final punctuation."""
     for piece in _BETWEEN.sub(r" @\1@ ", chunk).split(" "):
         word, apostrophe, suffix = piece.partition("'")
         yield from (word, apostrophe + suffix) if word and apostrophe else (piece,)

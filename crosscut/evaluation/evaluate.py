@@ -1,4 +1,4 @@
-"""A model scored on the tasks that a config names."""
+"""Evaluation of a model on the tasks in a config."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -23,15 +23,17 @@ def make_tasks(
     vocab_size: int,
     begin_of_text: int | None = None,
 ) -> list[Task]:
-    """The tasks of a config, their files read, for a model of `vocab_size` tokens that reads at most `longest` at once.
+    """Create the tasks of a config and read their files. The model has `vocab_size` tokens and reads at most `longest`
+    tokens at once.
 
-    Texts begin with the id that the model expects before every text, or else with an end of text, as in training. For
-    one process: what the ranks get are plain values. Raises `ConfigError` or `DataError`.
+    A text starts with the id that the model expects at the start of every text or, without such an id, with an end of
+    text as in training. Only one process calls this function; the ranks receive plain values. Raises `ConfigError` or
+    `DataError`.
     """
     if tokenizer.vocab_size > vocab_size:
         raise ConfigError(
             f"The tokenizer's vocabulary must be within the model's ({vocab_size:,}), but has {tokenizer.vocab_size:,} "
-            "entries. Take the tokenizer that the model was trained with."
+            "entries. Use the tokenizer with which the model was trained."
         )
     window, overlap = config.window_for(longest), config.overlap
     start = tokenizer.end_of_text if begin_of_text is None else begin_of_text
@@ -55,10 +57,10 @@ def evaluate(
     shown: bool = False,
     around: Follow = iter,
 ) -> list[Result]:
-    """Score a model at any layout on tasks; every rank calls it and gets the same figures.
+    """Evaluate a model on tasks, on any layout. Every rank must call this function and gets the same figures.
 
-    With `shown` the first rank shows how far it is. `around` goes along with the rounds of batches, of which every rank
-    has the same number.
+    With `shown`, the first rank shows a progress bar. `around` wraps the iteration over the rounds of batches; every
+    rank has the same number of rounds.
     """
     return [_done(model, task, batch_size, shown=shown, around=around) for task in tasks]
 
@@ -88,7 +90,7 @@ def score_with_progress(
     shown: bool,
     around: Follow = iter,
 ) -> WindowScores:
-    """As `score_windows`; with `shown` the first rank shows how far it is."""
+    """Same as `score_windows`. With `shown`, the first rank shows a progress bar."""
     num_tokens = sum(window.length for window in windows)
     with progress(name, num_tokens, shown=shown and model.mesh.is_first_rank) as advance:
 

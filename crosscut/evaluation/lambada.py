@@ -1,7 +1,7 @@
 """LAMBADA cloze accuracy (paper, section 4.2.2).
 
-Given a passage without its last word, the model is to write that word. It counts as right where each of its tokens is
-the likeliest one, given the passage and the word's true tokens before it (teacher forcing).
+Given a passage without its last word, the model must predict this word. The prediction is correct if each token of the
+word is the likeliest one, given the passage and the word's true preceding tokens (teacher forcing).
 """
 
 import json
@@ -17,11 +17,12 @@ from crosscut.evaluation.windows import Window
 
 
 class Lambada:
-    """The last words of LAMBADA's passages, in their raw form.
+    """Prediction of the last words of LAMBADA's passages, in their raw form.
 
-    Beside the paper's accuracy: how often the last token alone is right, which others print, and the perplexity of a
-    last word. The passage comes after the ids `before`, which are none for the paper's models. Raises `DataError` for a
-    file that cannot be read or a passage of a single word, `ConfigError` for a window that cannot hold a last word.
+    In addition to the paper's accuracy, the task reports the accuracy of the last token alone, which other evaluations
+    use, and the perplexity of the last word. Every passage follows the ids `before`, which are empty for the paper's
+    models. Raises `DataError` for a file that cannot be read or a passage of a single word, and `ConfigError` for a
+    window that is too short for a last word.
     """
 
     name = "lambada"
@@ -36,12 +37,12 @@ class Lambada:
             if not first:
                 raise DataError(
                     f"`evaluation.lambada` must hold passages of several words, but number {number} of `{file}` is "
-                    f"{passage[:60]!r}. Take the file in its raw form."
+                    f"{passage[:60]!r}. Use the file in its raw form."
                 )
             if len(ids) - first > window:
                 raise ConfigError(
-                    f"`evaluation.window` must hold every last word of `{file}`, of which one has "
-                    f"{len(ids) - first} tokens, but is {window}."
+                    f"`evaluation.window` must hold every last word of `{file}`, but one word has "
+                    f"{len(ids) - first} tokens and the window has {window}."
                 )
             ids, first = [*before, *ids], len(before) + first
             self.windows.append(Window(len(self.texts), max(0, len(ids) - 1 - window), len(ids), first))
@@ -54,7 +55,7 @@ class Lambada:
         self.data = [hashed(file, path)]
 
     def figures(self, scores: WindowScores) -> Figures:
-        """The paper's accuracy, and what others print."""
+        """Accuracy as in the paper, and the figures of other evaluations."""
         num_targets = [window.num_targets for window in self.windows]
         num = len(self.windows)
         return Figures(
@@ -73,7 +74,9 @@ class Lambada:
 
 
 def last_word(passage: str, tokenizer: Encoder) -> tuple[list[int], int]:
-    """The ids of a passage, and which is the first of its last word's; 0 where it has no word before."""
+    """Ids of a passage, and the index of the first id of its last word. The index is 0 if the passage has only one
+    word.
+    """
     context, blank, _ = passage.rpartition(" ")
     ids = tokenizer.encode(passage)
     if not blank:
@@ -84,7 +87,7 @@ def last_word(passage: str, tokenizer: Encoder) -> tuple[list[int], int]:
 
 
 def _passages(path: Path) -> list[str]:
-    """A passage a line; in a .jsonl file as the value of `text`."""
+    """Passages of a file: one per line, or the value of `text` on each line of a .jsonl file."""
     lines = [line for line in lines_of(read_text(path, "evaluation.lambada")) if line.strip()]
     if path.suffix == ".jsonl":
         try:
@@ -94,5 +97,5 @@ def _passages(path: Path) -> list[str]:
                 f"`evaluation.lambada` must hold an object with `text` on every line, but `{path}` does not."
             ) from None
     if not lines:
-        raise DataError(f"`evaluation.lambada` must hold passages, but `{path}` holds none.")
+        raise DataError(f"`evaluation.lambada` must hold passages, but `{path}` is empty.")
     return [line.strip() for line in lines]

@@ -1,4 +1,4 @@
-"""The mean cross entropy of a model on batches of tokens, and its exponential, the perplexity."""
+"""Mean cross entropy of a model on batches of tokens, and its exponential, the perplexity."""
 
 import math
 from collections.abc import Iterable
@@ -13,25 +13,26 @@ from crosscut.parallel.collectives import all_reduce
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Loss of a model on some text."""
+    """Loss of a model on a text."""
 
     loss: float
     """Mean cross entropy per target token, in nats."""
     num_tokens: int
-    """Target tokens that were scored."""
+    """Number of target tokens that were scored."""
 
     @property
     def perplexity(self) -> float:
-        """Exponential of the loss; infinite where that overflows."""
+        """Exponential of the loss. Infinite if the exponential overflows."""
         return math.inf if self.loss > 700 else math.exp(self.loss)
 
 
 @torch.no_grad()
 def evaluate_loss(model: GPT, batches: Iterable[Batch]) -> Score:
-    """Score a model without dropout; the same result on every rank.
+    """Score a model without dropout. The result is the same on every rank.
 
-    `batches` are this data rank's; every data rank must have the same number of them, filled up with ignored targets.
-    Communication: that of the forward passes, and one all-reduce of two elements over `mesh.tokens`, the data axis.
+    `batches` are the batches of this data rank. Every data rank must have the same number of batches, padded with
+    ignored targets. Communication: the forward passes' collectives, and one all-reduce of two elements over
+    `mesh.tokens`, the data axis.
     """
     was_training = model.training
     model.eval()

@@ -1,4 +1,6 @@
-"""Progress of a task: on a terminal a bar with the rate and the time left, elsewhere a line every ten seconds."""
+"""Progress of a task: a bar with throughput and remaining time on a terminal, and otherwise a line every ten
+seconds.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +15,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 @contextmanager
 def progress(name: str, num_tokens: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
-    """Gives the function that says how many more tokens are read; what it shows goes to the error stream."""
+    """Show progress on the error stream. Yields the function that reports a number of tokens as read."""
     if not shown:
         yield lambda _: None
         return

@@ -1,4 +1,4 @@
-"""Table of an evaluation's results, to read on a terminal."""
+"""Table of an evaluation's results for a terminal."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +23,7 @@ def print_report(report: Mapping[str, Any], console: Console) -> None:
         if documents := task.get("documents"):
             console.print(_documents(documents[:_MOST_DOCUMENTS]))
             if len(documents) > _MOST_DOCUMENTS:
-                console.print(f"and {len(documents) - _MOST_DOCUMENTS:,} more documents: --json tells of all")
+                console.print(f"and {len(documents) - _MOST_DOCUMENTS:,} more documents (--json lists all)")
 
 
 def _figures(task: Mapping[str, Any]) -> Table:
@@ -51,7 +51,7 @@ def _documents(documents: list[Mapping[str, Any]]) -> Table:
 
 
 def show(name: str, value: float | None) -> str:
-    """A figure as people read it: a share in per cent, the others in as many digits as say something."""
+    """Format a figure: an accuracy in per cent, any other figure with a suitable number of digits."""
     if value is None:
         return "infinite"
     if name.endswith("accuracy"):
@@ -60,12 +60,12 @@ def show(name: str, value: float | None) -> str:
 
 
 def in_a_line(figures: Mapping[str, float | None]) -> str:
-    """Figures of several tasks in one line, without those per token, which say the same again."""
+    """Figures of several tasks in one line. Figures per token are omitted, because they repeat the others."""
     return ", ".join(f"{_words(name)} {show(name, v)}" for name, v in figures.items() if not name.endswith("per_token"))
 
 
 def _counted(number: int, things: str) -> str:
-    """`1 document`, `2 documents`."""
+    """A count with its noun: `1 document`, `2 documents`."""
     noun, blank, rest = _words(things).partition(" ")
     return f"{number:,} {noun.removesuffix('s') if number == 1 else noun}{blank}{rest}"
 

@@ -1,8 +1,9 @@
-"""Scores of many windows by a model at any layout.
+"""Scoring of many windows by a model, on any layout.
 
-Windows of about the same length are read together, and the batches go round the data ranks. Each rank keeps what it
-finds in a table with a row for every window of all ranks; their sum, made once at the end, is the whole table. So each
-window counts once, however many ranks there are, and sums over windows are made in one order on every layout.
+Windows of similar length are batched, and the batches are distributed over the data ranks. Each rank writes its scores
+to a table with a row for every window of all ranks. The sum of the tables over the ranks, computed once at the end, is
+the complete table. So each window counts once for any number of ranks, and sums over windows have the same order on
+every layout.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,10 +24,10 @@ from crosscut.parallel.collectives import all_reduce
 Ids = npt.NDArray[np.int64]
 
 Rounds = Iterable[Sequence[int]]
-"""Which windows a rank reads together, round by round."""
+"""Windows that a rank reads together, round by round."""
 
 Follow = Callable[[Rounds], Rounds]
-"""Goes along with the rounds of a rank, such as a progress bar, or a request to stop that ends them."""
+"""Wrapper around the rounds of a rank, such as a progress bar, or a stop request that ends the rounds early."""
 
 
 class WindowScores(NamedTuple):
@@ -37,17 +38,17 @@ class WindowScores(NamedTuple):
     hits: npt.NDArray[np.int64]
     """Number of targets that are the model's likeliest token."""
     last_hits: npt.NDArray[np.int64]
-    """1 where the last target is the model's likeliest token, else 0."""
+    """1 if the last target is the model's likeliest token, else 0."""
 
 
 @torch.no_grad()
 def score_windows(
     model: GPT, texts: Sequence[Ids], windows: Sequence[Window], *, batch_size: int, follow: Follow = iter
 ) -> WindowScores:
-    """Score the windows over `texts` without dropout; the same result on every rank, and every rank calls it.
+    """Score the windows over `texts` without dropout. Every rank must call this function and gets the same result.
 
-    A data rank reads `batch_size` windows together. Communication: that of the forward passes, and one all-reduce of
-    three elements a window over `mesh.tokens`, the data axis.
+    A data rank reads `batch_size` windows together. Communication: the forward passes' collectives, and one all-reduce
+    of three elements per window over `mesh.tokens`, the data axis.
     """
     was_training = model.training
     model.eval()
@@ -68,9 +69,10 @@ def score_windows(
 
 
 def rounds_of(windows: Sequence[Window], batch_size: int, *, rank: int, size: int) -> list[list[int]]:
-    """The windows that a data rank reads, round by round; as many rounds on every rank, the last one maybe empty.
+    """Windows that a data rank reads, round by round. All ranks have the same number of rounds, and the last round may
+    be empty.
 
-    Longest windows first: what does not fit in memory is known at once.
+    The longest windows come first, so that a lack of memory shows at once.
     """
     order = sorted(range(len(windows)), key=lambda i: -windows[i].length)
     batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
@@ -78,9 +80,10 @@ def rounds_of(windows: Sequence[Window], batch_size: int, *, rank: int, size: in
 
 
 def _batch(texts: Sequence[Ids], windows: Sequence[Window]) -> tuple[Batch, Tensor]:
-    """Tokens and targets, filled up at their ends, and the place of each last target [B].
+    """Tokens and targets, padded at the end, and the position of each window's last target [B].
 
-    A round without windows reads one token and scores nothing, so that ranks which share layers stay together.
+    A rank without windows in this round reads one token and scores nothing. All ranks that share layers then make the
+    same collective calls.
     """
     size = (max(1, len(windows)), max((window.length for window in windows), default=1))
     tokens, targets = np.zeros(size, dtype=np.int64), np.full(size, IGNORED, dtype=np.int64)

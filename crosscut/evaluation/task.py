@@ -1,4 +1,4 @@
-"""Interface of a task that models are scored on: texts, windows over the texts, and figures from the scores."""
+"""Interface of an evaluation task: texts, windows over the texts, and figures computed from the scores."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ from crosscut.evaluation.windows import Window
 
 
 class Encoder(Protocol):
-    """A tokenizer, as far as a task needs one."""
+    """The part of a tokenizer that a task needs."""
 
     @property
     def vocab_size(self) -> int:
-        """One more than the highest id."""
+        """Highest id + 1."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of one text."""
@@ -30,30 +30,30 @@ class Figures:
     """Figures and counts that a task computes from its scores."""
 
     figures: Mapping[str, float]
-    """Figures by name; the figure that the task is known for comes first."""
+    """Figures by name. The main figure of the task comes first."""
     counts: Mapping[str, int]
     documents: Sequence[Mapping[str, Any]] = ()
-    """The figures of single documents, where the task has them."""
+    """Figures of single documents, for tasks that have them."""
 
 
 class Task(Protocol):
-    """Something that models are scored on."""
+    """A task on which models are scored."""
 
     name: str
     texts: list[Ids]
     windows: list[Window]
     protocol: dict[str, Any]
-    """Settings that tell two ways of doing the task apart, in words and numbers; `first_id` stands before each text."""
+    """Settings that affect the task's figures. `first_id` is the id before each text."""
     data: list[dict[str, str]]
-    """The files and their hashes."""
+    """Files of the task with their hashes."""
 
     def figures(self, scores: WindowScores) -> Figures:
-        """Figures from the scores of the windows."""
+        """Compute the figures from the scores of the windows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A task done."""
+    """Result of a task."""
 
     task: str
     found: Figures
@@ -61,10 +61,10 @@ class Result:
     data: Sequence[Mapping[str, str]]
     seconds: float
     tokens_read: int
-    """Tokens that the model read over all windows, without the padding of batches."""
+    """Number of tokens that the model read over all windows, without the padding of batches."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values; infinite figures are null, which JSON has."""
+        """The result as plain values. Infinite figures become null, because JSON has no infinity."""
         documents = [_finite(document) for document in self.found.documents]
         return {
             "figures": _finite(self.found.figures),
@@ -82,17 +82,17 @@ def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def exponential(loss: float) -> float:
-    """Exponential of a mean loss; infinite where it overflows."""
+    """Exponential of a mean loss. Infinite if the exponential overflows."""
     return math.inf if loss > 700 else math.exp(loss)
 
 
 def as_ids(ids: Sequence[int]) -> Ids:
-    """Ids as a text of a task."""
+    """Convert ids to an array."""
     return np.array(ids, dtype=np.int64)
 
 
 def read_text(path: Path, key: str) -> str:
-    """A file's text, its line ends as they are. Raises `DataError`, which calls the file `key`."""
+    """Read a file's text with its line ends unchanged. Raises `DataError`, in which the setting is called `key`."""
     try:
         return path.read_bytes().decode("utf-8")
     except OSError as error:
@@ -102,5 +102,5 @@ def read_text(path: Path, key: str) -> str:
 
 
 def hashed(name: str, path: Path) -> dict[str, str]:
-    """A file of a task, as its result names it."""
+    """Name and hash of a task's file, for the result."""
     return {"file": name, "sha256": sha256(path)}

@@ -1,4 +1,4 @@
-"""Task `text`: a model's loss on a user's own text, per token, per byte and for each document."""
+"""Task `text`: the loss of a model on a user's own text, per token, per byte and per document."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -16,11 +16,12 @@ from crosscut.evaluation.windows import Window, sliding_windows
 
 
 class Text:
-    """Perplexity of documents, windowed as WikiText is.
+    """Perplexity of documents, with the same windows as for WikiText.
 
-    A .txt file is a document, and so is a line of a .jsonl file or a row of a .parquet file. Each comes after the id
-    `start`, and all of its tokens are scored. Documents of nothing but blanks are left out and counted. Bits per
-    byte, of the text in UTF-8, compare models of any vocabulary. Raises `DataError` for files that cannot be read.
+    A .txt file is one document, and so is a line of a .jsonl file or a row of a .parquet file. Each document follows
+    the id `start`, so all of its tokens are scored. Blank documents are skipped and counted. Bits per byte, for the
+    text in UTF-8, allow comparisons between models with different vocabularies. Raises `DataError` for files that
+    cannot be read.
     """
 
     name = "text"
@@ -82,7 +83,7 @@ def _figures(loss: float, num_tokens: int, num_bytes: int) -> dict[str, float]:
 
 
 def _whole_documents(patterns: Sequence[str], text_key: str) -> Iterator[tuple[str, int, str]]:
-    """Source, record and text of each document; the pieces in which a .txt file is read are one."""
+    """Source, record and text of each document. The pieces in which a .txt file is read are joined to one document."""
 
     def place(document: Document) -> tuple[int, int]:
         return document.source.index, 1 if document.source.format == "text" else document.record

@@ -1,8 +1,8 @@
-"""Scores of each token of a text: its loss, and whether it is the token that the model finds likeliest.
+"""Scores of each token of a text: the token's loss, and whether the model predicts this token as the likeliest one.
 
-The scoring twin of `parallel.cross_entropy`: no gradients, and one result per token in place of their sum. Each rank
-keeps the logits of its part of the vocabulary to itself, chunk by chunk; per token four scalars cross the wire, in two
-messages.
+This module computes the same loss as `parallel.cross_entropy`, but per token instead of as a sum, and without
+gradients. Each rank computes the logits of its own part of the vocabulary, chunk by chunk, and never sends the logits.
+Per token, four scalars are reduced across the ranks, in two messages.
 
 Shapes: B batch, S sequence, N tokens, C tokens of a chunk, H hidden, V padded vocabulary, T tensor ranks.
 """
@@ -22,20 +22,22 @@ from crosscut.parallel.cross_entropy import VocabularyPart, local_index, require
 
 
 class TokenScores(NamedTuple):
-    """The scores of some target tokens."""
+    """Scores of the target tokens."""
 
     losses: Tensor
-    """-log softmax(hidden weight^T)[target] of each, in float32 or wider; 0 where the target is ignored."""
+    """Loss of each target, -log softmax(hidden weight^T)[target], in float32 or wider. 0 if the target is ignored."""
     hits: Tensor
-    """Whether the target is the likeliest entry of all, of equally likely ones the first; False where it is ignored."""
+    """Whether each target is the likeliest entry of the vocabulary. In a tie, only the first entry counts as the
+    likeliest. False if the target is ignored."""
 
 
 @torch.no_grad()
 def score_tokens(model: GPT, tokens: Tensor, targets: Tensor) -> TokenScores:
-    """Loss and hit of each of `targets` [B, S] given `tokens` [B, S]: [B, S] each, the same on all tensor ranks.
+    """Score `targets` [B, S] given `tokens` [B, S]. The losses and hits have shape [B, S], and are the same on all
+    tensor ranks.
 
-    Only the hidden states of targets that are not ignored meet the vocabulary. Any length will do. Communication: that
-    of the forward pass and of `vocab_parallel_scores`.
+    Logits are computed only for targets that are not ignored. The sequences may have any length. Communication: the
+    collectives of the forward pass and of `vocab_parallel_scores`.
     """
     kept = targets != IGNORED
     hidden = model.hidden_states(tokens)
@@ -60,13 +62,15 @@ def vocab_parallel_scores(
     axis: Axis,
     chunk_tokens: int | None = None,
 ) -> TokenScores:
-    """Score `targets` [N] given the hidden states [N, H] that are to predict them: [N] each, the same on all ranks.
+    """Score `targets` [N] given the hidden states [N, H] that predict them. The losses and hits have shape [N], and are
+    the same on all ranks.
 
-    `hidden` is the same on all ranks of the axis, `weight` [V/T, H] this rank's rows; rows from `vocab_size` on take no
-    probability and win nothing. Ignored targets cost as much as others: leave them out where that matters.
+    `hidden` must be the same on all ranks of the axis. `weight` [V/T, H] has this rank's rows of the vocabulary. Rows
+    from `vocab_size` on get no probability and are never the likeliest entry. Ignored targets cost as much time as
+    other targets, so a caller that needs speed should leave them out.
 
-    Forward: per chunk an all-reduce (max) of C elements and one (sum) of 3 C. No backward. Source: paper, section 3.
-    Raises as `vocab_parallel_cross_entropy`.
+    Forward: per chunk, an all-reduce (max) of C elements and an all-reduce (sum) of 3 C elements. There is no backward
+    pass. Source: paper, section 3. Raises the same errors as `vocab_parallel_cross_entropy`.
     """
     chunk = chunk_tokens
     if chunk is None:
@@ -83,17 +87,17 @@ def vocab_parallel_scores(
         piece = slice(start, start + chunk)
         logits = product_in(buffer, hidden[piece], rows)
         if logits.dtype != wide:
-            logits = buffer[: logits.shape[0]].copy_(logits)  # and the narrow ones are gone
+            logits = buffer[: logits.shape[0]].copy_(logits)  # the narrow logits are freed
         losses[piece], hits[piece] = _scores_of_chunk(logits, targets[piece], part)
     return TokenScores(losses, hits)
 
 
 def _scores_of_chunk(logits: Tensor, targets: Tensor, part: VocabularyPart) -> TokenScores:
-    """Scores [C] of the targets [C] from float32 or wider logits [C, V/T], which are overwritten."""
+    """Scores [C] of the targets [C] from logits [C, V/T] in float32 or wider. The logits are overwritten."""
     logits[:, part.num_real :] = -torch.inf
     index, here = local_index(targets, part)
     target = logits.gather(1, index.unsqueeze(1)).squeeze(1)
-    best, row = logits.max(1)  # of equal ones the first
+    best, row = logits.max(1)  # in a tie, the first
     highest = all_reduce(best, part.axis, "max")
     earlier = (best == highest) & (part.first + row < targets)
     exponentials = logits.sub_(highest.unsqueeze(1)).exp_().sum(1)

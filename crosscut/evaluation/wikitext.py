@@ -1,11 +1,11 @@
 """WikiText-103 perplexity (paper, section 4.2.1).
 
-The file holds words cut apart by spaces; the model reads text and its own tokens. So the losses of all T tokens are
-summed, and divided by the number of words T_o that the file had before anything was done to it:
+The file holds words that are separated by spaces, while the model reads ordinary text as its own tokens. The losses of
+all T tokens are summed and divided by T_o, the number of words in the original file:
 
-    perplexity = exp(-1 / T_o  sum_t log P(t | those before it in the window))
+    perplexity = exp(-1 / T_o  sum_t log P(t | previous tokens in the window))
 
-which makes models of any vocabulary comparable with each other and with those that predict words.
+This makes models with different vocabularies comparable, including models that predict words.
 """
 
 from pathlib import Path
@@ -19,10 +19,10 @@ from crosscut.evaluation.windows import Window, sliding_windows
 
 
 class WikiText103:
-    """The perplexity of a WikiText-103 file, in its tokenised or its raw form.
+    """Perplexity of a WikiText-103 file, in its tokenised or raw form.
 
-    The text comes after the id `start`, so that all of its T tokens are scored. Raises `DataError` for a file that
-    cannot be read or is none of WikiText's.
+    The text follows the id `start`, so that all of its T tokens are scored. Raises `DataError` for a file that cannot
+    be read or that is not a WikiText file.
     """
 
     name = "wikitext103"
@@ -34,8 +34,8 @@ class WikiText103:
         words = read_text(path, "evaluation.wikitext103")
         if " @-@ " not in words:
             raise DataError(
-                f"`evaluation.wikitext103` must be a file of WikiText-103, whose hyphens are ` @-@ `, but `{file}` has "
-                "none. Take `wiki.test.tokens` or `wiki.test.raw`, or score another text with `evaluation.text`."
+                f"`evaluation.wikitext103` must be a file of WikiText-103, with hyphens as ` @-@ `, but `{file}` "
+                "has none. Use `wiki.test.tokens` or `wiki.test.raw`, or score another text with `evaluation.text`."
             )
         self.num_words = len(words.strip().split(" "))
         ids = tokenizer.encode(detokenize(words, detokenizer))
@@ -50,7 +50,7 @@ class WikiText103:
         self.data = [hashed(file, path)]
 
     def figures(self, scores: WindowScores) -> Figures:
-        """Perplexity by the paper's count of words, and by the model's own tokens."""
+        """Perplexity per word of the original file, as in the paper, and per token of the model."""
         loss, num_tokens = float(scores.losses.sum()), len(self.texts[0]) - 1
         return Figures(
             figures={

@@ -1,17 +1,20 @@
-"""Many texts at once: every text has a row of one cache, and all rows grow by a token in each step.
+"""Decoding of many texts at once. Every text has a row in a shared key-value cache, and each step adds one token to
+every row.
 
-A text waits until a row is free, has its prompt read, some hundred tokens a step so that the others are not kept
-waiting, and then takes part in every step until it ends; its row is the next one's. No text depends on what else is
-written: choices are a function of its own scores and its own numbers (`sampling`). Where a prompt's probabilities are
-asked for, they are told as it is read, and of a few tokens at a time: its scores [S, V] are never there all at once.
+A new text waits until a row is free. Its prompt is then read in pieces of some hundred tokens per step, so that the
+other texts continue in the meantime. After that, the text takes part in every step until it ends, and the row goes to
+the next text. A text does not depend on the other texts, because its tokens are chosen from its own scores and random
+numbers (`sampling`). If the probabilities of a prompt are requested, they are computed while the prompt is read, for a
+few tokens at a time, so that the scores [S, V] of the whole prompt are never in memory.
 
-A text of n tokens that outgrows the window of W sees its last tokens only. Their positions change then, learned or
-rotary, so that nothing of the cache can stay: half the window is forgotten at once and the rest is read again, every
-W / 2 tokens. What a text sees is so a function of its length alone:
+If a text of n tokens is longer than the window W, the model sees only its last tokens. Shifting the window changes the
+positions of all tokens, so the whole cache of the row becomes invalid. To limit the cost, the window shifts by W / 2
+tokens at a time, and the remaining tokens are read again. The first visible token therefore depends only on the text's
+length:
 
-    it begins at token 0 up to n = W, and at ceil((n - W) / (W / 2)) W / 2 after that.
+    token 0 while n <= W, and token ceil((n - W) / (W / 2)) W / 2 for longer texts.
 
-Every rank makes the same calls in the same order. Shapes: B rows, S tokens read at once, H hidden, V vocabulary.
+All ranks make the same calls in the same order. Shapes: B rows, S tokens per pass, H hidden, V vocabulary.
 """
 
 from collections import deque
@@ -31,21 +34,21 @@ from crosscut.parallel import ParallelMesh, reshard
 from crosscut.parallel.collectives import all_reduce
 
 _TOKENS_AT_ONCE = 512
-"""Prompt tokens, filled-up ones among them, that a step reads beside the running texts."""
+"""Maximum number of prompt tokens, including padding, that one step reads in addition to the running texts."""
 
 _SCORED_AT_ONCE = 64
-"""Prompt tokens whose scores are held at once where they are told: 13 MB with GPT-2's vocabulary."""
+"""Maximum number of prompt tokens whose scores are in memory at once if the probabilities are requested: 13 MB with
+GPT-2's vocabulary."""
 
 _FIRST_CAPACITY = 64
-"""Tokens of each row that the cache has room for at first; half as much again when a row needs more, up to the
-window."""
+"""Initial number of tokens per row in the cache. When a row needs more, the cache grows by half, up to the window."""
 
 
 class Decoder:
-    """Writes many texts with one model; see the module's docstring.
+    """Generates many texts with one model; see the module's docstring.
 
-    `stops` are ids that end a text beside the tokenizer's end of text. `slide` lets texts outgrow the window. Without a
-    tokenizer there are tokens only. The model is left in evaluation mode.
+    `stops` are token ids that end a text, in addition to the tokenizer's end of text. `slide` lets texts grow longer
+    than the window. Without a tokenizer, the decoder returns only tokens. The model is put into evaluation mode.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class Decoder:
     ) -> None:
         self.model, self.tokenizer, self.slide = model.eval(), tokenizer, slide
         self.window = model.config.max_sequence_length
-        """Tokens that the model can see."""
+        """Maximum number of tokens that the model can see."""
         self.stops = frozenset(stops) | (set() if tokenizer is None else {tokenizer.end_of_text})
         self._cache = KeyValueCache(
             model.config,
@@ -78,10 +81,12 @@ class Decoder:
         return not self._waiting and not any(self._rows)
 
     def add(self, prompt: Sequence[int], sampling: Sampling, *, sample: int = 0) -> int:
-        """Queue a text that goes on after the ids of `prompt`; its number. `sample` tells texts of one seed apart.
+        """Queue a text that continues the token ids in `prompt`, and return the text's number. `sample` distinguishes
+        texts with the same seed.
 
-        Raises `ConfigError` for an empty prompt, for an id that is not in the vocabulary, for one longer than the
-        window unless texts may slide and it is not to be told, and for stop strings without a tokenizer.
+        Raises `ConfigError` for an empty prompt, for an id outside the vocabulary, for a prompt longer than the window
+        (unless `slide` is set and the prompt's probabilities are not requested), and for stop strings without a
+        tokenizer.
         """
         self._check(prompt, sampling)
         stream = None if self.tokenizer is None else TextStream(self.tokenizer, prompt, sampling.stop)
@@ -92,7 +97,7 @@ class Decoder:
         return text.number
 
     def cancel(self, number: int) -> None:
-        """Forget a text, wherever it is; one that has ended already is no mistake."""
+        """Drop a text, whether it is waiting or running. A text that has already ended is ignored."""
         self._waiting = deque(text for text in self._waiting if text.number != number)
         for row, text in enumerate(self._rows):
             if text is not None and text.number == number:
@@ -100,14 +105,14 @@ class Decoder:
 
     @torch.no_grad()
     def step(self) -> list[Piece]:
-        """Write at most one token of each running text, and read a part of the prompts that wait for it.
+        """Add at most one token to each running text, and read a piece of the waiting prompts.
 
-        What is told of prompts comes before what is written.
+        Pieces of prompts come before pieces of generated text.
         """
         for row, text in enumerate(self._rows):
             if text is None and self._waiting:
                 self._rows[row] = self._waiting.popleft()
-        # Both are found before either is done, so that no text gets two tokens in one step.
+        # Both sets are determined before either runs, so that no text gets two tokens in one step.
         steps = [rows for rows in (self._writing(), self._reading()) if rows]
         pieces = [piece for rows in steps for piece in self._advance(rows)]
         if self.is_idle:
@@ -115,47 +120,49 @@ class Decoder:
         return pieces
 
     def run(self) -> Iterator[Piece]:
-        """Step until all texts have ended."""
+        """Run steps until all texts have ended."""
         while not self.is_idle:
             yield from self.step()
 
     def _check(self, prompt: Sequence[int], sampling: Sampling) -> None:
         if not prompt:
-            raise ConfigError("A prompt must have at least one token, but has none. Begin with the end of text.")
+            raise ConfigError("A prompt must have at least one token, but has none. Start with the end-of-text token.")
         if not 0 <= min(prompt) <= max(prompt) < self.model.config.vocab_size:
             raise ConfigError(
-                f"A prompt's token ids must be from 0 to {self.model.config.vocab_size - 1}, the last of the model's "
-                f"vocabulary, but are from {min(prompt)} to {max(prompt)}. Use this model's tokenizer."
+                f"A prompt's token ids must be from 0 to {self.model.config.vocab_size - 1}, the model's last "
+                f"vocabulary entry, but are from {min(prompt)} to {max(prompt)}. Use this model's tokenizer."
             )
         if len(prompt) > self.window and not self.slide:
             raise ConfigError(
-                f"A prompt must be at most as long as the model's window ({self.window} tokens), but is {len(prompt)}. "
+                f"A prompt must fit in the model's window ({self.window} tokens), but has {len(prompt)}. "
                 "Shorten it, or let the window slide."
             )
         if len(prompt) > self.window and sampling.tell_prompt:
             raise ConfigError(
-                f"A prompt whose probabilities are told must fit in the model's window ({self.window} tokens), but has "
-                f"{len(prompt)}. Shorten it, or tell only what is written."
+                f"A prompt with requested probabilities must fit in the model's window ({self.window} tokens), but has "
+                f"{len(prompt)}. Shorten it, or request only the probabilities of the generated tokens."
             )
         if not all(0 <= token < self.model.config.vocab_size for token, _ in sampling.bias):
             raise ConfigError(
-                f"`bias` must be of token ids from 0 to {self.model.config.vocab_size - 1}, the last of the model's "
-                f"vocabulary, but is of {', '.join(str(token) for token, _ in sampling.bias)}."
+                f"`bias` must have token ids from 0 to {self.model.config.vocab_size - 1}, the model's last "
+                f"vocabulary entry, but has {', '.join(str(token) for token, _ in sampling.bias)}."
             )
         if sampling.stop and self.tokenizer is None:
-            raise ConfigError("`stop` must be left out where tokens are not decoded, but is given. Pass a tokenizer.")
+            raise ConfigError("`stop` needs a tokenizer to decode the tokens, but there is none. Pass a tokenizer.")
 
     def _first_seen(self, length: int) -> int:
-        """First position that the next token of a text of `length` tokens sees."""
+        """First position that is visible when the next token of a text of `length` tokens is chosen."""
         drop = self.window - self.window // 2
         return max(0, -(-(length - self.window) // drop) * drop)
 
     def _writing(self) -> dict[int, int]:
-        """The rows whose last token alone is unread: how many tokens each reads."""
+        """Rows in which only the last token is unread, with the number of tokens to read in each row."""
         return {row: 1 for row, text in enumerate(self._rows) if text is not None and text.unread == 1}
 
     def _reading(self) -> dict[int, int]:
-        """The row that has waited longest for its prompt and its neighbours that can be read along with it."""
+        """The row whose prompt has waited longest, and adjacent rows whose prompts can be read in the same pass, with
+        the number of tokens to read in each row.
+        """
         waiting = {row: text for row, text in enumerate(self._rows) if text is not None and text.unread > 1}
         if not waiting:
             return {}
@@ -170,13 +177,15 @@ class Decoder:
         return counts
 
     def _advance(self, counts: dict[int, int]) -> list[Piece]:
-        """Read so many tokens of each row, in one pass from the first row to the last; the tokens that follow."""
+        """Read the given number of tokens in each row, in one pass from the first row to the last, and return the
+        pieces that follow.
+        """
         rows, length = range(min(counts), max(counts) + 1), max(counts.values())
         ids, ends = [], []
         for row in rows:
             unread = self._unread(row, counts.get(row, 0))
             ids.append(unread + [0] * (length - len(unread)))
-            ends.append(max(1, len(unread)))  # a row that has no part in this reads a token and forgets it again
+            ends.append(max(1, len(unread)))  # a row that does not take part reads one token, which is discarded
         before = [self._cache.lengths[row] for row in rows]
         self._make_room(max(before) + length)
         tokens = torch.tensor(ids, device=self.model.mesh.device)
@@ -202,9 +211,9 @@ class Decoder:
             self._cache.grow(min(self.window, max(num_tokens, self._cache.capacity * 3 // 2)))
 
     def _tell_prompt(self, row: int, hidden: Tensor) -> list[Piece]:
-        """Pieces for a row's next prompt tokens, made once their last hidden states `hidden` [S, H] are computed.
+        """Pieces for the next prompt tokens of a row, from their last hidden states `hidden` [S, H].
 
-        The state of a token gives the likelihood of the token after it. A text of no tokens ends here.
+        The state of a token gives the likelihood of the next token. A text that only reads its prompt ends here.
         """
         text = self._rows[row]
         assert text is not None
@@ -228,7 +237,9 @@ class Decoder:
         return pieces
 
     def _likelihoods(self, hidden: Tensor, tokens: Sequence[int], num_alternatives: int | None) -> list[Likelihood]:
-        """Likelihood of each of N `tokens` by its own row of the last hidden states [at least N, H], if asked for."""
+        """Likelihood of each of N `tokens` from its own row of the last hidden states [at least N, H]. The likelihoods
+        are empty if they are not requested.
+        """
         if num_alternatives is None:
             return [Likelihood()] * len(tokens)
         found = []
@@ -239,7 +250,7 @@ class Decoder:
         return found
 
     def _follow(self, counts: dict[int, int], scores: dict[int, Tensor]) -> list[Piece]:
-        """Choose the next token of each row that has now been read."""
+        """Choose the next token of each row whose tokens have all been read."""
         ready: list[tuple[int, Text]] = []
         for row, count in counts.items():
             text = self._rows[row]
@@ -254,7 +265,7 @@ class Decoder:
         ]
 
     def _extend(self, row: int, text: Text, token: int, scores: Tensor) -> Piece:
-        """Add a token to a text; the row is free again where that ends it."""
+        """Append a token to a text. If the token ends the text, the row becomes free."""
         shown, finish = text.append(token, is_end=token in self.stops)
         if not finish and len(text.tokens) > self.window and not self.slide:
             finish = "length"
@@ -275,8 +286,8 @@ class Decoder:
 
 
 def _agreed(choices: list[int], mesh: ParallelMesh) -> list[int]:
-    """The same choices on all ranks that gather layers together: other kinds of devices may round a close call
-    otherwise.
+    """Choices on which all ranks that gather layers together agree. Without this agreement, different kinds of devices
+    might round nearly equal scores differently.
     """
     if mesh.sharding is None or not choices:
         return choices

@@ -1,4 +1,6 @@
-"""Showing texts while they are written: one as it comes, several side by side, or a line of JSON for each."""
+"""Display of texts during generation: a single text as a stream, several texts side by side, or one line of JSON per
+text.
+"""
 
 import json
 from abc import ABC, abstractmethod
@@ -18,7 +20,7 @@ from crosscut.generation.running import Piece
 
 @dataclass(eq=False)
 class Written:
-    """A text as far as it has been written."""
+    """A text with the tokens that have been generated so far."""
 
     prompt: str
     sample: int
@@ -27,7 +29,7 @@ class Written:
     finish: str = ""
 
     def add(self, piece: Piece) -> None:
-        """One more token."""
+        """Append one token."""
         self.text += piece.text
         self.tokens.append(piece.token)
         self.finish = piece.finish
@@ -44,7 +46,7 @@ class Written:
 
 
 class Display(ABC):
-    """Shows texts inside a `with`."""
+    """Display of texts, used as a context manager."""
 
     def __init__(self, texts: Sequence[Written]) -> None:
         self.texts = texts
@@ -54,34 +56,34 @@ class Display(ABC):
 
     @abstractmethod
     def show(self, text: Written, piece: Piece) -> None:
-        """A piece that has just been added to one of the texts."""
+        """Show a piece that has just been added to one of the texts."""
 
     @abstractmethod
     def __exit__(self, *_error: object) -> None:
-        """All texts have ended, or it came to an error."""
+        """End the display, after the last text or after an error."""
 
 
 @final
 class Silent(Display):
-    """On ranks that show nothing."""
+    """Display on ranks that show nothing."""
 
     def show(self, text: Written, piece: Piece) -> None:
         """Show nothing."""
 
     def __exit__(self, *_error: object) -> None:
-        """Nothing was begun."""
+        """Do nothing."""
 
 
 @final
 class Stream(Display):
-    """One text, as it comes."""
+    """Display of a single text as a stream."""
 
     def __init__(self, texts: Sequence[Written]) -> None:
         super().__init__(texts)
         click.echo(click.style(texts[0].prompt, bold=True), nl=False)
 
     def show(self, text: Written, piece: Piece) -> None:  # noqa: ARG002
-        """Print what is new."""
+        """Print the new text."""
         click.echo(piece.text, nl=False)
 
     def __exit__(self, *_error: object) -> None:
@@ -90,14 +92,16 @@ class Stream(Display):
 
 @final
 class InOrder(Display):
-    """Each text when it and all before it have ended: under a line that says which it is, or as a line of JSON."""
+    """Display in order: each text appears when it and all texts before it have ended, either below a heading with its
+    number or as a line of JSON.
+    """
 
     def __init__(self, texts: Sequence[Written], *, as_json: bool) -> None:
         super().__init__(texts)
         self.as_json, self._num_shown = as_json, 0
 
     def show(self, text: Written, piece: Piece) -> None:  # noqa: ARG002
-        """Print the texts that have their turn."""
+        """Print the texts whose turn has come."""
         while self._num_shown < len(self.texts) and self.texts[self._num_shown].finish:
             done = self.texts[self._num_shown]
             self._num_shown += 1
@@ -108,12 +112,12 @@ class InOrder(Display):
                 click.echo(done.prompt + done.text)
 
     def __exit__(self, *_error: object) -> None:
-        """Nothing is left."""
+        """Do nothing, because all texts have been printed."""
 
 
 @final
 class Columns(Display):
-    """On a terminal: a row for each prompt, its samples side by side, growing."""
+    """Display on a terminal as a table that grows: one row per prompt, with the samples side by side."""
 
     def __init__(self, texts: Sequence[Written]) -> None:
         super().__init__(texts)
@@ -125,10 +129,10 @@ class Columns(Display):
         return self
 
     def show(self, text: Written, piece: Piece) -> None:
-        """The table looks by itself, some times a second."""
+        """Do nothing, because the table refreshes itself several times per second."""
 
     def __exit__(self, *_error: object) -> None:
-        """Leave the whole table, also where it is longer than the terminal."""
+        """Print the complete table, even if it is longer than the terminal."""
         self._live.stop()
         self._console.print(self._table())
 
@@ -144,7 +148,7 @@ class Columns(Display):
 
 
 def display_for(texts: Sequence[Written], *, as_json: bool) -> Display:
-    """Choose the display for `texts`: a stream, columns on a terminal, or one text after the other in order."""
+    """Choose the display for `texts`: a stream, a table on a terminal, or one text after the other."""
     if len(texts) == 1 and not as_json:
         return Stream(texts)
     if Console().is_terminal and not as_json:

@@ -1,4 +1,4 @@
-"""Prompts from a file, and from a person at a terminal."""
+"""Prompts from a file and from a user at a terminal."""
 
 import json
 import os
@@ -12,9 +12,10 @@ from crosscut.data.text.lines import lines_of
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
-    """The prompts of a file: one a line, or of a `.jsonl` file the `prompt` of each line. Empty lines are left out.
+    """Read prompts from a file: one per line, or the key `prompt` of each line in a `.jsonl` file. Empty lines are
+    skipped.
 
-    Raises `DataError` where the file cannot be read, holds none, or has a line that is no prompt.
+    Raises `DataError` if the file cannot be read, has no prompt, or has a line that is not a prompt.
     """
     try:
         lines = lines_of(path.read_bytes().decode("utf-8"))
@@ -24,7 +25,7 @@ def read_prompts(path: Path) -> tuple[str, ...]:
     of_line = _of_record if path.suffix == ".jsonl" else _of_line
     prompts = tuple(of_line(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip())
     if not prompts:
-        raise DataError(f"`{path}` must hold a prompt a line, but holds none.")
+        raise DataError(f"`{path}` must hold one prompt per line, but is empty.")
     return prompts
 
 
@@ -36,21 +37,21 @@ def _of_record(line: str, place: str) -> str:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise DataError(f"`{place}` must be a JSON object with a `prompt`, but is no JSON: {error}.") from None
+        raise DataError(f"`{place}` must be a JSON object with a `prompt`, but is not valid JSON: {error}.") from None
     prompt = record.get("prompt") if isinstance(record, dict) else None
     if not isinstance(prompt, str):
-        raise DataError(f"`{place}` must be a JSON object whose `prompt` is a text, but is {line.strip()[:60]}.")
+        raise DataError(f"`{place}` must be a JSON object with a string `prompt`, but is {line.strip()[:60]}.")
     return prompt
 
 
 def can_ask() -> bool:
-    """Whether a person sits at the command's terminal."""
+    """Whether a user can type at the command's terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def ask() -> str | None:
-    """A prompt that a person types; None when there is to be no other."""
-    if not sys.stdin.isatty():  # a rank that was started has its input closed, but still the terminal
+    """Ask the user for a prompt. None if the user ends the input."""
+    if not sys.stdin.isatty():  # a started rank has no standard input, but still has the terminal
         os.dup2(os.open("/dev/tty", os.O_RDONLY), 0)
         sys.stdin = os.fdopen(0)
     try:

@@ -1,4 +1,4 @@
-"""A text while it is written, and the pieces that tell of it."""
+"""The state of a text during generation, and the pieces that report its tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,27 +14,29 @@ Finish = Literal["", "stop", "length"]
 
 @dataclass(frozen=True)
 class Piece:
-    """One more token of one text, written or, where `Sampling.tell_prompt` asks for it, of its prompt."""
+    """One more token of a text: a generated token or, if `Sampling.tell_prompt` is set, a token of the prompt."""
 
     number: int
-    """Which text: what `Decoder.add` gave."""
+    """The text's number, as returned by `Decoder.add`."""
     token: int
-    """Its id, also of the token that ends the text."""
+    """Token id. A token that ends the text is also reported."""
     text: str = ""
-    """New text that is safe to show: whole characters, and nothing that may be the start of a stop string."""
+    """New text that is final: it holds only whole characters, and no part of a possible stop string."""
     logprob: float | None = None
-    """Natural logarithm of the probability that the model gave the token, where `Sampling.alternatives` asks for it; a
-    prompt's first token has none."""
+    """Natural logarithm of the token's probability, if `Sampling.alternatives` is set. The first token of a prompt has
+    none."""
     alternatives: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens and theirs, likeliest first."""
+    """The likeliest tokens and their log probabilities, in descending order."""
     finish: Finish = ""
-    """Why the text ends with this token: an end of text or a stop string came, or there is no room for more."""
+    """Reason why the text ends with this token: "stop" for an end of text or a stop string, "length" for the maximum
+    length. Empty if the text continues."""
     is_prompt: bool = False
-    """Whether it is told of the prompt, without its text. A text of no tokens ends with its prompt's last one."""
+    """Whether the token belongs to the prompt; its `text` is then empty. A text without generated tokens ends with the
+    last token of its prompt."""
 
 
 class Text:
-    """A prompt and what has been written after it."""
+    """A prompt and the tokens that have been generated after it."""
 
     def __init__(self, number: int, prompt: Sequence[int], sampling: Sampling, sample: int, stream: TextStream | None):
         self.number, self.sampling, self.stream = number, sampling, stream
@@ -42,28 +44,29 @@ class Text:
         self.history = History(sampling, prompt)
         self.num_prompt, self.most_tokens = len(prompt), len(prompt) + sampling.num_tokens
         self.num_told = 0 if sampling.tell_prompt else len(prompt) - (sampling.num_tokens == 0)
-        """Tokens of the prompt that are told, or need not be: of a text of no tokens at least the last one is."""
+        """Number of prompt tokens that are already reported or need no report. A text without generated tokens reports
+        at least the last prompt token."""
         self.first = 0
-        """The token that it sees first."""
+        """First token that the model sees."""
         self.num_read = 0
-        """Tokens that its row of the cache holds, from `first` on."""
+        """Number of tokens, counted from `first`, that the text's row of the cache holds."""
 
     @property
     def unread(self) -> int:
-        """Tokens that are still to be read before the next one can be chosen."""
+        """Number of tokens that must be read before the next token can be chosen."""
         return len(self.tokens) - self.first - self.num_read
 
     @property
     def is_over(self) -> bool:
-        """Whether no token is to be written."""
+        """Whether the text has reached its maximum length."""
         return len(self.tokens) == self.most_tokens
 
     def choose(self, scores: Tensor) -> int:
-        """The next token by the scores [V]."""
+        """Choose the next token from the scores [V]."""
         return choose(scores, self.sampling, history=self.history, number=self.numbers.next())
 
     def append(self, token: int, *, is_end: bool) -> tuple[str, Finish]:
-        """Add a token: what that adds to the text, and whether it ends it."""
+        """Append a token. Returns the new text that can be shown, and the reason if the text ends."""
         self.tokens.append(token)
         self.numbers.add(token)
         self.history.add(token)
@@ -75,5 +78,5 @@ class Text:
         return shown, "length" if self.is_over else ""
 
     def rest(self) -> str:
-        """Text held back so far, at the end of a text; empty where a stop string ended the text."""
+        """Text that was held back until the end of the text. Empty if a stop string ended the text."""
         return "" if self.stream is None or self.stream.has_stopped else self.stream.finish()

@@ -1,15 +1,15 @@
-"""Choosing the next token: a function of the scores, the text so far and one number.
+"""Choice of the next token, as a function of the scores, the text so far and one random number.
 
-Every rank sees the same scores and works out the same number, so the ranks agree without sending their choice. The
-number is a function of (seed, sample, the tokens so far): what a text becomes depends neither on the layout nor on what
-else is written beside it, one that is taken up in the middle goes on as it would have, unless penalties count only what
-comes after the prompt, and different prompts under one seed have nothing to do with each other.
+All ranks see the same scores and compute the same random number, so they agree without communication. The random number
+is a function of (seed, sample, the tokens so far). This has three consequences. A text depends neither on the layout
+nor on the texts beside it. A text that is interrupted and resumed continues in the same way, unless it uses penalties
+that count only the tokens after the prompt. Different prompts with the same seed have independent random numbers.
 
-Scores s become probabilities in the order that others use, too: biases b, repetition penalty, presence and frequency
-penalty (token i has been written c_i times after the prompt), temperature, the top k, the top p.
+Scores s become probabilities in the usual order: biases b, repetition penalty, presence and frequency penalty (token i
+occurs c_i times after the prompt), temperature t, top k, top p.
 
     s_i <- repetition(s_i + b_i) - presence (1 if c_i > 0 else 0) - frequency c_i
-    p_i = exp(s_i / t) / sum over what is left of exp(s_j / t)
+    p_i = exp(s_i / t) / sum over the remaining tokens j of exp(s_j / t)
 
 Shapes: V vocabulary.
 """
@@ -30,37 +30,40 @@ LARGEST_PENALTY = 2.0
 """Largest absolute value of the presence penalty and of the frequency penalty."""
 
 _LIKELIEST = 1024
-"""Tokens that are sorted to find the top p; more where these do not come to it."""
+"""Number of tokens that are sorted to find the top p. If their total probability is too small, all tokens are
+sorted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Options for choosing a text's next tokens and its end. Raises `ConfigError` for values out of range."""
+    """Options for the choice of a text's tokens and for its end. Raises `ConfigError` for values out of range."""
 
     num_tokens: int = 200
-    """Longest continuation; 0 only reads the prompt."""
+    """Maximum number of tokens to generate; 0 only reads the prompt."""
     temperature: float = 0.8
-    """Spread of the choices; 0 takes the likeliest."""
+    """Sampling temperature; 0 always takes the likeliest token."""
     top_k: int = 50
-    """Choose among this many likeliest tokens; 0 among all."""
+    """Number of likeliest tokens to sample from; 0 samples from all tokens."""
     top_p: float = 1.0
-    """Choose among the fewest likeliest tokens that together have this probability."""
+    """Nucleus sampling: sample from the smallest set of likeliest tokens whose probabilities reach this total."""
     repetition_penalty: float = 1.0
-    """Scores of tokens that the text already holds are divided by it where positive, multiplied where negative."""
+    """Factor for tokens that are already in the text: positive scores are divided by it, negative scores are
+    multiplied."""
     presence_penalty: float = 0.0
-    """Subtracted from the scores of tokens that have been written after the prompt."""
+    """Number subtracted from the score of every token that occurs after the prompt."""
     frequency_penalty: float = 0.0
-    """Subtracted from the score of a token once for each time that it has been written after the prompt."""
+    """Number subtracted from a token's score once per occurrence after the prompt."""
     bias: tuple[tuple[int, float], ...] = ()
-    """Token ids and the numbers added to their scores."""
+    """Token ids and the numbers that are added to their scores."""
     seed: int = 0
-    """Seed of the choices."""
+    """Random seed."""
     stop: tuple[str, ...] = ()
-    """The text ends before the first of these."""
+    """Strings that end the text. The text ends before the first occurrence of any of them."""
     alternatives: int | None = None
-    """Number of likeliest tokens to report beside each choice, with log probabilities; None reports none at all."""
+    """Number of likeliest tokens to report with each token, with their log probabilities. None reports no log
+    probabilities."""
     tell_prompt: bool = False
-    """Whether to tell the prompt's tokens, too, before those that are written."""
+    """Whether to report the prompt's tokens before the generated tokens."""
 
     def __post_init__(self) -> None:
         for name in ("num_tokens", "temperature", "top_k", "alternatives"):
@@ -70,27 +73,29 @@ class Sampling:
             if not -LARGEST_PENALTY <= (value := getattr(self, name)) <= LARGEST_PENALTY:
                 raise ConfigError(f"`{name}` must be from {-LARGEST_PENALTY:g} to {LARGEST_PENALTY:g}, but is {value}.")
         if not all(math.isfinite(bias) for _, bias in self.bias):
-            raise ConfigError(f"`bias` must hold numbers to add to scores, but one of {dict(self.bias)} is none.")
+            raise ConfigError(f"`bias` must hold finite numbers, but is {dict(self.bias)}.")
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"`top_p` must be above 0 and at most 1, but is {self.top_p}.")
         if not 0 < self.repetition_penalty < math.inf:
-            raise ConfigError(f"`repetition_penalty` must be a number above 0, but is {self.repetition_penalty}.")
+            raise ConfigError(f"`repetition_penalty` must be above 0 and finite, but is {self.repetition_penalty}.")
         if "" in self.stop:
-            raise ConfigError("`stop` must hold texts to stop at, but one of them is empty. Leave it out.")
+            raise ConfigError("`stop` must hold non-empty strings, but one is empty. Remove the empty string.")
 
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Log probabilities that the model gives before penalties, temperature and cuts."""
+    """Log probabilities of the model, before penalties, temperature and truncation."""
 
     logprob: float | None = None
-    """Natural logarithm of the token's probability; None where nobody asked."""
+    """Natural logarithm of the token's probability. None if it is not requested."""
     alternatives: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens and their log probabilities, likeliest first."""
+    """The likeliest tokens and their log probabilities, in descending order."""
 
 
 class Numbers:
-    """The numbers that choose a text's tokens, each a function of the seed, the sample and the tokens so far."""
+    """Random numbers that choose a text's tokens. Each number is a function of the seed, the sample and the tokens so
+    far.
+    """
 
     def __init__(self, seed: int, sample: int, tokens: Iterable[int] = ()) -> None:
         self._hash = hashlib.blake2b(f"sample/{seed}/{sample}".encode(), digest_size=8)
@@ -98,29 +103,31 @@ class Numbers:
             self.add(token)
 
     def add(self, token: int) -> None:
-        """The text goes on with a token."""
+        """Append a token to the text."""
         self._hash.update(b"/%d" % token)
 
     def next(self) -> float:
-        """The number for the token that follows: at least 0, below 1, and any as likely as any other."""
-        return (int.from_bytes(self._hash.digest(), "little") >> 11) / 2**53  # the bits that a float keeps
+        """Random number for the next token, uniform in [0, 1)."""
+        return (int.from_bytes(self._hash.digest(), "little") >> 11) / 2**53  # as many bits as a float holds
 
 
 class History:
-    """Token counts of a text for the penalties: the tokens that it holds, and how often each has been written."""
+    """Token counts of a text for the penalties: the set of tokens in the text, and the occurrences of each generated
+    token.
+    """
 
     def __init__(self, sampling: Sampling, prompt: Iterable[int] = (), written: Iterable[int] = ()) -> None:
         self._keeps_seen = sampling.repetition_penalty != 1.0
         self._keeps_counts = sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
         self.seen = set(prompt) if self._keeps_seen else set()
-        """Tokens of prompt and text, where their repetition is penalized."""
+        """Tokens of the prompt and the generated text, if a repetition penalty is set."""
         self.counts: Counter[int] = Counter()
-        """Count of each token in the text after the prompt, where presence or frequency is penalized."""
+        """Occurrences of each token after the prompt, if a presence or frequency penalty is set."""
         for token in written:
             self.add(token)
 
     def add(self, token: int) -> None:
-        """The text goes on with a token."""
+        """Append a token to the text."""
         if self._keeps_seen:
             self.seen.add(token)
         if self._keeps_counts:
@@ -128,11 +135,12 @@ class History:
 
 
 def choose(scores: Tensor, sampling: Sampling, *, history: History, number: float) -> int:
-    """The next token of a text by its `scores` [V] in float32.
+    """Choose the next token of a text from its `scores` [V] in float32.
 
-    Tokens that are left are laid side by side in the order of their ids, each as wide as its probability; the choice
-    is where `number` falls. So scores that differ in their last digits give the same choice but at a border, which an
-    order by probability would not.
+    The remaining tokens are placed on a line in the order of their ids. Each token takes a length equal to its
+    probability, and `number` selects a point on the line. If scores differ only in their last digits, the choice
+    changes only near a border between two tokens. With an order by probability, small differences could swap two
+    tokens.
     """
     scores = _adjusted(scores, sampling, history)
     if sampling.temperature == 0:
@@ -145,7 +153,7 @@ def choose(scores: Tensor, sampling: Sampling, *, history: History, number: floa
 
 
 def likelihoods_of(scores: Tensor, tokens: Sequence[int], num_alternatives: int) -> list[Likelihood]:
-    """Likelihood of each of N tokens by its row of `scores` [N, V], with the likeliest tokens of that row."""
+    """Likelihood of each of N tokens from its row of `scores` [N, V], with the likeliest tokens of the row."""
     total = scores.logsumexp(1, keepdim=True)
     found = scores.gather(1, torch.tensor(tokens, device=scores.device).unsqueeze(1))
     values, likeliest = scores.topk(min(num_alternatives, scores.shape[1]))
@@ -154,7 +162,7 @@ def likelihoods_of(scores: Tensor, tokens: Sequence[int], num_alternatives: int)
 
 
 def _adjusted(scores: Tensor, sampling: Sampling, history: History) -> Tensor:
-    """Scores [V] after biases and penalties; the given ones are left as they are."""
+    """Scores [V] after biases and penalties. The argument is not changed."""
     if sampling.bias:
         index, added = _columns(sampling.bias, scores)
         scores = scores.index_add(0, index, added)
@@ -169,13 +177,13 @@ def _adjusted(scores: Tensor, sampling: Sampling, history: History) -> Tensor:
 
 
 def _columns(of_token: Iterable[tuple[int, float]], scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Token ids and what belongs to each, as tensors beside the scores."""
+    """Token ids and their values, as tensors on the device of the scores."""
     tokens, values = zip(*of_token, strict=True)
     return torch.tensor(tokens, device=scores.device), torch.tensor(values, dtype=scores.dtype, device=scores.device)
 
 
 def _candidates(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """The tokens to choose among and their probabilities up to a factor, in float64, on the CPU."""
+    """Candidate tokens and their unnormalized probabilities, in float64, on the CPU."""
     size = scores.numel()
     if 0 < sampling.top_k < size:
         values, tokens = scores.topk(sampling.top_k)
@@ -197,6 +205,8 @@ def _chances(scores: Tensor, temperature: float) -> Tensor:
 
 
 def _likeliest(chances: Tensor, mass: float) -> tuple[Tensor, Tensor]:
-    """So many of the tokens that they have the mass, likeliest first: a few are found faster than all are sorted."""
+    """The likeliest tokens whose probabilities reach `mass`, in descending order. A search for a few tokens comes
+    first, because it is faster than sorting all tokens.
+    """
     values, tokens = chances.topk(min(_LIKELIEST, chances.numel()))
     return (values, tokens) if float(values.sum()) >= mass else chances.sort(descending=True)

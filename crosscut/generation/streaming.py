@@ -1,7 +1,7 @@
-"""Text from tokens as they come, without what may still change.
+"""Conversion of a stream of tokens to text that is final.
 
-A token may end in the middle of a character, and a text may end in the middle of what could become a stop string: such
-an end is held back until the next tokens decide. The pieces that are given, joined, are the text.
+A token may end in the middle of a character, and a text may end with the beginning of a stop string. In both cases the
+end is held back until later tokens decide. All returned pieces, joined, form the text.
 """
 
 from collections.abc import Sequence
@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from crosscut.data import Tokenizer
 
 _CONTEXT = 6
-"""Earlier tokens that new ones are decoded with: some decoders drop a space at the very start."""
+"""Number of earlier tokens that are decoded together with new tokens, because some decoders drop a space at the start
+of a text."""
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
-"""Character that decoders give for bytes that are no character, such as the first bytes of a longer character."""
+"""Character that decoders return for invalid bytes, such as the first bytes of a longer character."""
 
 
 class TextStream:
-    """The text of one continuation: tokens in, text that is safe to show out."""
+    """Text of one continuation: takes tokens, and returns the text that is final."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
@@ -26,11 +27,11 @@ class TextStream:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether a stop string came; what follows is no part of the text."""
+        """Whether a stop string has been found. Text after the stop string is not part of the continuation."""
         return self._stops.found
 
     def push(self, token: int) -> str:
-        """Add the next token; returns the text that has become safe to show."""
+        """Add the next token, and return the text that has become final."""
         self._ids.append(token)
         text = self._tokenizer.decode(self._ids)
         whole = text.rstrip(_BROKEN)
@@ -42,17 +43,19 @@ class TextStream:
         return self._stops.push(new)
 
     def finish(self) -> str:
-        """The end of a text that no stop string ended: what was held back, broken characters and all."""
+        """Return the remaining text of a continuation that no stop string ended, including incomplete characters."""
         return self._stops.push(self._tokenizer.decode(self._ids)[self._num_shown :]) + self._stops.finish()
 
     def _settle(self) -> None:
-        """Forget tokens whose text has been handed on, but for some that the next ones are decoded with."""
+        """Drop tokens whose text has been returned, except for the last few, with which the next tokens are decoded."""
         self._ids = self._ids[-_CONTEXT:]
         self._num_shown = len(self._tokenizer.decode(self._ids).rstrip(_BROKEN))
 
 
 class _Stops:
-    """Looks for the first stop string in text that comes in pieces; how it is cut into pieces makes no difference."""
+    """Search for the first stop string in text that arrives in pieces. The division into pieces does not affect the
+    result.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
@@ -60,7 +63,9 @@ class _Stops:
         self.found = False
 
     def push(self, text: str) -> str:
-        """Add a piece of text; returns the text sure to precede any stop string, and none once one is complete."""
+        """Add a piece of text, and return the text that certainly precedes any stop string. Once a stop string is
+        complete, the result is always empty.
+        """
         if self.found or not text:
             return ""
         text = self._held + text
@@ -73,6 +78,6 @@ class _Stops:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """Return the text held back for a stop string that did not come."""
+        """Return the text that was held back for a stop string that did not follow."""
         held, self._held = self._held, ""
         return held

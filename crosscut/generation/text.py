@@ -1,4 +1,4 @@
-"""One text from a model in memory, such as one in training."""
+"""Generation of one text with a model in memory, such as a model in training."""
 
 from crosscut.data import TokenFolder
 from crosscut.generation.decoder import Decoder
@@ -10,10 +10,11 @@ from crosscut.parallel import reshard
 def continue_text(
     model: GPT, tokens: TokenFolder, prompt: str, sampling: Sampling, *, begin_of_text: int | None = None
 ) -> str:
-    """The prompt and what the model makes of it; every rank calls it.
+    """Return the prompt and its continuation. Every rank must call this function.
 
-    What begins a text comes first; without it an empty prompt starts at an end of text. The window slides where the
-    text outgrows it. The model is left as it was.
+    The text starts with the id `begin_of_text` if it is given. Otherwise an empty prompt starts with the end-of-text
+    id. If the text grows longer than the window, the window slides. The model's mode (training or evaluation) is
+    restored at the end.
     """
     tokenizer = tokens.tokenizer()
     was_training = model.training

@@ -1,6 +1,8 @@
-"""EleutherAI's lm-eval on a model at any layout: its tasks, its protocols, our scores and texts.
+"""EleutherAI's lm-eval on a model in any layout: the tasks and protocols of lm-eval with the scores and texts of
+Crosscut.
 
-Needs the optional extra `harness`. Importing this room imports lm-eval only where it is used.
+This package needs the optional extra `harness`. Importing it does not import lm-eval, which is imported only when it is
+used.
 """
 
 from crosscut.harness.command import run_command

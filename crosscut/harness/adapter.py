@@ -1,7 +1,6 @@
-"""Answers to lm-eval's requests of a model, given by all ranks together.
+"""Adapter that answers lm-eval's requests with the model on all ranks.
 
-Every rank runs lm-eval alike, so every rank gets the same requests. Only this module shares the requests between
-the data ranks.
+Every rank runs lm-eval and gets the same requests. This module divides the requests among the data ranks.
 """
 
 import logging
@@ -29,19 +28,20 @@ from crosscut.planner import count_parameters
 from crosscut.pretrained import ModelSource
 
 _Pair = tuple[tuple[str, str], list[int], list[int]]
-"""Texts of context and continuation, and the ids of both."""
+"""Texts of context and continuation, followed by the ids of each."""
 
 _LOG = logging.getLogger("lm_eval.crosscut")
-"""Beneath lm-eval's own, which ranks but the first keep silent."""
+"""Logger below lm-eval's own logger, which is silent on all ranks except the first."""
 
 
 @register_model(MODEL)
 class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
-    """A model for lm-eval, which reads texts as lm-eval's own `hf` models do.
+    """A model for lm-eval, which encodes texts in the same way as lm-eval's own `hf` models.
 
-    Names of special tokens in a text stand for those tokens. The id that a model expects before every text comes before
-    each that does not begin with it; of other models an empty context alone gets an id, the one that the files beside
-    the tokenizer name as the begin of a text, or else its end.
+    The name of a special token in a text is encoded as this token. If the model expects an id at the start of every
+    text, the adapter puts this id before every text that does not start with it. For other models, only an empty
+    context gets an id: the begin-of-text id from the files beside the tokenizer or, if the files name no such id, the
+    end-of-text id.
     """
 
     def __init__(self, model: GPT, source: ModelSource, *, batch_size: int) -> None:
@@ -59,9 +59,10 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     def create_from_arg_obj(
         cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
     ) -> "CrosscutLM":
-        """The model that `--model_args` names, on the ranks that were started; every rank calls it.
+        """Create the model that `--model_args` names, on the ranks that were started. Every rank must call this
+        function.
 
-        Raises `ConfigError` or `LayoutError` for what the arguments say, and as `joined_model`.
+        Raises `ConfigError` or `LayoutError` for invalid arguments, and the errors of `joined_model`.
         """
         asked = ModelArguments.of(arg_dict, additional_config or {})
         asked.require_ranks()
@@ -72,7 +73,7 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     def create_from_arg_string(
         cls, arg_string: str, additional_config: Mapping[str, Any] | None = None
     ) -> "CrosscutLM":
-        """As `create_from_arg_obj`, from `name=value,name=value`."""
+        """Same as `create_from_arg_obj`, with arguments in the form `name=value,name=value`."""
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     def get_model_info(self) -> dict[str, Any]:
@@ -84,34 +85,36 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         }
 
     def set_cache_hook(self, cache_hook: Any) -> None:
-        """lm-eval's cache of answers. Raises `ConfigError` where several ranks hold the model."""
+        """Set lm-eval's cache of answers. Raises `ConfigError` if the model is on several ranks."""
         if layout_of(self.model.mesh).world_size > 1:
             refuse_cache()
         super().set_cache_hook(cache_hook)
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """Raises `ConfigError` where one is asked for."""
+        """Raise `ConfigError` if a chat template is requested."""
         if chat_template:
             refuse_chat_template()
         return ""
 
     @property
     def eot_token_id(self) -> int:
-        """The id that ends a text."""
+        """Id that ends a text."""
         return self._end
 
     @property
     def prefix_token_id(self) -> int:
-        """The id that comes before a text that has nothing before it."""
+        """Id that precedes a text without context."""
         return self._prefix
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_options: Any) -> list[int]:
-        """Ids of a text, after the one that the model expects before it unless `add_special_tokens` is false."""
+        """Ids of a text. If the model expects an id at the start, the ids begin with it, unless `add_special_tokens` is
+        false.
+        """
         begin = None if add_special_tokens is False else self.source.begin_of_text
         return self.tokenizer.encode_prompt(string, begin=begin)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        """Log probability of each continuation, and whether it is the likeliest one."""
+        """Log probability of each continuation, and whether the continuation is the greedy choice of the model."""
         found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
         return found
 
@@ -131,9 +134,9 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         ]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:  # noqa: ARG002
-        """Log probability of each whole text, in windows as long as the model allows that share no target.
+        """Log probability of each whole text. The windows have the model's maximum length and share no target.
 
-        As with `hf` models the id that a model expects before every text stands there twice, and once is a target.
+        As in lm-eval's `hf` models, the id that the model expects at the start occurs twice, once of them as a target.
         """
         texts = [as_ids([self.prefix_token_id, *self.tok_encode(request.args[0])]) for request in requests]
         length = self.max_length
@@ -148,10 +151,10 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return [float(total) for total in totals]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:  # noqa: ARG002
-        """Text that the model writes after each context. Every data rank writes the text of all contexts.
+        """Text that the model generates after each context. Every data rank generates the texts of all contexts.
 
-        A context that does not fit the window beside the tokens to be written loses its first tokens, as with `hf`
-        models. Raises `ConfigError`, before anything is written, where no token of a context would be left.
+        If a context and the tokens to generate do not fit in the window together, the context loses its first tokens,
+        as in lm-eval's `hf` models. Raises `ConfigError` before the generation if no token of a context would remain.
         """
         samplings = [_sampling(request, self.max_length) for request in requests]
         decoder = Decoder(self.model, self.tokenizer, num_rows=self.batch_size, stops=self.source.stops)
@@ -164,8 +167,8 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
             written[decoder.add(ids[-room:], sampling, sample=number)] = ""
         if num_cut:
             _LOG.warning(
-                f"{num_cut} of {len(requests)} contexts lose their first tokens: the model's window of "
-                f"{self.max_length} must hold what is to be written, too."
+                f"{num_cut} of {len(requests)} contexts lose their first tokens, because the model's window of "
+                f"{self.max_length} tokens must also hold the generated text."
             )
         for piece in decoder.run():
             written[piece.number] += piece.text
@@ -173,13 +176,15 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 
 
 def _sampling(request: Instance, max_length: int) -> Sampling:
-    """As lm-eval's `hf` models take the same words; without `do_sample` the likeliest token is written."""
+    """Sampling options with the same meaning as in lm-eval's `hf` models. Without `do_sample`, the decoding is
+    greedy.
+    """
     asked = normalize_gen_kwargs(request.args[1])
     if asked["max_gen_toks"] >= max_length:
         raise ConfigError(
             f"`max_gen_toks` of the task `{request.task_name}` must be at most {max_length - 1} with the model's "
-            f"window of {max_length} tokens, which holds the context, too, but is {asked['max_gen_toks']} (256 where a "
-            "task does not say). Set it in the task's `generation_kwargs`, or take a model with a longer window."
+            f"window of {max_length} tokens, which must also hold the context, but is {asked['max_gen_toks']} (lm-eval "
+            "uses 256 by default). Set it in the task's `generation_kwargs`, or use a model with a longer window."
         )
     return Sampling(
         num_tokens=asked["max_gen_toks"],

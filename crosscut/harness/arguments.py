@@ -1,4 +1,6 @@
-"""Arguments of lm-eval's own command line for a model, `--model_args`, `--device`, `--batch_size`, in our words."""
+"""Model arguments of lm-eval's own command line (`--model_args`, `--device`, `--batch_size`), converted to
+Crosscut's.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,29 +14,30 @@ from crosscut.launch.processes import started_world_size
 from crosscut.parallel.mesh import world_size_message
 
 MODEL = "crosscut"
-"""Name of our models in lm-eval."""
+"""Name of Crosscut's models in lm-eval."""
 
 _NAMES = ("pretrained", "tensor", "data", "precision")
-"""Names of the arguments that `--model_args` may hold."""
+"""Names of the arguments that `--model_args` may contain."""
 
 _UNTOLD = "cuda:0"
-"""The device that lm-eval's command hands on where none is given, also on a machine without one."""
+"""Device that lm-eval's command passes if no device is given, even on a machine without GPUs."""
 
 
 @dataclass(frozen=True)
 class ModelArguments:
-    """Model to evaluate, and the machinery that it runs on."""
+    """The model to evaluate, with its layout, device and batch size."""
 
     place: str
-    """A run's folder, one of its checkpoints, or a Hugging Face folder."""
+    """Run's folder, one of its checkpoints, or a Hugging Face folder."""
     on: Machinery
     batch_size: int
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> "ModelArguments":
-        """From `--model_args` and the further options that lm-eval hands to a model; None stands for none given.
+        """Parse `--model_args` and the other options that lm-eval passes to a model. An option of None counts as not
+        given.
 
-        Raises `ConfigError` or `LayoutError`, whatever is wrong in words of lm-eval's options.
+        Raises `ConfigError` or `LayoutError`, with messages that name lm-eval's options.
         """
         given = {name: value for name, value in {**arguments, **options}.items() if value is not None}
         most, batch_size = given.pop("max_batch_size", None), str(given.pop("batch_size", 1))
@@ -42,11 +45,11 @@ class ModelArguments:
             told = batch_size if most is None else f"{batch_size}, at most {most}"
             raise ConfigError(f"`--batch_size` must be one number above 0, but is {told}. Try 8.")
         device = given.pop("device", "auto")
-        device = "auto" if device == _UNTOLD else device  # which of several is each rank's own affair
+        device = "auto" if device == _UNTOLD else device  # each rank chooses its own GPU
         require_one_of("--device", device, ("auto", "cpu", "cuda"))
         if unknown := sorted(given.keys() - set(_NAMES)):
             raise ConfigError(
-                f"`--model_args` must be of {listed(f'`{name}`' for name in _NAMES)}, but has `{unknown[0]}`."
+                f"`--model_args` may contain {listed(f'`{name}`' for name in _NAMES)}, but has `{unknown[0]}`."
             )
         if not given.get("pretrained"):
             raise ConfigError("`--model_args` must name a model, but does not. Try pretrained=runs/demo.")
@@ -57,11 +60,11 @@ class ModelArguments:
         return cls(str(given["pretrained"]), on, int(batch_size))
 
     def require_ranks(self) -> None:
-        """Raise `LayoutError` where other ranks are started than the layout asks for."""
+        """Raise `LayoutError` unless the number of started ranks is the layout's."""
         if self.on.layout.world_size != started_world_size():
             raise LayoutError(
-                f"{world_size_message(self.on.layout, started_world_size())} `crosscut lm-eval` starts them by itself, "
-                "`lm_eval` under torchrun."
+                f"{world_size_message(self.on.layout, started_world_size())} `crosscut lm-eval` starts the ranks by "
+                "itself; start `lm_eval` under torchrun."
             )
 
 
@@ -73,15 +76,15 @@ def _ranks(axis: str, given: Mapping[str, Any]) -> int:
 
 
 def refuse_chat_template() -> NoReturn:
-    """Raise `ConfigError`."""
+    """Raise the `ConfigError` for a requested chat template."""
     raise ConfigError(
-        f"`--apply_chat_template` must be left out with `--model {MODEL}`, which is asked each text as it is."
+        f"`--apply_chat_template` must be omitted with `--model {MODEL}`, which scores every text unchanged."
     )
 
 
 def refuse_cache() -> NoReturn:
-    """Raise `ConfigError`, where there are several ranks."""
+    """Raise the `ConfigError` for a cache with several ranks."""
     raise ConfigError(
-        f"`--use_cache` must be left out where `--model {MODEL}` is on several ranks: lm-eval gives each rank a cache "
-        "of its own, and ranks that found different answers there would wait for each other forever."
+        f"`--use_cache` must be omitted if `--model {MODEL}` runs on several ranks. lm-eval gives each rank a cache of "
+        "its own, and ranks with different cached answers would wait for each other forever."
     )

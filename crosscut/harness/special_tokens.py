@@ -1,4 +1,6 @@
-"""Tokens that begin and end a text, as a model's folder names them, read as `transformers` reads them."""
+"""Begin-of-text and end-of-text tokens from the files in a model's folder, read in the same way as `transformers` reads
+them.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -8,10 +10,10 @@ from crosscut.data import Tokenizer
 
 
 def named_ids(path: Path, tokenizer: Tokenizer) -> dict[str, int | None]:
-    """The ids of `bos_token` and `eos_token` as the files beside a `tokenizer.json` name them.
+    """Ids of `bos_token` and `eos_token` from the files beside a `tokenizer.json`.
 
-    An id is None where the files say that there is no such token, or where the token is not in the vocabulary. A token
-    that the files do not mention is left out. Raises `ConfigError` for a file that is not JSON.
+    An id is None if the files set the token to null, or if the token is not in the vocabulary. Tokens that the files do
+    not mention are omitted. Raises `ConfigError` for a file that is not valid JSON.
     """
     settings = _read(path.with_name(TOKENIZER_CONFIG_FILE))
     if "added_tokens_decoder" not in settings:

@@ -1,4 +1,4 @@
-"""lm-eval's tasks on a model at a place: looked for before ranks start, run by all of them alike."""
+"""Runs of lm-eval's tasks. The tasks are looked up before the ranks start, and then every rank runs them."""
 
 import json
 import logging
@@ -17,20 +17,20 @@ from crosscut.model import GPT
 from crosscut.pretrained import ModelSource
 
 _KEPT = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better")
-"""Keys of lm-eval's own results that the report keeps."""
+"""Keys of lm-eval's results that the report keeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Harness:
-    """Tasks that lm-eval is to run, and the options for them."""
+    """Tasks for lm-eval and their options."""
 
     tasks: tuple[str, ...]
     folder: str = ""
-    """A folder with task files of one's own."""
+    """Folder with the user's own task files."""
     limit: int = 0
-    """Examples of each task; 0 takes all."""
+    """Number of examples per task; 0 means all."""
     shots: int = -1
-    """Examples in front of each question; -1 takes the task's own number."""
+    """Number of worked examples before each question; -1 means the task's own number."""
     batch_size: int = 8
 
     def __post_init__(self) -> None:
@@ -40,9 +40,9 @@ class Harness:
 
 
 def run_harness(place: str, harness: Harness, on: Machinery, *, output: Path | None = None) -> dict[str, Any]:
-    """Run lm-eval's tasks with the model at `place`; gives the report, and writes it to `output` as JSON.
+    """Run lm-eval's tasks with the model at `place`. Returns the report, and writes it to `output` as JSON.
 
-    Raises `ConfigError` where lm-eval is not installed or does not know a task, and as `evaluate_place`.
+    Raises `ConfigError` if lm-eval is not installed or does not know a task, and the errors of `evaluate_place`.
     """
     require_writable(output)
     require_installed("`--harness`")
@@ -88,18 +88,18 @@ def _task_manager(harness: Harness) -> Any:
 
 
 def require_installed(asked: str) -> None:
-    """Raise `ConfigError`, which says what was `asked`, where lm-eval is not there."""
+    """Raise `ConfigError` if lm-eval is not installed. The message begins with the option in `asked`."""
     if find_spec("lm_eval") is None:
-        raise ConfigError(f"{asked} must find lm-eval, but it is not installed. Try `pip install 'crosscut[harness]'`.")
+        raise ConfigError(f"{asked} needs lm-eval, but it is not installed. Try `pip install 'crosscut[harness]'`.")
 
 
 def _require_tasks(harness: Harness) -> None:
-    """Raise `ConfigError` naming a task that lm-eval does not know."""
+    """Raise `ConfigError` for a task that lm-eval does not know; the message names the task."""
     if harness.folder and not Path(harness.folder).is_dir():
-        raise ConfigError(f"`--harness-folder` must be a folder with task files, but `{harness.folder}` is none.")
+        raise ConfigError(f"`--harness-folder` must be a folder with task files, but `{harness.folder}` is not.")
     known = _task_manager(harness).all_tasks
     for task in harness.tasks:
         if task not in known:
             close = get_close_matches(task, known, n=1)
             hint = f"The nearest is `{close[0]}`." if close else "`lm-eval ls tasks` lists them."
-            raise ConfigError(f"`--harness` must name tasks of lm-eval, but `{task}` is none. {hint}")
+            raise ConfigError(f"`--harness` must name tasks of lm-eval, but `{task}` is unknown. {hint}")

@@ -1,6 +1,7 @@
-"""Real weights in and out: models from Hugging Face folders and runs, and runs to Hugging Face folders.
+"""Import and export of weights: models are loaded from Hugging Face folders and runs, and runs are exported to Hugging
+Face folders.
 
-A published tensor is never whole on a rank that reads, and at most one is on a process that writes.
+While a model is loaded, no rank holds a whole published tensor. While a model is exported, a process holds at most one.
 """
 
 from crosscut.pretrained.companions import begin_of_run, keep_companions

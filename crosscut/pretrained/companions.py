@@ -1,7 +1,7 @@
-"""Files beside a published model's weights that prompts depend on: tokenizer, ends of text and chat template.
+"""Files beside a published model's weights that prompts need: tokenizer, end-of-text ids and chat template.
 
-A run that starts from a published model keeps a copy, so that it can generate, be scored and be exported wherever its
-folder is moved.
+A run that starts from a published model keeps a copy of these files. So the run can generate text, be evaluated and be
+exported even if the model's folder is moved.
 """
 
 import shutil
@@ -24,11 +24,11 @@ from crosscut.data.hashing import sha256
 from crosscut.data.manifest import MANIFEST_NAME
 
 COMPANIONS = (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE, "chat_template.jinja", GENERATION_FILE)
-"""Names of the optional files that lie beside a tokenizer and belong to it."""
+"""Names of the optional files that belong to a tokenizer and are stored beside it."""
 
 
 def keep_companions(published: Path, folder: Path) -> None:
-    """Copy a published model's folder, but for its weights, to `folder`, in the place of what is there."""
+    """Copy a published model's folder without its weights to `folder`. An existing `folder` is replaced."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name in (MODEL_FILE, TOKENIZER_FILE, *COMPANIONS):
@@ -40,20 +40,21 @@ class Speech(NamedTuple):
     """Tokenizer and special ids for prompting a model."""
 
     tokenizer: Path
-    """Its `tokenizer.json`. A chat template lies beside it where there is one."""
+    """Path of the `tokenizer.json`. The chat template, if any, is in the same folder."""
     end_of_text: int
     stops: tuple[int, ...]
-    """Further ids that end what the model writes."""
+    """Additional ids that end the generated text."""
     begin_of_text: int | None
-    """Id that the tokenizer's own template puts before a text; None where it puts nothing, or an end of text."""
+    """Id that the tokenizer's own template puts at the start of a text. None if the template adds no id there, or an
+    end of text."""
 
 
 def speech(tokenizer: Path, models: Iterable[Path]) -> Speech:
     """Special ids from a tokenizer, and from the first of the models' folders that has the same tokenizer.
 
-    Where the tokenizer lies beside tokenized data, the manifest of the data gives the end of text, and the end that the
-    model's folder gives is a stop, too. Raises `DataError` for a tokenizer that cannot be read, and `ConfigError` for
-    a model that is not known.
+    If the tokenizer is in a folder of token shards, their manifest gives the end-of-text id. If the model's folder
+    gives a different end of text, this id becomes an additional stop. Raises `DataError` for a tokenizer that cannot be
+    read, and `ConfigError` for an unknown model.
     """
     model = next((folder for folder in models if _is_same_file(folder / TOKENIZER_FILE, tokenizer)), None)
     kept = tokenizer if model is None else model / TOKENIZER_FILE
@@ -65,7 +66,9 @@ def speech(tokenizer: Path, models: Iterable[Path]) -> Speech:
 
 
 def begin_of_run(run: RunConfig, tokens: Path) -> int | None:
-    """Id before every prompt of a run's model, as in the published model that the run starts from; else None."""
+    """Id that precedes every prompt of a run's model, as in the published model from which the run starts. None if the
+    run starts from random weights.
+    """
     if not run.training.initialize_from:
         return None
     models = (Path(run.output.folder) / INITIAL_FOLDER, Path(run.training.initialize_from))

@@ -1,6 +1,6 @@
-"""From a run's checkpoint, or from a model in memory at any layout, to a folder that `transformers` loads.
+"""Export of a run's checkpoint, or of a model in memory on any layout, to a folder that `transformers` loads.
 
-One tensor at a time is whole. The folder appears under its name when all of it is stored.
+Only one tensor at a time is held as a whole. The folder is published atomically.
 """
 
 import json
@@ -29,7 +29,7 @@ from crosscut.pretrained.source import ModelSource
 from crosscut.pretrained.writing import plan_files, write_tensors
 
 MAX_FILE_BYTES = 5 * 10**9
-"""Default limit for the bytes of one written file."""
+"""Default size limit for one file, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -41,36 +41,36 @@ class Exported:
     files: list[str]
     """Names of the files that hold tensors."""
     num_bytes: int
-    """Bytes of all tensors."""
+    """Total size of the tensors in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Target:
-    """Folder that a model is exported to, and the content of the files beside its tensors."""
+    """Destination folder of an export, with the contents of the files other than the tensors."""
 
     folder: Folder
     config: ModelConfig
     dtype: torch.dtype
     table: dict[str, Any]
-    """Its `config.json`."""
+    """Content of `config.json`."""
     tokenizer: Path
     ends: tuple[int, ...]
-    """Ids at which a text ends."""
+    """Ids that end a text."""
     max_file_bytes: int
 
     @classmethod
     def of(cls, out: str | Path, config: ModelConfig, dtype: torch.dtype, **beside: Any) -> "_Target":
-        """Raises `ConfigError` for a model that no published family can say."""
+        """Create the target. Raises `ConfigError` for a model that no published family can express."""
         table = published_table(config, dtype=str(dtype).removeprefix("torch."), stops=beside["ends"])
         return cls(folder=folder_at(out), config=config, dtype=dtype, table=table, **beside)
 
     def require_new(self) -> None:
-        """Raise `ConfigError` where something is there."""
+        """Raise `ConfigError` if the folder is not empty."""
         if self.folder.files() or self.folder.folders():
-            raise ConfigError(f"`{self.folder}` must be a new folder, but holds something. Choose another name.")
+            raise ConfigError(f"`{self.folder}` must be a new folder, but is not empty. Choose another name.")
 
     def write(self, tensors: Iterator[Tensor]) -> Exported:
-        """Write all of it, beside its place, and put it there."""
+        """Write the whole folder atomically."""
         shapes = published_shapes(self.config)
         files = plan_files(shapes, self.dtype, max_bytes=self.max_file_bytes)
         draft = self.folder.draft()
@@ -96,14 +96,15 @@ def export_checkpoint(
     max_file_bytes: int = MAX_FILE_BYTES,
     advance: Callable[[str], None] = lambda _: None,
 ) -> Exported:
-    """Write the model of a checkpoint, whatever layout wrote it, to a new folder; one process does it, with no model.
+    """Write the model of a checkpoint to a new folder. Any layout may have written the checkpoint. One process does the
+    work, without building the model.
 
-    `advance` is told the name of each tensor. Raises `ConfigError` for a model that no published family can say, a
-    folder that holds something, and a source that is no checkpoint; `CheckpointError` where something cannot be read
-    or written.
+    `advance` is called with the name of each tensor. Raises `ConfigError` for a model that no published family can
+    express, for a folder that is not empty, and for a source that is not a checkpoint. Raises `CheckpointError` if a
+    file cannot be read or written.
     """
     if source.is_published:
-        raise ConfigError(f"`{source.folder}` must be a run or a checkpoint, but is a Hugging Face folder already.")
+        raise ConfigError(f"`{source.folder}` must be a run or a checkpoint, but already is a Hugging Face folder.")
     stored = StoredTensors(source.folder)
     dtype = stored.tensors["model.tokens.weight"].properties.dtype
     ends = (source.end_of_text, *source.stops)
@@ -122,10 +123,11 @@ def export_model(
     stops: tuple[int, ...] = (),
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
-    """Write a model in memory, cut and sharded in any way, to a new folder, with its `tokenizer.json`.
+    """Write a model in memory, on any layout and sharding, to a new folder, with its `tokenizer.json`.
 
-    Texts end at the tokenizer's end of text, and at any of `stops`. Every rank calls it, and the first one writes.
-    Communication: each tensor is gathered in turn. Raises as `export_checkpoint`, on all ranks alike.
+    Texts end at the tokenizer's end of text and at any of `stops`. Every rank must call this function; the first rank
+    writes. Communication: the tensors are gathered one after the other. Raises the same errors as `export_checkpoint`,
+    on all ranks.
     """
     reshard(model)
     parameters = dict(model.named_parameters())
@@ -138,14 +140,14 @@ def export_model(
         raise failure
     if model.mesh.is_first_rank:
         failure = _failure(lambda: target.write(tensors))
-    for _ in tensors:  # the other ranks give their parts, and so does the first where it cannot write
+    for _ in tensors:  # every rank contributes to the remaining gathers, even if the first rank cannot write
         pass
     if failure := share_from_first(failure):
         raise failure
 
 
 def _failure(action: Callable[[], Any]) -> CheckpointError | ConfigError | None:
-    """Error of an action that failed, to be raised on all ranks; None where it succeeded."""
+    """Error of a failed action, which is then raised on all ranks. None if the action succeeded."""
     try:
         action()
     except (CheckpointError, ConfigError) as error:
@@ -156,7 +158,9 @@ def _failure(action: Callable[[], Any]) -> CheckpointError | ConfigError | None:
 def _published(
     config: ModelConfig, read: Callable[[str], Tensor], advance: Callable[[str], None] = lambda _: None
 ) -> Iterator[Tensor]:
-    """The published tensors in the order of `published_shapes`, put together from ours, which `read` gives by name."""
+    """The published tensors in the order of `published_shapes`, assembled from our parameters. `read` returns a
+    parameter by name.
+    """
     made_of: dict[str, list[tuple[Weight, int]]] = {}
     for weight in weights_of(config):
         for index, source in enumerate(weight.sources):
@@ -167,7 +171,9 @@ def _published(
 
 
 def _put_together(pieces: list[tuple[Weight, int]], read: Callable[[str], Tensor]) -> Tensor:
-    """One published tensor: for each of our parameters with rows of it, which source of that one it is."""
+    """Assemble one published tensor. `pieces` lists our parameters that contribute rows, each with the index of the
+    published tensor among its sources.
+    """
     found: Tensor | None = None
     for weight, index in pieces:
         source = weight.sources[index]
@@ -185,7 +191,9 @@ def _put_together(pieces: list[tuple[Weight, int]], read: Callable[[str], Tensor
 
 
 def _beside(tokenizer: Path, ends: tuple[int, ...]) -> dict[str, bytes]:
-    """The tokenizer and what `transformers` needs to load it: what lies beside it, or the least that will do."""
+    """The tokenizer and the files that `transformers` needs to load it. If there is no `tokenizer_config.json`, a
+    minimal one is created.
+    """
     files = {TOKENIZER_FILE: tokenizer.read_bytes()}
     files |= {name: path.read_bytes() for name in COMPANIONS if (path := tokenizer.with_name(name)).is_file()}
     if TOKENIZER_CONFIG_FILE not in files:

@@ -1,4 +1,4 @@
-"""From the files of a published model into a cut one: every rank reads its own rows and columns, and no others."""
+"""Loading of a published model's files into a sharded model. Every rank reads only its own rows and columns."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,14 +14,16 @@ from crosscut.pretrained.families import Weight, is_harmless, published_shapes, 
 from crosscut.pretrained.tensors import DTYPES, StoredTensor, blocks, list_tensors
 
 _MOST_NAMED = 3
-"""Tensors that a message names before it only counts."""
+"""Maximum number of tensors that a message names. Further tensors are only counted."""
 
 
 def load_weights(model: nn.Module, config: ModelConfig, folder: Path) -> None:
-    """Fill a model, cut and sharded in any way, from a folder's files, in the type of its parameters.
+    """Fill a model, on any layout and sharding, from the files of a folder. The values are converted to the type of the
+    parameters.
 
-    Each rank reads on its own; none sends anything. Beside its share a rank holds a few megabytes at a time. Raises
-    `CheckpointError`, on all ranks alike, where the files do not hold the model's tensors, or hold others.
+    Each rank reads on its own, without communication. In addition to its share, a rank holds only a few megabytes at a
+    time. Raises `CheckpointError`, on all ranks, if tensors of the model are missing from the files, or if the files
+    hold other tensors.
     """
     tensors = require_weights(config, folder)
     reshard(model)
@@ -31,47 +33,47 @@ def load_weights(model: nn.Module, config: ModelConfig, folder: Path) -> None:
 
 
 def require_weights(config: ModelConfig, folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of a folder by their full names, all that the model needs and none that is unknown.
+    """Find the tensors of a folder by their full names, and check that they are exactly the tensors of the model.
 
-    Raises `CheckpointError` naming what is missing, left over, or of another shape or type.
+    Raises `CheckpointError` for missing tensors, unknown tensors, and tensors with a different shape or type.
     """
     found = list_tensors(folder)
     tensors = {full: found[name] for full, name in with_prefix(config, list(found)).items()}
     shapes = published_shapes(config)
     if missing := [name for name in shapes if name not in tensors]:
         raise CheckpointError(
-            f"`{folder}` must hold all tensors that its `config.json` tells of, but lacks {_named(missing)}. Download "
+            f"`{folder}` must hold all tensors of its `config.json`, but lacks {_named(missing)}. Download "
             "the missing files."
         )
     if left := [name for name in tensors if name not in shapes and not is_harmless(config, name)]:
         raise CheckpointError(
-            f"`{folder}` must hold no tensors but those that its `config.json` tells of, but has {_named(left)}. The "
-            "model computes something that Crosscut's does not."
+            f"`{folder}` must hold only the tensors of its `config.json`, but also has {_named(left)}. The "
+            "model computes something that Crosscut does not support."
         )
     for name, shape in shapes.items():
         tensor = tensors[name]
         if tensor.shape != shape:
             raise CheckpointError(
-                f"`{name}` in `{tensor.path}` must have the shape {list(shape)} that `config.json` tells of, but has "
+                f"`{name}` in `{tensor.path}` must have the shape {list(shape)} from `config.json`, but has "
                 f"{list(tensor.shape)}."
             )
         if tensor.dtype not in DTYPES:
             raise CheckpointError(
-                f"`{name}` in `{tensor.path}` must be of type {listed(DTYPES)}, but is {tensor.dtype}. "
-                "Quantised weights cannot be read: take the model that they were made from."
+                f"`{name}` in `{tensor.path}` must have type {listed(DTYPES)}, but has {tensor.dtype}. "
+                "Quantised weights are not supported. Use the original model."
             )
     return tensors
 
 
 def _named(names: list[str]) -> str:
-    """The first of some names, and how many more there are."""
+    """The first names of a list, and the number of further names."""
     first = ", ".join(f"`{name}`" for name in names[:_MOST_NAMED])
     return first if len(names) <= _MOST_NAMED else f"{first} and {len(names) - _MOST_NAMED} more"
 
 
 @torch.no_grad()
 def _fill(parameter: Tensor, weight: Weight, tensors: Mapping[str, StoredTensor]) -> None:
-    """Read this rank's part of a parameter; rows beyond the real ones are zero."""
+    """Read this rank's part of a parameter. Padding rows are set to zero."""
     local, offsets = local_part(parameter), local_offsets(parameter)
     columns = [slice(o, o + size) for o, size in zip(offsets[1:], local.shape[1:], strict=True)]
     local[max(0, weight.shape[0] - offsets[0]) :] = 0.0
@@ -92,7 +94,7 @@ def _fill(parameter: Tensor, weight: Weight, tensors: Mapping[str, StoredTensor]
 
 
 def _put(local: Tensor, rows: Tensor, values: Tensor) -> None:
-    """Set some rows, in their own type; those that follow each other without a copy in between."""
+    """Set some rows, converted to the type of `local`. Consecutive rows are set without an intermediate copy."""
     first, last = int(rows[0]), int(rows[-1])
     if last - first == len(rows) - 1:
         local[first : last + 1].copy_(values)

@@ -1,4 +1,6 @@
-"""Where a model is: a run, one of its checkpoints, or a Hugging Face folder: found once, then loaded on each rank."""
+"""Search for a model at a place (a run, one of its checkpoints, or a Hugging Face folder), and its loading on each
+rank.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,29 +28,31 @@ from crosscut.pretrained.loading import load_weights, require_weights
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
-    """A model that can be loaded, and what it takes to speak to it: a small value that can be sent to processes."""
+    """A model that can be loaded, with the facts that prompts need. The object is small and can be sent to other
+    processes.
+    """
 
     name: str
     """Name of the model in reports."""
     folder: Folder
-    """A checkpoint, or a published model's folder."""
+    """Folder of a checkpoint or of a published model."""
     model: ModelConfig
     tokenizer: Path
-    """Its `tokenizer.json`. A chat template lies beside it where there is one."""
+    """Path of the `tokenizer.json`. The chat template, if any, is in the same folder."""
     end_of_text: int
-    """The id that ends a document, and begins one where there is no `begin_of_text`."""
+    """Id that ends a document. If there is no `begin_of_text`, it also starts a document."""
     stops: tuple[int, ...] = ()
-    """Further ids that end what the model writes, such as the end of a turn."""
+    """Additional ids that end the generated text, such as the end of a turn."""
     begin_of_text: int | None = None
-    """The id that the model expects before every text; None where it expects none."""
+    """Id that the model expects at the start of every text. None if the model expects no id."""
     is_published: bool = False
-    """Whether `folder` is a published model's."""
+    """Whether `folder` holds a published model."""
 
     def load(self, mesh: ParallelMesh, *, precision: str = "float32") -> GPT:
-        """The model on one rank of any layout, its weights in the precision's own type, ready to be asked.
+        """Load the model on one rank of any layout, with weights in the precision's own type, in evaluation mode.
 
-        Every rank calls it. Raises `ConfigError` for a precision that has no type of its own, and `CheckpointError`
-        where the weights cannot be read.
+        Every rank must call this method. Raises `ConfigError` for a precision without a type of its own, and
+        `CheckpointError` if the weights cannot be read.
         """
         require_one_of("precision", precision, OF_MODELS)
         dtype = getattr(torch, PRECISIONS[precision].compute)
@@ -61,15 +65,15 @@ class ModelSource:
         return model.eval()
 
     def load_tokenizer(self) -> Tokenizer:
-        """Its tokenizer, with its end of text."""
+        """Load the tokenizer with the model's end of text."""
         return Tokenizer.load(self.tokenizer, end_of_text=self.end_of_text)
 
 
 def find_model(place: str | Path) -> ModelSource:
-    """The model at a place: a run's folder (its newest good checkpoint), a checkpoint, or a Hugging Face folder.
+    """Find the model at a place: a run's folder (its newest good checkpoint), a checkpoint, or a Hugging Face folder.
 
-    For one process, before ranks start: a checkpoint's files are compared with their hashes, and a published model's
-    tensors with what it says of itself. Raises `ConfigError`, `CheckpointError` or `DataError`.
+    One process calls this function before the ranks start. It checks a checkpoint's files against their hashes, and a
+    published model's tensors against its `config.json`. Raises `ConfigError`, `CheckpointError` or `DataError`.
     """
     folder = folder_at(place)
     names = folder.files()
@@ -113,25 +117,27 @@ def _in_checkpoint(folder: Folder, manifest: Manifest, place: str | Path) -> Mod
 
 
 def _run_of(config: Mapping[str, Any], folder: Folder) -> tuple[RunConfig, Path | None]:
-    """The run that wrote a checkpoint, and the published folder that it started from.
+    """The run that wrote a checkpoint, and the published folder from which the run started.
 
-    The folder may hold something else by now: the checkpoint tells the model.
+    The model's shape comes from the checkpoint, because the folder may have changed since.
     """
     if not config:
-        raise CheckpointError(f"`{folder}` must be a checkpoint of a run, but does not say of which.")
+        raise CheckpointError(f"`{folder}` must be a checkpoint of a run, but does not name the run.")
     training = dict(config["training"])
     initial = training.pop("initialize_from", "")
     return load_run({**config, "training": training}), Path(initial) if initial else None
 
 
 def _root_of_checkpoint(folder: Folder) -> Path | None:
-    """The run's folder, where a checkpoint lies in one."""
+    """Folder of the run to which a checkpoint belongs, if the checkpoint is in a run's folder."""
     root = folder.path.parent.parent if isinstance(folder, LocalFolder) else None
     return root if root is not None and (root / CONFIG_FILE).is_file() else None
 
 
 def _tokenizer(run: RunConfig, root: Path | None) -> Path:
-    """The tokenizer among the run's tokens; `root` is the run's folder, which may have been moved."""
+    """Path of the tokenizer in the folder of the run's tokens. `root` is the run's folder, which may have been
+    moved.
+    """
     folders = [Path(run.tokens_folder)]
     if root is not None and not run.data.tokens:
         folders.insert(0, root / TOKENS_FOLDER)
@@ -139,6 +145,6 @@ def _tokenizer(run: RunConfig, root: Path | None) -> Path:
         if (folder / TOKENIZER_FILE).is_file():
             return folder / TOKENIZER_FILE
     raise CheckpointError(
-        f"`{folders[0] / TOKENIZER_FILE}` must be there, since the run's tokens were made with it, but is missing. "
-        "Restore the folder of tokens."
+        f"`{folders[0] / TOKENIZER_FILE}` must exist, because the run's tokens were made with it, but is missing. "
+        "Restore the folder of token shards."
     )

@@ -1,8 +1,8 @@
-"""The safetensors files of a folder, read a part at a time.
+"""Partial reading of the safetensors files of a folder.
 
-A rank asks for the rows and columns that it holds, and gets them in blocks. What a file maps into memory counts as the
-rank's own, and the system maps a whole neighbourhood of what is touched; so a file is opened for each block and closed
-after it, and no rank ever has more mapped than one block of whole rows.
+A rank requests the rows and columns that it holds, and receives them in blocks. A file that is mapped into memory
+counts as the rank's own memory, and the operating system maps more than the accessed pages. Therefore the file is
+opened for each block and closed after it, so that a rank never has more than one block of whole rows mapped.
 """
 
 import json
@@ -22,12 +22,12 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Types that weights may have, by safetensors' names."""
+"""Allowed types of weights, by safetensors' names."""
 
 _BLOCK_BYTES = 1 << 22
 
 Region = tuple[slice, ...]
-"""Rows, or rows and columns, with start and stop."""
+"""Rows, or rows and columns, each with start and stop."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,14 @@ class StoredTensor:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """safetensors' name of it."""
+    """Type by safetensors' name."""
 
 
 def list_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """All tensors of a folder by name, from the files' headers.
+    """List all tensors of a folder by name, from the files' headers.
 
-    Raises `CheckpointError` where there are no files, one is missing or damaged, or the index names what is not there.
+    Raises `CheckpointError` if there are no files, if a file is missing or damaged, or if the index names a file that
+    does not exist.
     """
     index = folder / INDEX_FILE
     paths = _indexed_files(index) if index.is_file() else [folder / SINGLE_FILE]
@@ -56,7 +57,7 @@ def list_tensors(folder: Path) -> dict[str, StoredTensor]:
                 "safetensors with `save_pretrained`."
             )
         with _opened(path) as file:
-            for name in file.keys():  # noqa: SIM118 - it is no mapping
+            for name in file.keys():  # noqa: SIM118 - the file is not a mapping
                 part = file.get_slice(name)
                 tensors[name] = StoredTensor(path, name, tuple(part.get_shape()), str(part.get_dtype()))
     return tensors
@@ -68,27 +69,27 @@ def _indexed_files(index: Path) -> list[Path]:
         return [index.with_name(name) for name in sorted(set(names))]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(
-            f"`{index}` must be an index that maps tensors to files, but cannot be read as one. Download it again."
+            f"`{index}` must be an index that maps tensors to files, but cannot be parsed. Download it again."
         ) from None
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    from safetensors import SafetensorError, safe_open  # only who reads such files needs it
+    from safetensors import SafetensorError, safe_open  # imported only when such a file is read
 
     try:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
-            f"`{path}` must be a whole safetensors file, but is not: {error}. Download it again."
+            f"`{path}` must be an undamaged safetensors file, but is not: {error}. Download it again."
         ) from None
 
 
 def blocks(tensor: StoredTensor, region: Region) -> Iterator[tuple[int, Tensor]]:
-    """The parts of a region, some rows at a time, each with the number of its first row in the region.
+    """The blocks of a region, some rows at a time, each with the index of its first row in the region.
 
-    What is given is mapped from the file: copy it, and let go of it before the next.
+    A block is mapped from the file. Copy it, and drop all references to it before requesting the next block.
     """
     rows, *columns = region
     row_bytes = math.prod(tensor.shape[1:]) * DTYPES[tensor.dtype].itemsize

@@ -1,7 +1,7 @@
-"""Safetensors files written a tensor at a time, in as many files as their largest size asks for.
+"""Writing of safetensors files, one tensor at a time, split into files of limited size.
 
-The safetensors library writes a file from all of its tensors at once. The format lets it be done in turn: a header of
-known length tells where each tensor will lie, and the tensors follow it.
+The safetensors library writes a file from all of its tensors at once. The format also allows writing in sequence: a
+header of known length lists the position of each tensor, and the tensors follow.
 """
 
 import json
@@ -16,21 +16,21 @@ from crosscut.checkpoint import Folder
 from crosscut.pretrained.tensors import DTYPES, INDEX_FILE, SINGLE_FILE
 
 _ALIGNMENT = 8
-"""The tensors begin at a multiple of this many bytes."""
+"""The tensors start at a multiple of this many bytes."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
 class PlannedFile:
-    """A file and what it is to hold."""
+    """A file to write and its tensors."""
 
     name: str
     shapes: Mapping[str, tuple[int, ...]]
-    """By tensor, in the order of the file."""
+    """Shapes by tensor name, in the order of the file."""
 
 
 def plan_files(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, *, max_bytes: int) -> list[PlannedFile]:
-    """Tensors in their order, in files of at most `max_bytes`; one that is larger gets a file of its own."""
+    """Distribute tensors, in their order, to files of at most `max_bytes`. A larger tensor gets a file of its own."""
     groups: list[dict[str, tuple[int, ...]]] = [{}]
     filled = 0
     for name, shape in shapes.items():
@@ -47,7 +47,7 @@ def plan_files(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, *, max
 
 
 def write_tensors(folder: Folder, files: list[PlannedFile], dtype: torch.dtype, tensors: Iterator[Tensor]) -> None:
-    """Write the files, and the index where there are several. `tensors` come in the order of the plan."""
+    """Write the files, and an index if there are several. `tensors` must be in the order of the plan."""
     for file in files:
         with folder.create(file.name) as stream:
             stream.write(_header(file.shapes, dtype))
@@ -55,7 +55,7 @@ def write_tensors(folder: Folder, files: list[PlannedFile], dtype: torch.dtype, 
                 tensor = next(tensors)
                 assert (tuple(tensor.shape), tensor.dtype) == (shape, dtype), name
                 stream.write(tensor_bytes(tensor))
-                del tensor  # before the next is made
+                del tensor  # free the tensor before the next one is made
     if len(files) > 1:
         places = {name: file.name for file in files for name in file.shapes}
         total = sum(math.prod(shape) for file in files for shape in file.shapes.values()) * dtype.itemsize
@@ -64,7 +64,7 @@ def write_tensors(folder: Folder, files: list[PlannedFile], dtype: torch.dtype, 
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
-    """A tensor's elements in their order."""
+    """Bytes of a tensor's elements, in order."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
 
 

@@ -1,5 +1,5 @@
-"""Scaling of training on the machine at hand: the paper's study (section 5.1), measured.
+"""Scaling of training on this machine: the paper's study (section 5.1), measured.
 
-`cases` chooses the runs to compare, `measure` trains them in turns on real ranks, `study` does both, `report` writes
-the results with the planner's forecasts beside them.
+`cases` chooses the runs to compare, `measure` trains them in turns on real ranks, `study` combines both, and `report`
+shows the results beside the planner's forecasts.
 """

@@ -1,8 +1,9 @@
-"""Which runs a measured study compares: the paper's (section 5.1), as large as the ranks at hand allow.
+"""Runs of a measured study: those of the paper (section 5.1), as large as the available ranks allow.
 
-Weak scaling (Figure 6): with the tensor ranks the model grows, so that the parameters of a rank stay about the same;
-with the data ranks the batch grows. Strong scaling (Table 3): one model and one batch over more tensor ranks. Ranks are
-powers of two, since the ranks that a case leaves idle are arranged like those that it uses.
+For weak scaling (Figure 6), the model grows with the number of tensor ranks, so the parameters per rank stay about the
+same, and the batch grows with the number of data ranks. For strong scaling (Table 3), one model and one batch are run
+on more tensor ranks. The numbers of ranks are powers of two, because the idle ranks of a case are arranged in the same
+way as the active ones.
 """
 
 from dataclasses import dataclass, replace
@@ -13,13 +14,14 @@ from crosscut.config import ConfigError, ModelConfig, ResolvedRun
 from crosscut.config.training import Device
 
 Study = Literal["tensor", "data", "strong", "process"]
-"""Weak scaling over tensor ranks; over data ranks too; strong scaling; and one process that has all cores."""
+"""The four studies: weak scaling over tensor ranks ("tensor"), weak scaling over tensor x data ranks ("data"), strong
+scaling ("strong"), and one process with all cores ("process")."""
 
 _PAPERS_RANKS = 8
-"""The most tensor ranks of the paper's Figure 6 and Table 3."""
+"""Maximum number of tensor ranks in the paper's Figure 6 and Table 3."""
 
 _SHAPE = {"num_layers": 4, "num_heads": 16, "dropout": 0.0}
-"""A tenth of the layers of the paper's 1.2B model, with its heads."""
+"""A tenth of the layers of the paper's 1.2B model, with the same number of heads."""
 
 DEFAULT_RUNS: dict[str, dict[str, Any]] = {
     "cpu": {
@@ -31,45 +33,47 @@ DEFAULT_RUNS: dict[str, dict[str, Any]] = {
         "training": {"batch_size": 8, "compile": "off"},
     },
 }
-"""Model and batch that one rank trains where no run is given: the paper's 8 sequences of its smallest model, on a GPU
-at the paper's width, on a core at a sixth of that width."""
+"""Model and batch of one rank if no run is given: 8 sequences as in the paper, and the shape of the paper's smallest
+model. On a GPU, the model has the paper's hidden size; on a core, a sixth of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """Cores or GPUs that the ranks run on."""
+    """Cores or GPUs on which the ranks run."""
 
     kind: Literal["cpu", "cuda"]
     count: int
     """Number of cores or GPUs."""
     most: int
-    """The most ranks of a case."""
+    """Maximum number of ranks in a case."""
 
     def sharing(self, num_ranks: int) -> int:
-        """Ranks that share a core or a GPU; above 1 where there are more ranks than cores or GPUs."""
+        """Number of ranks per core or GPU. Above 1 if there are more ranks than cores or GPUs."""
         return ceil(num_ranks / self.count)
 
 
 class Case(NamedTuple):
-    """A run and the threads that each of its ranks computes with (on a CPU)."""
+    """A run, and the number of threads that each of its ranks uses on a CPU."""
 
     run: ResolvedRun
     threads: int
 
 
 def choose_devices(name: str, ranks: int | None, *, cores: int, gpus: int) -> Devices:
-    """GPUs where there are several, else cores; `name` is `training.device`, `ranks` the most that a user asks for.
+    """Choose GPUs if there are several, and cores otherwise. `name` is `training.device`, and `ranks` is the user's
+    maximum number of ranks.
 
-    Without `ranks`: as many as there are devices, at most the paper's 8, and on cores at least 4, so that
-    oversubscription is seen. Raises `ConfigError` where there are too few devices to compare.
+    Without `ranks`, the maximum is the number of devices, but not more than the paper's 8. On cores it is at least 4,
+    so that the study shows the effect of oversubscription. Raises `ConfigError` if there are too few devices to
+    compare.
     """
     kind: Literal["cpu", "cuda"] = "cuda" if name == "cuda" or (name == "auto" and gpus > 1) else "cpu"
-    count, what, instead = cores, "core", "Allow it more"
+    count, what, instead = cores, "core", "Give the process more cores"
     if kind == "cuda":
         count, what, instead = gpus, "GPU", "Set training.device=cpu"
     if count < 2:
         raise ConfigError(
-            f"`crosscut study measure` must have at least 2 {what}s to put ranks on, but has {count}. {instead}."
+            f"`crosscut study measure` must have at least 2 {what}s for its ranks, but has {count}. {instead}."
         )
     if ranks is None:
         most = _power_of_two(min(count, _PAPERS_RANKS))
@@ -82,10 +86,10 @@ def choose_devices(name: str, ranks: int | None, *, cores: int, gpus: int) -> De
 
 
 def study_cases(run: ResolvedRun, devices: Devices) -> dict[Study, list[Case]]:
-    """The cases of every study, the fewest ranks first; some stand in several.
+    """Cases of every study, in the order of their numbers of ranks. A case may belong to several studies.
 
-    `run` is what one rank trains: its layout's sizes are replaced, its batch is that of one data rank. Raises
-    `LayoutError` where the tensor ranks do not divide the model's heads.
+    `run` is the run of a single rank. The sizes of its layout are replaced, and its batch is the batch of one data
+    rank. Raises `LayoutError` if the number of tensor ranks does not divide the model's heads.
     """
     sizes = [2**power for power in range(devices.most.bit_length())]
     grown = {tensor: grow(run.model, tensor) for tensor in sizes}
@@ -105,16 +109,17 @@ def study_cases(run: ResolvedRun, devices: Devices) -> dict[Study, list[Case]]:
 
 
 def whole_ranks(devices: Devices) -> int:
-    """The most ranks that have a device each."""
+    """Maximum number of ranks such that each rank has a device of its own."""
     return min(devices.most, _power_of_two(devices.count))
 
 
 def grow(model: ModelConfig, tensor: int) -> ModelConfig:
-    """The model for so many tensor ranks, with as many parameters on each as the given one has in all.
+    """The model for a number of tensor ranks, grown so that each rank has about as many parameters as the whole given
+    model.
 
-    Width and depth share the growth as in Figure 6, the heads keeping their size: heads grow with the cube root of the
-    ranks, to a multiple of them, and layers by what is left. From the 16 heads of the paper's 1.2B model come its 20,
-    24 and 32.
+    Width and depth share the growth as in Figure 6, and the head size stays the same. The number of heads grows with
+    the cube root of the number of ranks, rounded to a multiple of it, and the number of layers takes the rest. From the
+    16 heads of the paper's 1.2B model, this gives 20, 24 and 32 heads as in the paper.
     """
     group = model.num_heads // model.num_kv_heads
     unit = lcm(tensor, group)
@@ -140,5 +145,5 @@ def _case(
 
 
 def _power_of_two(number: int) -> int:
-    """The largest that is not above `number`, but at least 2."""
+    """Largest power of two that is at most `number`, but at least 2."""
     return 1 << max(1, number.bit_length() - 1)

@@ -1,4 +1,4 @@
-"""Report of a measured study, in the form of the published one (`planner.paper.study`)."""
+"""Report of a measured study, in the form of the published study's report (`planner.paper.study`)."""
 
 from collections.abc import Sequence
 
@@ -6,12 +6,12 @@ from crosscut.planner.paper.sections import Report, Section
 from crosscut.scaling.results import Results, Row
 
 _MARK = "Written by `crosscut study measure`; in docs/ by `python docs/generate.py`, from scaling-measured.json."
-_SECONDS = ("seconds", "least to most")
+_SECONDS = ("seconds", "range")
 _LEGEND = ("linear", "measured", "forecast")
 
 
 def measured_report(results: Results) -> Report:
-    """All sections, with forecasts where a device was given."""
+    """Report with all sections. Forecasts are included if a device is given."""
     sections = [_weak_tensor(results), _weak_data(results), _strong(results)]
     if "process" in results.studies:
         sections.append(_process(results))
@@ -23,31 +23,32 @@ def _words(results: Results) -> str:
     threads = ""
     if results.devices.kind == "cpu":
         threads = (
-            "A rank computes with one thread; where more ranks than cores run, the row says so, and linear scaling is "
-            "out of reach. "
+            "A rank computes with one thread. Rows with more ranks than cores are marked as oversubscribed; linear "
+            "scaling is impossible there. "
         )
     forecasts = f"Forecasts are the planner's for {results.device_file}. " if results.device_file else ""
     return (
         f"The paper's scaling study (section 5.1), trained on {results.machine['device']}, {results.devices.count} "
-        f"{_device(results)}s ({facts}); {results.batch_size} sequences of {results.sequence_length} tokens on each "
-        f"data rank, {results.precision}. All cases take two steps in turn, {results.turns} times, of which the second "
-        "counts, so that other work on the machine falls on all of them; seconds are the median, with the least and "
-        "the most. Ranks are tensor x data, a model is layers x hidden size and heads. "
-        f"{threads}Linear is one rank's model FLOP/s times the ranks. {forecasts}`crosscut study measure` writes this "
-        "report."
+        f"{_device(results)}s ({facts}), with {results.batch_size} sequences of {results.sequence_length} tokens per "
+        f"data rank in {results.precision}. All cases take turns, {results.turns} times each, so that other work "
+        "on the machine affects all of them equally. In a turn, a case takes two steps; the second is measured. "
+        "The seconds are the median over the turns, with their minimum and maximum as the range. Ranks are tensor x "
+        "data, and a model is given as layers x hidden size and heads. "
+        f"{threads}Linear scaling is one rank's model FLOP/s times the number of ranks. {forecasts}`crosscut study "
+        "measure` writes this report."
     )
 
 
 def _weak_tensor(results: Results) -> Section:
     words = (
-        "The model grows with its tensor ranks as in Figure 6, in width and depth, so that the parameters of a rank "
-        "stay about the same; the batch stays."
+        "The model grows with the tensor ranks as in Figure 6, in width and depth, so that the parameters per rank "
+        "stay about the same. The batch is constant."
     )
     return _weak(results, "Weak scaling: tensor ranks", words, results.studies["tensor"])
 
 
 def _weak_data(results: Results) -> Section:
-    words = "The same models, and the batch grows with the data ranks: the paper's tensor x data parallelism."
+    words = "The same models, with a batch that grows with the data ranks: the paper's tensor x data parallelism."
     rows = [results.studies["tensor"][0], *results.studies["data"]]
     return _weak(results, "Weak scaling: tensor x data ranks", words, rows)
 
@@ -73,10 +74,10 @@ def _weak(results: Results, title: str, words: str, rows: Sequence[Row]) -> Sect
         (best / scale, row.flops_per_second / scale, *(row.flops / forecast / scale for forecast in _forecasts(row)))
         for row, best in zip(rows, linear, strict=True)
     ]
-    header = ("ranks", f"per {_device(results)}", "model", "parameters a rank")
+    header = ("ranks", f"per {_device(results)}", "model", "parameters per rank")
     return Section(
         title,
-        f"{words} The bars are {unit}.",
+        f"{words} The bars show {unit}.",
         (*header, *_SECONDS, unit, "of linear", *_forecast_header(one)),
         cells,
         [(_name(row), bars) for row, bars in zip(rows, figures, strict=True)],
@@ -104,7 +105,7 @@ def _strong(results: Results) -> Section:
         (_name(row), (float(row.num_ranks), speed_up, *forecast))
         for row, speed_up, forecast in zip(rows, speed_ups, forecasts, strict=True)
     ]
-    words = "One model and one batch over more tensor ranks, as in Table 3. The bars are speed-ups over one rank."
+    words = "One model and one batch on more tensor ranks, as in Table 3. The bars show the speed-up over one rank."
     header = ("ranks", f"per {_device(results)}", *_SECONDS, "speed-up", "of linear")
     return Section("Strong scaling", words, (*header, *_forecast_header(one)), cells, bars, _LEGEND[: len(bars[0][1])])
 
@@ -123,11 +124,11 @@ def _process(results: Results) -> Section:
         if _same_model(row, other)
     ]
     words = (
-        "What cutting the model is worth on this machine: the same step by one process that computes with all cores, "
-        "as PyTorch does without any parallelism, beside tensor ranks. Above 1 the ranks are faster."
+        "The benefit of tensor parallelism on this machine: tensor ranks compared with the same step in one process, "
+        "which uses all cores as PyTorch does without any parallelism. Above 1, the ranks are faster."
     )
-    header = ("model", "scaling", "process", "least to most", "ranks", "seconds", "least to most", "ranks' speed")
-    return Section("Beside one process with all cores", words, header, cells)
+    header = ("model", "scaling", "process", "range", "ranks", "seconds", "range", "ranks' speed")
+    return Section("Comparison with one process on all cores", words, header, cells)
 
 
 def _same_model(one: Row, other: Row) -> bool:
@@ -139,7 +140,7 @@ def _device(results: Results) -> str:
 
 
 def _name(row: Row) -> str:
-    return f"{_ranks(row)}{'' if row.sharing == 1 else f', {row.sharing} a core'}"
+    return f"{_ranks(row)}{'' if row.sharing == 1 else f', {row.sharing} per core'}"
 
 
 def _ranks(row: Row) -> str:
@@ -159,7 +160,9 @@ def _seconds(row: Row) -> tuple[str, str]:
 
 
 def _forecasts(row: Row) -> list[float]:
-    """None or one, so that a table without a device has no column for it."""
+    """Forecast of a row as a list, which is empty if no device is given, so that the table then has no column for
+    it.
+    """
     return [] if row.forecast is None else [row.forecast]
 
 

@@ -1,4 +1,4 @@
-"""Results of a measured study, as a file keeps them."""
+"""Results of a measured study, and their form in a file."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from crosscut.scaling.cases import Case, Devices, Study
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One case and its seconds."""
+    """One case with its measured seconds."""
 
     num_layers: int
     hidden_size: int
@@ -26,15 +26,15 @@ class Row:
     tensor: int
     data: int
     threads: int
-    """Threads of each rank."""
+    """Number of threads per rank."""
     sharing: int
-    """Ranks on one device."""
+    """Number of ranks per device."""
     flops: int
-    """FLOPs of the model in a step, over all ranks."""
+    """FLOPs of the model per step, over all ranks."""
     seconds: tuple[float, ...]
     """Seconds of a step, in the order of the turns."""
     forecast: float | None
-    """Seconds of a step by the planner; None where no device was given."""
+    """Seconds of a step as forecast by the planner. None if no device is given."""
 
     @property
     def median(self) -> float:
@@ -43,7 +43,7 @@ class Row:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks in all."""
+        """Total number of ranks."""
         return self.tensor * self.data
 
     @property
@@ -54,26 +54,26 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """All studies, and the machine and devices that they ran on."""
+    """Results of all studies, with the machine and devices on which they ran."""
 
     machine: Mapping[str, str]
     devices: Devices
     batch_size: int
-    """Sequences of one data rank."""
+    """Number of sequences per data rank."""
     sequence_length: int
     precision: str
     turns: int
     device_file: str
-    """The device of the forecasts; empty where none was given."""
+    """Name of the device for the forecasts. Empty if no device is given."""
     studies: Mapping[Study, Sequence[Row]]
 
     def to_json(self) -> str:
-        """A file's content; `from_json` reads it."""
+        """Content of a file that `from_json` reads."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "Results":
-        """Results that `to_json` wrote to `text`."""
+        """Results from a file that `to_json` wrote."""
         facts: dict[str, Any] = json.loads(text)
         studies = {
             study: [Row(**{**row, "seconds": tuple(row["seconds"])}) for row in rows]
@@ -83,7 +83,7 @@ class Results:
 
 
 def row_of(case: Case, seconds: Sequence[float], devices: Devices, hardware: Hardware | None) -> Row:
-    """The case with what was measured, and with the planner's forecast where a device is given."""
+    """Row for a case: the measured seconds and, if a device is given, the planner's forecast."""
     run = case.run
     return Row(
         num_layers=run.model.num_layers,
@@ -102,11 +102,13 @@ def row_of(case: Case, seconds: Sequence[float], devices: Devices, hardware: Har
 
 
 def forecast_seconds(case: Case, devices: Devices, hardware: Hardware) -> float:
-    """The planner's. A rank has its threads' share of a processor, or less where more ranks than cores share it."""
+    """The planner's forecast for a case. A rank has the share of the processor that its threads use, or less if more
+    ranks than cores share the processor.
+    """
     ranks = case.run.layout.world_size
     sharing = max(devices.count // case.threads, ranks)
     speed = Speed(hardware, case.run.precision, ranks=sharing)
-    turns = devices.sharing(ranks)  # what the host does for a rank waits for the others on its core, too
+    turns = devices.sharing(ranks)  # ranks on the same core also wait for each other's host work
     forward, backward = hardware.layer_host
     device = replace(
         hardware,

@@ -1,4 +1,4 @@
-"""The whole study: from what the user asks for to what was found."""
+"""The whole study, from the user's arguments to the results."""
 
 import platform
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from crosscut.training.precision import resolve_on
 
 
 def measured_study(arguments: Sequence[str], *, gpu: str | None, ranks: int | None, turns: int) -> Results:
-    """Train all studies of a run's file, or of the default model, with overrides.
+    """Train all studies for a run's file, or for the default model, with overrides.
 
     Raises `ConfigError` or `LayoutError` before a rank starts.
     """
@@ -46,7 +46,7 @@ def measured_study(arguments: Sequence[str], *, gpu: str | None, ranks: int | No
 
 
 def _run_and_devices(arguments: Sequence[str], ranks: int | None) -> tuple[RunConfig, Devices]:
-    """Run of one rank, and its devices. The default depends on the kind of device, which an override may choose."""
+    """Run of one rank, and its devices. The default run depends on the kind of device, which an override may choose."""
     cores, gpus = available_cores(), torch.cuda.device_count()
     if arguments and "=" not in arguments[0]:
         run = load_run(Path(arguments[0]), arguments[1:])
@@ -62,8 +62,8 @@ def _hardware(name: str, run: RunConfig, devices: Devices) -> Hardware:
     hardware = named_hardware(name)
     if hardware.device != devices.kind:
         raise ConfigError(
-            f"`--gpu` must describe what is measured ({devices.kind}), but `{name}` describes {hardware.device}. "
-            "`crosscut plan --calibrate FILE.toml` writes a file of this machine."
+            f"`--gpu` must describe the measured device ({devices.kind}), but `{name}` describes {hardware.device}. "
+            "`crosscut plan --calibrate FILE.toml` writes a file for this machine."
         )
     require_precision(run, hardware)
     return hardware

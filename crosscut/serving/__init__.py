@@ -1,6 +1,6 @@
-"""A model over the web: OpenAI's completions and chat protocol, and a page to play with.
+"""Web server for a model, with OpenAI's completions and chat protocols and an interactive page.
 
-docs/serving.md says what clients can ask for.
+docs/serving.md lists the fields that clients can set.
 """
 
 from crosscut.serving.server import ServerOptions, serve

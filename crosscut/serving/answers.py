@@ -1,4 +1,4 @@
-"""The answers of the two protocols, as JSON objects: whole, or in the chunks of a stream."""
+"""Answers in the form of the two protocols, as JSON objects: whole, or as the chunks of a stream."""
 
 import time
 import uuid
@@ -14,54 +14,54 @@ Json = dict[str, Any]
 
 
 class Answer(ABC):
-    """Answer to one request, in the form of a protocol. `spell` gives the bytes of a token."""
+    """Answer to one request in the form of a protocol. `spell` returns the bytes of a token."""
 
     prefix: str
-    """Start of the answer's id."""
+    """First part of the answer's id."""
     kind: str
-    """The whole answer's `object`."""
+    """Value of `object` in a whole answer."""
     chunk_kind: str
-    """A chunk's `object`."""
+    """Value of `object` in a chunk."""
 
     def __init__(self, request: Request, served: Served, spell: Callable[[int], bytes]) -> None:
         self.request = request
         self.served = served
         self.spell = spell
         self.num_written = 0
-        """Tokens of all choices after their prompts, those that end a text among them."""
+        """Number of generated tokens of all choices, including the tokens that end a text."""
         self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": served.name}
 
     @abstractmethod
     def opening(self, which: int) -> Json | None:
-        """A choice's first chunk, which comes before any of its tokens; None where there is nothing to say."""
+        """First chunk of a choice, before any of its tokens. None if the protocol has no such chunk here."""
 
     @abstractmethod
     def delta(self, which: int, piece: Piece) -> Json:
-        """A choice of a chunk: what a token adds."""
+        """Entry of a choice in a chunk: the part that one token adds."""
 
     @abstractmethod
     def choice(self, which: int, pieces: Sequence[Piece]) -> Json:
-        """A choice of a whole answer."""
+        """Entry of a choice in a whole answer."""
 
     def whole(self, choices: Sequence[Sequence[Piece]]) -> Json:
-        """The answer in one piece."""
+        """The whole answer."""
         self.num_written = sum(not piece.is_prompt for pieces in choices for piece in pieces)
         told = [self.choice(which, pieces) for which, pieces in enumerate(choices)]
         return self._head | {"object": self.kind, "choices": told, "usage": self._usage()}
 
     def openings(self) -> Iterator[Json]:
-        """The chunks that come before all tokens."""
+        """The chunks that precede all tokens."""
         for which in range(len(self.request.prompts) * self.request.num_choices):
             if (opening := self.opening(which)) is not None:
                 yield self._chunk([opening])
 
     def chunk(self, which: int, piece: Piece) -> Json:
-        """The chunk that tells one token."""
+        """The chunk for one token."""
         self.num_written += not piece.is_prompt
         return self._chunk([self.delta(which, piece)])
 
     def closing(self) -> Iterator[Json]:
-        """The chunk after all tokens, where the client asked for the counts."""
+        """The chunk after all tokens, if the client requested the token counts."""
         if self.request.include_usage:
             yield self._chunk([]) | {"usage": self._usage()}
 
@@ -87,36 +87,38 @@ class CompletionAnswer(Answer):
     def __init__(self, request: Request, served: Served, spell: Callable[[int], bytes]) -> None:
         super().__init__(request, served, spell)
         self._offsets = [0] * (len(request.prompts) * request.num_choices)
-        """Characters of each choice that have been told."""
+        """Number of characters of each choice that have been reported."""
         self._tells_prompt = request.sampling.tell_prompt
-        """Whether prompts come token by token, with their probabilities."""
+        """Whether the prompts are reported token by token, with their probabilities."""
         texts = zip(request.prompts, request.echoed, strict=True) if self._tells_prompt else ()
         parts = [parts_of(text, map(spell, prompt)) for prompt, text in texts]
         self._parts = [iter(one) for one in parts for _ in range(request.num_choices)]
-        """Text that each token of a choice's prompt adds."""
+        """Text that each prompt token of a choice adds."""
 
     def opening(self, which: int) -> Json | None:
-        """The prompt, where it is to be told again and does not come token by token."""
+        """The prompt, if it is echoed and not reported token by token."""
         prompt = self._prompt(which)
         return {"index": which, "text": prompt, "logprobs": None, "finish_reason": None} if prompt else None
 
     def delta(self, which: int, piece: Piece) -> Json:
-        """A token's text."""
+        """The text of a token."""
         return self._told(which, [piece]) | {"finish_reason": piece.finish or None}
 
     def choice(self, which: int, pieces: Sequence[Piece]) -> Json:
-        """A text."""
+        """The text of a choice."""
         told = self._told(which, pieces)
         return told | {"text": self._prompt(which) + told["text"], "finish_reason": pieces[-1].finish}
 
     def _prompt(self, which: int) -> str:
-        """The prompt, where it is told in one piece."""
+        """The prompt, if it is echoed as a whole."""
         if self._tells_prompt or not self.request.echoed:
             return ""
         return self.request.echoed[which // self.request.num_choices]
 
     def _told(self, which: int, pieces: Sequence[Piece]) -> Json:
-        """Text that pieces add to a choice, with the prompt's pieces where the prompt comes token by token."""
+        """Entry with the text that the pieces add to a choice. If prompts are reported token by token, this includes
+        the text of the prompt's pieces.
+        """
         parts = self._parts[which] if self._tells_prompt else iter(())
         texts = [next(parts, "") if piece.is_prompt else piece.text for piece in pieces]
         return {"index": which, "text": "".join(texts), "logprobs": self._logprobs(which, pieces, texts)}
@@ -135,14 +137,16 @@ class CompletionAnswer(Answer):
         return logprobs
 
     def _likeliest(self, piece: Piece) -> dict[str, float] | None:
-        """The likeliest tokens and this one by how they are spelled; None where a text begins."""
+        """Log probabilities of the likeliest tokens and of this token, by spelling. None for the first token of a
+        text.
+        """
         if piece.logprob is None:
             return None
         own = {self._spelled(piece.token): piece.logprob}
         return own | {self._spelled(token): logprob for token, logprob in reversed(piece.alternatives)}
 
     def _spelled(self, token: int) -> str:
-        """A token as this protocol spells one that is no whole characters."""
+        """Spelling of a token in this protocol, which also covers tokens that are not whole characters."""
         content = self.spell(token)
         try:
             return content.decode()
@@ -158,12 +162,12 @@ class ChatAnswer(Answer):
     chunk_kind = "chat.completion.chunk"
 
     def opening(self, which: int) -> Json | None:
-        """Who speaks."""
+        """First chunk of the choice, which names the role."""
         delta = {"role": "assistant", "content": ""}
         return {"index": which, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def delta(self, which: int, piece: Piece) -> Json:
-        """A token's text."""
+        """The text of a token."""
         return {
             "index": which,
             "delta": {"content": piece.text} if piece.text else {},
@@ -172,7 +176,7 @@ class ChatAnswer(Answer):
         }
 
     def choice(self, which: int, pieces: Sequence[Piece]) -> Json:
-        """A message."""
+        """The message of a choice."""
         content = "".join(piece.text for piece in pieces)
         return {
             "index": which,

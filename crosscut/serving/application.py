@@ -1,4 +1,4 @@
-"""The web application: routes, JSON in, JSON or a stream of events out."""
+"""Web application: its routes take JSON, and return JSON or a stream of events."""
 
 import asyncio
 import json
@@ -42,9 +42,10 @@ _T = TypeVar("_T")
 def make_application(
     served: Served, desk: Desk, spell: Callable[[int], bytes], *, key: str | None, names: Iterable[str]
 ) -> Starlette:
-    """The application that serves a model: texts are written at the `desk`, `spell` gives a token's bytes.
+    """Build the application that serves a model. The `desk` generates the texts, and `spell` returns the bytes of a
+    token.
 
-    `key` and `names`: who may ask, see `Guard`.
+    `key` and `names` decide which clients are allowed; see `Guard`.
     """
     handlers = _Handlers(served, desk, spell)
     return Starlette(
@@ -112,7 +113,7 @@ class _Handlers:
 
 
 def _model(served: Served) -> Json:
-    """The model in OpenAI's form, and what the page needs to know of it."""
+    """Description of the model in OpenAI's form, with additional fields for the page."""
     return {
         "id": served.name,
         "object": "model",
@@ -124,7 +125,9 @@ def _model(served: Served) -> Json:
 
 
 async def _read(request: HttpRequest, read: Callable[[object, Served], Request], served: Served) -> Request:
-    """Read and check a request; another thread encodes the prompt, so that streams go on during a long one."""
+    """Read and check a request. The prompt is encoded in another thread, so that other streams continue during a long
+    prompt.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refusal(
@@ -135,7 +138,9 @@ async def _read(request: HttpRequest, read: Callable[[object, Served], Request],
 
 
 async def _answered(request: HttpRequest, answer: Answer, desk: Desk) -> Response:
-    """The answer as it was asked for. Its texts are given up when the client goes away."""
+    """Answer a request, as a whole or as a stream. If the client disconnects, the generation of its texts is
+    cancelled.
+    """
     job = desk.submit(list(answer.request.orders()))
     if answer.request.stream:
         return _Events(answer, job, desk)
@@ -146,7 +151,7 @@ async def _answered(request: HttpRequest, answer: Answer, desk: Desk) -> Respons
 
 
 async def _collect(job: Job) -> list[list[Piece]]:
-    """All tokens of each text."""
+    """Collect all tokens of each text."""
     choices: list[list[Piece]] = [[] for _ in job.keys]
     async for which, piece in job:
         choices[which].append(piece)
@@ -154,7 +159,7 @@ async def _collect(job: Job) -> list[list[Piece]]:
 
 
 class _Events(Response):
-    """A stream of server-sent events: one for each token, as it is written."""
+    """Stream of server-sent events, with one event per token."""
 
     media_type = "text/event-stream"
 
@@ -177,13 +182,15 @@ class _Events(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async for event in self._events():
             await send({"type": "http.response.body", "body": b"data: %s\n\n" % event, "more_body": True})
-            # Neither call waits where much has been written already: without this nobody would hear that the client is
-            # gone before all of it is sent, and other streams would stand still.
+            # Neither call yields control while much text is ready to send. Without this sleep, the disconnection of the
+            # client would be noticed only after all of the text, and other streams would stop meanwhile.
             await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": b""})
 
     async def _events(self) -> AsyncIterator[bytes]:
-        """A refusal after the start is an event, too, which clients raise."""
+        """Events of the stream. A refusal after the start of the stream is also an event; clients raise an error for
+        it.
+        """
         try:
             for chunk in self._answer.openings():
                 yield _json(chunk)
@@ -197,7 +204,7 @@ class _Events(Response):
 
 
 async def _until_gone(work: Awaitable[_T], receive: Receive) -> _T:
-    """The outcome of `work`, which is cancelled when the client goes away: `ClientDisconnect`."""
+    """Result of `work`. If the client disconnects first, `work` is cancelled and `ClientDisconnect` is raised."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(receive))
     try:
@@ -225,7 +232,7 @@ async def _refused(_: HttpRequest, error: Exception) -> Response:
 
 
 async def _not_found(request: HttpRequest, error: Exception) -> Response:
-    """An unknown path or method."""
+    """Response for an unknown path or method."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
@@ -237,11 +244,11 @@ async def _not_found(request: HttpRequest, error: Exception) -> Response:
 
 
 async def _left(_: HttpRequest, _error: Exception) -> Response:
-    """Nobody hears this."""
+    """Response after the client has disconnected. No client receives it."""
     return Response(status_code=499)
 
 
 async def _failed(_: HttpRequest, _error: Exception) -> Response:
-    """Our own fault; the traceback is the server's to print."""
-    refusal = Refusal("The server has failed at this request; its log says how.", status=500)
+    """Response after a bug in the server, which prints the traceback."""
+    refusal = Refusal("The server failed on this request. See the server's log for details.", status=500)
     return JSONResponse(refusal.body, refusal.status)

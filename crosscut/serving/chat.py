@@ -1,8 +1,9 @@
-"""From the messages of a chat to the tokens that a model was tuned on, by the model folder's own template.
+"""Conversion of chat messages to the tokens that the model was tuned on, with the chat template from the model's
+folder.
 
-The template is a Jinja program that comes with the model, so it runs in a sandbox, with the settings and names that
-`transformers` gives it. A message must not hold the model's special tokens: the text would end the message that it
-stands in, and let whoever wrote it speak as somebody else.
+The template is a Jinja program that comes with the model. It runs in a sandbox, with the same settings and names as in
+`transformers`. A message must not contain the model's special tokens. Such a token would end the message, and the
+author of the message could then imitate another role.
 """
 
 import json
@@ -27,15 +28,15 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 
 
 class ChatTemplate:
-    """A model folder's chat template with the tokenizer that reads its special tokens."""
+    """Chat template from a model's folder, with the tokenizer that encodes its special tokens."""
 
     def __init__(self, source: str, tokenizer: Path, names: Mapping[str, str], *, place: str) -> None:
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(
-                f"`{place}` must hold a chat template in Jinja, but line {error.lineno} is not: {error.message}. "
-                "Mend it, or take it away to serve completions only."
+                f"`{place}` must hold a chat template in Jinja, but line {error.lineno} is invalid: {error.message}. "
+                "Correct the template, or remove it to serve completions only."
             ) from None
         self._names = dict(names)
         self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer))
@@ -47,9 +48,10 @@ class ChatTemplate:
 
     @classmethod
     def find(cls, tokenizer: Path) -> "ChatTemplate | None":
-        """The template beside a `tokenizer.json`: `chat_template.jinja`, else the one in `tokenizer_config.json`.
+        """Find the template beside a `tokenizer.json`: in `chat_template.jinja` or, if this file does not exist, in
+        `tokenizer_config.json`.
 
-        None where there is none. Raises `ConfigError` where it cannot be read.
+        Returns None if there is no template. Raises `ConfigError` if the template cannot be read.
         """
         folder = tokenizer.parent
         settings = {name: value for file in reversed(SETTINGS) for name, value in _read(folder / file).items()}
@@ -57,12 +59,14 @@ class ChatTemplate:
         if (file := folder / TEMPLATE).is_file():
             return cls(file.read_text(encoding="utf-8"), tokenizer, names, place=str(file))
         source = settings.get("chat_template")
-        if isinstance(source, list):  # several, by name
+        if isinstance(source, list):  # several templates with names
             source = next((one["template"] for one in source if one.get("name") == "default"), None)
         return None if not source else cls(source, tokenizer, names, place=str(folder / SETTINGS[0]))
 
     def tokens(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """The prompt that asks for an answer to the messages. Raises `Refusal` for what the template does not take."""
+        """Encode the prompt that requests an answer to the messages. Raises `Refusal` for messages that the template
+        rejects.
+        """
         for number, message in enumerate(messages):
             for field, text in message.items():
                 self._check(text, f"messages[{number}].{field}")
@@ -70,9 +74,9 @@ class ChatTemplate:
             prompt = self._template.render(
                 messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._names
             )
-        except Exception as error:  # the template is a program of the model's, and may raise anything
+        except Exception as error:  # the template is a program of the model's author and may raise any error
             raise Refusal(
-                f"`messages` must be what the model's chat template takes, but it says: {error}.", field="messages"
+                f"`messages` must suit the model's chat template, but the template says: {error}.", field="messages"
             ) from None
         return list(self._tokenizer.encode(prompt, add_special_tokens=False).ids)
 
@@ -80,16 +84,18 @@ class ChatTemplate:
         for token in self._special:
             if token in text:
                 raise Refusal(
-                    f"`{place}` must not hold the model's special token `{token}`, which would end the message, but "
-                    "does. Write it otherwise.",
+                    f"`{place}` must not contain the model's special token `{token}`, which would end the message, but "
+                    "does. Write it differently.",
                     field=place,
                 )
 
 
 class _Generation(Extension):
-    """Takes the marks `{% generation %}` that some templates put around answers, for training; here they do nothing."""
+    """Extension that accepts the tag `{% generation %}`, with which some templates mark answers for training. The tag
+    has no effect here.
+    """
 
-    tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
+    tags = {"generation"}  # noqa: RUF012 - declared by Jinja without ClassVar
 
     def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
@@ -97,7 +103,7 @@ class _Generation(Extension):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """Jinja as `transformers` sets it up for chat templates."""
+    """Jinja environment with the same settings as in `transformers`."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
@@ -108,7 +114,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _to_json(value: object, indent: int | None = None, **options: Any) -> str:
-    """As JSON; Jinja's own filter would escape it for HTML."""
+    """Convert a value to JSON. Jinja's own filter would escape HTML characters."""
     return json.dumps(value, ensure_ascii=False, indent=indent, **options)
 
 
@@ -117,7 +123,7 @@ def _raise(message: str) -> NoReturn:
 
 
 def _content(token: str | Mapping[str, Any]) -> str:
-    """A special token is spelled as a text or as an object that describes it."""
+    """Text of a special token, which the file gives as a string or as an object with a `content`."""
     return token if isinstance(token, str) else str(token["content"])
 
 
@@ -127,5 +133,5 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError(f"`{file}` must be JSON, but is not: {error}. Mend it or take it away.") from None
+        raise ConfigError(f"`{file}` must be valid JSON, but is not: {error}. Correct it or remove it.") from None
     return settings if isinstance(settings, dict) else {}

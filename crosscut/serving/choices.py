@@ -1,4 +1,4 @@
-"""Sampling parameters of a request, in the words of either protocol."""
+"""Sampling parameters of a request, read from the fields of either protocol."""
 
 import re
 import secrets
@@ -10,7 +10,7 @@ from crosscut.serving.fields import Fields, is_text
 
 MOST_STOPS = 16
 MOST_BIASES = 1024
-"""Tokens that one request may favour or disfavour, since all texts wait while they are."""
+"""Maximum number of tokens in `logit_bias`. The limit exists because all texts wait while the biases are applied."""
 
 _SEEDS = 1 << 63
 
@@ -18,7 +18,9 @@ _SEEDS = 1 << 63
 def read_sampling(
     fields: Fields, *, num_tokens: int, alternatives: int | None, tell_prompt: bool, vocab_size: int
 ) -> Sampling:
-    """Sampling of a request's texts, with the values that each protocol spells in its own way. Raises `Refusal`."""
+    """Read the sampling parameters of a request. The arguments are the values that the two protocols name differently.
+    Raises `Refusal`.
+    """
     temperature = fields.number("temperature", 0, 2)
     seed = fields.integer("seed", -_SEEDS, _SEEDS - 1)
     return Sampling(
@@ -55,7 +57,7 @@ def _stops(fields: Fields) -> tuple[str, ...]:
     value = fields.get("stop")
     stops = [] if value is None else value if isinstance(value, list) else [value]
     if len(stops) > MOST_STOPS or not all(is_text(stop) and stop for stop in stops):
-        fields.refuse("stop", f"be a text or up to {MOST_STOPS} texts, none of them empty")
+        fields.refuse("stop", f"be a string or up to {MOST_STOPS} strings, none of them empty")
     return tuple(stops)
 
 
@@ -66,7 +68,7 @@ def _biases(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...]:
     if not isinstance(value, Mapping) or len(value) > MOST_BIASES or not all(map(_is_bias, value.values())):
         fields.refuse("logit_bias", f"be a JSON object of up to {MOST_BIASES} token ids with numbers from -100 to 100")
     if not all(map(re.compile("[0-9]{1,9}").fullmatch, value)) or not all(int(token) < vocab_size for token in value):
-        fields.refuse("logit_bias", f"be of token ids from 0 to {vocab_size - 1}", "Ask with ids, not with texts.")
+        fields.refuse("logit_bias", f"have token ids from 0 to {vocab_size - 1}", "Use token ids, not texts.")
     return tuple((int(token), float(bias)) for token, bias in value.items())
 
 

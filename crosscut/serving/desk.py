@@ -1,9 +1,10 @@
-"""Between the thread that talks to clients and the thread that computes.
+"""Exchange between the clients' thread, which handles requests, and the computing thread, which runs the model.
 
-Clients' thread: `submit` hands in the texts of a request and gives a `Job`, an asynchronous iterator of their pieces;
-`withdraw` says that nobody waits for it any more. Computing thread: `take` collects what has come since the last step,
-waiting where there is nothing else to do; `began` and `deliver` tell what became of it. One queue leads in and one call
-a step leads out; all else belongs to one of the two threads.
+The clients' thread calls `submit` with the texts of a request and gets a `Job`, an asynchronous iterator over the
+pieces of these texts. It calls `withdraw` when the client no longer waits for the job. The computing thread calls
+`take` to collect the changes since the last step; if there is nothing else to do, `take` waits. It then calls `began`
+and `deliver` to report the results. The threads communicate only through one queue and one call per step. All other
+state belongs to one of the two threads.
 """
 
 import asyncio
@@ -19,29 +20,29 @@ from crosscut.serving.refusals import Refusal
 from crosscut.serving.requests import Order
 
 MOST_WAITING = 1000
-"""Texts that may wait for a row."""
+"""Maximum number of texts that wait for a row."""
 
 HEARTBEAT = 30.0
-"""Seconds after which a server without work tells the other ranks that it is still there."""
+"""Interval in seconds at which an idle server sends the other ranks a sign of life."""
 
 GRACE = 30.0
-"""Seconds that texts have to end when the server is to stop."""
+"""Time in seconds that running texts have to end after the server is told to stop."""
 
 
 @dataclass(frozen=True)
 class News:
-    """News for all ranks before a step."""
+    """Changes that all ranks apply before a step."""
 
     orders: tuple[Order, ...] = ()
     """Texts to begin."""
     cancelled: tuple[int, ...] = ()
-    """The decoder's numbers of texts to forget."""
+    """Numbers of the texts to cancel, as returned by the decoder."""
     end: bool = False
-    """Whether there are no more steps."""
+    """Whether the server ends now."""
 
 
 class Job:
-    """The texts of one request as they are written: iterate for (which of them, piece) until the last has ended."""
+    """Texts of one request. Iteration gives pairs (index of the text, piece) until all texts have ended."""
 
     def __init__(self, keys: Sequence[int]) -> None:
         self.keys = tuple(keys)
@@ -52,7 +53,7 @@ class Job:
         return self
 
     async def __anext__(self) -> tuple[int, Piece]:
-        """Raises `Refusal` where the server ends before the texts do."""
+        """Wait for the next piece. Raises `Refusal` if the server ends before the texts do."""
         if not self._num_open:
             raise StopAsyncIteration
         told = await self.pieces.get()
@@ -63,7 +64,9 @@ class Job:
 
 
 class Desk:
-    """One for a server, which writes `num_rows` texts at once and lets `most_waiting` more wait."""
+    """The exchange of one server, which generates `num_rows` texts at the same time and lets `most_waiting` more texts
+    wait.
+    """
 
     def __init__(self, num_rows: int, *, most_waiting: int = MOST_WAITING, grace: float = GRACE) -> None:
         self.num_rows = num_rows
@@ -71,53 +74,56 @@ class Desk:
         self._grace = grace
         self._stopped_at: float | None = None
         self._inbox: SimpleQueue[tuple[int, Order] | int | None] = SimpleQueue()
-        """Orders with their keys, keys of those that nobody waits for, and None to wake the other thread."""
+        """Queue to the computing thread: an order with its key, the key of a text that was withdrawn, or None to wake
+        the thread."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._keys = itertools.count()
         self._jobs: dict[int, tuple[Job, int]] = {}
-        """Clients' thread: of each text that is waited for its job, and which of the job's it is."""
+        """Job and index within the job, by the key of each unfinished text. Belongs to the clients' thread."""
         self._beginning: list[int] = []
         self._numbers: dict[int, int] = {}
-        """Computing thread: the decoder's number of each text."""
+        """Decoder's number of each text, by key. Belongs to the computing thread."""
         self._known: dict[int, int] = {}
-        """Computing thread: the key of each of the decoder's numbers."""
+        """Key of each text, by the decoder's number. Belongs to the computing thread."""
 
     def stop(self) -> None:
-        """Take no new requests; end when those that are here are answered, or the grace time is over. Any thread."""
+        """Refuse new requests, and end when all accepted requests are answered or the grace time is over. May be called
+        in any thread.
+        """
         if self._stopped_at is None:
             self._stopped_at = time.monotonic()
         self._inbox.put(None)
 
     def open(self) -> None:
-        """Say that this thread is the clients', and its event loop theirs."""
+        """Register the current thread as the clients' thread, with its event loop."""
         self._loop = asyncio.get_running_loop()
 
     @property
     def is_stopping(self) -> bool:
-        """Whether new requests are not taken any more. Any thread."""
+        """Whether new requests are refused. May be called in any thread."""
         return self._stopped_at is not None
 
     @property
     def num_running(self) -> int:
-        """Texts that have a row. Clients' thread."""
+        """Number of texts that have a row. Clients' thread."""
         return min(self.num_rows, len(self._jobs))
 
     @property
     def num_waiting(self) -> int:
-        """Texts that wait for a row. Clients' thread."""
+        """Number of texts that wait for a row. Clients' thread."""
         return len(self._jobs) - self.num_running
 
     def submit(self, orders: Sequence[Order]) -> Job:
-        """Hand texts in, all or none. Clients' thread.
+        """Submit texts, either all of them or none. Clients' thread.
 
-        Raises `Refusal` where too many wait already, or where the server is about to stop.
+        Raises `Refusal` if too many texts are waiting or if the server is about to stop.
         """
         if self.is_stopping:
             raise Refusal("The server is about to stop and takes no new requests.", status=503, code="stopping")
         if len(self._jobs) + len(orders) > self.num_rows + self._most_waiting:
             raise Refusal(
-                f"At most {self._most_waiting} texts may wait, but {self.num_waiting} do and {len(orders)} more are "
-                "asked for. Try again later.",
+                f"At most {self._most_waiting} texts may wait, but {self.num_waiting} are waiting and the request "
+                f"asks for {len(orders)} more. Try again later.",
                 status=503,
                 code="overloaded",
                 retry=True,
@@ -129,19 +135,21 @@ class Desk:
         return job
 
     def withdraw(self, job: Job) -> None:
-        """Give up those of a job's texts that have not ended. Clients' thread."""
+        """Cancel those texts of a job that have not ended. Clients' thread."""
         for key in job.keys:
             if self._jobs.pop(key, None) is not None:
                 self._inbox.put(key)
 
     def take(self, *, idle: bool) -> News | None:
-        """Take the news, None without any; waits for news where the decoder is `idle`. Computing thread."""
+        """Take the changes since the last step, or None if there are none. If the decoder is `idle`, wait for changes.
+        Computing thread.
+        """
         orders: dict[int, Order] = {}
         cancelled = []
         for came in self._arrivals(wait=idle and not self.is_stopping):
             if isinstance(came, tuple):
                 orders[came[0]] = came[1]
-            elif came is not None and orders.pop(came, None) is None:  # else it is given up before it began
+            elif came is not None and orders.pop(came, None) is None:  # the order was withdrawn before its start
                 cancelled.append(came)
         self._beginning = list(orders)
         end = self._is_over(idle=idle and not orders)
@@ -150,12 +158,12 @@ class Desk:
         return News(tuple(orders.values()), tuple(self._forget(key) for key in cancelled if key in self._numbers), end)
 
     def began(self, numbers: Sequence[int]) -> None:
-        """The decoder's numbers of the orders that were taken last. Computing thread."""
+        """Register the decoder's numbers for the orders of the last `take`. Computing thread."""
         for key, number in zip(self._beginning, numbers, strict=True):
             self._numbers[key], self._known[number] = number, key
 
     def deliver(self, pieces: Sequence[Piece]) -> None:
-        """Send pieces to those who wait for them. Computing thread."""
+        """Send pieces to the jobs that wait for them. Computing thread."""
         keyed = [(self._known[piece.number], piece) for piece in pieces]
         for key, piece in keyed:
             if piece.finish:
@@ -163,12 +171,12 @@ class Desk:
         self._call(self._hand_out, keyed)
 
     def close(self) -> None:
-        """Tell all who still wait that they wait in vain. Computing thread, after its last step."""
+        """Refuse all unfinished jobs. Computing thread, after its last step."""
         self._call(self._turn_away)
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
         assert self._loop is not None
-        with suppress(RuntimeError):  # the clients' loop is closed: their thread has ended, and asked to stop
+        with suppress(RuntimeError):  # the clients' loop is closed because their thread has ended
             self._loop.call_soon_threadsafe(function, *arguments)
 
     def _arrivals(self, *, wait: bool) -> Iterator[tuple[int, Order] | int | None]:

@@ -1,7 +1,7 @@
-"""Reading a JSON object field by field: what is wrong with one is a `Refusal` that names it.
+"""Field-by-field reading of a JSON object. An invalid field raises a `Refusal` that names the field.
 
-A field that is left out and one that is null are the same, as clients send both. Whoever reads an object asks for each
-field that it knows and calls `finish`, so that no field is ever ignored in silence.
+A missing field and a null field mean the same, because clients send both. The reader of an object requests every field
+that it knows and then calls `finish`, so that no field is silently ignored.
 """
 
 import difflib
@@ -13,11 +13,11 @@ from typing import NoReturn, TypeGuard
 from crosscut.serving.refusals import Refusal
 
 _SHOWN = 80
-"""Characters of a value that a message repeats."""
+"""Maximum number of characters of a value in a message."""
 
 
 class Fields:
-    """The fields of one JSON object. `place` is where it stands in the request, such as `messages[0]`."""
+    """Fields of one JSON object. `place` is the object's path in the request, such as `messages[0]`."""
 
     def __init__(self, values: object, place: str = "") -> None:
         if not isinstance(values, Mapping):
@@ -28,36 +28,38 @@ class Fields:
         self._known: set[str] = set()
 
     def get(self, name: str) -> object:
-        """A field as it came; None where it is left out."""
+        """Unchecked value of a field, or None if the field is missing."""
         self._known.add(name)
         return self._values.get(name)
 
     def path(self, name: str) -> str:
-        """The field's full name."""
+        """Full path of the field."""
         return f"{self._place}.{name}" if self._place else name
 
     def refuse(self, name: str, must: str, do: str = "") -> NoReturn:
-        """Refuse the request for this field: what it `must` be, and what to `do`."""
+        """Raise a `Refusal` for this field, which says what the field `must` be and what to `do`."""
         path, value = self.path(name), self._values.get(name)
         what = "is missing" if value is None else f"is {shown(value)}"
         raise Refusal(f"`{path}` must {must}, but {what}.{f' {do}' if do else ''}", field=path)
 
     def text(self, name: str) -> str | None:
-        """A text without lone surrogates, which JSON can spell and no tokenizer can read."""
+        """Text of a field. Lone surrogates are refused, because JSON can express them but tokenizers cannot encode
+        them.
+        """
         value = self.get(name)
         if value is not None and not is_text(value):
-            self.refuse(name, "be a text")
+            self.refuse(name, "be a string")
         return value
 
     def flag(self, name: str) -> bool:
-        """True or false, false where it is left out."""
+        """Boolean value of a field. False if the field is missing."""
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
             self.refuse(name, "be true or false")
         return bool(value)
 
     def integer(self, name: str, lowest: int, highest: int) -> int | None:
-        """A whole number within bounds."""
+        """Integer value of a field, within bounds."""
         value = self.get(name)
         if value is None:
             return None
@@ -68,7 +70,7 @@ class Fields:
         return value
 
     def number(self, name: str, lowest: float, highest: float) -> float | None:
-        """A number within bounds."""
+        """Numeric value of a field, within bounds."""
         value = self.get(name)
         if value is None:
             return None
@@ -77,24 +79,24 @@ class Fields:
         return float(value)
 
     def only(self, name: str, harmless: Sequence[object], reason: str) -> None:
-        """A field that is not supported: only values that ask for nothing are let through."""
+        """Refuse an unsupported field, except for values that have no effect."""
         value = self.get(name)
         if value is not None and not any(_same(value, one) for one in harmless):
-            spelled = " or ".join(["left out", *(shown(one) for one in harmless)])
+            spelled = " or ".join(["omitted", *(shown(one) for one in harmless)])
             self.refuse(name, f"be {spelled}", reason)
 
     def finish(self) -> None:
-        """Refuse the request where there are fields that nobody asked for."""
+        """Raise a `Refusal` if the object has fields that were not requested."""
         for name in self._values:
             if name not in self._known:
                 path = self.path(str(name))
                 near = difflib.get_close_matches(str(name), self._known, 1)
-                do = f"Did you mean `{self.path(near[0])}`?" if near else "Leave it out."
+                do = f"Did you mean `{self.path(near[0])}`?" if near else "Remove it."
                 raise Refusal(f"`{path}` must be a field that this server knows, but is not. {do}", field=path)
 
 
 def is_text(value: object) -> TypeGuard[str]:
-    """Whether this is a text that can be encoded."""
+    """Whether a value is a string that can be encoded in UTF-8."""
     try:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:
@@ -102,21 +104,21 @@ def is_text(value: object) -> TypeGuard[str]:
 
 
 def shown(value: object) -> str:
-    """A value as JSON, cut where it is long."""
+    """A value as JSON, truncated if it is long."""
     text = json.dumps(value, ensure_ascii=True)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 4]} ..."
 
 
 def parse(body: bytes) -> object:
-    """The JSON value that a request's body is; refuses what is none, NaN and infinities among it."""
+    """Parse a request's body as JSON. Raises `Refusal` for invalid JSON, including NaN and infinity."""
 
     def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is not a number in JSON")
+        raise ValueError(f"{constant} is not a JSON number")
 
     def finite(number: str) -> float:
         value = float(number)
         if not math.isfinite(value):
-            raise ValueError(f"{number} is too large a number")
+            raise ValueError(f"the number {number} is too large")
         return value
 
     try:
@@ -127,5 +129,5 @@ def parse(body: bytes) -> object:
 
 
 def _same(one: object, other: object) -> bool:
-    """Equality that tells true from 1."""
+    """Equality that distinguishes true from 1."""
     return one == other and isinstance(one, bool) == isinstance(other, bool)

@@ -1,7 +1,7 @@
-"""Guard before all routes: checks who may send a request, and how large it may be.
+"""Guard in front of all routes, which checks the client's permission and the size of the request.
 
-Without a key the server answers only to names of this machine. A page that a browser loads from elsewhere can send
-requests to this machine under a name of its own; the name in the request gives it away.
+Without a key, the server accepts only requests addressed to names of this machine. A foreign web page in a local
+browser can send requests to this machine under a host name of its own, so the guard checks the `Host` header.
 """
 
 import hmac
@@ -14,13 +14,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from crosscut.serving.refusals import Refusal
 
 LARGEST_BODY = 8 << 20
-"""Bytes of a request."""
+"""Maximum size of a request in bytes."""
 
 _PROTECTED = "/v1/"
 
 
 class Guard:
-    """Refuses requests without the key, for other names than `names` where there is no key, and too large ones."""
+    """Middleware that refuses requests that are too large and requests without permission. With a key, a request needs
+    this key. Without a key, the request's host must be one of `names`.
+    """
 
     def __init__(self, app: ASGIApp, *, key: str | None, names: Iterable[str]) -> None:
         self._app = app
@@ -28,7 +30,7 @@ class Guard:
         self._names = frozenset(names)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer it with what is wrong."""
+        """Forward a request, or answer it with a refusal."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -46,13 +48,13 @@ class Guard:
         if self._key is None:
             if (name := _name(headers.get("host", ""))) not in self._names:
                 raise Refusal(
-                    f"`Host` must be a name of this server, but is {name!r}. Serve with a key to allow others.",
+                    f"`Host` must be a name of this server, but is {name!r}. Serve with a key to allow other names.",
                     status=421,
                 )
         elif scope["path"].startswith(_PROTECTED):
             given = headers.get("authorization", "").encode()
             if not hmac.compare_digest(given, self._key):
-                what = "is another" if given else "is missing"
+                what = "is a different key" if given else "is missing"
                 raise Refusal(
                     f"`Authorization` must be `Bearer` and the server's key, but {what}. Set the client's API key.",
                     status=401,
@@ -64,7 +66,7 @@ class Guard:
 
 
 def _limited(receive: Receive) -> Receive:
-    """Counts what comes: a request may come without its length, or with a wrong one."""
+    """Wrap `receive` to count the received bytes, because a request may have no length header or a wrong one."""
     total = 0
 
     async def count() -> Message:
@@ -79,7 +81,9 @@ def _limited(receive: Receive) -> Receive:
 
 
 async def _drain(receive: Receive) -> None:
-    """Read what still comes, within reason: a client that is cut off while it sends does not hear why."""
+    """Read the rest of the request up to a limit, because a client that is cut off while sending does not receive the
+    answer.
+    """
     total = 0
     while total < 8 * LARGEST_BODY:
         message = await receive()
@@ -89,7 +93,7 @@ async def _drain(receive: Receive) -> None:
 
 
 def _name(host: str) -> str:
-    """The name without the port; an IPv6 address stands in brackets."""
+    """Host name without the port. An IPv6 address is in brackets."""
     return host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
 
 

@@ -1,4 +1,6 @@
-"""Loop of every rank of a server: receive the news from the first rank, then write one more token of every text."""
+"""Main loop of every rank of a server: receive the changes from the first rank, then generate one more token of every
+text.
+"""
 
 from crosscut.generation import Decoder
 from crosscut.parallel.collectives import FirstRankLine
@@ -6,10 +8,11 @@ from crosscut.serving.desk import Desk
 
 
 def write_texts(decoder: Decoder, desk: Desk | None) -> None:
-    """Write what is asked for at the first rank's `desk` until it is over; None on the other ranks.
+    """Generate the texts that arrive at the first rank's `desk` until the server ends. On all other ranks, `desk` is
+    None.
 
-    Sends what is new, eight bytes where nothing is, from the first rank to all before every step, and every
-    `desk.HEARTBEAT` seconds where there is nothing to write.
+    Before every step, the first rank sends the changes to all ranks, or 8 bytes if there are none. While there is
+    nothing to generate, it sends 8 bytes every `desk.HEARTBEAT` seconds.
     """
     line = FirstRankLine()
     while True:

@@ -1,14 +1,14 @@
-"""The messages of a chat request."""
+"""Messages of a chat request."""
 
 from crosscut.serving.fields import Fields, is_text
 from crosscut.serving.unsupported import MESSAGE_ONLY_AS, NO_TOOLS, TEXT_ONLY
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-"""The roles that are taken, and what templates call them."""
+"""Accepted roles, with their names in templates."""
 
 
 def read_messages(fields: Fields) -> list[dict[str, str]]:
-    """The messages of a chat, their roles as templates call them. Raises `Refusal`."""
+    """Read the messages of a chat and convert their roles to the names in templates. Raises `Refusal`."""
     value = fields.get("messages")
     if not isinstance(value, list) or not value:
         fields.refuse("messages", "be a list of at least one message")
@@ -31,19 +31,19 @@ def _message(value: object, place: str) -> dict[str, str]:
 
 
 def _content(fields: Fields) -> str:
-    """A message's text, which may come in parts."""
+    """Text of a message, which may consist of several parts."""
     value = fields.get("content")
     if is_text(value):
         return value
     if not isinstance(value, list) or not value:
-        fields.refuse("content", "be a text or a list of parts")
+        fields.refuse("content", "be a string or a list of parts")
     parts = [Fields(part, f"{fields.path('content')}[{number}]") for number, part in enumerate(value)]
     texts = []
     for part in parts:
         if part.text("type") != "text":
             part.refuse("type", 'be "text"', TEXT_ONLY)
         if (text := part.text("text")) is None:
-            part.refuse("text", "be a text")
+            part.refuse("text", "be a string")
         part.finish()
         texts.append(text)
     return "".join(texts)

@@ -1,10 +1,10 @@
-"""Refusals of requests that cannot be answered: a status and OpenAI's error form."""
+"""Refusals of invalid requests, with an HTTP status and OpenAI's error form."""
 
 from typing import Any
 
 
-class Refusal(Exception):  # noqa: N818 - it tells what happened
-    """A request that is not answered, and why; becomes the response."""
+class Refusal(Exception):  # noqa: N818 - the name describes an event
+    """A refused request with the reason. The application converts it to the HTTP response."""
 
     def __init__(
         self, message: str, *, status: int = 400, field: str | None = None, code: str | None = None, retry: bool = False
@@ -12,11 +12,11 @@ class Refusal(Exception):  # noqa: N818 - it tells what happened
         super().__init__(message)
         self.message = message
         self.status = status
-        """The HTTP status."""
+        """HTTP status."""
         self.field = field
-        """The request's field that is at fault, where it is one."""
+        """Path of the invalid field. None if the reason is not a single field."""
         self.code = code
-        """A word for programs, OpenAI's where there is one."""
+        """Machine-readable code. This is OpenAI's code if OpenAI has one for the case."""
         self.headers = {"Retry-After": "1"} if retry else {}
 
     @property

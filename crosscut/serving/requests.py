@@ -1,7 +1,7 @@
 """Requests of clients, read from either of the two protocols.
 
-Both protocols are OpenAI's. A field of theirs that this server cannot serve is refused with a reason (`unsupported`)
-and never ignored: a client that asks for tools is to hear that it does not get them.
+Both protocols are OpenAI's. Fields that this server does not support (`unsupported`) are never ignored. They are
+refused with a reason, so that, for example, a client that requests tools learns that there are none.
 """
 
 from collections.abc import Iterator
@@ -17,45 +17,46 @@ from crosscut.serving.refusals import Refusal
 from crosscut.serving.unsupported import BOTH_ONLY_AS, CHAT_ONLY_AS, COMPLETION_ONLY_AS, LABELS, Known
 
 MOST_CHOICES = 128
-"""Texts that one request may ask for, prompts times `n`."""
+"""Maximum number of texts per request: the number of prompts times `n`."""
 
 MOST_ALTERNATIVES = 20
 DEFAULT_TOKENS = 16
-"""Tokens of a completion whose request sets no number; a chat's answer may fill the window."""
+"""Default number of tokens in a completion. A chat answer may fill the window by default."""
 
 _MOST_TOKENS = 1 << 31
 
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """The served model, against which requests are checked."""
+    """The served model, with all facts that the checks of requests need."""
 
     name: str
     window: int
-    """Tokens that a prompt and its continuation may have together, or that the model sees of a longer text."""
+    """Maximum number of tokens of prompt and continuation together. If `slide` is set, the number of tokens that the
+    model sees."""
     slide: bool
     """Whether a text may be longer than the window."""
     tokenizer: Tokenizer
     begin: int | None
-    """The id that the model expects before every text, if any."""
+    """Id that the model expects at the start of every text, if any."""
     end_of_text: int
-    """The id that ends a document, after which a text without a prompt begins where there is no `begin`."""
+    """Id that ends a document. If there is no `begin` id, a text without a prompt starts with this id."""
     stops: frozenset[int]
-    """Tokens that end a text."""
+    """Ids that end a text."""
     template: ChatTemplate | None
-    """None where the model has none: it completes text, but does not chat."""
+    """Chat template. None if the model has no template; it then only completes text."""
     created: int
-    """When the server was started, in seconds since 1970."""
+    """Start time of the server, in seconds since 1970."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """One text that is to be written."""
+    """One text to generate."""
 
     prompt: tuple[int, ...]
     sampling: Sampling
     sample: int
-    """Which of several texts with the same prompt and seed."""
+    """Index among the texts with the same prompt and seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,16 +65,18 @@ class Request:
 
     prompts: tuple[tuple[int, ...], ...]
     num_choices: int
-    """Texts for each prompt."""
+    """Number of texts per prompt."""
     sampling: Sampling
     stream: bool
     include_usage: bool
-    """Whether a stream ends with the counts of tokens."""
+    """Whether the stream ends with the token counts."""
     echoed: tuple[str, ...] = ()
-    """Prompts with which the written texts begin, where the client asks to echo them."""
+    """Texts of the prompts, if the client requested an echo."""
 
     def orders(self) -> Iterator[Order]:
-        """The texts to write, in the order of their choices: all of the first prompt, then all of the second, ..."""
+        """The texts to generate, in the order of the answer's choices: all texts of the first prompt, then all of the
+        second, and so on.
+        """
         for prompt in self.prompts:
             for sample in range(self.num_choices):
                 yield Order(prompt, self.sampling, sample)
@@ -81,24 +84,26 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """Fields of a request that each protocol names in its own way."""
+    """The request fields that have a different name in each protocol."""
 
     prompts: tuple[tuple[int, ...], ...]
     num_choices: int
     num_tokens: int | None
-    """Longest continuation; None takes as many as there is room for."""
+    """Maximum number of generated tokens. With None, the text can fill the model's window."""
     alternatives: int | None
     echoed: tuple[str, ...] = ()
 
 
 def read_completion(body: object, served: Served) -> Request:
-    """A request of the completions protocol. Raises `Refusal`."""
+    """Read a request of the completions protocol. Raises `Refusal`."""
     fields = Fields(body)
     _check_model(fields, served)
     prompts, texts = zip(*_prompts(fields, served), strict=True)
     num_choices = fields.integer("n", 1, MOST_CHOICES) or 1
     if (best_of := fields.integer("best_of", 1, MOST_CHOICES) or num_choices) != num_choices:
-        fields.refuse("best_of", f"be `n` ({num_choices}) or left out", "All texts that are written are told.")
+        fields.refuse(
+            "best_of", f"be `n` ({num_choices}) or omitted", "The server returns all texts that it generates."
+        )
     if len(prompts) * num_choices > MOST_CHOICES or best_of > MOST_CHOICES:
         count = len(prompts) * num_choices
         raise Refusal(
@@ -118,7 +123,7 @@ def read_completion(body: object, served: Served) -> Request:
 
 
 def read_chat(body: object, served: Served) -> Request:
-    """A request of the chat protocol. Raises `Refusal`."""
+    """Read a request of the chat protocol. Raises `Refusal`."""
     if served.template is None:
         raise Refusal(
             f"`{served.name}` must have a chat template to chat, but has none. Use /v1/completions.",
@@ -131,10 +136,10 @@ def read_chat(body: object, served: Served) -> Request:
     told = fields.flag("logprobs")
     alternatives = fields.integer("top_logprobs", 0, MOST_ALTERNATIVES)
     if alternatives is not None and not told:
-        fields.refuse("top_logprobs", "be left out unless `logprobs` is true")
+        fields.refuse("top_logprobs", "be omitted unless `logprobs` is true")
     old, new = (fields.integer(name, 1, _MOST_TOKENS) for name in ("max_tokens", "max_completion_tokens"))
     if old and new and old != new:
-        fields.refuse("max_tokens", f"be `max_completion_tokens` ({new}) or left out")
+        fields.refuse("max_tokens", f"be `max_completion_tokens` ({new}) or omitted")
     wanted = _Wanted(
         prompts=(prompt,),
         num_choices=num_choices,
@@ -145,7 +150,7 @@ def read_chat(body: object, served: Served) -> Request:
 
 
 def _request(fields: Fields, served: Served, wanted: _Wanted, *, only_as: Known) -> Request:
-    """Read the fields that both protocols share, and check that the client asks for nothing else."""
+    """Read the fields that both protocols share, and refuse all fields that have not been read."""
     stream = fields.flag("stream")
     include_usage = _include_usage(fields, stream=stream)
     tell_prompt = bool(wanted.echoed) and wanted.alternatives is not None
@@ -174,7 +179,7 @@ def _request(fields: Fields, served: Served, wanted: _Wanted, *, only_as: Known)
 def _check_model(fields: Fields, served: Served) -> None:
     name = fields.text("model")
     if name is None:
-        fields.refuse("model", f"be a model that is served (`{served.name}`)")
+        fields.refuse("model", f"be the model that is served (`{served.name}`)")
     if name != served.name:
         raise unknown_model(name, served)
 
@@ -182,7 +187,7 @@ def _check_model(fields: Fields, served: Served) -> None:
 def unknown_model(name: str, served: Served) -> Refusal:
     """Refusal of a request for a model that is not served."""
     return Refusal(
-        f"`model` must be a model that is served (`{served.name}`), but is {shown(name)}.",
+        f"`model` must be the model that is served (`{served.name}`), but is {shown(name)}.",
         status=404,
         field="model",
         code="model_not_found",
@@ -190,7 +195,9 @@ def unknown_model(name: str, served: Served) -> Refusal:
 
 
 def _prompts(fields: Fields, served: Served) -> tuple[tuple[tuple[int, ...], str], ...]:
-    """The prompts as ids and as texts: one or several, each sent as a text or as ids; none at all is an empty text."""
+    """The prompts as ids and as texts. A request sends one or several prompts, each as a string or as ids. A missing
+    prompt is an empty text.
+    """
     value = fields.get("prompt")
     if value is None:
         prompts: list[object] = [""]
@@ -204,14 +211,16 @@ def _prompts(fields: Fields, served: Served) -> tuple[tuple[tuple[int, ...], str
 
 
 def _prompt(fields: Fields, prompt: object, served: Served) -> tuple[tuple[int, ...], str]:
-    """The ids of one prompt and its text. Those of a text begin as the model expects; special tokens in it are read."""
+    """The ids of one prompt and its text. The ids of a string start with the id that the model expects, and names of
+    special tokens in the string are encoded as these tokens.
+    """
     vocab_size = served.tokenizer.vocab_size
     if is_text(prompt):
         return tuple(served.tokenizer.encode_prompt(prompt, begin=served.begin) or [served.end_of_text]), prompt
     if prompt == []:
-        fields.refuse("prompt", "hold at least one token where it is ids", 'Send "" to begin a text.')
+        fields.refuse("prompt", "have at least one token if it is a list of ids", 'Send "" to start a new text.')
     if not isinstance(prompt, list) or not all(type(one) is int for one in prompt):
-        fields.refuse("prompt", "be a text, a list of token ids, or a list of either")
+        fields.refuse("prompt", "be a string, a list of token ids, or a list of strings or of such lists")
     if not all(0 <= one < vocab_size for one in prompt):
         fields.refuse("prompt", f"hold ids from 0 to {vocab_size - 1}")
     return tuple(prompt), served.tokenizer.decode(prompt, with_special=True)
@@ -222,10 +231,10 @@ def _include_usage(fields: Fields, *, stream: bool) -> bool:
     if value is None:
         return False
     if not stream:
-        fields.refuse("stream_options", "be left out unless `stream` is true")
+        fields.refuse("stream_options", "be omitted unless `stream` is true")
     options = Fields(value, "stream_options")
     include = options.flag("include_usage")
-    options.only("include_obfuscation", (False,), "Streams are not padded here.")
+    options.only("include_obfuscation", (False,), "This server does not pad streams.")
     options.finish()
     return include
 
@@ -233,16 +242,18 @@ def _include_usage(fields: Fields, *, stream: bool) -> bool:
 def _within_window(
     prompts: tuple[tuple[int, ...], ...], num_tokens: int | None, served: Served, *, tell_prompt: bool
 ) -> int:
-    """Tokens that a text may have; where none are asked for, as many as there is room for."""
+    """Maximum number of tokens to generate per text. Without a requested number, the text may fill the window. Raises
+    `Refusal` if the text does not fit.
+    """
     longest, window = max(len(prompt) for prompt in prompts), served.window
     room = window - longest + 1  # the last token need not be read
     if served.slide and not (tell_prompt and room < 1):
         return max(room, window // 2) if num_tokens is None else num_tokens
     if max(num_tokens or 0, 1) > room:
         asked = {None: " and an answer", 0: ""}.get(num_tokens, f" and {num_tokens} tokens of continuation")
-        do = ", or ask for fewer tokens" if num_tokens else ""
+        do = ", or request fewer tokens" if num_tokens else ""
         if served.slide:
-            asked, do = ", whose probabilities are asked for,", ", or leave out `echo`"
+            asked, do = " with requested probabilities", ", or omit `echo`"
         raise Refusal(
             f"The prompt{asked} must fit in the model's window of {window} tokens, but the prompt has {longest}. "
             f"Shorten it{do}.",

@@ -1,4 +1,4 @@
-"""Bytes of single tokens: a token may be part of a character, and no text can show such a part."""
+"""Bytes of single tokens. A token may be a part of a character, which text cannot represent."""
 
 import codecs
 import json
@@ -13,11 +13,13 @@ import tokenizers
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-"""Character that sentencepiece writes for a space."""
+"""Character that sentencepiece uses for a space."""
 
 
 class TokenBytes:
-    """The bytes of every token of a `tokenizer.json`; what the decoders of byte-level BPE and sentencepiece do."""
+    """Bytes of every token of a `tokenizer.json`. The conversion reproduces the decoders of byte-level BPE and
+    sentencepiece.
+    """
 
     def __init__(self, tokenizer: Path) -> None:
         self._inner = tokenizers.Tokenizer.from_file(str(tokenizer))
@@ -25,7 +27,7 @@ class TokenBytes:
         self._by_character = _byte_of_character() if _is_byte_level(tokenizer) else None
 
     def __call__(self, token: int) -> bytes:
-        """The bytes of a token; none for an id that stands for nothing."""
+        """Bytes of a token. Empty for an id without a token."""
         if (added := self._added.get(token)) is not None:
             return added.encode()
         spelled = self._inner.id_to_token(token) or ""
@@ -37,10 +39,10 @@ class TokenBytes:
 
 
 def parts_of(text: str, spelled: Iterable[bytes]) -> list[str]:
-    """A text cut into what each of its tokens adds to it, by the bytes of each.
+    """Split a text into the parts that its tokens add to it, given the bytes of each token.
 
-    A character belongs to the token that completes it. The cut goes from the end of the text, since tokens may spell
-    more than it at the start: what a model expects before every text, a space that a tokenizer puts there.
+    A character belongs to the token that completes it. The split starts at the end of the text, because the first
+    tokens may spell more than the text: the id that a model expects at the start, or a space that the tokenizer adds.
     """
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
     ends = list(accumulate(len(decode(one)) for one in spelled))
@@ -59,7 +61,9 @@ def _decoders(decoder: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
 
 
 def _byte_of_character() -> dict[str, bytes]:
-    """Byte-level BPE spells a byte that prints as itself and the others as the characters from U+0100 on."""
+    """Characters with which byte-level BPE spells bytes. A printable byte is spelled as itself, and the other bytes are
+    spelled as characters from U+0100 on.
+    """
     printing = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printing]
     characters = {byte: chr(byte) for byte in printing} | {byte: chr(256 + i) for i, byte in enumerate(others)}

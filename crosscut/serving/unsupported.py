@@ -1,4 +1,6 @@
-"""Protocol fields that this server does not support: the values that ask for nothing, and why no other is taken."""
+"""Protocol fields that this server does not support: the values that have no effect and are accepted, and the reason
+for refusing all other values.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,13 +9,13 @@ Known = Mapping[str, tuple[Sequence[object], str]]
 LABELS = (
     "user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
 )  # fmt: skip
-"""Fields for the caller's books and purse, which ask for nothing that an answer shows."""
+"""Fields for the client's own records and billing, which do not affect the answer."""
 
-NO_TOOLS = "Tools are not supported: describe them in a message."
-TEXT_ONLY = "Only text is read and written here."
+NO_TOOLS = "Tools are not supported. Describe them in a message."
+TEXT_ONLY = "Only text is supported."
 
 COMPLETION_ONLY_AS: Known = {
-    "suffix": (("",), "Text is only written after a prompt."),
+    "suffix": (("",), "Text is generated only after a prompt."),
 }
 
 CHAT_ONLY_AS: Known = {
@@ -22,19 +24,19 @@ CHAT_ONLY_AS: Known = {
     "parallel_tool_calls": ((True, False), NO_TOOLS),
     "functions": (([],), NO_TOOLS),
     "function_call": (("none", "auto"), NO_TOOLS),
-    "response_format": (({"type": "text"},), "Forms are not enforced: ask for them in a message."),
+    "response_format": (({"type": "text"},), "Output formats are not enforced. Ask for the format in a message."),
     "modalities": ((["text"],), TEXT_ONLY),
     "audio": ((), TEXT_ONLY),
     "prediction": ((), "Predicted outputs are not supported."),
-    "reasoning_effort": (("none",), "How long a model thinks is up to its template: ask in a message."),
+    "reasoning_effort": (("none",), "The chat template controls reasoning. Ask in a message."),
     "verbosity": (("medium",), "Ask for a length in a message."),
-    "web_search_options": ((), "The server does not reach the web."),
-    "store": ((False,), "Nothing is stored here."),
-    "moderation": ((), "What is asked and answered is not judged here."),
+    "web_search_options": ((), "The server has no access to the web."),
+    "store": ((False,), "The server stores nothing."),
+    "moderation": ((), "The server does not moderate requests or answers."),
 }
 
 BOTH_ONLY_AS: Known = {
-    "service_tier": (("auto", "default"), "There is one tier."),
+    "service_tier": (("auto", "default"), "There is only one tier."),
 }
 
 MESSAGE_ONLY_AS: Known = {

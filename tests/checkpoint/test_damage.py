@@ -96,7 +96,7 @@ def test_fifty_random_damages_are_found_and_named(checkpoint, capsys, number):
     good = latest_good_checkpoint(checkpoint.parent)
     assert good.folder.name == "step-00000001", "a run goes on from the newest good one"
     assert all(name in " ".join(good.skipped) for name in named)
-    assert f"Going on from `{good.folder}`" in capsys.readouterr().err
+    assert f"Continuing from `{good.folder}`" in capsys.readouterr().err
 
 
 def test_undamaged_checkpoint_is_good(checkpoint):
@@ -116,7 +116,7 @@ def test_changed_content_is_told(checkpoint):
     content = path.read_bytes()
     message = damaged(checkpoint, path, bytes([content[0] ^ 1]) + content[1:])
     assert message.startswith(f"`{path}` must have the SHA-256 ")
-    assert message.endswith(": its content changed.")
+    assert message.endswith(": the content has changed.")
 
 
 def test_truncated_file_is_told_with_its_sizes(checkpoint):
@@ -138,20 +138,20 @@ def test_swapped_files_of_one_size_are_told_apart(tmp_path):
     (tmp_path / "__1_0.distcp").write_bytes(b"first")
     first, second = find_damage(LocalFolder(tmp_path))
     assert first.startswith(f"`{tmp_path}/__0_0.distcp` must have the SHA-256 ")
-    assert first.endswith("It holds what `__1_0.distcp` must hold.")
-    assert second.endswith("It holds what `__0_0.distcp` must hold.")
+    assert first.endswith("It has the content of `__1_0.distcp`.")
+    assert second.endswith("It has the content of `__0_0.distcp`.")
 
 
 def test_file_of_another_checkpoint_is_told(checkpoint):
     path = checkpoint / "__2_0.distcp"
     assert damaged(checkpoint, path, b"tensors") == (
-        f"`{path}` must be listed in `manifest.json`, but is not: it is no part of this checkpoint."
+        f"`{path}` must be listed in `manifest.json`, but is not. It does not belong to this checkpoint."
     )
 
 
 def test_manifest_that_is_no_json_is_told(checkpoint):
     path = checkpoint / MANIFEST_FILE
-    assert damaged(checkpoint, path, b"{}") == f"`{path}` must be a checkpoint's manifest, but cannot be parsed as one."
+    assert damaged(checkpoint, path, b"{}") == f"`{path}` must be a checkpoint's manifest, but cannot be parsed."
 
 
 def test_manifest_of_a_later_format_is_told(checkpoint):
@@ -159,7 +159,7 @@ def test_manifest_of_a_later_format_is_told(checkpoint):
     table = json.loads(path.read_text())
     del table["sha256"]
     message = damaged(checkpoint, path, _render({**table, "format": 9}))
-    assert message.startswith(f"`{path}` must be of checkpoint format 1, but is of format 9.")
+    assert message.startswith(f"`{path}` must have checkpoint format 1, but has format 9.")
 
 
 def test_manifest_of_another_shape_is_told(checkpoint):
@@ -183,9 +183,9 @@ def test_all_damaged_is_an_error_that_lists_them(checkpoint):
     with pytest.raises(CheckpointError) as error:
         latest_good_checkpoint(root)
     lines = str(error.value).splitlines()
-    assert lines[0] == f"`{root}` must hold a whole checkpoint, but all 2 are damaged:"
+    assert lines[0] == f"`{root}` must hold an undamaged checkpoint, but all 2 are damaged:"
     assert "step-00000002` must be a checkpoint, but `manifest.json` is missing" in lines[1]
-    assert lines[2].endswith("step-00000001/__0_0.distcp` must be there, but is missing.")
+    assert lines[2].endswith("step-00000001/__0_0.distcp` must exist, but is missing.")
 
 
 def test_large_checkpoints_show_how_far_the_check_is(checkpoint, monkeypatch, capsys):

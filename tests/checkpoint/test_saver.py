@@ -182,7 +182,9 @@ def test_note_that_cannot_be_left_is_told(ranks, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(LocalFolder, "create", refuse)
     mark_passed_over(good)
     told = capsys.readouterr().err
-    assert f"`{tmp_path}/step-00000137` counts as kept, since no note could be left: Disk quota exceeded (`" in told
+    assert (
+        f"`{tmp_path}/step-00000137` cannot be marked as damaged, so it counts as kept: Disk quota exceeded (`" in told
+    )
 
 
 def fail_on_one_rank(root: Path, on_failure: str, kind: str = "copy") -> tuple[list[str], list[int]]:
@@ -254,7 +256,7 @@ def test_failure_of_one_rank_stops_all_alike(ranks, tmp_path):
     first, second = ranks.run(2, fail_on_one_rank, tmp_path, "stop")
     assert first == second
     assert first[0].startswith("2: ")
-    assert "step-00000002` must be copied before it is written, but could not be: no room for the copy." in first[0]
+    assert "step-00000002` must be copied to host memory first, but the copy failed: no room for the copy." in first[0]
     assert names(tmp_path) == [1, 3], "a caller that goes on all the same may"
 
 
@@ -301,8 +303,8 @@ def test_vanished_folder_is_told_and_earlier_checkpoints_stay(ranks, tmp_path, o
         assert [text[0] for text in first] == ["2", "3"]
         assert f"`{root}/step-00000002` must be writable, but is not: Not a directory" in first[0]
         assert first[0].endswith(
-            "Earlier checkpoints are as they were. Make room or access, or set `checkpoint.folder` to another place, "
-            "or let the run go on: checkpoint.on_failure=continue."
+            "Earlier checkpoints are unchanged. Free space or grant access, or set `checkpoint.folder` to another "
+            "place, or let the run continue with checkpoint.on_failure=continue."
         )
     else:
         assert first == []
@@ -377,7 +379,7 @@ def save_while_one_rank_dies(root: Path) -> None:
 def test_rank_that_dies_during_a_save_is_not_told_as_a_fault_of_the_storage(tmp_path, capfd):
     with pytest.raises(RankFailure, match="rank 1 of 2 was ended by SIGKILL"):
         launch(save_while_one_rank_dies, (tmp_path,), num_ranks=2)
-    assert "No checkpoint was written" not in capfd.readouterr().err
+    assert "A checkpoint could not be written" not in capfd.readouterr().err
     assert names(tmp_path) == [1]
 
 
@@ -403,4 +405,4 @@ def lose_connection(folder: LocalFolder, name: str):
 def test_connection_to_the_storage_that_is_lost_is_a_fault_of_the_storage(ranks, tmp_path, capfd):
     told = ranks.run(1, save_over_a_connection_that_is_lost, tmp_path)[0]
     assert "must be writable, but is not: Connection reset by peer" in told
-    assert "Make room or access" in told
+    assert "Free space or grant access" in told

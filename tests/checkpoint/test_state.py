@@ -242,7 +242,7 @@ def load_of_a_larger_vocabulary(root: Path) -> None:
 @pytest.mark.parametrize("job", [load_of_another_model, load_of_a_wider_model, load_of_a_larger_vocabulary])
 def test_checkpoint_of_another_model_is_refused(ranks, tmp_path, job):
     ranks.run(1, save, tmp_path)
-    with pytest.raises(CheckpointError, match="must be a whole checkpoint of this model, but could not be read"):
+    with pytest.raises(CheckpointError, match="must be a complete checkpoint of this model, but cannot be read"):
         ranks.run(1, job, tmp_path)
 
 
@@ -250,7 +250,7 @@ def test_file_that_goes_missing_before_it_is_read_is_told(ranks, tmp_path):
     ranks.run(2, save, tmp_path, Layout(tensor=2))
     folder = latest(tmp_path)
     next(folder.path.glob("__1_*")).unlink()
-    with pytest.raises(CheckpointError, match=r"could not be read: No such file or directory \(`.*__1_0\.distcp`\)"):
+    with pytest.raises(CheckpointError, match=r"cannot be read: No such file or directory \(`.*__1_0\.distcp`\)"):
         ranks.run(1, load_from, folder.path)
 
 

@@ -52,7 +52,7 @@ def damage_in_memory() -> None:
     assert latest_good_checkpoint(root).folder.name == "step-00000001"
     store.rm_file(f"/damaged/run/step-00000001/{MANIFEST_FILE}")
     assert names(root) == ["step-00000002"], "without its manifest it is none"
-    with pytest.raises(CheckpointError, match="must hold a whole checkpoint, but all 1 are damaged"):
+    with pytest.raises(CheckpointError, match="must hold an undamaged checkpoint, but all 1 are damaged"):
         latest_good_checkpoint(root)
 
 
@@ -238,10 +238,10 @@ def test_run_of_two_ranks_keeps_its_checkpoints_on_s3(s3_endpoint, tmp_path):
     assert run(*crosscut, "checkpoint", "verify", "s3://two-ranks/run").stdout.count("good") == 2
     run("-c", "import fsspec; fsspec.filesystem('s3').rm_file('two-ranks/run/step-00000004/__1_0.distcp')")
     damaged = run(*crosscut, "checkpoint", "verify", f"{tmp_path}/run", status=1)
-    assert "step-00000004/__1_0.distcp` must be there, but is missing." in damaged.stdout
+    assert "step-00000004/__1_0.distcp` must exist, but is missing." in damaged.stdout
     resumed = run(
         *crosscut, "train", str(tmp_path / "run" / "config.toml"), "--resume", "training.steps=6", "layout.tensor=1"
     )
-    assert "Going on from `s3://two-ranks/run/step-00000002`" in resumed.stderr
+    assert "Continuing from `s3://two-ranks/run/step-00000002`" in resumed.stderr
     assert run(*crosscut, "checkpoint", "verify", f"{tmp_path}/run").stdout.count("good") == 2
     assert run(*crosscut, "generate", str(tmp_path / "run"), "--tokens", "3").stdout

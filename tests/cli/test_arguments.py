@@ -48,7 +48,7 @@ def runs_of(monkeypatch):
 
 
 def test_the_demo_is_for_processors_too_where_there_are_fewer_gpus_than_its_ranks(runs_of, tmp_path):
-    told = "The 2 ranks run on the processor: there are fewer GPUs.\n"
+    told = "The 2 ranks run on the CPU, because there are fewer GPUs than ranks.\n"
     assert runs_of(1, "train") == (["cpu"], told)
     assert runs_of(1, "train", "layout.tensor=1") == (["auto"], "")
     assert runs_of(1, "train", "layout.tensor=4") == (["auto"], ""), "it is refused, not done a thousand times slower"

@@ -118,12 +118,14 @@ def test_diff_of_different_models_says_so(runs, tmp_path, book):
 
 def test_diff_of_a_damaged_checkpoint_is_refused(runs, copied):
     (copied / "step-00000004" / "__0_0.distcp").unlink()
-    with pytest.raises(CheckpointError, match="must be there, but is missing"):
+    with pytest.raises(CheckpointError, match="must exist, but is missing"):
         run("diff", runs / "one", copied / "step-00000004")
 
 
 def test_nothing_to_look_at_is_told(tmp_path):
-    with pytest.raises(CheckpointError, match=r"must be a checkpoint, or a run's folder that has some, but holds none"):
+    with pytest.raises(
+        CheckpointError, match=r"must be a checkpoint or a run's folder with checkpoints, but holds none"
+    ):
         run("inspect", tmp_path)
 
 
@@ -173,13 +175,13 @@ def test_repair_rebuilds_a_manifest_and_says_so(copied):
     (copied / "step-00000004" / "manifest.json").unlink()
     assert "would rebuild" in run("repair", copied, "--dry-run").stdout
     assert not (copied / "step-00000004" / "manifest.json").exists()
-    assert "what it says of its run is taken from `step-00000002`" in run("repair", copied).stdout
+    assert "the facts about the run are copied from `step-00000002`" in run("repair", copied).stdout
     assert run("verify", copied).stdout.count("good") == 2
     rebuilt = json.loads(run("inspect", copied / "step-00000004", "--json").stdout)
     assert rebuilt.pop("rebuilt") is True
     assert good.pop("rebuilt") is False
     assert rebuilt == good
-    assert "its manifest was rebuilt by a repair" in run("inspect", copied / "step-00000004").stdout
+    assert "manifest rebuilt by a repair" in run("inspect", copied / "step-00000004").stdout
 
 
 def test_repair_does_not_vouch_for_a_changed_tensor(copied):
@@ -199,7 +201,7 @@ def test_repair_needs_a_neighbour_to_tell_the_run(copied):
     (copied / "step-00000004" / "manifest.json").unlink()
     (action,) = json.loads(run("repair", copied, "--json").stdout)
     assert action["done"] == "set aside"
-    assert "No good checkpoint is beside it" in action["why"]
+    assert "There is no good checkpoint beside it" in action["why"]
 
 
 def test_resume_falls_back_to_the_newest_good_one_and_says_so(runs, tmp_path, capfd):
@@ -212,6 +214,6 @@ def test_resume_falls_back_to_the_newest_good_one_and_says_so(runs, tmp_path, ca
     run_training(load_run(tmp_path / "one" / "config.toml", settings), resume=True)
     out, err = capfd.readouterr()
     assert err.count("A damaged checkpoint is passed over") == 1
-    assert f"Going on from `{tmp_path}/one/checkpoints/step-00000002`" in err
+    assert f"Continuing from `{tmp_path}/one/checkpoints/step-00000002`" in err
     assert "after 6 steps" in out
     assert run("verify", tmp_path / "one").stdout.count("good") == 2, "the damaged one was written anew"

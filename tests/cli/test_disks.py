@@ -30,7 +30,9 @@ def test_run_stops_when_a_checkpoint_cannot_be_written(book, tmp_path):
     result = train(book, tmp_path / "run", "layout.tensor=2")
     assert result.returncode == 2, result.stderr
     lines = [line for line in result.stderr.splitlines() if line.startswith("crosscut:")]
-    assert lines[0].startswith("crosscut: No checkpoint was written, and the run stops at its next checkpoint. ")
+    assert lines[0].startswith(
+        "crosscut: A checkpoint could not be written, and the run stops at its next checkpoint. "
+    )
     assert lines[-1].startswith(f"crosscut: `{tmp_path}/run/checkpoints/step-00000001` must be writable, but is not: ")
     assert "File too large" in lines[-1]
     assert len(lines) == 2, "once when it happens, once at the end; not once per rank"
@@ -41,6 +43,6 @@ def test_run_stops_when_a_checkpoint_cannot_be_written(book, tmp_path):
 def test_run_goes_on_without_checkpoints_if_it_is_to(book, tmp_path):
     result = train(book, tmp_path / "run", "layout.tensor=1", "checkpoint.on_failure=continue")
     assert "after 4 steps" in result.stdout
-    assert result.stderr.count("No checkpoint was written, and the run goes on.") == 4, "said at each"
+    assert result.stderr.count("A checkpoint could not be written, and the run continues.") == 4, "said at each"
     assert result.returncode == 2, "the trained model is nowhere, which the exit status must tell"
     assert "step-00000004` must be writable" in result.stderr.strip().splitlines()[-1]

@@ -61,9 +61,9 @@ def test_a_window_smaller_than_the_overlap_is_for_lambada(model):
     ("options", "message"),
     [
         (("--overlap", "17"), "`--overlap` must be at most the window's 16 tokens, but is 17."),
-        (("--window", "65"), "`--window` must be at most the 64 tokens that the model reads at once, but is 65."),
+        (("--window", "65"), "`--window` must be at most the model's maximum of 64 tokens, but is 65."),
         (("--tensor", "3"), "`--tensor` must divide `model.num_heads` (4), but is 3. Try 1, 2 or 4."),
-        (("--text", "no.txt"), "`--text` must name files that are there, but nothing matches `no.txt`."),
+        (("--text", "no.txt"), "`--text` must name existing files, but nothing matches `no.txt`."),
     ],
 )
 def test_messages_name_the_options(model, options, message):
@@ -75,12 +75,12 @@ def test_messages_name_the_options(model, options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "There must be something to score, either files (`--task`, `--text`) or tasks of lm-eval"),
+        ((), "There must be something to score: either files (`--task`, `--text`) or lm-eval tasks"),
         (("--task", "lambda=x"), "`--task` must be `wikitext103=FILE` or `lambada=FILE`, but is `lambda=x`."),
         (("--task", "lambada"), "`--task` must be `wikitext103=FILE` or `lambada=FILE`, but is `lambada`."),
         (
             ("--task", "lambada=a", "--task", "lambada=b"),
-            "`--task lambada=FILE` must be given once, but is given for `a`",
+            "`--task lambada=FILE` must be given once, but names both `a` and `b`",
         ),
         (("--text", "a.txt", "--overlap", "0"), "`--overlap` must be at least 1, but is 0."),
         (("--text", "a.txt", "--tensor", "0"), "`--tensor` must be at least 1, but is 0."),

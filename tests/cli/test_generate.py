@@ -165,7 +165,7 @@ def test_what_cannot_be_is_told_before_a_rank_starts(fail, tmp_path):
     assert fail("--presence-penalty", "3") == "`--presence-penalty` must be from -2 to 2, but is 3.0."
     assert fail("--frequency-penalty", "-3") == "`--frequency-penalty` must be from -2 to 2, but is -3.0."
     assert fail("--top-k", "-1") == "`--top-k` must be at least 0, but is -1."
-    assert "Give --prompt or --prompts, not both." in fail("--prompt", "a", "--prompts", "b")
+    assert "Give either --prompt or --prompts, not both." in fail("--prompt", "a", "--prompts", "b")
 
 
 def test_a_file_without_prompts_is_told(fail, tmp_path):
@@ -174,13 +174,15 @@ def test_a_file_without_prompts_is_told(fail, tmp_path):
         f"`{file}` must be a readable file of prompts, but is not: No such file or directory."
     )
     file.write_text("\n")
-    assert fail("--prompts", str(file)) == f"`{file}` must hold a prompt a line, but holds none."
+    assert fail("--prompts", str(file)) == f"`{file}` must hold one prompt per line, but is empty."
     file.write_text('{"prompt": "a"}\n{"text": "b"}\n')
     assert fail("--prompts", str(file)) == (
-        f'`{file}:2` must be a JSON object whose `prompt` is a text, but is {{"text": "b"}}.'
+        f'`{file}:2` must be a JSON object with a string `prompt`, but is {{"text": "b"}}.'
     )
     file.write_text("a\n")
-    assert fail("--prompts", str(file)).startswith(f"`{file}:1` must be a JSON object with a `prompt`, but is no JSON:")
+    assert fail("--prompts", str(file)).startswith(
+        f"`{file}:1` must be a JSON object with a `prompt`, but is not valid JSON:"
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="takes the terminal as Linux does")

@@ -35,7 +35,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
 
 
 def test_missing_file_names_one_that_is_there(fail):
-    assert fail("train", "nowhere.toml").startswith("`nowhere.toml` must be a TOML file, but there is none.")
+    assert fail("train", "nowhere.toml").startswith("`nowhere.toml` must be a TOML file, but does not exist.")
 
 
 def test_unknown_key_names_the_nearest(fail):

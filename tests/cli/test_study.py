@@ -44,8 +44,8 @@ def fails(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
         (
             ("--gpu", "h100-sxm"),
             (
-                "`--gpu` must describe what is measured (cpu), but `h100-sxm` describes cuda. `crosscut plan "
-                "--calibrate FILE.toml` writes a file of this machine."
+                "`--gpu` must describe the measured device (cpu), but `h100-sxm` describes cuda. `crosscut plan "
+                "--calibrate FILE.toml` writes a file for this machine."
             ),
         ),
         (

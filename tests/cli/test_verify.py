@@ -109,7 +109,7 @@ def test_difference_exits_with_1_and_names_the_module(tmp_path):
 def test_layout_with_an_unknown_axis_names_the_nearest(crosscut_here):
     done = crosscut_here("verify", "--layout", "tensr=2")
     assert done.returncode == 2
-    assert "`layout.tensr` must be a key of `layout`, but there is none of that name. The nearest is" in done.stderr
+    assert "`layout.tensr` must be a key of `layout`, but there is no such key. The nearest is" in done.stderr
 
 
 def test_layout_that_the_model_does_not_allow_is_refused(crosscut_here):

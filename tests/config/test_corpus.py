@@ -55,7 +55,7 @@ MESSAGES = {
     "one section": ({"sources": SOURCE}, f"`sources` must be sections, each headed [[sources]], but is {SOURCE!r}."),
     "unknown section": (
         {"url": {}},
-        "`url` must be a section of a corpus, but there is none of that name. The nearest is `urls`.",
+        "`url` must be a section of a corpus, but there is no such key. The nearest is `urls`.",
     ),
     "no folder": ({"folder": ""}, "`folder` must name a folder for the corpus, but is empty."),
     "similarity": (
@@ -101,11 +101,11 @@ SOURCE_MESSAGES = {
     "cleaner": ({"cleaners": ["join"]}, "`sources.cleaners` must be 'join_lines', but is 'join'."),
     "tokens without tokenizer": (
         {"format": "megatron"},
-        "`tokens.tokenizer` must name the tokenizer that a `megatron` source was made with, but is empty.",
+        "`tokens.tokenizer` must name the tokenizer that made the tokens of a `megatron` source, but is empty.",
     ),
     "key": (
         {"wieght": 1},
-        "`sources.wieght` must be a key of `sources`, but there is none of that name. The nearest is `sources.weight`.",
+        "`sources.wieght` must be a key of `sources`, but there is no such key. The nearest is `sources.weight`.",
     ),
 }
 
@@ -117,7 +117,7 @@ def test_messages_of_sources(case):
 
 
 def test_two_sources_have_two_names():
-    assert refused(SOURCE, SOURCE) == "`sources.name` must be another for each source, but web is there twice."
+    assert refused(SOURCE, SOURCE) == "`sources.name` must be unique, but web is used more than once."
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     path = tmp_path / "none.toml"
     assert (
         message_of(path)
-        == f"`{path}` must be a TOML file, but there is none. Try `examples/gpt2-small.toml`, or no file for the demo."
+        == f"`{path}` must be a TOML file, but does not exist. Try `examples/gpt2-small.toml`, or no file for a demo."
     )
 
 
@@ -211,26 +211,23 @@ def test_an_override_does_not_reach_into_a_value() -> None:
     [
         (
             with_model(training={"step": 5}),
-            (
-                "`training.step` must be a key of `training`, but there is none of that name. "
-                "The nearest is `training.steps`."
-            ),
+            ("`training.step` must be a key of `training`, but there is no such key. The nearest is `training.steps`."),
         ),
         (
             with_model(layout={"zzz": 5}),
             (
-                "`layout.zzz` must be a key of `layout`, but there is none of that name. "
-                "Known are `tensor`, `data`, `context`, `pipeline`, `expert`, `sequence_parallel`, `sharding`, "
+                "`layout.zzz` must be a key of `layout`, but there is no such key. "
+                "Choose `tensor`, `data`, `context`, `pipeline`, `expert`, `sequence_parallel`, `sharding`, "
                 "`shard_group` or `symmetric_memory`."
             ),
         ),
         (
             {"model": {"prest": "gpt2-small"}},
-            "`model.prest` must be a key of `model`, but there is none of that name. The nearest is `model.preset`.",
+            "`model.prest` must be a key of `model`, but there is no such key. The nearest is `model.preset`.",
         ),
         (
             with_model(trainin={}),
-            "`trainin` must be a section of a run, but there is none of that name. The nearest is `training`.",
+            "`trainin` must be a section of a run, but there is no such key. The nearest is `training`.",
         ),
         (
             {"model": {"preset": "gpt2-smal"}},
@@ -257,7 +254,7 @@ def test_a_preset_that_nothing_resembles_gives_the_list(name: object) -> None:
     known = KNOWN_PRESETS.replace(", ", "`, `").replace(" or ", "` or `")
     assert message_of({"model": {"preset": name}}).startswith(f"`model.preset` must name a preset, but is {name!r}.")
     if name == "zzz":
-        assert message_of({"model": {"preset": name}}).endswith(f" Known are `{known}`.")
+        assert message_of({"model": {"preset": name}}).endswith(f" Choose `{known}`.")
 
 
 @pytest.mark.parametrize(

@@ -138,8 +138,8 @@ def test_a_divisor_is_above_zero(name: str, value: float) -> None:
             "training.recompute_every",
             2,
             (
-                "`training.recompute_every` must be 1 where nothing is recomputed, but is 2. Set "
-                'training.recompute="full" or leave it out.'
+                "`training.recompute_every` must be 1 if nothing is recomputed, but is 2. Set "
+                'training.recompute="full" or remove `training.recompute_every`.'
             ),
         ),
         (
@@ -150,14 +150,14 @@ def test_a_divisor_is_above_zero(name: str, value: float) -> None:
         (
             "training.offload",
             ("optimizer", "optimizer"),
-            ("`training.offload` must name each once, but is ['optimizer', 'optimizer']. Leave the repetition out."),
+            ("`training.offload` must name each value once, but is ['optimizer', 'optimizer']. Remove the repetition."),
         ),
         (
             "training.offload",
             ("activations",),
             (
-                '`training.offload` may hold "activations" only with training.recompute="full", whose layer inputs '
-                "they are, but that is 'none'. Set it or leave activations out."
+                '`training.offload` may contain "activations" only with training.recompute="full", but '
+                '`training.recompute` is \'none\'. Set training.recompute="full" or remove "activations".'
             ),
         ),
         ("training.compile", "yes", "`training.compile` must be 'auto', 'on' or 'off', but is 'yes'."),

@@ -75,7 +75,7 @@ def test_what_an_earlier_corpus_kept_goes_and_is_shown_as_its_document(old, page
     assert f"matched with web/web.jsonl#2 of the earlier run {old.folder}" in told
     assert told.partition("this   |")[2].split()[:9] == told.partition("other  |")[2].split()[:9]
     told = explain_document(config, "web/web.jsonl#2")
-    assert "stands for" not in told, "those that went for the earlier run's document of that id"
+    assert "replaces" not in told, "those that went for the earlier run's document of that id"
     again = prepare_corpus(config, progress=False)
     assert [stage.name for stage in again.stages if stage.num_run] == []
 

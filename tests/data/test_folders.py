@@ -46,5 +46,5 @@ def test_place_is_taken_by_anything_but_an_empty_folder(tmp_path: Path) -> None:
 
 def test_setting_is_named_where_no_folder_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"must be a place where a folder can be made.*Choose another `folder`"):
+    with pytest.raises(DataError, match=r"must be a path where a folder can be created.*Choose another `folder`"):
         beside(tmp_path / "file" / "tokens", setting="folder").__enter__()

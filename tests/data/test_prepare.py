@@ -111,7 +111,7 @@ def test_folder_of_other_text_is_refused(config: DataConfig, make: Callable[...,
             make(config)
         assert str(error.value) == (
             f"`{folder}` must hold the tokens of this text with these settings, but was made from other text. Choose "
-            f"another `data.tokens`, delete the folder, or leave `data.text` empty to use it as it is."
+            f"another `data.tokens`, delete the folder, or leave `data.text` empty to use it unchanged."
         )
 
 
@@ -122,7 +122,7 @@ def test_folder_of_other_settings_is_refused(config: DataConfig, make: Callable[
     assert str(error.value) == (
         f"`{folder}` must hold the tokens of this text with these settings, but was made from `training.seed` 5 "
         f"instead of 6, `data.num_shards` 3 instead of 4. Choose another `data.tokens`, delete the folder, or leave "
-        f"`data.text` empty to use it as it is."
+        f"`data.text` empty to use it unchanged."
     )
 
 
@@ -223,7 +223,7 @@ def test_place_where_no_folder_can_be_made_is_an_error(config: DataConfig, corpu
     with pytest.raises(DataError) as error:
         prepare(config, corpus / "tokens", seed=5, progress=False)
     assert str(error.value) == (
-        f"`{corpus / 'tokens'}` must be a place where a folder can be made, but is not: File exists. "
+        f"`{corpus / 'tokens'}` must be a path where a folder can be created, but is not: File exists. "
         f"Choose another `data.tokens`."
     )
 

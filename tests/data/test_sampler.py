@@ -142,7 +142,7 @@ def test_corpus_shorter_than_one_sequence_is_an_error(make_shard: MakeShard) -> 
         Sampler(shards, sequence_length=1024, seed=0)
     assert str(error.value) == (
         "A training shard must have at least `training.sequence_length` + 1 = 1,025 tokens, but the largest of 2 has "
-        "1,024 (2,024 in all). Give more text, a shorter `training.sequence_length`, or fewer `data.num_shards`."
+        "1,024 (2,024 in total). Provide more text, a shorter `training.sequence_length`, or fewer `data.num_shards`."
     )
 
 
@@ -190,4 +190,4 @@ def test_validation_can_be_limited_to_its_first_samples(make_shard: MakeShard) -
 def test_validation_set_without_a_token_to_predict_is_an_error(make_shard: MakeShard) -> None:
     with pytest.raises(DataError) as error:
         ValidationSampler(make_shard([1], name="validation"), sequence_length=10)
-    assert str(error.value) == "The validation set must have at least 2 tokens, but has 1. Give more text."
+    assert str(error.value) == "The validation set must have at least 2 tokens, but has 1. Provide more text."

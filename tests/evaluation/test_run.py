@@ -90,7 +90,7 @@ def test_mistakes_are_told_before_a_rank_starts(
     assert told(ConfigError, tmp_path, lambada=files.lambada).startswith(f"`{tmp_path}` must be ")
     assert told(DataError, lambada="nowhere.jsonl").startswith("`evaluation.lambada` must be a readable file, but")
     assert told(ConfigError, text=files.text, window=999).startswith(
-        "`evaluation.window` must be at most the 64 tokens"
+        "`evaluation.window` must be at most the model's maximum of 64 tokens"
     )
     three = Machinery(layout=Layout(tensor=3), device="cpu")
     assert told(LayoutError, on=three, text=files.text).startswith("`layout.tensor` must")

@@ -50,7 +50,7 @@ def test_wikitexts_counts(shared: Path, gpt2: Tokenizer, name: str, words: int, 
 def test_another_file_is_not_taken_for_wikitext(tmp_path: Path, letters: Letters) -> None:
     file = tmp_path / "book.txt"
     file.write_text("Call me Ishmael.")
-    with pytest.raises(DataError, match=r"^`evaluation.wikitext103` must be a file of WikiText-103, whose hyphens are"):
+    with pytest.raises(DataError, match=r"^`evaluation.wikitext103` must be a file of WikiText-103, with hyphens as"):
         WikiText103(str(file), letters, start=0, window=4, overlap=2, detokenizer="paper")
 
 
@@ -80,7 +80,9 @@ def test_a_long_passage_loses_its_beginning(tmp_path: Path, letters: Letters) ->
     task = lambada(tmp_path, letters, "I am so", window=4)
     assert task.windows == [Window(0, 2, 7, 4)]
     assert task.figures(scores([0.0])).counts["passages_cut"] == 1
-    with pytest.raises(ConfigError, match=r"must hold every last word of .* of which one has 3 tokens, but is 2"):
+    with pytest.raises(
+        ConfigError, match=r"must hold every last word of .* but one word has 3 tokens and the window has 2"
+    ):
         lambada(tmp_path, letters, "I am so", window=2)
 
 
@@ -116,7 +118,7 @@ def test_only_line_ends_part_passages(tmp_path: Path, letters: Letters, within: 
         ('{"text": "word"}', r"must hold passages of several words, but number 1 of `.*` is 'word'"),
         ('{"txt": "a b"}', r"must hold an object with `text` on every line, but `.*` does not"),
         ("a b", r"must hold an object with `text` on every line, but `.*` does not"),
-        ("\n", r"must hold passages, but `.*` holds none"),
+        ("\n", r"must hold passages, but `.*` is empty"),
         (b"\xff", r"must be UTF-8, but `.*` is not at byte 0"),
         (None, r"must be a readable file, but `.*` is not: No such file"),
     ],
@@ -201,7 +203,7 @@ def test_a_book_is_one_document(tmp_path: Path, letters: Letters) -> None:
 
 
 def test_text_that_is_not_there_is_told(letters: Letters) -> None:
-    with pytest.raises(DataError, match=r"^`evaluation.text` must name files that are there, but nothing matches `now"):
+    with pytest.raises(DataError, match=r"^`evaluation.text` must name existing files, but nothing matches `now"):
         Text(["nowhere.txt"], letters, start=0, window=4, overlap=2, text_key="text")
 
 

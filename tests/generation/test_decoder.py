@@ -304,7 +304,7 @@ def told_of_too_long() -> None:
 
 
 def test_of_a_prompt_that_slides_nothing_can_be_told(ranks):
-    with pytest.raises(ConfigError, match=r"told must fit in the model's window \(12 tokens\), but has 13"):
+    with pytest.raises(ConfigError, match=r"probabilities must fit in the model's window \(12 tokens\), but has 13"):
         ranks.run(1, told_of_too_long)
 
 
@@ -316,13 +316,13 @@ def refused(prompt: list[int], sampling: Sampling) -> None:
     ("prompt", "sampling", "message"),
     [
         ([], Sampling(), "A prompt must have at least one token, but has none"),
-        ([5, 100], Sampling(), "ids must be from 0 to 99, the last of the model's vocabulary, but are from 5 to 100"),
-        ([5] * 13, Sampling(), r"at most as long as the model's window \(12 tokens\), but is 13"),
-        ([5], Sampling(stop=("a",)), "`stop` must be left out where tokens are not decoded"),
+        ([5, 100], Sampling(), "ids must be from 0 to 99, the model's last vocabulary entry, but are from 5 to 100"),
+        ([5] * 13, Sampling(), r"must fit in the model's window \(12 tokens\), but has 13"),
+        ([5], Sampling(stop=("a",)), "`stop` needs a tokenizer to decode the tokens"),
         (
             [5],
             Sampling(bias=((7, 1.0), (100, 1.0))),
-            "`bias` must be of token ids from 0 to 99, the last of the model's",
+            "`bias` must have token ids from 0 to 99, the model's last vocabulary",
         ),
     ],
 )

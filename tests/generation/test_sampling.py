@@ -143,10 +143,10 @@ def test_impossible_sampling_is_refused(field, value, limit):
 
 
 def test_an_infinite_bias_is_refused():
-    with pytest.raises(ConfigError, match=r"`bias` must hold numbers to add to scores, but one of \{3: -inf\} is none"):
+    with pytest.raises(ConfigError, match=r"`bias` must hold finite numbers, but is \{3: -inf\}"):
         Sampling(bias=((3, -math.inf),))
 
 
 def test_an_empty_stop_string_is_refused():
-    with pytest.raises(ConfigError, match="`stop` must hold texts to stop at, but one of them is empty"):
+    with pytest.raises(ConfigError, match="`stop` must hold non-empty strings, but one is empty"):
         Sampling(stop=("a", ""))

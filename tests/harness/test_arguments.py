@@ -26,7 +26,7 @@ def test_what_is_not_said_is_as_lm_eval_has_it(device):
         (
             {"dtype": "float16"},
             {},
-            "`--model_args` must be of `pretrained`, `tensor`, `data` or `precision`, but has `dtype`.",
+            "`--model_args` may contain `pretrained`, `tensor`, `data` or `precision`, but has `dtype`.",
         ),
         ({"tensor": "two"}, {}, "`tensor` in `--model_args` must be a number of ranks above 0, but is 'two'."),
         ({"data": 0}, {}, "`data` in `--model_args` must be a number of ranks above 0, but is 0."),
@@ -60,5 +60,5 @@ def test_as_many_ranks_must_be_started_as_the_layout_has(monkeypatch):
         ModelArguments.of(ALL, {}).require_ranks()
     assert str(error.value) == (
         "`layout.tensor` x `layout.data` must be the number of processes (1), but is 2 x 3 = 6. Start 6 processes or "
-        "change the layout. `crosscut lm-eval` starts them by itself, `lm_eval` under torchrun."
+        "change the layout. `crosscut lm-eval` starts the ranks by itself; start `lm_eval` under torchrun."
     )

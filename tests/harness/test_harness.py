@@ -290,7 +290,10 @@ def test_a_context_keeps_what_fits_beside_what_is_written(ranks: RankPool, model
     assert len(tokenizer.encode("the")) == 1
     ((texts, told),) = ranks.run(1, writing_of, str(model), 63, (LONG, "the"))
     assert texts == [tokens_after(model, tokenizer.decode(ids), 63) for ids in (long[-1:], tokenizer.encode("the"))]
-    message = "1 of 2 contexts lose their first tokens: the model's window of 64 must hold what is to be written, too."
+    message = (
+        "1 of 2 contexts lose their first tokens, because the model's window of 64 tokens must also hold the "
+        "generated text."
+    )
     assert told == [message]
     ((_, told),) = ranks.run(1, writing_of, str(model), 62, ("the quick",))
     assert told == [], "two tokens fit"
@@ -304,9 +307,9 @@ def test_a_window_without_room_for_a_context_is_an_error(
     with pytest.raises(ConfigError) as error:
         ranks.run(1, writing_of, str(model), asked, ("over",))
     assert str(error.value) == (
-        "`max_gen_toks` of the task `tiny` must be at most 63 with the model's window of 64 tokens, which holds the "
-        f"context, too, but is {number} (256 where a task does not say). Set it in the task's `generation_kwargs`, or "
-        "take a model with a longer window."
+        "`max_gen_toks` of the task `tiny` must be at most 63 with the model's window of 64 tokens, which must "
+        f"also hold the context, but is {number} (lm-eval uses 256 by default). Set it in the task's "
+        "`generation_kwargs`, or use a model with a longer window."
     )
 
 
@@ -427,11 +430,11 @@ def refusals_of(layout: Layout, folder: str) -> list[str]:
 def test_a_cache_is_refused_on_several_ranks_and_a_chat_template_always(ranks: RankPool, model: Path) -> None:
     (one,) = ranks.run(1, refusals_of, Layout(), str(model))
     assert one == [
-        "`--apply_chat_template` must be left out with `--model crosscut`, which is asked each text as it is."
+        "`--apply_chat_template` must be omitted with `--model crosscut`, which scores every text unchanged."
     ]
     cache = (
-        "`--use_cache` must be left out where `--model crosscut` is on several ranks: lm-eval gives each rank a cache "
-        "of its own, and ranks that found different answers there would wait for each other forever."
+        "`--use_cache` must be omitted if `--model crosscut` runs on several ranks. lm-eval gives each rank a cache "
+        "of its own, and ranks with different cached answers would wait for each other forever."
     )
     for told in ranks.run(2, refusals_of, Layout(tensor=2), str(model)):
         assert told == [cache, *one]
@@ -441,8 +444,8 @@ def test_a_cache_is_refused_on_several_ranks_and_a_chat_template_always(ranks: R
     ("options", "message"),
     [
         (("--model_args", "tensor=2"), "`--model_args` must name a model, but does not."),
-        (("--model_args", "pretrained=a,tensor=2", "--use_cache", "c"), "`--use_cache` must be left out where"),
-        (("--model_args", "pretrained=a", "--apply_chat_template"), "`--apply_chat_template` must be left out"),
+        (("--model_args", "pretrained=a,tensor=2", "--use_cache", "c"), "`--use_cache` must be omitted if"),
+        (("--model_args", "pretrained=a", "--apply_chat_template"), "`--apply_chat_template` must be omitted"),
         (("--model_args", "pretrained=nowhere"), "`nowhere` must be"),
     ],
 )

@@ -122,7 +122,7 @@ def test_the_tensors_of_a_file_follow_each_other_in_order(published, ranks, tmp_
 def test_a_folder_that_holds_something_is_left_alone(ranks, published, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     for told in ranks.run(2, jobs.export_raises, find_model(published("gpt2")), Layout(tensor=2), tmp_path):
-        expected = f"ConfigError: `{tmp_path}` must be a new folder, but holds something. Choose another name."
+        expected = f"ConfigError: `{tmp_path}` must be a new folder, but is not empty. Choose another name."
         assert told == [expected] * 2
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
@@ -146,5 +146,7 @@ def test_a_disk_that_fills_up_leaves_nothing(ranks, published, tmp_path):
 
 def test_a_published_folder_is_no_checkpoint(published, tmp_path):
     folder = published("gpt2")
-    with pytest.raises(ConfigError, match=rf"`{folder}` must be a run or a checkpoint, but is a Hugging Face folder"):
+    with pytest.raises(
+        ConfigError, match=rf"`{folder}` must be a run or a checkpoint, but already is a Hugging Face folder"
+    ):
         export_checkpoint(find_model(folder), tmp_path / "out")

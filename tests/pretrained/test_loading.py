@@ -154,7 +154,7 @@ def test_missing_tensors_are_named(copied):
     with pytest.raises(CheckpointError) as error:
         check(folder)
     assert str(error.value) == (
-        f"`{folder}` must hold all tensors that its `config.json` tells of, but lacks "
+        f"`{folder}` must hold all tensors of its `config.json`, but lacks "
         "`model.layers.0.self_attn.k_proj.weight`, `model.layers.1.self_attn.k_proj.weight`. Download "
         "the missing files."
     )
@@ -209,14 +209,14 @@ def test_another_shape_is_named(copied):
     with pytest.raises(CheckpointError) as error:
         check(folder)
     assert str(error.value) == (
-        f"`model.norm.weight` in `{folder}/model.safetensors` must have the shape [32] that `config.json` tells of, "
+        f"`model.norm.weight` in `{folder}/model.safetensors` must have the shape [32] from `config.json`, "
         "but has [31]."
     )
 
 
 def test_another_type_is_named(copied):
     folder = copied("llama", lambda t: t.update({"model.norm.weight": torch.zeros(32, dtype=torch.int8)}))
-    with pytest.raises(CheckpointError, match=r"must be of type F64, F32, F16 or BF16, but is I8. Quantised weights"):
+    with pytest.raises(CheckpointError, match=r"must have type F64, F32, F16 or BF16, but has I8. Quantised weights"):
         check(folder)
 
 
@@ -225,7 +225,7 @@ def test_files_that_are_not_there_or_not_whole_are_named(copied, tmp_path):
     path = folder / "model.safetensors"
     content = path.read_bytes()
     path.write_bytes(content[:-1])
-    with pytest.raises(CheckpointError, match=rf"`{path}` must be a whole safetensors file, but is not: "):
+    with pytest.raises(CheckpointError, match=rf"`{path}` must be an undamaged safetensors file, but is not: "):
         check(folder)
     path.unlink()
     with pytest.raises(CheckpointError, match=rf"`{folder}` must hold `model.safetensors`, but does not. Download"):

@@ -194,7 +194,7 @@ def test_a_run_without_its_tokens_is_told(trained, moved, monkeypatch):
     (moved / "tokens" / "tokenizer.json").unlink()
     (trained / "run" / "tokens").rename(trained / "run" / "hidden")
     try:
-        with pytest.raises(CheckpointError, match=rf"`{moved}/tokens/tokenizer.json` must be there, since the run's"):
+        with pytest.raises(CheckpointError, match=rf"`{moved}/tokens/tokenizer.json` must exist, because the run's"):
             find_model(moved)
     finally:
         (trained / "run" / "hidden").rename(trained / "run" / "tokens")
@@ -205,7 +205,7 @@ def test_the_newest_good_checkpoint_is_taken(trained, moved, capfd):
     (moved / "checkpoints" / "step-00000002" / "__0_0.distcp").unlink()
     assert find_model(moved).folder.name == "step-00000001"
     assert "A damaged checkpoint is passed over" in capfd.readouterr().err
-    with pytest.raises(CheckpointError, match="must be there, but is missing"):
+    with pytest.raises(CheckpointError, match="must exist, but is missing"):
         find_model(moved / "checkpoints" / "step-00000002")
 
 

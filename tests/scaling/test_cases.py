@@ -112,14 +112,17 @@ def test_more_ranks_than_cores_share_them() -> None:
             None,
             1,
             1,
-            "`crosscut study measure` must have at least 2 cores to put ranks on, but has 1. Allow it more.",
+            (
+                "`crosscut study measure` must have at least 2 cores for its ranks, but has 1. Give the process more "
+                "cores."
+            ),
         ),
         (
             "cuda",
             None,
             8,
             1,
-            "`crosscut study measure` must have at least 2 GPUs to put ranks on, but has 1. Set training.device=cpu.",
+            "`crosscut study measure` must have at least 2 GPUs for its ranks, but has 1. Set training.device=cpu.",
         ),
         ("cpu", 1, 2, 0, "`--ranks` must be a power of two above 1, but is 1. Try 2."),
         ("cpu", 6, 2, 0, "`--ranks` must be a power of two above 1, but is 6. Try 4."),

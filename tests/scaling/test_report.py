@@ -62,8 +62,8 @@ def test_the_same_batch_in_the_same_time_is_no_speed_up() -> None:
     assert column(part, "speed-up") == ["1.00"] * 3
     assert column(part, "of linear") == ["100%", "50%", "25%"]
     assert column(part, "seconds") == ["0.500"] * 3
-    assert column(part, "least to most") == ["0.250 to 1.000"] * 3
-    assert part.bars[2] == ("4 x 1, 2 a core", (4.0, 1.0))
+    assert column(part, "range") == ["0.250 to 1.000"] * 3
+    assert part.bars[2] == ("4 x 1, 2 per core", (4.0, 1.0))
 
 
 def test_rates_are_the_models_flops() -> None:
@@ -81,7 +81,7 @@ def test_ranks_that_share_a_core_are_marked() -> None:
 
 
 def test_one_process_is_compared_with_ranks_that_do_the_same_step() -> None:
-    part = section("Beside one process with all cores")
+    part = section("Comparison with one process on all cores")
     assert [(row[0], row[1], row[4], row[7]) for row in part.rows] == [
         ("4 x 256, 16", "strong", "2 x 1", "1.00"),
         ("5 x 320, 20", "tensor", "2 x 1", "1.00"),

@@ -209,7 +209,7 @@ def test_without_a_seed_texts_differ(whole):
 
 def test_mistakes_are_the_clients_own_errors(whole):
     with client_of(whole) as client:
-        with pytest.raises(openai.NotFoundError, match="`model` must be a model that is served"):
+        with pytest.raises(openai.NotFoundError, match="`model` must be the model that is served"):
             client.completions.create(model="gpt-5", prompt=PROMPT)
         with pytest.raises(openai.BadRequestError, match="`presence_penalty` must be a number from -2 to 2") as caught:
             client.completions.create(model=NAME, prompt=PROMPT, presence_penalty=3)

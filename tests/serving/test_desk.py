@@ -79,7 +79,9 @@ def test_more_than_may_wait_is_refused_whole():
         desk.open()
         first = desk.submit(orders(4))
         assert (desk.num_running, desk.num_waiting) == (2, 2)
-        with pytest.raises(Refusal, match="At most 3 texts may wait, but 2 do and 2 more are asked for") as refused:
+        with pytest.raises(
+            Refusal, match="At most 3 texts may wait, but 2 are waiting and the request asks for 2 more"
+        ) as refused:
             desk.submit(orders(2))
         assert (refused.value.status, refused.value.headers) == (503, {"Retry-After": "1"})
         desk.submit(orders(1))

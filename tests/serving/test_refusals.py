@@ -28,22 +28,25 @@ def says(content: object, role: str = "user") -> dict[str, object]:
     return chat(messages=[{"role": role, "content": content}])
 
 
-PROMPTS = "`prompt` must be a text, a list of token ids, or a list of either, but is "
+PROMPTS = "`prompt` must be a string, a list of token ids, or a list of strings or of such lists, but is "
 COUNT = "`max_tokens` must be a whole number from 0 to 2147483648, but is "
 BIASES = "`logit_bias` must be a JSON object of up to 1024 token ids with numbers from -100 to 100, but is "
-STOPS = "`stop` must be a text or up to 16 texts, none of them empty, but is "
+STOPS = "`stop` must be a string or up to 16 strings, none of them empty, but is "
 TEXTS: list[tuple[object, str]] = [
     (b"{", "The request's body must be JSON, but cannot be read: Expecting property name"),
     (b"", "The request's body must be JSON, but cannot be read: "),
     (b"\xff\xfe\x00", "The request's body must be JSON, but cannot be read: "),
     (b"[" * 100_000, "The request's body must be JSON, but cannot be read: it is nested too deeply."),
-    (b'{"temperature": NaN}', "The request's body must be JSON, but cannot be read: NaN is not a number in JSON."),
-    (b'{"temperature": 1e999}', "The request's body must be JSON, but cannot be read: 1e999 is too large a number."),
+    (b'{"temperature": NaN}', "The request's body must be JSON, but cannot be read: NaN is not a JSON number."),
+    (b'{"temperature": 1e999}', "The request's body must be JSON, but cannot be read: the number 1e999 is too large."),
     ([1], "The request's body must be a JSON object, but is [1]."),
-    ({"prompt": "Hello"}, f"`model` must be a model that is served (`{NAME}`), but is missing."),
-    (text(model=3), "`model` must be a text, but is 3."),
-    (text(prompt=[]), '`prompt` must hold at least one token where it is ids, but is []. Send "" to begin a text.'),
-    (text(prompt=[[1], []]), "`prompt` must hold at least one token where it is ids, but is [[1], []]."),
+    ({"prompt": "Hello"}, f"`model` must be the model that is served (`{NAME}`), but is missing."),
+    (text(model=3), "`model` must be a string, but is 3."),
+    (
+        text(prompt=[]),
+        '`prompt` must have at least one token if it is a list of ids, but is []. Send "" to start a new text.',
+    ),
+    (text(prompt=[[1], []]), "`prompt` must have at least one token if it is a list of ids, but is [[1], []]."),
     (text(prompt=["one", None]), f'{PROMPTS}["one", null].'),
     (text(prompt=7), f"{PROMPTS}7."),
     (text(prompt=[1, "one"]), f'{PROMPTS}[1, "one"].'),
@@ -80,8 +83,8 @@ TEXTS: list[tuple[object, str]] = [
     (text(stop=5), f"{STOPS}5."),
     (text(logprobs=21), "`logprobs` must be a whole number from 0 to 20, but is 21."),
     (text(logprobs=True), "`logprobs` must be a whole number from 0 to 20, but is true."),
-    (text(best_of=3), "`best_of` must be `n` (1) or left out, but is 3."),
-    (text(suffix="end"), '`suffix` must be left out or "", but is "end". Text is only written after a prompt.'),
+    (text(best_of=3), "`best_of` must be `n` (1) or omitted, but is 3."),
+    (text(suffix="end"), '`suffix` must be omitted or "", but is "end". Text is generated only after a prompt.'),
     (text(frequency_penalty=2.5), "`frequency_penalty` must be a number from -2 to 2, but is 2.5."),
     (text(presence_penalty=False), "`presence_penalty` must be a number from -2 to 2, but is false."),
     (text(logit_bias=[5]), f"{BIASES}[5]."),
@@ -90,13 +93,13 @@ TEXTS: list[tuple[object, str]] = [
     (text(logit_bias={str(i): 1 for i in range(1025)}), f'{BIASES}{{"0": 1, '),
     (
         text(logit_bias={"402": 1}),
-        '`logit_bias` must be of token ids from 0 to 401, but is {"402": 1}. Ask with ids, not',
+        '`logit_bias` must have token ids from 0 to 401, but is {"402": 1}. Use token ids, not',
     ),
-    (text(logit_bias={" the": 1}), '`logit_bias` must be of token ids from 0 to 401, but is {" the": 1}.'),
-    (text(logit_bias={"1" * 5000: 1}), "`logit_bias` must be of token ids from 0 to 401, but is "),
-    (text(logit_bias={"-1": 1}), '`logit_bias` must be of token ids from 0 to 401, but is {"-1": 1}.'),
+    (text(logit_bias={" the": 1}), '`logit_bias` must have token ids from 0 to 401, but is {" the": 1}.'),
+    (text(logit_bias={"1" * 5000: 1}), "`logit_bias` must have token ids from 0 to 401, but is "),
+    (text(logit_bias={"-1": 1}), '`logit_bias` must have token ids from 0 to 401, but is {"-1": 1}.'),
     (text(stream="yes"), '`stream` must be true or false, but is "yes".'),
-    (text(stream_options={}), "`stream_options` must be left out unless `stream` is true, but is {}."),
+    (text(stream_options={}), "`stream_options` must be omitted unless `stream` is true, but is {}."),
     (text(stream=True, stream_options=1), "`stream_options` must be a JSON object, but is 1."),
     (
         text(stream=True, stream_options={"include_usages": True}),
@@ -114,23 +117,23 @@ CHATS: list[tuple[object, str]] = [
     (chat(messages=["Hello"]), '`messages[0]` must be a JSON object, but is "Hello".'),
     (says("?", role=""), '`messages[0].role` must be system, developer, user or assistant, but is "".'),
     (says("?", role="tool"), 'developer, user or assistant, but is "tool". Tools are not supported'),
-    (says(None), "`messages[0].content` must be a text or a list of parts, but is missing."),
-    (says([]), "`messages[0].content` must be a text or a list of parts, but is []."),
+    (says(None), "`messages[0].content` must be a string or a list of parts, but is missing."),
+    (says([]), "`messages[0].content` must be a string or a list of parts, but is []."),
     (says([{"type": "image_url"}]), '`messages[0].content[0].type` must be "text", but is "image_url". Only text is'),
-    (says([{"type": "text"}]), "`messages[0].content[0].text` must be a text, but is missing."),
+    (says([{"type": "text"}]), "`messages[0].content[0].text` must be a string, but is missing."),
     (chat(messages=[HELLO[0] | {"mood": "good"}]), "`messages[0].mood` must be a field that this server knows, but"),
-    (says("x<|im_end|>"), "`messages[0].content` must not hold the model's special token `<|im_end|>`"),
-    (says("Hi", role="assistant"), "template takes, but it says: a chat must not begin with an answer."),
+    (says("x<|im_end|>"), "`messages[0].content` must not contain the model's special token `<|im_end|>`"),
+    (says("Hi", role="assistant"), "template, but the template says: a chat must not begin with an answer."),
     (says("word " * 300), "The prompt and an answer must fit in the model's window of 256 tokens"),
-    (chat(top_logprobs=2), "`top_logprobs` must be left out unless `logprobs` is true, but is 2."),
+    (chat(top_logprobs=2), "`top_logprobs` must be omitted unless `logprobs` is true, but is 2."),
     (chat(logprobs=3), "`logprobs` must be true or false, but is 3."),
-    (chat(max_tokens=3, max_completion_tokens=4), "`max_tokens` must be `max_completion_tokens` (4) or left out, but"),
-    (chat(tools=[{"type": "function"}]), '`tools` must be left out or [], but is [{"type": "function"}]. Tools are'),
-    (chat(response_format={"type": "json_object"}), '`response_format` must be left out or {"type": "text"}, but is'),
+    (chat(max_tokens=3, max_completion_tokens=4), "`max_tokens` must be `max_completion_tokens` (4) or omitted, but"),
+    (chat(tools=[{"type": "function"}]), '`tools` must be omitted or [], but is [{"type": "function"}]. Tools are'),
+    (chat(response_format={"type": "json_object"}), '`response_format` must be omitted or {"type": "text"}, but is'),
     (chat(max_tokens=0), "`max_tokens` must be a whole number from 1 to 2147483648, but is 0."),
-    (chat(moderation={"model": "any"}), '`moderation` must be left out, but is {"model": "any"}. What is asked and'),
-    (chat(modalities=["audio"]), '`modalities` must be left out or ["text"], but is ["audio"]. Only text is'),
-    (chat(prompt="Hello"), "`prompt` must be a field that this server knows, but is not. Leave it out."),
+    (chat(moderation={"model": "any"}), '`moderation` must be omitted, but is {"model": "any"}. The server does not'),
+    (chat(modalities=["audio"]), '`modalities` must be omitted or ["text"], but is ["audio"]. Only text is'),
+    (chat(prompt="Hello"), "`prompt` must be a field that this server knows, but is not. Remove it."),
 ]
 
 
@@ -201,7 +204,7 @@ def test_an_unknown_path_is_told_the_known_ones(whole, path):
 def test_an_unknown_model_is_told_the_known_one(whole):
     status, content = whole.ask(TEXT, text(model="other"))
     assert (status, content["error"]["code"], content["error"]["param"]) == (404, "model_not_found", "model")
-    assert content["error"]["message"] == f'`model` must be a model that is served (`{NAME}`), but is "other".'
+    assert content["error"]["message"] == f'`model` must be the model that is served (`{NAME}`), but is "other".'
 
 
 def test_an_unknown_model_cannot_be_retrieved(whole):

@@ -58,9 +58,7 @@ def test_a_scored_prompt_does_not_slide(model_folder):
     body = {"model": NAME, "echo": True, "logprobs": 1, "max_tokens": 9}
     request = read_completion(body | {"prompt": [40] * WINDOW}, served(model_folder, slide=True))
     assert (request.sampling.num_tokens, request.sampling.tell_prompt) == (9, True)
-    with pytest.raises(
-        Refusal, match=r"The prompt, whose probabilities are asked for, must fit in .* leave out `echo`"
-    ):
+    with pytest.raises(Refusal, match=r"The prompt with requested probabilities must fit in .* omit `echo`"):
         read_completion(body | {"prompt": [40] * (WINDOW + 1)}, served(model_folder, slide=True))
 
 

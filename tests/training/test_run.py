@@ -63,7 +63,7 @@ def test_what_cannot_be_exported_is_told_before_training(run_with, capsys):
     prepare_run(odd, resume=False)
     assert capsys.readouterr().err == (
         "The model cannot be exported to Hugging Face's form: `model.norm` must be 'layer' in a model of Hugging "
-        "Face's family 'gpt2', the nearest to this one, but is 'rms'.\n"
+        "Face's family 'gpt2', which is the closest family, but is 'rms'.\n"
     )
 
 
@@ -206,7 +206,7 @@ def test_run_whose_last_checkpoint_is_damaged_is_not_complete(trained, capsys):
     (last / "__0_0.distcp").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert not is_complete(trained)
     run_training(trained, resume="auto")
-    assert "Going on from" in capsys.readouterr().err
+    assert "Continuing from" in capsys.readouterr().err
     assert find_damage(folder_at(last)) == []
     assert is_complete(trained)
 

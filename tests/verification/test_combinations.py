@@ -65,11 +65,11 @@ NOT_TOGETHER = (
     ),
     Refusal(
         lambda v: v["recompute_every"] > 1 and v["recompute"] == "none",
-        "`training.recompute_every` must be 1 where nothing is recomputed, but is 2",
+        "`training.recompute_every` must be 1 if nothing is recomputed, but is 2",
     ),
     Refusal(
         lambda v: "activations" in v["offload"] and v["recompute"] != "full",
-        '"activations" only with training.recompute="full", whose layer inputs they are',
+        '"activations" only with training.recompute="full", but',
     ),
     Refusal(
         lambda v: v["precision"] == "float8" and v["symmetric_memory"],

@@ -1,1 +1,1 @@
-"""`crosscut plan`: three commands behind one name, a forecast of layouts, a calibration and a dry run."""
+"""`crosscut plan`: three commands under one name: the forecast, the calibration and the dry run."""

@@ -1,4 +1,4 @@
-"""The run that `crosscut plan` is asked about: a file's, or a preset's."""
+"""The run that `crosscut plan` covers, from a file or from a preset."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from crosscut.config.checks import listed
 
 
 def asked_run(arguments: tuple[str, ...], model: str | None) -> RunConfig:
-    """The run to plan: a file's, or a preset's. Raises `ConfigError` unless exactly one of the two is given."""
+    """The run to plan, from a file or from a preset. Raises `ConfigError` unless exactly one of them is given."""
     if has_file(arguments) == (model is not None):
         both = "both are" if has_file(arguments) else "neither is"
         raise ConfigError(f"There must be a model to plan, either RUN.toml or `--model`, but {both} given.")
@@ -29,12 +29,10 @@ def _preset(name: str) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        raise ConfigError(f"`--model` must name one preset, but {name!r} is the end of {listed(found)}.")
+        raise ConfigError(f"`--model` must name one preset, but {name!r} matches the end of {listed(found)}.")
     import difflib
 
     ends = {preset.partition("-")[2]: preset for preset in reversed(PRESETS)} | {preset: preset for preset in PRESETS}
     close = difflib.get_close_matches(wanted, ends, n=1, cutoff=0.5)
-    hint = (
-        f"The nearest is `{ends[close[0]]}`." if close else f"Known are {listed(f'`{preset}`' for preset in PRESETS)}."
-    )
+    hint = f"The nearest is `{ends[close[0]]}`." if close else f"Choose {listed(f'`{preset}`' for preset in PRESETS)}."
     raise ConfigError(f"`--model` must name a preset, but is `{name}`. {hint}")

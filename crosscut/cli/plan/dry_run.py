@@ -1,4 +1,4 @@
-"""`crosscut plan --dry-run`."""
+"""The command `crosscut plan --dry-run`."""
 
 import json
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ class DryRunOptions:
 
 
 def show_dry_run(options: DryRunOptions) -> None:
-    """Do a step of one rank without memory and print what it holds, computes and sends, beside the formulas."""
+    """Run a step of one rank without memory. Print the step's memory, FLOPs and messages next to the planner's."""
     from crosscut.planner.hardware import named_hardware
     from crosscut.planner.search import require_device
     from crosscut.rehearsal import print_rehearsal, rehearse, to_json

@@ -1,4 +1,4 @@
-"""`crosscut plan`: search the layouts of a run, and print or write what is found."""
+"""The command `crosscut plan`: search the layouts of a run, and print or write the plans."""
 
 import json
 import re
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _MOST = 1e18
-"""Upper limit of tokens, and of the price of an hour, so that no product of the two is infinite."""
+"""Upper limit for `--tokens` and for `--price`, so that no product of the two is infinite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class ForecastOptions:
     def __post_init__(self) -> None:
         if self.price is not None and self.tokens is None:
             raise ConfigError(
-                f"`--price` must come with `--tokens`, since it is for so many, but is {self.price:g} without."
+                f"`--price` must come with `--tokens`, the number of tokens to price, but is {self.price:g} alone."
             )
         if self.price is not None and not 0 <= self.price <= _MOST:
             raise ConfigError(f"`--price` must be at least 0 and at most {_MOST:g}, but is {self.price:g}.")
@@ -59,7 +59,7 @@ def number_of_tokens(_context: click.Context, _option: click.Parameter, text: st
 
 
 def show_forecast(options: ForecastOptions) -> None:
-    """Search the layouts, write the files that are asked for, and print the plans."""
+    """Search the layouts, write the requested files, and print the plans."""
     plans = _search(options)
     if options.html is not None:
         from crosscut.planner.paper.figures import page
@@ -83,16 +83,16 @@ def _search(options: ForecastOptions) -> "Plans":
 
     if options.gpu is None:
         known = listed(f"`{key}`" for key in KNOWN_HARDWARE)
-        raise ConfigError(f"`--gpu` must name the device to plan for, but is missing. Known are {known}.")
+        raise ConfigError(f"`--gpu` must name the device to plan for, but is missing. Known devices are {known}.")
     hardware = named_hardware(options.gpu)
     run = asked_run(options.arguments, options.model)
     return search_layouts(run, hardware, run.layout.world_size if options.gpus is None else options.gpus)
 
 
 def _write_best(plans: "Plans", path: Path, tokens: float | None) -> None:
-    """Write the best layout as a run, of as many steps as the tokens take."""
+    """Write a run with the best layout. `tokens` sets the number of steps."""
     if not plans.fitting:
-        raise ConfigError(f"`--write` must have a layout that fits, but none does: {plans.leanest[0].reason}.")
+        raise ConfigError(f"`--write` needs a layout that fits, but none does: {plans.leanest[0].reason}.")
     run = plans.fitting[0].run(plans.asked)
     if tokens is not None:
         steps = max(1, round(tokens / (run.training.batch_size * run.training.sequence_length)))

@@ -1,4 +1,4 @@
-"""Options that one command refuses because they belong to another command of the same name."""
+"""Let a command refuse options that belong to another command of the same name."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from crosscut.config import ConfigError
 
 
 def refuse_options(command: click.Command, *others: click.Command, message: str, hidden: bool) -> None:
-    """Let a command refuse the parameters of other commands that it does not have, and not call them unknown.
+    """Let a command refuse parameters that only the other commands have, instead of calling the parameters unknown.
 
-    `message` is the text of the `ConfigError`, with `{option}` and `{value}` for what was typed. Refused options are
-    in the command's help unless they are `hidden`.
+    `message` is the text of the `ConfigError`. `{option}` and `{value}` stand for the option and the value that the
+    user typed. The command's help shows the refused options unless `hidden` is true.
     """
     known = {parameter.name for parameter in command.params}
     for parameter in (parameter for other in others for parameter in other.params):

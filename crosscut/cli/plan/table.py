@@ -1,4 +1,4 @@
-"""Tables that `crosscut plan` prints in a terminal of a hundred columns."""
+"""Tables that `crosscut plan` prints, for a terminal of 100 columns."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,8 @@ _MOST_REJECTED = 8
 
 
 def show_plans(plans: "Plans", options: "ForecastOptions") -> None:
-    """Print the ranking, the best layout's account, and why others are not in it; and which of the run's arguments
-    decide nothing.
+    """Print the ranking, details of the best layout, and the reasons why other layouts do not fit. Also print the keys
+    among the run's arguments that have no effect, because the plan chooses their values.
     """
     console = Console()
     if not console.is_terminal:
@@ -40,7 +40,7 @@ def show_plans(plans: "Plans", options: "ForecastOptions") -> None:
     )
     given = [name for name in (argument.partition("=")[0] for argument in options.arguments) if name in CHOSEN]
     if given:
-        console.print(Text(f"Chosen here and not taken as given: {', '.join(given)}."))
+        console.print(Text(f"The plan chooses the values of {', '.join(given)}; the given values have no effect."))
     if plans.fitting:
         console.print(_ranking(plans, options))
         _show_best(console, plans.fitting[0], plans.asked, plans.hardware)
@@ -97,33 +97,33 @@ def _show_best(console: Console, best: "Plan", asked: RunConfig, hardware: "Hard
         for name in MEMORY_CATEGORIES
         if getattr(best.memory, name)
     )
-    console.print(Text(f"The first one, a rank's GB at the peak ({best.memory.instant}): {held}."))
+    console.print(Text(f"The first layout's memory peak on one rank, in GB ({best.memory.instant}): {held}."))
     sent = [_sent(fact) for fact in traffic_facts(best) if fact["bytes"] >= 1e6]
     if sent:
-        console.print(Text(f"It sends a step: {'; '.join(sent)}."))
+        console.print(Text(f"A rank sends per step: {'; '.join(sent)}."))
     reason = best.run(asked).reason_against_compiling
     if reason and asked.training.compile != "off":
         console.print(Text(f"Its layers are not compiled: {reason}."))
     if hardware.device == "cuda" and (reason := reason_against_halves(best.candidate)):
-        console.print(Text(f"Its forward messages of the split sequence run beside no product: {reason}."))
+        console.print(Text(f"Its forward messages of the split sequence overlap with no product: {reason}."))
 
 
 def _sent(fact: Mapping[str, Any]) -> str:
     where = "inside a node" if fact["link"] == "node" else "across nodes"
     return (
         f"{fact['operation'].replace('_', '-')}s along {fact['axis']} ({where}) {fact['bytes'] / 1e9:.3g} GB in "
-        f"{_seconds(fact['seconds'])} s, {_seconds(fact['exposed'])} of them waited for"
+        f"{_seconds(fact['seconds'])} s, of which it waits for {_seconds(fact['exposed'])}"
     )
 
 
 def _show_rejected(console: Console, plans: "Plans") -> None:
     leanest = plans.leanest
     number = f"{len(plans.fitting):,} layouts fit, {len(plans.rejected):,} do not"
-    console.print(Text(f"\n{number}{'; those that come nearest:' if leanest else '.'}"))
+    console.print(Text(f"\n{number}{'; the closest are:' if leanest else '.'}"))
     for rejected in leanest[:_MOST_REJECTED]:
         console.print(Text(f"  {rejected.label}: {rejected.reason}"))
     if len(leanest) > _MOST_REJECTED:
-        console.print(Text(f"  and {len(leanest) - _MOST_REJECTED} more (--json has all)"))
+        console.print(Text(f"  and {len(leanest) - _MOST_REJECTED} more (--json lists all)"))
 
 
 def _seconds(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Families of published models, and their keys for the fields of `ModelConfig`."""
+"""Families of published models, with the names that their files use for the fields of `ModelConfig`."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,21 +14,22 @@ class Family:
     model_type: str
     architecture: str
     keys: Mapping[str, str]
-    """Keys of the family's files, by our fields."""
+    """Keys in the family's files, by the name of our field."""
     fixed: Mapping[str, Any]
-    """Our fields that the family decides."""
+    """Fields whose value the family determines."""
     defaults: Mapping[str, Any]
-    """Our fields whose value a file may leave out, where it is not ours."""
+    """Values for keys that a file omits, if they differ from the defaults of `ModelConfig`."""
     required: Mapping[str, tuple[Any, ...]]
-    """Other keys that change the computation, with the values that we support; a missing key means the first."""
+    """Other keys that change the computation, with the values that Crosscut supports. A missing key means the first
+    value."""
     biases: tuple[str, ...] = ()
-    """Their keys that say whether all matrices have biases; where a file leaves them out it is as in `fixed`."""
+    """Keys that say whether all matrices have biases. If a file omits them, the value in `fixed` applies."""
     dropouts: tuple[str, ...] = ()
-    """Their keys for dropout besides the one that is read."""
+    """Additional keys for dropout, which are written but not read."""
     window: int | None = None
-    """The sliding window where a file leaves out the key; None is full attention."""
+    """Sliding window if a file omits the key. None means full attention."""
     is_windowed: bool = False
-    """Whether it has that window without a key that says so."""
+    """Whether the sliding window is active without a key that enables it."""
 
 
 _LLAMA_KEYS = {
@@ -120,5 +121,5 @@ STARCODER2 = Family(
 FAMILIES = MappingProxyType(
     {family.model_type: family for family in (GPT2, BIGCODE, LLAMA, MISTRAL, QWEN2, QWEN3, STARCODER2)}
 )
-"""Families by `model_type`. SmolLM is a Llama; GPT-BigCode is GPT-2 with multiple queries, StarCoder2 with rotary
-positions."""
+"""Families by `model_type`. SmolLM is a Llama. GPT-BigCode is GPT-2 with multi-query attention, and StarCoder2 is GPT-2
+with rotary positions."""

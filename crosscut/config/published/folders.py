@@ -1,7 +1,7 @@
-"""A published model's `config.json`, as Hugging Face has it, and the `ModelConfig` that says the same.
+"""Conversion between the `config.json` of a published model on Hugging Face and `ModelConfig`.
 
-One table (`families`) serves both directions: a key of theirs for each field of ours, and what a family fixes. Whatever
-in a file changes what the model computes and has no field here is an error that names it.
+The table in `families` serves both directions: it maps our fields to the keys of a family, and lists the values that a
+family fixes. A key that changes the model's computation but has no field here raises an error that names the key.
 """
 
 import json
@@ -22,7 +22,8 @@ TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 
 LOW_FREQUENCY, HIGH_FREQUENCY = 1.0, 4.0
-"""Turns in the original length below which Llama 3 slows a rotation down, and above which it leaves it."""
+"""Llama 3 slows down rotations with fewer turns within the original length than the first value, and leaves rotations
+with more turns than the second value unchanged."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +32,18 @@ class Published:
 
     model: ModelConfig
     stops: tuple[int, ...]
-    """Ids that end the model's texts, those of `config.json` first."""
+    """Ids that end the model's texts. Ids from `config.json` come first."""
 
 
 def is_published(folder: Path) -> bool:
-    """Whether a folder holds a published model's configuration."""
+    """Whether a folder holds the configuration of a published model."""
     return (folder / MODEL_FILE).is_file()
 
 
 def read_published(folder: Path) -> Published:
-    """Read a published model's folder. Raises `ConfigError` naming the value that Crosscut's model cannot do."""
+    """Read the folder of a published model. Raises `ConfigError` for a value that Crosscut does not support; the
+    message names the value.
+    """
     table = _Table(folder / MODEL_FILE)
     family = _family_of(table)
     for key, allowed in family.required.items():
@@ -57,23 +60,25 @@ def read_published(folder: Path) -> Published:
 
 
 def end_ids(folder: Path) -> dict[Path, tuple[int, ...]]:
-    """The ids that end what a folder's model writes, by the files that say so, the model's own first.
+    """Ids that end a text of the folder's model, by the file that names them, with the model's `config.json` first.
 
-    Any `model_type` will do. Raises `ConfigError` for a file that cannot be read and for what is no id.
+    The `model_type` may be any. Raises `ConfigError` for a file that cannot be read and for a value that is not an id.
     """
     found = {}
     for path in (folder / MODEL_FILE, folder / GENERATION_FILE):
         ends = read_json(path).get("eos_token_id") if path.is_file() else None
         ids = ends if isinstance(ends, list) else [] if ends is None else [ends]
         if not all(type(end) is int for end in ids):
-            raise ConfigError(f"`eos_token_id` in `{path}` must be an id or a list of some, but is {ends!r}.")
+            raise ConfigError(f"`eos_token_id` in `{path}` must be an id or a list of ids, but is {ends!r}.")
         if ids:
             found[path] = tuple(ids)
     return found
 
 
 def reason_against_export(model: ModelConfig) -> str:
-    """Reason why the nearest family cannot express a model, in words that follow a colon; empty where it can."""
+    """Reason why no family can express the model, as a clause that follows a colon. Empty if the model can be
+    exported.
+    """
     if model.mlp_pattern:
         return f"`model.mlp_pattern` must be empty in a model of any family, but is {list(model.mlp_pattern)}"
     family, differences = _nearest(model)
@@ -81,18 +86,19 @@ def reason_against_export(model: ModelConfig) -> str:
         return ""
     name, wanted = next(iter(differences.items()))
     return (
-        f"`model.{name}` must be {wanted!r} in a model of Hugging Face's family {family.model_type!r}, the nearest to "
-        f"this one, but is {getattr(model, name)!r}"
+        f"`model.{name}` must be {wanted!r} in a model of Hugging Face's family {family.model_type!r}, which is the "
+        f"closest family, but is {getattr(model, name)!r}"
     )
 
 
 def published_table(model: ModelConfig, *, dtype: str, stops: tuple[int, ...]) -> dict[str, Any]:
-    """The `config.json` of a model whose tensors are of `dtype`, by torch's name; texts end at any of `stops`.
+    """Build the `config.json` of a model. `dtype` is torch's name for the element type of its tensors, and any id in
+    `stops` ends a text.
 
-    Raises `ConfigError` for a model that none of the families can say.
+    Raises `ConfigError` for a model that no family can express.
     """
     if reason := reason_against_export(model):
-        raise ConfigError(f"{reason}. Crosscut knows no family to export it as.")
+        raise ConfigError(f"{reason}. Crosscut can export only models of the families that it knows.")
     family, _ = _nearest(model)
     table: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type}
     table.update({key: getattr(model, ours) for ours, key in family.keys.items()})
@@ -105,22 +111,22 @@ def published_table(model: ModelConfig, *, dtype: str, stops: tuple[int, ...]) -
 
 
 class _Table:
-    """A `config.json`, whose values are asked for by key."""
+    """A `config.json` with typed access to its values by key."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.values = read_json(path)
 
     def __contains__(self, key: str) -> bool:
-        """Whether it says something; null says nothing."""
+        """Whether the file has a value for the key. Null does not count as a value."""
         return self.values.get(key) is not None
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value, or the default where the file says nothing."""
+        """The value, or the default if the file has no value for the key."""
         return self.values[key] if key in self else default
 
     def take(self, key: str, field: str) -> Any:
-        """The value for one of our fields, which must be of its type."""
+        """The value for one of our fields. Raises `ConfigError` unless the value has the field's type."""
         value, kind = self.values[key], ModelConfig.__annotations__[field]
         if kind is float and type(value) is int:
             return float(value)
@@ -129,20 +135,20 @@ class _Table:
         return value
 
     def require(self, key: str, allowed: tuple[Any, ...]) -> None:
-        """Raise unless the value is one that our model can do."""
+        """Raise `ConfigError` unless the value is one that Crosscut supports."""
         if (value := self.get(key, allowed[0])) not in allowed:
             raise self.refusal(key, listed(map(repr, allowed)), value)
 
     def refusal(self, key: str, must: str, value: Any) -> ConfigError:
-        """The error for a value that our model cannot do."""
+        """Error for a value that Crosscut does not support."""
         return ConfigError(
-            f"`{key}` in `{self.path}` must be {must}, but is {value!r}. Crosscut's model computes nothing else: "
-            "choose another model."
+            f"`{key}` in `{self.path}` must be {must}, but is {value!r}. Crosscut supports no other value. "
+            "Choose another model."
         )
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object that a file of a published model holds. Raises `ConfigError` where it holds none."""
+    """Read the JSON object in a file of a published model. Raises `ConfigError` if the file holds no JSON object."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -160,13 +166,13 @@ def _family_of(table: _Table) -> Family:
         architecture = f" ({', '.join(map(str, table.get('architectures', [])))})" if "architectures" in table else ""
         raise ConfigError(
             f"`model_type` in `{table.path}` must be {listed(map(repr, FAMILIES))}, but is {name!r}{architecture}. "
-            "Crosscut knows these families."
+            "Choose a model of one of these families."
         )
     return FAMILIES[name]
 
 
 def _biases(table: _Table, family: Family) -> dict[str, Any]:
-    """All or none, where that is for the file to say."""
+    """Value of `model.biases`, "all" or "none", if the family leaves the choice to the file. Empty otherwise."""
     if not family.biases:
         return {}
     *others, last = ((key, bool(table.get(key, family.fixed["biases"] == "all"))) for key in family.biases)
@@ -177,7 +183,9 @@ def _biases(table: _Table, family: Family) -> dict[str, Any]:
 
 
 def _rotary(table: _Table) -> dict[str, Any]:
-    """Newer files have all of it in `rope_parameters`, older ones in `rope_theta` and `rope_scaling`."""
+    """Fields for rotary positions. Newer files keep the values in `rope_parameters`, older files in `rope_theta` and
+    `rope_scaling`.
+    """
     rope = {**table.get("rope_scaling", {}), **table.get("rope_parameters", {})}
     kind = rope.get("rope_type", rope.get("type", "default"))
     fields: dict[str, Any] = {"rotary_base": float(rope.get("rope_theta", table.get("rope_theta", 10_000.0)))}
@@ -211,7 +219,9 @@ def _rope_scaling(model: ModelConfig) -> dict[str, Any] | None:
 
 
 def _window(table: _Table, family: Family, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A sliding window sees everything up to its length, so that is the longest sequence of the same model."""
+    """Longest sequence of a model with a sliding window. Up to the window's length, a sliding window sees everything,
+    so the model equals one with full attention and this maximum length.
+    """
     is_used = family.is_windowed or bool(table.get("use_sliding_window", False))
     window = table.values.get("sliding_window", family.window) if is_used else None
     if window is None or "max_sequence_length" not in fields:
@@ -220,13 +230,15 @@ def _window(table: _Table, family: Family, fields: Mapping[str, Any]) -> dict[st
 
 
 def _nearest(model: ModelConfig) -> tuple[Family, dict[str, Any]]:
-    """The family that comes nearest to a model, and the fields that it has otherwise, with its values: none is best."""
+    """Closest family to a model, with the family's values for the fields in which the model differs. An empty mapping
+    is a perfect match.
+    """
     candidates = [_differences(family, model) for family in FAMILIES.values() if family is not MISTRAL]
     return min(candidates, key=lambda candidate: len(candidate[1]))
 
 
 def _differences(family: Family, model: ModelConfig) -> tuple[Family, dict[str, Any]]:
-    """The fields that the family has otherwise, with its values."""
+    """Fields in which the model differs from the family, with the family's values."""
     wanted = dict(family.fixed)
     if wanted["positions"] == "learned":
         wanted = {"num_kv_heads": model.num_heads, "head_size": model.hidden_size // model.num_heads, **wanted}

@@ -1,8 +1,9 @@
-"""Named models: the paper's tables, GPT-2's four sizes, published models of Llama's kind, and sizes for a laptop.
+"""Named models: the paper's models, GPT-2 in four sizes, published models of the Llama kind, and small models for a
+laptop.
 
-`PRESETS[name]` gives the fields of a `ModelConfig`. The paper's scaling study (Table 1) keeps 96 per head and writes
-the parameter counts 1.2, 2.5, 4.2 and 8.3 billion; its trained models are Table 4. The 8.3B model is the same size in
-both, with 32 heads in Table 1 and 24 in Table 4.
+`PRESETS[name]` gives the fields of a `ModelConfig`. The models of the paper's scaling study (Table 1) have a head size
+of 96, and 1.2, 2.5, 4.2 and 8.3 billion parameters. Table 4 lists the models that the paper trained. The 8.3B model has
+the same size in both tables, but 32 heads in Table 1 and 24 in Table 4.
 """
 
 from typing import Any
@@ -25,7 +26,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "megatron-2.5b": _shape(54, 1920, 20, vocab_size=GPT2_VOCAB_SIZE),
     "megatron-4.2b": _shape(64, 2304, 24, vocab_size=GPT2_VOCAB_SIZE),
     "megatron-8.3b": _shape(72, 3072, 32, vocab_size=GPT2_VOCAB_SIZE),
-    # Paper, Table 4: the models that were trained to convergence (its 2.5B is Table 1's).
+    # Paper, Table 4: the models that were trained to convergence (the 2.5B model is in Table 1).
     "megatron-355m": _shape(24, 1024, 16, vocab_size=GPT2_VOCAB_SIZE),
     "megatron-8.3b-24-heads": _shape(72, 3072, 24, vocab_size=GPT2_VOCAB_SIZE),
     # GPT-2 (Radford et al. 2019), Table 2, with the parameter counts of the released models.
@@ -33,7 +34,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-medium": _shape(24, 1024, 16, vocab_size=GPT2_VOCAB_SIZE),
     "gpt2-large": _shape(36, 1280, 20, vocab_size=GPT2_VOCAB_SIZE),
     "gpt2-xl": _shape(48, 1600, 25, vocab_size=GPT2_VOCAB_SIZE),
-    # Published models of Llama's kind, by their own configurations.
+    # Published models of the Llama kind, as in their own configurations.
     "smollm2-135m": _llama(
         30,
         576,
@@ -92,7 +93,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         rotary_base=500_000.0,
         tied=False,
     ),
-    # For a laptop's processor; the vocabulary is the tokenizer's.
+    # Models for a laptop's CPU. The vocabulary is the tokenizer's.
     "laptop-tiny": _shape(2, 64, 4, max_sequence_length=128),
     "laptop-small": _shape(4, 256, 4, max_sequence_length=256),
     "laptop-base": _shape(6, 384, 6, max_sequence_length=256),

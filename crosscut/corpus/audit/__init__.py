@@ -1,5 +1,6 @@
-"""The audit of a corpus: what went where and why, whether duplicates are gone, and whether test data leaked in.
+"""Audit of a corpus: which documents were dropped and why, whether duplicates are gone, and whether test data leaked
+in.
 
-`samples` looks at every part, `report` puts together what all stages counted, `page` shows it in a browser, and
-`explain` tells the story of one document.
+`samples` inspects every part, `corpus_report` combines the counts of all stages, `page` shows the report in a browser,
+and `explain` gives the history of one document.
 """

@@ -1,8 +1,8 @@
-"""The report of a corpus, put together from what its stages counted and from samples of what they did.
+"""Report of a corpus, built from the counts of its stages and from samples of dropped and changed documents.
 
-`report.json` is a function of the sources and the settings: it has no times, no machine and no folder, so it is the
-same for an unbroken run, a resumed one, and any engine. Those stand in `timings.json`. A stage that did not run leaves
-its section out.
+`report.json` is a function of the sources and the settings. It contains no times and no facts about the machine or the
+folder, so an uninterrupted run, a resumed run and a run on any engine give the same report. Times and machine are in
+`timings.json`. A stage that did not run has no section in the report.
 """
 
 from __future__ import annotations
@@ -28,22 +28,24 @@ FORMAT = "crosscut-corpus-report"
 VERSION = 1
 
 SHOWN_DOCUMENTS = 6
-"""Documents of a large cluster that are shown."""
+"""Number of documents to show for a large cluster."""
 
 SHOWN_PASSAGES = 20
-"""Passages that corpus and test sets have in common that are shown."""
+"""Number of passages to show that the corpus shares with test sets."""
 
 PACKAGES = ("crosscut", "pyarrow", "numpy", "ftfy", "eldc", "gigatoken", "abloom", "tokenizers")
-"""Whose versions stand on the page."""
+"""Packages whose versions are shown on the page."""
 
 _WHERE = ("engine", "folder")
-"""Settings that tell where a corpus is made and change nothing of it."""
+"""Settings that decide where a corpus is made and do not affect the result."""
 
 Counts = Mapping[str, Any]
 
 
 def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Path) -> dict[str, Any]:
-    """The report: what passed each stage and why the rest went, with samples; duplicates; leakage; texts; sources."""
+    """Build the report: the flow through the stages with dropped documents and samples, duplicates, leakage, texts, and
+    sources.
+    """
     counts = {result.name: result.counts for result in results}
     flow = make_flow(results)
     runs = Runs(work, cleaned=CLEANING in counts, against=config.duplicates.against)
@@ -69,9 +71,9 @@ def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Pat
 
 
 def measure_timings(results: Sequence[StageResult], config: CorpusConfig) -> dict[str, Any]:
-    """Content of `timings.json`: the time of each stage, with the machine and the package versions that it ran on.
+    """Content of `timings.json`: the time of each stage, the machine, and the package versions.
 
-    `seconds` is the sum over all tasks, in all processes and runs; `elapsed` is the time that passed in this run.
+    `seconds` is the sum over all tasks, in all processes and runs. `elapsed` is the elapsed time in this run.
     """
     return {
         "folder": Path(config.folder).name,
@@ -106,7 +108,7 @@ def _summary(flow: Sequence[Counts]) -> dict[str, Any]:
 
 
 def _add_samples(flow: Sequence[dict[str, Any]], counts: Counts, config: CorpusConfig, runs: Runs) -> None:
-    """Put samples to the rules of a flow, and to each the text of what it was matched with."""
+    """Add samples to the rules of a flow, and to each sample the text of the document that it was matched with."""
     samples = merge_samples(runs.work)
     dropped = [one for (_, rule), of_rule in samples.items() if rule != CHANGED for one in of_rule]
     places = {one["id"]: Place(runs.work, *one.pop("at")) for one in dropped}
@@ -126,18 +128,18 @@ def _add_samples(flow: Sequence[dict[str, Any]], counts: Counts, config: CorpusC
 
 
 class _Texts:
-    """The texts of some documents, of this run and of earlier ones."""
+    """Texts of some documents, from this run and from earlier runs."""
 
     def __init__(self, runs: Runs, names: Sequence[str], places: Sequence[Place] = ()) -> None:
         self._places = find_documents(runs, names)
         self._texts = latest_texts(runs, [*self._places.values(), *places])
 
     def head(self, name: str) -> str:
-        """Excerpt from the beginning of a document; empty where the document is not known."""
+        """Excerpt from the beginning of a document. Empty if the document is unknown."""
         return excerpt(self._texts[self._places[name]]) if name in self._places else ""
 
     def beside(self, sample: dict[str, Any], place: Place) -> dict[str, Any]:
-        """A sample with the text of its other document, both from where they differ first."""
+        """A sample together with the text of the matched document. Both texts start near their first difference."""
         if sample.get("other") not in self._places:
             return sample
         text, other = excerpts_of_pair(self._texts[place], self._texts[self._places[sample["other"]]])
@@ -145,7 +147,9 @@ class _Texts:
 
 
 def _columns(amounts: Counts, ratio: float | None, name: str) -> list[dict[str, Any]]:
-    """Amounts by label as a list: of languages by `name`, of numbers by the `from` of their bucket."""
+    """Convert amounts by label to a list: languages with their `name`, numbers with the lower bound `from` of their
+    bucket.
+    """
     kind = str if name == "name" else float
     columns = ({name: kind(label), **with_estimate(amount, ratio)} for label, amount in amounts.items())
     return sorted(columns, key=lambda one: one[name])
@@ -177,7 +181,9 @@ def _duplicates(counts: Counts, config: CorpusConfig, runs: Runs) -> dict[str, A
 
 
 def _sizes(sizes: Mapping[int, int]) -> list[dict[str, Any]]:
-    """Clusters of 2, 3, 4, and then of 5 to 8, 9 to 16 and so on, with the documents that they lost."""
+    """Numbers of clusters by size (2, 3, 4, 5 to 8, 9 to 16, and so on), with the number of documents removed from
+    them.
+    """
     rows: list[dict[str, Any]] = []
     low = high = 2
     while sizes and low <= max(sizes):
@@ -196,7 +202,9 @@ def _sizes(sizes: Mapping[int, int]) -> list[dict[str, Any]]:
 
 
 def _planted(counts: Counts, jaccard: float) -> dict[str, Any]:
-    """Recall and precision of the search, measured on duplicates planted into the corpus, by tenths of similarity."""
+    """Recall and precision of the search, measured on duplicates that were planted into the corpus, by tenths of
+    similarity.
+    """
     if not counts.get("planted"):
         return {}
     tenths = [
@@ -234,9 +242,10 @@ def _leakage(counts: Counts, config: CorpusConfig) -> dict[str, Any]:
 
 
 def _sources(counts: Counts, config: CorpusConfig, ratio: float | None) -> list[dict[str, Any]]:
-    """Amounts that were read, kept and written of each source.
+    """Amounts that were read, kept and written, by source.
 
-    A written amount includes ends of text and counts each document as often as the weight of its source repeats it.
+    The written amount includes end-of-text tokens and counts each document as many times as the weight of its source
+    repeats it.
     """
     read = counts.get(INGEST, {}).get("sources", {})
     kept = counts.get("audit", {}).get("sources", {})

@@ -1,18 +1,18 @@
-"""Excerpts: the piece of a text that shows why something happened to it."""
+"""Excerpts: sections of a text that show why a document was dropped or changed."""
 
 from __future__ import annotations
 
 LENGTH = 600
-"""Characters of an excerpt."""
+"""Number of characters in an excerpt."""
 
 LEAD = 120
-"""Characters that stand before what an excerpt is about."""
+"""Number of characters in an excerpt before its point of interest."""
 
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
 
 def excerpt(text: str, at: int = 0) -> str:
-    """A piece of `text` that begins a little before character `at`, with an ellipsis where something is left out."""
+    """Section of `text` that begins shortly before character `at`. An ellipsis marks omitted text."""
     start = _start(text, at)
     before = ELLIPSIS if start else ""
     after = ELLIPSIS if start + LENGTH < len(text) else ""
@@ -20,13 +20,13 @@ def excerpt(text: str, at: int = 0) -> str:
 
 
 def excerpts_of_pair(one: str, other: str) -> tuple[str, str]:
-    """Pieces of two texts around the place where they first differ; their beginnings where they are the same."""
+    """Sections of two texts around their first difference. For equal texts, these are their beginnings."""
     at = 0 if one == other else common_beginning(one, other)
     return excerpt(one, at), excerpt(other, at)
 
 
 def _start(text: str, at: int) -> int:
-    """Where a word begins, some characters before `at`; where texts are the same up to `at`, the same place in both."""
+    """Start of a word some characters before `at`. For two texts that are equal up to `at`, the result is the same."""
     if at <= LEAD:
         return 0
     blank = text.find(" ", at - LEAD, at)
@@ -34,7 +34,7 @@ def _start(text: str, at: int) -> int:
 
 
 def common_beginning(one: str, other: str) -> int:
-    """Number of characters that two texts share at their beginning."""
+    """Number of characters of the common beginning of two texts."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

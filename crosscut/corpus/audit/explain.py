@@ -1,6 +1,6 @@
-"""The story of one document: where it came from, what each stage did to it and why, and where it ended.
+"""History of one document: its origin, the effect of each stage and the reason, and its end.
 
-Ids are searched for, and of everything else only the files of the document's own part are read.
+The ids of the corpus are searched. Apart from that, only the files of the document's own part are read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from crosscut.data.shards.writing import INDEX_DTYPE
 LEAKAGE, NEAR, PACKING, TOKENS = "leakage", "near", "packing", "tokens"
 
 SHOWN = 5
-"""Documents that went in favour of this one, and passages, that are told; the others are counted."""
+"""Maximum number of passages to show, and of documents that were dropped in favour of this one. Further passages and
+documents are only counted."""
 
 _WIDTH = 100
 _LABEL = 16
@@ -41,9 +42,9 @@ _LABEL = 16
 def explain(work: Path, filters: Sequence[str], document_id: str, *, cleaned: bool, against: Sequence[str] = ()) -> str:
     """History of a document in the corpus, as lines to print.
 
-    `filters` are the corpus's stages that drop documents, in their order, `tokens` among them; `cleaned` says whether
-    it cleans texts; `against` are the output folders of earlier runs, whose documents it may have been matched with.
-    Raises `DataError` for an id that the corpus does not have.
+    `filters` are the stages of the corpus that drop documents, in their order and including `tokens`. `cleaned` says
+    whether the corpus cleans its texts. `against` are the output folders of earlier runs, with whose documents the
+    document may have been matched. Raises `DataError` for an id that the corpus does not have.
     """
     place = find_documents(Runs(work, cleaned), [document_id]).get(document_id)
     if place is None:
@@ -57,7 +58,7 @@ def explain(work: Path, filters: Sequence[str], document_id: str, *, cleaned: bo
 
 
 class _Story:
-    """Record of one document through the stages, read from the files of the runs."""
+    """History of one document through the stages, read from the files of the runs."""
 
     def __init__(self, runs: Runs, document_id: str, place: Place) -> None:
         self._runs = runs
@@ -66,23 +67,23 @@ class _Story:
         self._place = place
 
     def tell(self, filters: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-        """A label and lines for each stage that the document came to, and for its end."""
+        """Yield a label and lines for each stage that the document reached, and for its end."""
         yield "read", self._origin()
         for stage in filters:
             drop = self._rows(stage, drops_name(self._place.part))
             told = [*self._marks(stage), *(self._mended() if stage == CLEANING else ())]
             told += self._leaks() if stage == LEAKAGE else ()
             if drop:
-                yield stage, [f"goes: {_why(stage, drop[0])}", *told, *self._match(drop[0]["other"])]
+                yield stage, [f"dropped: {_why(stage, drop[0])}", *told, *self._match(drop[0]["other"])]
                 return
-            yield stage, told or ["stays"]
+            yield stage, told or ["kept"]
         for stage, others in self._in_favour(filters):
             more = [f"and {len(others) - SHOWN:,} more"] if len(others) > SHOWN else []
-            yield "stands for", [f"{len(others):,} that went at {stage}:", *others[:SHOWN], *more]
+            yield "replaces", [f"{len(others):,} dropped by {stage}:", *others[:SHOWN], *more]
         yield "kept", self._end()
 
     def _rows(self, stage: str, name: str) -> list[dict[str, Any]]:
-        """The rows of a stage's file that are this document's."""
+        """Rows of this document in a file of a stage."""
         path = self._work / stage / name
         if not path.is_file():
             return []
@@ -109,13 +110,13 @@ class _Story:
             return []
         at = common_beginning(before, after)
         return [
-            f"mended, {len(before):,} characters before and {len(after):,} after; where they first differ:",
+            f"repaired: {len(before):,} characters before and {len(after):,} after; first difference:",
             f"before | {_spelled_out(before, at)}",
             f"after  | {_spelled_out(after, at)}",
         ]
 
     def _match(self, other: str) -> list[str]:
-        """Both texts, where the document was matched with another."""
+        """Both texts, if the document was matched with another document."""
         if not other:
             return []
         work, document_id = self._runs.locate(other)
@@ -133,18 +134,18 @@ class _Story:
         told = []
         for match in sorted(matches, key=lambda match: -match["grams"])[:SHOWN]:
             told.append(
-                f"{match['grams']:,} n-grams in a row stand also in {match['test_set']}, item {match['item']:,}:"
+                f"{match['grams']:,} consecutive n-grams also occur in {match['test_set']}, item {match['item']:,}:"
             )
             told += _quoted("", match["passage"])
         if len(matches) > SHOWN:
             told.append(f"and {len(matches) - SHOWN:,} shorter passages")
         if cuts:
             spans = ", ".join(f"{cut['start']:,} to {cut['end']:,}" for cut in cuts)
-            told.append(f"cut out of it: characters {spans}")
+            told.append(f"cut out: characters {spans}")
         return told
 
     def _in_favour(self, filters: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-        """By stage the ids of documents that went because of this one."""
+        """Ids of the documents that were dropped in favour of this document, by stage."""
         for stage in filters:
             found: list[str] = []
             for path in sorted((self._work / stage).glob(f"*{drops_name('')}")):
@@ -158,13 +159,13 @@ class _Story:
 
     def _end(self) -> list[str]:
         texts = self._rows(TOKENS, f"{self._place.part}.index.arrow")
-        told = [f"{sum(text['tokens'] for text in texts):,} tokens, ends of text among them"] if texts else []
+        told = [f"{sum(text['tokens'] for text in texts):,} tokens, including ends of text"] if texts else []
         if len(texts) > 1:
             told[0] += f", in {len(texts)} pieces"
-        return [*(told or ["it passed all stages that are done"]), *self._shards()]
+        return [*(told or ["it passed all finished stages"]), *self._shards()]
 
     def _shards(self) -> list[str]:
-        """Where its texts lie among the shards; nothing before they are packed."""
+        """Positions of the document's texts in the shards. Empty if the shards are not written yet."""
         try:
             manifest = json.loads((self._work / PACKING / "manifest.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -180,7 +181,7 @@ class _Story:
                 told.append(
                     f"{shard}: {'text' if len(places) == 1 else 'texts'} {', '.join(f'{at:,}' for at in places)}"
                 )
-        return told or ["its source's weight leaves it out of the shards"]
+        return told or ["omitted from the shards because of the weight of its source"]
 
 
 def _why(stage: str, drop: dict[str, Any]) -> str:
@@ -193,12 +194,12 @@ def _spelled(value: Any) -> str:
 
 
 def _spelled_out(text: str, at: int) -> str:
-    """Some characters around one of them, with those that cannot be seen escaped."""
+    """Some characters around a position, with invisible characters escaped."""
     return repr(text[max(0, at - 30) : at + 40])[1:-1]
 
 
 def _quoted(name: str, text: str) -> list[str]:
-    """A text on a few lines, with its name before it."""
+    """A text on a few lines, preceded by its name."""
     head = f"{name:<7}" if name else ""
     room = _WIDTH - _LABEL - len(head) - 2
     lines = textwrap.wrap(" ".join(text.split()), room, max_lines=3, placeholder=" ...") or [""]
@@ -206,18 +207,18 @@ def _quoted(name: str, text: str) -> list[str]:
 
 
 def _rejected(work: Path, document_id: str) -> str:
-    """The story of a record that could not be read. Raises `DataError` where there is none of that id either."""
+    """History of a record that could not be read. Raises `DataError` if there is no such record either."""
     name, _, record = document_id.rpartition("#")
     for path in sorted((work / INGEST).glob("*.rejects.jsonl")):
         with path.open(encoding="utf-8") as lines:
             for reject in map(json.loads, lines):
-                called = reject.get("name", f"{reject['source']}/{reject['file']}")  # the latter in older corpora
+                called = reject.get("name", f"{reject['source']}/{reject['file']}")  # older corpora have no `name`
                 if called == name and reject["place"].rpartition(" ")[2] == record:
                     told = f"{'not read':<{_LABEL}}{reject['file']}, {reject['place']}: {reject['reason']}"
                     quoted = [textwrap.indent(line, " " * _LABEL) for line in _quoted("", reject["excerpt"])]
                     return "\n".join([document_id, "", told, *quoted])
     near = near_ids(work, document_id)
-    hint = f" Near ones are {', '.join(f'`{one}`' for one in near)}." if near else ""
+    hint = f" Similar ids are {', '.join(f'`{one}`' for one in near)}." if near else ""
     raise DataError(
         f"`--explain` must name a document of this corpus, as `source/file#record`, but is `{document_id}`.{hint}"
     )

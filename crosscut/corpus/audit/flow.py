@@ -1,8 +1,9 @@
-"""The way of the corpus through the stages: documents, bytes and tokens that came in, went, and were left.
+"""Flow of the corpus through the stages: documents, bytes and tokens that entered, were dropped, and were left.
 
-Tokens, without ends of text, are counted by the stage `length`. What went before it is estimated from its bytes and the
-tokens of a byte among those counted, and is marked as an estimate. What was cut after it is what the stage `tokens` no
-longer counts; where it did not run, and between several cuts, that is an estimate by bytes, too.
+The stage `length` counts tokens, without ends of text. For earlier losses, the tokens are estimated from the bytes and
+from the average number of tokens per byte, and marked as estimates. For later cuts, the tokens are the difference to
+the count of the stage `tokens`. If this stage did not run, or if there were several cuts, these tokens are also
+estimated from the bytes.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ _NOT_PASSED = ("audit", "packing")
 
 
 def make_flow(results: Sequence[StageResult]) -> list[dict[str, Any]]:
-    """An entry for each stage that documents pass, in order; `tokens` only where it lost something.
+    """One entry per stage that documents pass, in order. The stage `tokens` has an entry only if it dropped something.
 
-    `in` and `out` are amounts (`documents`, `bytes`, `tokens`, and `estimated` where tokens are an estimate), `rules`
-    the amounts that each rule took, `cut` what was cut from documents that stay, and `mended` the bytes by which texts
-    became longer (or, below zero, shorter) besides, `mended_tokens` the estimate of that.
+    `in` and `out` are amounts, with `documents`, `bytes` and `tokens`, and with `estimated` if the tokens are an
+    estimate. `rules` are the amounts that each rule dropped. `cut` is the amount that was cut from kept documents.
+    `mended` is the number of bytes by which repairs made texts longer (or shorter, if negative), and `mended_tokens` is
+    the estimate of the same in tokens.
     """
     counts = {result.name: result.counts for result in results}
     passed = {name: one for name, one in counts.items() if "documents_in" in one and name not in _NOT_PASSED}
@@ -37,13 +39,13 @@ def make_flow(results: Sequence[StageResult]) -> list[dict[str, Any]]:
 
 
 def tokens_of_byte(counts: Counts) -> float | None:
-    """Tokens of a byte among the documents that were counted; None where none were."""
+    """Average number of tokens per byte in the counted documents. None if no documents were counted."""
     counted = counts.get("audit", {}).get("counted", {})
     return counted["tokens"] / counted["bytes"] if counted.get("bytes") else None
 
 
 def with_estimate(amount: Counts, ratio: float | None) -> dict[str, Any]:
-    """An amount of the audit with tokens that were not counted estimated, or without tokens where they cannot be."""
+    """An amount of the audit, with uncounted tokens estimated. The tokens are omitted if they cannot be estimated."""
     told = {unit: amount[unit] for unit in ("documents", "bytes")}
     if ratio is None:
         return told
@@ -63,7 +65,7 @@ def _entry(name: str, counts: Counts) -> dict[str, Any]:
         **sides,
         "rules": dict(sorted(rules.items(), key=lambda item: (-item[1]["documents"], item[0]))),
     }
-    if name == INGEST:  # its bytes in and those of its rules are of files on the disk, often packed
+    if name == INGEST:  # bytes in and bytes of rules refer to files on disk, which are often compressed
         sides["in"].pop("bytes", None)
         for amount in rules.values():
             amount.pop("bytes", None)
@@ -78,7 +80,7 @@ def _entry(name: str, counts: Counts) -> dict[str, Any]:
 
 
 def _pieces(before: Counts, counts: Counts) -> list[dict[str, Any]]:
-    """The entry of the stage `tokens`, which loses the pieces between cuts that are too short."""
+    """Entry of the stage `tokens`, which drops pieces between cuts that are too short."""
     lost = before["bytes"] - counts["bytes_out"]
     if not lost and counts["documents_out"] == before["documents"]:
         return []
@@ -94,7 +96,7 @@ def _pieces(before: Counts, counts: Counts) -> list[dict[str, Any]]:
 
 
 def _count_tokens(flow: Sequence[dict[str, Any]], counts: Counts) -> None:
-    """Put tokens into the amounts of a flow, so that they add up."""
+    """Add tokens to the amounts of a flow such that the amounts add up."""
     ratio = tokens_of_byte(counts)
     audit = counts.get("audit", {})
     if ratio is None:
@@ -117,9 +119,11 @@ def _count_tokens(flow: Sequence[dict[str, Any]], counts: Counts) -> None:
 
 
 def _estimate(entry: dict[str, Any], ratio: float) -> None:
-    """Estimate the tokens of what comes in and is left; each loss is the difference of what is left before and after.
+    """Estimate the tokens of the input and the output. Each loss is the difference of the estimates before and after
+    it.
 
-    So the losses add up in tokens too, where each by itself would be rounded by itself.
+    With this method, the losses also add up in tokens. If each loss were estimated and rounded on its own, they would
+    not.
     """
     for side in (entry["in"], entry["out"]):
         if "bytes" in side:
@@ -135,10 +139,10 @@ def _estimate(entry: dict[str, Any], ratio: float) -> None:
 
 
 def _subtract(flow: Sequence[dict[str, Any]], tokens: int, ratio: float, counts: Counts) -> None:
-    """Write the tokens before and after each stage into the flow: `tokens` less the losses to rules and cuts.
+    """Write the tokens before and after each stage into the flow: `tokens` minus the losses to rules and cuts.
 
-    The sum of the tokens that all cuts removed is exact where the stage `tokens` has counted the final texts; several
-    cuts share the sum in proportion to their bytes. Elsewhere the tokens of cuts are estimates.
+    The total number of tokens in all cuts is exact if the stage `tokens` has counted the final texts. Several cuts
+    share this total in proportion to their bytes. Otherwise, the tokens of cuts are estimates.
     """
     ruled = sum(amount.get("tokens", 0) for entry in flow for amount in entry["rules"].values())
     cuts = [entry["cut"] for entry in flow if "cut" in entry]

@@ -1,7 +1,8 @@
-"""Finding documents by their names, and their texts, without reading more of a corpus than its ids.
+"""Search for documents by name, and for their texts, without reading more of the corpus than its ids.
 
-A document of the run itself is named by its id, one of an earlier run (`duplicates.against`) by that run and its id
-there, as `Collection.ids` has it; the same id may be another document in each.
+The name of a document of the run itself is its id. The name of a document of an earlier run (`duplicates.against`)
+consists of this run and the id there, as in `Collection.ids`. The same id may denote different documents in different
+runs.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from crosscut.corpus.documents import CLEANING, INGEST, read_columns, read_table
 from crosscut.corpus.finished import WORK_FOLDER, FinishedRun
 
 _NEAREST = 3
-"""Ids that are named in place of one that is not there."""
+"""Maximum number of similar ids that the message about an unknown id names."""
 
 _COMPARED = 4000
-"""Ids whose spelling is compared with that of one that is not there."""
+"""Maximum number of ids that are compared with an unknown id to find similar ids."""
 
 
 class Place(NamedTuple):
-    """Place of a document."""
+    """Location of a document."""
 
     work: Path
     part: str
@@ -39,26 +40,26 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Runs:
-    """The run that is told of, whose stages may not all be done, and the earlier ones that it adds to."""
+    """The run to explain, whose stages may not all be finished, and the earlier runs that it extends."""
 
     work: Path
-    """Its folder of stages."""
+    """Folder of the run's stages."""
 
     cleaned: bool
-    """Whether the stage `cleaning` is among them."""
+    """Whether the run has the stage `cleaning`."""
 
     against: tuple[str, ...] = ()
     """Output folders of the earlier runs."""
 
     def is_cleaned(self, work: Path) -> bool:
-        """Whether the run with this folder of stages, one of these, cleans its texts."""
+        """Whether the run with this folder of stages cleans its texts. The run must be one of these."""
         if work == self.work:
             return self.cleaned
         finished = FinishedRun.read(work)
         return finished is not None and finished.cleaned
 
     def locate(self, name: str) -> tuple[Path, str]:
-        """The folder of stages of the run that a document is of, and its id there."""
+        """Folder of stages of the run to which a document belongs, and the document's id in that run."""
         for folder in sorted(self.against, key=len, reverse=True):
             if name.startswith(before := earlier_id(folder, "")):
                 return Path(folder) / WORK_FOLDER, name.removeprefix(before)
@@ -66,7 +67,7 @@ class Runs:
 
 
 def parts_of(work: Path) -> list[str]:
-    """Names of the parts of a corpus, in its order."""
+    """Names of the parts of a corpus, in order."""
     return sorted(path.stem for path in (work / INGEST).glob("*.arrow"))
 
 
@@ -77,7 +78,7 @@ def id_columns(work: Path) -> Iterator[tuple[str, pa.ChunkedArray]]:
 
 
 def find_documents(runs: Runs, names: Iterable[str]) -> dict[str, Place]:
-    """Where some documents lie, by their names; those that their run does not have are left out."""
+    """Locations of some documents, by their names. Documents that their run does not have are omitted."""
     wanted: dict[Path, dict[str, str]] = {}
     for name in names:
         work, document_id = runs.locate(name)
@@ -100,7 +101,7 @@ def _find_in(work: Path, wanted: set[str]) -> Iterator[tuple[str, Place]]:
 
 
 def texts_read(places: Iterable[Place]) -> dict[Place, str]:
-    """Texts as they were read; each part is opened once."""
+    """Texts as they were read. Each part is opened once."""
     found: dict[Place, str] = {}
     for (work, part), of_part in groupby(sorted(set(places)), key=lambda place: place[:2]):
         column = read_columns(work / INGEST / f"{part}.arrow", "text")["text"]
@@ -109,7 +110,7 @@ def texts_read(places: Iterable[Place]) -> dict[Place, str]:
 
 
 def texts_cleaned(runs: Runs, places: Iterable[Place]) -> dict[Place, str]:
-    """Texts as they were mended, of the documents that came so far, in runs that do so."""
+    """Texts after cleaning, for documents that reached this stage, in runs that clean texts."""
     found: dict[Place, str] = {}
     for (work, part), of_part in groupby(sorted(set(places)), key=lambda place: place[:2]):
         path = work / CLEANING / f"{part}.arrow"
@@ -125,14 +126,16 @@ def texts_cleaned(runs: Runs, places: Iterable[Place]) -> dict[Place, str]:
 
 
 def latest_texts(runs: Runs, places: Iterable[Place]) -> dict[Place, str]:
-    """Texts as the latest stage left them."""
+    """Texts after the latest stage that changed them."""
     wanted = set(places)
     cleaned = texts_cleaned(runs, wanted)
     return {**texts_read(wanted - cleaned.keys()), **cleaned}
 
 
 def near_ids(work: Path, wanted: str) -> list[str]:
-    """Ids of the corpus that are most like one that it does not have: of the same file, or else spelled alike."""
+    """Ids that are most similar to an unknown id: ids of the same file if there are any, otherwise ids with a similar
+    spelling.
+    """
     file, _, record = wanted.rpartition("#")
     same_file: list[str] = []
     pool: list[str] = []

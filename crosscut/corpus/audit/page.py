@@ -1,7 +1,7 @@
-"""The report as one HTML file that needs nothing else: style, scripts and data stand in it.
+"""The report as a single HTML file, which contains its style, scripts and data.
 
-What stands in documents is data to the page, never markup: it lies in a block of JSON that no text can end, and the
-page's own policy runs no script and loads nothing but what is named by its hash.
+Text from documents is always data and never markup: it is in a block of JSON that no text can end. In addition, the
+page's content security policy allows only the scripts and styles whose hashes it lists.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _CHARSET = '<meta charset="utf-8">'
 
 
 def write_page(report: Mapping[str, Any], timings: Mapping[str, Any], path: Path) -> None:
-    """Write the page of a report, whole or not at all."""
+    """Write the page of a report atomically."""
     write_whole(path, make_page(report, timings))
 
 
 def make_page(report: Mapping[str, Any], timings: Mapping[str, Any]) -> str:
-    """The page of a report."""
+    """HTML page of a report."""
     html = _read("report.html")
     scripts = [_read(name) for name in _SCRIPT.findall(html)]
     styles = [_read(name) for name in _STYLE.findall(html)]
@@ -68,6 +68,8 @@ def _base64(data: bytes) -> str:
 
 
 def _embedded(data: Mapping[str, Any]) -> str:
-    """As JSON without `<`, so that nothing in it ends the block or begins a comment; lone surrogates are escaped."""
+    """Convert data to JSON without `<`, so that no text can end the block or begin a comment. Lone surrogates are
+    escaped.
+    """
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

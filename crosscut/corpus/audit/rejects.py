@@ -1,7 +1,7 @@
-r"""Samples of what could not be read, from the rejects files of ingestion.
+r"""Samples of records that could not be read, from the rejects files of ingestion.
 
-A file is called as in the ids of documents, so that the samples are the same wherever its folder lies. What is no UTF-8
-in names and excerpts is written out (`\udcff`), as pages and terminals take nothing else.
+Files are named as in document ids, so the samples do not depend on the location of the files. Bytes of names and
+excerpts that are not UTF-8 are escaped (`\udcff`), because pages and terminals accept only valid text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from crosscut.corpus.documents import INGEST
 
 
 def rejected_samples(work: Path, seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Samples of the rejected records, by rule, chosen like samples of documents; reads the files line by line."""
+    """Samples of the rejected records, by rule, chosen in the same way as samples of documents. The files are read line
+    by line.
+    """
     chosen: dict[str, list[tuple[str, str]]] = {}
     for line in _lines(work):
         record = json.loads(line)
@@ -39,7 +41,9 @@ def _lines(work: Path) -> Iterator[str]:
 
 
 def _name(record: Mapping[str, str]) -> str:
-    """The file as document ids have it; of rejects without a `name`, its source and the last of its path."""
+    """Name of the file as in document ids. For rejects without a `name`, this is the source and the last component of
+    the path.
+    """
     return _written_out(record.get("name") or f"{record['source']}/{PurePosixPath(record['file']).name}")
 
 

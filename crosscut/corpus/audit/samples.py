@@ -1,7 +1,7 @@
-"""Share of each part in the report: amounts that each rule dropped, languages, lengths, and samples to read.
+"""Contribution of each part to the report: the amounts that each rule dropped, languages, lengths, and samples to read.
 
-Samples are the documents with the smallest hashes of the seed and their ids, so that they are the same however the
-corpus is cut into parts.
+The samples are the documents with the smallest hashes of seed and id, so they do not depend on the division of the
+corpus into parts.
 """
 
 from __future__ import annotations
@@ -30,39 +30,40 @@ from crosscut.corpus.parts import files_of, find_parts
 from crosscut.corpus.tokens.encoding import TOKENS, index_name
 
 AUDIT = "audit"
-"""The stage's name."""
+"""Name of the stage."""
 
 SAMPLES = 5
-"""Documents that are shown of each rule."""
+"""Number of documents to show per rule."""
 
 CHANGED = "changed"
-"""Name under `cleaning` of the samples of documents whose text was mended."""
+"""Name of the samples of documents whose text the stage `cleaning` repaired."""
 
 NOTHING = {"documents": 0, "bytes": 0, "tokens": 0, "uncounted": 0}
 
 Numbers = npt.NDArray[np.int64]
 Amount = dict[str, int]
-"""`documents`, `bytes`, and of those whose tokens were counted `tokens` and, as `uncounted`, the bytes of the rest."""
+"""Amounts of some documents: `documents`, `bytes`, the `tokens` of documents with counted tokens, and as `uncounted`
+the bytes of all other documents."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditStage:
-    """A stage that looks at every part when all filters are done."""
+    """Stage that inspects every part after all filters are done."""
 
     filters: tuple[str, ...]
     """All filters of the corpus, in their order."""
 
     cleaned: bool
-    """Whether texts were cleaned."""
+    """Whether the texts were cleaned."""
 
     seed: int
-    """Chooses the samples."""
+    """Seed of the choice of samples."""
 
     name: str = AUDIT
     version: int = 2
 
     def tasks(self, work: Path) -> list[Task]:
-        """One for each part."""
+        """List the tasks, one per part."""
         return [
             Task(
                 name=part.name,
@@ -89,12 +90,12 @@ def _written_of(part: Part) -> tuple[Path, ...]:
 
 
 def samples_name(part: str) -> str:
-    """Name of the file of a part's samples."""
+    """Name of the file with the samples of a part."""
     return f"{part}.samples.jsonl"
 
 
 def audit_part(part: Part, seed: int, output: Output) -> Counts:
-    """Task of the audit: count a part's documents by source, rule, language and length, and write its samples."""
+    """Run a task: count a part's documents by source, rule, language and length, and write its samples."""
     documents = _Documents(part)
     drops = {stage: read_drops(part.work, stage, part.name) for stage in part.filters}
     samples = [*_dropped(part, documents, drops, seed), *_mended(documents, seed)]
@@ -131,7 +132,7 @@ class _Documents:
         return len(self.ids)
 
     def text(self, row: int) -> str:
-        """The latest text of a document."""
+        """Latest text of a document."""
         at = int(np.searchsorted(self.mended_rows, row))
         if at < len(self.mended_rows) and self.mended_rows[at] == row:
             return str(self.mended["text"][at].as_py())
@@ -143,7 +144,7 @@ class _Documents:
         return self.amounts(np.zeros(len(rows), np.str_), rows).get("", dict(NOTHING))
 
     def amounts(self, labels: npt.NDArray[np.str_], rows: npt.NDArray[Any]) -> dict[str, Amount]:
-        """Amounts of some rows, summed by label; `labels` has one for each row."""
+        """Amounts of some rows, summed by label. `labels` has one label per row."""
         names, group = np.unique(labels, return_inverse=True)
         documents = np.bincount(group, minlength=len(names))
         num_bytes = _sums(group, self.num_bytes[rows], len(names))
@@ -157,7 +158,7 @@ class _Documents:
 
 
 def _take_written(part: Part, documents: _Documents) -> None:
-    """Put the bytes and tokens that the stage `tokens` wrote in the place of those that documents had before cuts."""
+    """Replace the bytes and tokens of each document before cuts by those that the stage `tokens` wrote."""
     written = read_table(part.work / TOKENS / index_name(part.name))
     rows = written["row"].to_numpy()
     documents.tokens = _sums(rows, written["tokens"].to_numpy().astype(np.int64) - 1, len(documents))
@@ -175,7 +176,7 @@ def _sums(group: Numbers, values: Numbers, size: int) -> Numbers:
 
 
 def _mark(part: Part, name: str) -> tuple[npt.NDArray[np.uint32], npt.NDArray[Any]] | None:
-    """Rows and values of a mark that a filter made; None where none did."""
+    """Rows and values of a measurement by a filter. None if no filter measured it."""
     for path in _marks_of(part):
         table = read_table(path)
         if name in table.column_names:
@@ -188,7 +189,9 @@ def _by_rule(documents: _Documents, drops: pa.Table) -> dict[str, Amount]:
 
 
 def _histograms(part: Part, documents: _Documents) -> Counts:
-    """Amounts by language, score and length, of the documents that no filter had dropped before the measurement."""
+    """Amounts by language, score and length. They cover the documents that had not been dropped when the measurement
+    was made.
+    """
     counts: Counts = {}
     for mark, name, label in (
         ("language", "languages", str),
@@ -204,12 +207,12 @@ def _histograms(part: Part, documents: _Documents) -> Counts:
 
 
 def score_bucket(score: float) -> str:
-    """Lower end of the twentieth that a score lies in."""
+    """Lower bound of a score's bucket, with buckets of width 0.05."""
     return f"{min(int(score * 20 + 1e-9), 19) / 20:.2f}"
 
 
 def length_bucket(tokens: int) -> str:
-    """Lower end of the bucket that a length lies in: 0, 1, 2, 3, 4, 6, 8, 12, 16, ..., two to each doubling."""
+    """Lower bound of a length's bucket: 0, 1, 2, 3, 4, 6, 8, 12, 16, and so on, with two buckets per doubling."""
     if tokens < 2:
         return str(tokens)
     power = 1 << (tokens.bit_length() - 1)
@@ -218,7 +221,7 @@ def length_bucket(tokens: int) -> str:
 
 
 class Sampled(NamedTuple):
-    """A document that was chosen, by what chose it."""
+    """A sampled document with its sampling key."""
 
     key: str
     row: int
@@ -233,7 +236,7 @@ def _smallest(documents: _Documents, rows: Sequence[int], seed: int) -> list[Sam
 
 
 def sample_key(seed: int, name: str) -> str:
-    """Key by which samples are ordered: as good as random, and the same on every machine."""
+    """Key that orders samples. It is pseudorandom and the same on every machine."""
     return hashlib.blake2b(f"{seed}\n{name}".encode(errors="replace"), digest_size=8).hexdigest()
 
 
@@ -274,7 +277,7 @@ def _mended(documents: _Documents, seed: int) -> Iterable[dict[str, Any]]:
 
 
 def merge_samples(work: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """The samples of the whole corpus by stage and rule, from those of its parts."""
+    """Merge the samples of all parts to samples of the whole corpus, by stage and rule."""
     chosen: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for path in sorted((work / AUDIT).glob(f"*{samples_name('')}")):
         with path.open(encoding="utf-8") as file:

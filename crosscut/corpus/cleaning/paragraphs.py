@@ -19,10 +19,10 @@ SLACK = 6
 """Characters that a full line may be shorter than the width. Some programs prefer even lines to full lines."""
 
 MIN_FULL = 0.6
-"""Least share of full lines, among lines that another line follows, for a text to count as wrapped."""
+"""Minimum share of full lines, among lines that another line follows, for a text to count as wrapped."""
 
 MIN_CAPITALS = 0.75
-"""Least share of lines beginning with a capital for a block to count as verse or a list."""
+"""Minimum share of lines beginning with a capital for a block to count as verse or a list."""
 
 _BLANK = re.compile(r"\n(?:[^\S\n]*\n)+")
 _ITEM = re.compile(r"\s*(?:[-*+•·‣>#|]|\(?(?:\d{1,3}|[a-zA-Z]|[ivxlIVXL]{1,5})[.)])(?:\s|$)")

@@ -13,8 +13,8 @@ import math
 from typing import NamedTuple
 
 LOSS = 0.05
-"""Part of the allowed misses (1 - recall) that the check of whole sketches may use up. The bands find that many more
-pairs, to make up for it."""
+"""Share of the allowed misses (1 - recall) that the check of whole sketches may cause. The bands are chosen to find as
+many more pairs, so that the total recall is reached."""
 
 CLOSE_PAIR = 300.0
 """Cost of comparing two texts. The unit is the cost of one MinHash value of one document."""
@@ -28,7 +28,7 @@ FAR = 0.03
 _MAX_HASHES = 1024
 
 _STEPS = 100
-"""Similarities over which the recall is averaged."""
+"""Number of similarities over which the recall is averaged."""
 
 
 class Bands(NamedTuple):
@@ -72,7 +72,7 @@ def _mean_recall(shape: Bands, jaccard: float) -> float:
 
 
 def least_equal(shape: Bands, jaccard: float, recall: float) -> int:
-    """Least number of equal MinHash values for the texts of a pair to be compared.
+    """Minimum number of equal MinHash values for the texts of a pair to be compared.
 
     At similarity `jaccard`, at most a share `LOSS * (1 - recall)` of the pairs has fewer equal values.
     """

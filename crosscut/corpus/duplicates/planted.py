@@ -28,7 +28,7 @@ from crosscut.corpus.words.ngrams import words
 
 PLANTED = "planted"
 SAMPLE = 2000
-"""Greatest number of documents in the sample."""
+"""Maximum number of documents in the sample."""
 
 LOWEST, HIGHEST = 0.5, 0.98
 """Range of the similarities that are planted."""

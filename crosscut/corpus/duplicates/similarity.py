@@ -45,7 +45,7 @@ class Check(NamedTuple):
     ngram: int
     jaccard: float
     least_equal: int
-    """Least number of equal MinHash values. The texts of pairs with fewer equal values are not compared."""
+    """Minimum number of equal MinHash values. The texts of pairs with fewer equal values are not compared."""
 
 
 class Edges(NamedTuple):
@@ -159,7 +159,7 @@ def measure(collection: Collection, pairs: Pairs, ngram: int) -> Edges:
 
 
 def _portions(collection: Collection, pairs: Pairs) -> Iterator[tuple[Pairs, Numbers]]:
-    """Split pairs into portions of about `CHARACTERS_AT_A_TIME`. With each portion come its documents' numbers."""
+    """Split pairs into portions of about `CHARACTERS_AT_A_TIME`. Each portion has the numbers of its documents."""
     if not len(pairs.left):
         return
     numbers = np.unique(np.concatenate(pairs))

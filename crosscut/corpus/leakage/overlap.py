@@ -1,7 +1,7 @@
 """The stage `overlap`: compute the share of each test set that the corpus contains, and list passages (paper, 4.1.2).
 
-The share is computed before anything is cut, so it is what a model would have seen. An n-gram that occurs in many
-documents is a common phrase and not a leak, so the most frequent n-grams are listed too.
+The share is computed before anything is cut. It is therefore the share that a model would have seen. An n-gram that
+occurs in many documents is a common phrase and not a leak, so the most frequent n-grams are listed too.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from crosscut.corpus.leakage.passages import Passage, Shared, Span, passages, pi
 from crosscut.corpus.words.ngrams import words
 
 ARTICLE_SHARE = 0.5
-"""Share of an article's n-grams from which on a document counts as that article of the test set, whatever its title."""
+"""Minimum share of an article's n-grams in a document that counts as this article, whatever its own title is."""
 
 CUTS = pa.schema([("row", pa.uint32()), ("start", pa.uint64()), ("end", pa.uint64())])
 """Columns of the spans to cut, in characters of the stage's input texts. Spans are ascending and do not touch."""

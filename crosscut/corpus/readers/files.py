@@ -69,7 +69,7 @@ class File:
             raise unreadable(self.url, error) from None
 
     def chunks(self) -> Iterator[tuple[bytes, int]]:
-        """Yield the unpacked bytes in order. With each piece comes the number of bytes on disk that were read so far.
+        """Yield the decompressed bytes in order, each piece with the number of bytes on disk that were read so far.
 
         Raises `DataError` if the file cannot be read, and `DamagedError` if packed data is damaged or incomplete.
         """

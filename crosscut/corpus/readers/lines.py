@@ -71,5 +71,5 @@ def read_whole(file: File, max_bytes: int) -> bytes | Reject:
 
 def broken_off(file: File, error: DamagedError, what: str) -> Reject:
     """Make the reject for the rest of a file, from the place where the file is damaged or ends too early."""
-    reason = f"{what} and all after it cannot be read: {error}"
+    reason = f"{what} and everything after it cannot be read: {error}"
     return Reject(f"byte {error.place}", "damaged file", reason, lost=max(file.size - error.place, 1))

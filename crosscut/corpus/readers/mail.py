@@ -27,7 +27,7 @@ _START = re.compile(
     rb"From \S+ +(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [^\n]*\n"
 )
 _START_BYTES = 1000
-"""Greatest length of the line that begins a message, together with the blank line before it."""
+"""Maximum length of the line that begins a message, together with the blank line before it."""
 
 _QUOTED_FROM = re.compile(rb"^>(>*From )", re.MULTILINE)
 

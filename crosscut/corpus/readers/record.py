@@ -66,7 +66,7 @@ class Reading:
     title_key: str = "title"
 
     max_bytes: int = 64 * 10**6
-    """Greatest length, in bytes, of a document and of a line, file or message that may hold a document."""
+    """Maximum length, in bytes, of a document and of a line, file or message that may hold a document."""
 
     tokenizer: str = ""
     """Path of a `tokenizer.json`, which only the megatron reader needs."""

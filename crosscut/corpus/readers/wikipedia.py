@@ -54,7 +54,7 @@ def read_wikipedia(file: File, reading: Reading) -> Iterator[Item]:
     except DataError:
         raise
     except Exception as error:  # mwxml raises many kinds of errors for a damaged dump or a page without id or time
-        reason = f"page {number + 1} and all after it cannot be read: {str(error) or type(error).__name__}"
+        reason = f"page {number + 1} and everything after it cannot be read: {str(error) or type(error).__name__}"
         yield Reject(f"page {number + 1}", "no MediaWiki dump", reason, lost=max(file.size - stream.position, 1))
 
 

@@ -61,7 +61,7 @@ class TokensStage:
     """The `tokenizer.json` that an earlier stage wrote."""
 
     min_tokens: int
-    """Least tokens, without the end of text, of a piece of a document with cuts. Shorter pieces are left out."""
+    """Minimum tokens, without the end of text, of a piece of a document with cuts. Shorter pieces are left out."""
 
     filters: tuple[str, ...]
     """Names of all filters. If `leakage` is among them, the passages that it found are cut out."""

@@ -195,7 +195,7 @@ class _Packed:
                 yield _Document(file.partition("/")[0], f"{file}#{record}", texts)
 
     def blend(self, split: Iterable[tuple[bool, _Document]]) -> Iterator[tuple[bool, TokenDocument]]:
-        """Repeat each document's texts as often as its weight says, as pairs (is for validation, text)."""
+        """Repeat each document's texts according to its weight, as pairs (is for validation, text)."""
         for for_validation, document in split:
             copies = 1 if for_validation else self._copies(document)
             count = self.counts.setdefault(document.source, {}).setdefault(

@@ -35,7 +35,7 @@ def fold_words(texts: Sequence[str]) -> tuple[Hashes, Places]:
 
 
 def _blocks(texts: Sequence[str]) -> Iterator[tuple[list[int], list[str]]]:
-    """Group pieces of the texts, in lower case, into blocks. With each piece comes the index of its text."""
+    """Group pieces of the texts, in lower case, into blocks. Each piece has the index of its text."""
     places: list[int] = []
     block: list[str] = []
     size = 0
@@ -109,7 +109,7 @@ _MASKS = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
 
 @lru_cache(maxsize=24)
 def in_words(bits: int) -> npt.NDArray[np.bool_]:
-    """Table that tells for each character code of at most `bits` bits whether the character belongs to words."""
+    """Table that says for each character code of at most `bits` bits whether the character belongs to words."""
     count = min(1 << bits, sys.maxunicode + 1)
     return np.fromiter((chr(code).isalnum() for code in range(count)), np.bool_, count)
 

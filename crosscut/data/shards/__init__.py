@@ -1,1 +1,1 @@
-"""Token shards on the disk: their writing and reading, and the files of Megatron-LM."""
+"""Token shards on disk: writing, reading, and conversion from and to Megatron-LM's files."""

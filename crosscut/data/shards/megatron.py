@@ -1,9 +1,16 @@
-"""Megatron-LM's token files: a `.bin` of ids in a row and an `.idx` that says where sequences and documents begin.
+"""Token files of Megatron-LM: a `.bin` of concatenated ids, and an `.idx` with the starts of sequences and documents.
 
-The `.idx`, all little-endian: `MMIDIDX`, two zero bytes; version 1 (uint64); the code of the type of an id (uint8); the
-number of sequences S and of documents D + 1 (uint64); the ids of each sequence (int32, [S]); the byte of the `.bin` at
-which each begins (int64, [S]); and the sequence with which each document begins, S at last (int64, [D + 1]). A byte for
-each sequence may follow, which multimodal models use.
+The `.idx` is little-endian and contains, in this order:
+
+- the bytes `MMIDIDX` and two zero bytes,
+- the version, 1 (uint64),
+- the code of the ids' type (uint8),
+- the number of sequences S and the number of documents + 1, D + 1 (uint64),
+- the number of ids in each sequence (int32, [S]),
+- the byte position of each sequence in the `.bin` (int64, [S]),
+- the index of the first sequence of each document, followed by S (int64, [D + 1]).
+
+Multimodal models append one byte per sequence.
 """
 
 from __future__ import annotations
@@ -20,13 +27,13 @@ from crosscut.config.errors import DataError
 from crosscut.data.text.sources import unreadable
 
 DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
-"""The format's codes of types."""
+"""Element types by their codes in the format."""
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1
 _HEADER = struct.Struct("<9sQBQQ")
 _AT_ONCE = 1 << 20
-"""Sequences that are checked, or written, at a time; bounds memory."""
+"""Number of sequences that are checked or written at a time, which limits memory."""
 
 Numbers = npt.NDArray[np.signedinteger[Any]]
 Ids = npt.NDArray[np.integer[Any]]
@@ -34,23 +41,23 @@ Ids = npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, eq=False)
 class IndexedTokens:
-    """Documents as token ids, mapped into memory."""
+    """Documents as token ids, memory-mapped."""
 
     path: Path
-    """The `.idx`."""
+    """Path of the `.idx`."""
 
     tokens: Ids
-    """Ids of all documents in a row."""
+    """Ids of all documents, concatenated."""
 
     starts: npt.NDArray[np.int64]
-    """Where each document begins in `tokens`, and at last where they end, [documents + 1]."""
+    """Start of each document in `tokens`, followed by the end of the last document, [documents + 1]."""
 
     @classmethod
     def open(cls, prefix: Path) -> IndexedTokens:
-        """Open a pair by the name that both files share, or by that of one of them.
+        """Open a pair of files by their common name or by the name of one file.
 
-        Raises `DataError` for a file that cannot be read, that is none of this format, that is cut short, and for an
-        index that contradicts itself or the `.bin`.
+        Raises `DataError` for a file that cannot be read, has another format or is truncated, and for an index that
+        contradicts itself or the `.bin`.
         """
         name = str(prefix)
         name = name.removesuffix(".idx") if name.endswith(".idx") else name.removesuffix(".bin")
@@ -73,18 +80,18 @@ class IndexedTokens:
 
     @property
     def num_documents(self) -> int:
-        """Documents."""
+        """Number of documents."""
         return len(self.starts) - 1
 
     def document(self, number: int) -> Ids:
-        """Ids of one document: those of all its sequences."""
+        """Ids of one document, from all its sequences."""
         return self.tokens[self.starts[number] : self.starts[number + 1]]
 
 
 def write_index(path: Path, sizes: npt.NDArray[Any], dtype: npt.DTypeLike) -> None:
-    """Write the `.idx` of documents of these sizes, each one sequence.
+    """Write the `.idx` for documents of the given sizes, with one sequence per document.
 
-    Raises `DataError` for a `dtype` that the format has no code for.
+    Raises `DataError` for a `dtype` without a code in the format.
     """
     kind = _stored(dtype)
     code = next(code for code, known in DTYPES.items() if np.dtype(known) == kind)
@@ -105,12 +112,12 @@ def _stored(dtype: npt.DTypeLike) -> np.dtype[Any]:
     kind = np.dtype(dtype).newbyteorder("<")
     if all(np.dtype(known) != kind for known in DTYPES.values()):
         names = ", ".join(np.dtype(known).name for known in DTYPES.values())
-        raise DataError(f"Ids of a Megatron `.bin` must be one of {names}, but are {kind.name}. Take a wider type.")
+        raise DataError(f"Ids of a Megatron `.bin` must be one of {names}, but are {kind.name}. Use a wider type.")
     return kind
 
 
 def _read_index(path: Path) -> tuple[np.dtype[Any], Numbers, Numbers, Numbers]:
-    """The type of an id, sizes, pointers and documents."""
+    """Type of an id, sizes, pointers and documents."""
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(_HEADER.size)
@@ -123,7 +130,7 @@ def _read_index(path: Path) -> tuple[np.dtype[Any], Numbers, Numbers, Numbers]:
         raise _of_other_length(path, size, _HEADER.size)
     _, version, code, num_sequences, num_documents = _HEADER.unpack(head)
     if version != _VERSION:
-        raise DataError(f"`{path}` must be of version {_VERSION}, but is of version {version}. Make both files again.")
+        raise DataError(f"`{path}` must have version {_VERSION}, but has version {version}. Make both files again.")
     dtype = np.dtype(DTYPES.get(code, "V1"))
     if dtype.kind not in "iu":
         what = dtype.name if code in DTYPES else f"of the unknown code {code}"
@@ -142,7 +149,7 @@ def _read_index(path: Path) -> tuple[np.dtype[Any], Numbers, Numbers, Numbers]:
 
 def _of_other_length(path: Path, size: int, needed: int) -> DataError:
     return DataError(
-        f"`{path}` must be {needed:,} bytes long for what it counts, but is {size:,}: it is cut short or damaged. "
+        f"`{path}` must be {needed:,} bytes long for its counts, but is {size:,}: it is truncated or damaged. "
         "Get both files again."
     )
 
@@ -164,7 +171,7 @@ def _check_pointers(path: Path, sizes: Numbers, pointers: Numbers, width: int) -
         if len(wrong):
             number = start + int(wrong[0])
             raise DataError(
-                f"`{path}` must let each sequence begin where the one before ends, but sequence {number:,} of "
+                f"`{path}` must start each sequence at the end of the previous one, but sequence {number:,} with "
                 f"{int(sizes[number]):,} ids begins at byte {int(pointers[number]):,} instead of "
                 f"{int(begins[wrong[0]]):,}. Make both files again."
             )
@@ -175,6 +182,6 @@ def _check_documents(path: Path, documents: Numbers, num_sequences: int) -> None
     whole = len(documents) > 0 and documents[0] == 0 and documents[-1] == num_sequences
     if not whole or np.any(documents[1:] < documents[:-1]):
         raise DataError(
-            f"`{path}` must let its documents ascend from sequence 0 to its {num_sequences:,} sequences, but does not. "
+            f"`{path}` must list its documents in ascending order from sequence 0 to {num_sequences:,}, but does not. "
             "Make both files again."
         )

@@ -1,4 +1,4 @@
-"""Reading a token folder: memory-mapped shards, checked against the manifest when they are opened."""
+"""Reading of a token folder as memory-mapped shards, which are checked against the manifest when they are opened."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _PREPARE_AGAIN = "Delete the folder and prepare the tokens again."
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """Documents as token ids in a row, mapped into memory."""
+    """Documents as concatenated token ids, memory-mapped."""
 
     name: str
     """`train-0`, `train-1`, ... or `validation`."""
 
     tokens: Tokens
-    """Ids, [tokens]; every document is followed by its end of text."""
+    """Ids, [tokens]. Every document is followed by its end-of-text id."""
 
     index: npt.NDArray[np.void]
     """Rows of `INDEX_DTYPE`, [documents]."""
@@ -38,12 +38,12 @@ class Shard:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens, ends of text among them."""
+        """Number of tokens, including end-of-text ids."""
         return len(self.tokens)
 
     @property
     def num_documents(self) -> int:
-        """Documents."""
+        """Number of documents."""
         return len(self.index)
 
     @property
@@ -52,39 +52,39 @@ class Shard:
         return self.index["end"]
 
     def document(self, number: int) -> Tokens:
-        """Ids of one document with its end of text."""
+        """Ids of one document, including its end of text."""
         start = int(self.ends[number - 1]) if number else 0
         return self.tokens[start : int(self.ends[number])]
 
     def origin(self, number: int) -> tuple[str, int]:
-        """The file that a document came from, and the number of its record there."""
+        """File from which a document comes, and the number of its record in the file."""
         row = self.index[number]
         return self.source_names[int(row["source"])], int(row["record"])
 
 
 @dataclass(frozen=True, eq=False)
 class TokenFolder:
-    """A corpus as token shards, ready to be sampled."""
+    """A corpus as token shards, ready for sampling."""
 
     path: Path
-    """The folder."""
+    """Path of the folder."""
 
     manifest: Manifest
-    """The folder's description of itself."""
+    """Description of the folder."""
 
     train: tuple[Shard, ...]
     """Training shards."""
 
     validation: Shard
-    """The validation set."""
+    """Validation shard."""
 
     @classmethod
     def open(cls, path: Path, *, verify: bool = True) -> TokenFolder:
         """Open a folder that `prepare` made.
 
-        The manifest and the length of every file are always checked. `verify` also reads all files: each must have
-        its hash, every token must lie within the vocabulary, and every index must ascend. Raises `DataError` naming
-        the file.
+        The manifest and the length of every file are always checked. With `verify`, all files are also read: each file
+        must match its hash, every token must lie within the vocabulary, and every index must ascend. Raises
+        `DataError`, which names the file.
         """
         manifest = Manifest.read(path)
         entries = (*manifest.train, manifest.validation)
@@ -99,7 +99,7 @@ class TokenFolder:
 
     @property
     def vocab_size(self) -> int:
-        """One more than the highest id."""
+        """Highest id + 1."""
         return self.manifest.vocab_size
 
     @property
@@ -108,12 +108,12 @@ class TokenFolder:
         return self.manifest.end_of_text
 
     def tokenizer(self) -> Tokenizer:
-        """Load the tokenizer that the tokens were made with."""
+        """Load the tokenizer with which the tokens were made."""
         return Tokenizer.load(self.path / TOKENIZER_NAME)
 
 
 def _files(manifest: Manifest, entries: tuple[ShardEntry, ...]) -> Iterator[tuple[str, int | None, str]]:
-    """Name, length in bytes where it is known, and hash of every file of a folder."""
+    """Name, length in bytes (None if unknown) and hash of every file of a folder."""
     yield TOKENIZER_NAME, None, manifest.tokenizer_sha256
     for entry in entries:
         yield f"{entry.name}.tokens", entry.tokens * manifest.token_dtype.itemsize, entry.tokens_sha256
@@ -124,7 +124,7 @@ def _check_lengths(path: Path, manifest: Manifest, entries: tuple[ShardEntry, ..
     for name, length, _ in _files(manifest, entries):
         file = path / name
         if not file.is_file():
-            raise DataError(f"`{file}` must be there, since {MANIFEST_NAME} names it, but is missing. {_PREPARE_AGAIN}")
+            raise DataError(f"`{file}` must exist, because {MANIFEST_NAME} lists it, but is missing. {_PREPARE_AGAIN}")
         if length is not None and (actual := file.stat().st_size) != length:
             raise DataError(f"`{file}` must be {length:,} bytes long, but is {actual:,}. {_PREPARE_AGAIN}")
 
@@ -156,7 +156,7 @@ def _check_shard(path: Path, manifest: Manifest, shard: Shard, *, thoroughly: bo
     ascending = not thoroughly or bool(np.all(shard.ends[1:] >= shard.ends[:-1]))
     if end != shard.num_tokens or not ascending:
         raise DataError(
-            f"`{path / shard.name}.index` must ascend to the shard's {shard.num_tokens:,} tokens, but does not: it "
+            f"`{path / shard.name}.index` must ascend to the shard's {shard.num_tokens:,} tokens, but does not. It "
             f"ends at {end:,}. {_PREPARE_AGAIN}"
         )
     if thoroughly and shard.num_tokens and (highest := int(shard.tokens.max())) >= manifest.vocab_size:

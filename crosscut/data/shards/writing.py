@@ -1,8 +1,9 @@
-"""Writing token shards: the split into training and validation, and equal training shards, in one pass.
+"""Writing of token shards: the split into training and validation, and the division into equal training shards, in one
+pass.
 
-Paper, section 4.1.3: documents are split 29:1 at random, and the training documents divided into 5 equal shards, with
-an end of text after each document. Both are decided while the documents stream by, so nothing but one document is held
-back, and the order of documents within a shard does not matter, since training shuffles it every epoch.
+The paper (section 4.1.3) splits documents 29:1 at random and divides the training documents into 5 equal shards, with
+an end of text after each document. Both decisions are made while the documents are streamed, so only one document is
+held back. The order of documents within a shard does not matter, because training shuffles them every epoch.
 """
 
 import hashlib
@@ -20,14 +21,14 @@ from crosscut.data.manifest import ShardEntry
 from crosscut.data.tokenization.encoding import EncodedBatch
 
 INDEX_DTYPE = np.dtype([("end", "<u8"), ("record", "<u8"), ("source", "<u8")])
-"""A row of an index: where the document ends, in tokens; its record; the index of its source."""
+"""Row of an index: the end of the document in tokens, its record number, and the index of its source."""
 
-_INDEX_ROW = struct.Struct("<QQQ")  # the same, packed many times faster than numpy packs a single row
+_INDEX_ROW = struct.Struct("<QQQ")  # same layout, but much faster than numpy for a single row
 
 BUFFERED_BYTES = 1 << 20
 
 SPLIT_KEY = 1
-"""Tells the split's random bits from the sampler's, which have keys of their own."""
+"""Key that separates the split's random bits from those of the sampler, which has other keys."""
 
 _Item = TypeVar("_Item")
 
@@ -36,7 +37,7 @@ class TokenDocument(NamedTuple):
     """A document as token ids."""
 
     tokens: bytes | memoryview
-    """Ids as they lie on disk, with the end of text."""
+    """Ids in the format of the file, including the end of text."""
 
     num_tokens: int
     """Number of ids in `tokens`."""
@@ -49,7 +50,7 @@ class TokenDocument(NamedTuple):
 
 
 def split_batch(batch: EncodedBatch) -> Iterator[TokenDocument]:
-    """The documents of a batch."""
+    """Documents of a batch."""
     width = batch.tokens.itemsize
     data = batch.tokens.view(np.uint8).data
     start = 0
@@ -60,14 +61,14 @@ def split_batch(batch: EncodedBatch) -> Iterator[TokenDocument]:
 
 
 def split_at_random(items: Iterable[_Item], *, train_to_validation: int, seed: int) -> Iterator[tuple[bool, _Item]]:
-    """Choose one item for validation in each block of `train_to_validation` + 1, at random from the seed.
+    """Choose one item per block of `train_to_validation` + 1 items for validation, at random from the seed.
 
-    Yields (is for validation, item), every item once; within a block the order may change. A last block of c items
-    gives one with probability c / (`train_to_validation` + 1), the first block always. Raises `DataError` for fewer
-    than two items.
+    Yields (is for validation, item) for every item; the order may change within a block. In an incomplete last block of
+    c items, an item is chosen with probability c / (`train_to_validation` + 1), but always if it is the only block.
+    Raises `DataError` for fewer than two items.
     """
-    # One item of each block is held back: a later one takes its place with probability 1 / (its place from 1), which
-    # leaves every item of the block the same chance, without knowing how many will come.
+    # One item of each block is held back. The n-th item of the block replaces it with probability 1 / n. This gives
+    # every item the same chance without knowing the size of the block in advance.
     draws = np.random.PCG64(np.random.SeedSequence([seed, SPLIT_KEY]))
     block = train_to_validation + 1
     held: list[_Item] = []
@@ -87,15 +88,15 @@ def split_at_random(items: Iterable[_Item], *, train_to_validation: int, seed: i
             place = 0
     if count < 2:
         raise DataError(
-            f"The corpus must have at least 2 documents, to train on one and validate on the other, but has {count}. "
-            f"Give more text; a .txt file makes a document of each 16 KiB."
+            f"The corpus must have at least 2 documents, one for training and one for validation, but has {count}. "
+            f"Provide more text; a .txt file yields a document per 16 KiB."
         )
     if held:
         yield count == place or draws.random_raw() % block < place, held.pop()
 
 
 class ShardWriter:
-    """Writes one shard: `name.tokens`, raw little-endian ids, and `name.index`, rows of `INDEX_DTYPE`."""
+    """Writer of one shard: `name.tokens`, raw little-endian ids, and `name.index`, rows of `INDEX_DTYPE`."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._name = name
@@ -113,7 +114,7 @@ class ShardWriter:
         self._index.write(_INDEX_ROW.pack(self.num_tokens, record, source))
 
     def finish(self) -> ShardEntry:
-        """Write what is buffered and describe the shard."""
+        """Write the buffered data and return the shard's description."""
         return ShardEntry(
             name=self._name,
             tokens=self.num_tokens,
@@ -123,13 +124,13 @@ class ShardWriter:
         )
 
     def close(self) -> None:
-        """Close both files as they are; does nothing to a shard that is finished."""
+        """Close both files without writing the buffered data. For a finished shard, this has no effect."""
         self._tokens.close()
         self._index.close()
 
 
 class _HashedFile:
-    """A file that is hashed as it is written, in pieces large enough that neither costs much per document."""
+    """A file that is hashed while it is written, in blocks that are large enough to keep the cost per document low."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
@@ -161,10 +162,10 @@ def write_shards(
     *,
     num_shards: int,
 ) -> tuple[list[ShardEntry], ShardEntry]:
-    """Write the documents of `split_at_random` to `num_shards` training shards and the validation shard.
+    """Write the documents from `split_at_random` to `num_shards` training shards and the validation shard.
 
-    Each training document goes to the shard that has the fewest tokens, so that shards differ by at most one document.
-    Returns the descriptions of the training shards and of the validation shard.
+    Each training document goes to the shard with the fewest tokens, so the shards' sizes differ by at most one
+    document. Returns the descriptions of the training shards and of the validation shard.
     """
     names = [*(f"train-{number}" for number in range(num_shards)), "validation"]
     with ExitStack() as stack:

@@ -1,1 +1,1 @@
-"""Text of a corpus: the files that it is made of, and their documents."""
+"""The text files of a corpus and their documents."""

@@ -1,8 +1,8 @@
-"""From files to documents, streaming.
+"""Streaming of documents from files.
 
-A line of a .jsonl file or a row of a .parquet file is a document; a .txt file, which has no such marks, is cut into
-documents of about 16 KiB where its paragraphs end, so that one book can be split into training and validation. Memory
-holds one piece of one file, however large the corpus.
+A line of a .jsonl file or a row of a .parquet file is one document. A .txt file has no such boundaries, so it is cut at
+ends of paragraphs into documents of at most 16 KiB; this way, a single book can be split into training and validation.
+Only one piece of one file is in memory, whatever the size of the corpus.
 """
 
 import codecs
@@ -18,7 +18,7 @@ from crosscut.data.text.parquet import read_parquet
 from crosscut.data.text.sources import Source, find_sources, read_chunks
 
 PIECE_CHARACTERS = 16 * 1024
-"""Longest document cut from a .txt file."""
+"""Maximum number of characters in a document that is cut from a .txt file."""
 
 _PARAGRAPH_END = re.compile(r"\n[ \t]*\n+")
 _LINE_END = re.compile(r"\n")
@@ -26,19 +26,20 @@ _WORD_END = re.compile(r"\s+")
 
 
 class Document(NamedTuple):
-    """A text and where it came from."""
+    """A text and its origin."""
 
     text: str
-    """Empty or only blanks just where such documents are asked for."""
+    """Text of the document. It is blank only if blank documents were requested."""
 
     source: Source
     """The file."""
 
     record: int
-    """Line of the file where the document begins (text, jsonl), or its row (parquet), from 1."""
+    """Line of the file at which the document begins (text, jsonl), or row of the file (parquet), counted from 1."""
 
     position: int
-    """Bytes on disk of the whole corpus that had been read by then; for progress."""
+    """Number of bytes on disk, over the whole corpus, that have been read up to this document; used for progress
+    bars."""
 
 
 def read_documents(
@@ -46,16 +47,16 @@ def read_documents(
 ) -> Iterator[Document]:
     """Read the documents of a corpus one by one, in the order of `find_sources`.
 
-    Documents without any text are passed over, unless `blank` asks for them too. Raises `DataError` for everything
-    `find_sources` and `read_chunks` raise it for, and, naming the file and the place in it, for bytes that are not
-    UTF-8, a line that is not JSON, and a text that is missing or no string; at the end also when there was no document
-    at all.
+    Blank documents are skipped unless `blank` is set. Raises `DataError` in all cases in which `find_sources` and
+    `read_chunks` raise it. It also raises `DataError`, with the file and the place, for bytes that are not UTF-8, for a
+    line that is not JSON, and for a text that is missing or not a string. At the end, it raises `DataError` if the
+    corpus had no document with text.
     """
     return read_sources(find_sources(patterns, setting=setting), text_key=text_key, blank=blank)
 
 
 def read_sources(sources: Sequence[Source], *, text_key: str, blank: bool = False) -> Iterator[Document]:
-    """Read the documents of sources already found; see `read_documents`."""
+    """Read the documents of given sources; see `read_documents`."""
     readers = {"text": _read_text, "jsonl": _read_jsonl, "parquet": read_parquet}
     empty = True
     starts = accumulate((source.size for source in sources), initial=0)
@@ -67,7 +68,7 @@ def read_sources(sources: Sequence[Source], *, text_key: str, blank: bool = Fals
                 yield Document(text, source, record, start + position)
     if empty:
         raise DataError(
-            f"The corpus must hold text, but there is none in {len(sources)} file(s), the first of them "
+            f"The corpus must hold text, but {len(sources)} file(s) hold none. The first of them is "
             f"`{sources[0].name}`."
         )
 
@@ -91,7 +92,9 @@ def _read_text(source: Source, _text_key: str) -> Iterator[_Record]:
 
 
 def _cut(text: str, start: int) -> int:
-    """Where the document that begins at `start` ends: in the second half of its room, at the best mark there is."""
+    """End of the document that begins at `start`. The end lies in the second half of the allowed length, at a paragraph
+    end, line end or word end if there is one, in this order of preference.
+    """
     end = start + PIECE_CHARACTERS
     for mark in (_PARAGRAPH_END, _LINE_END, _WORD_END):
         ends = [match.end() for match in mark.finditer(text, start + PIECE_CHARACTERS // 2, end)]
@@ -101,7 +104,7 @@ def _cut(text: str, start: int) -> int:
 
 
 def _decode(source: Source) -> Iterator[tuple[str, int]]:
-    """UTF-8 to text with the line ends of Unix and without a byte-order mark."""
+    """Decode UTF-8 to text with Unix line ends and without a byte-order mark."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     newlines = io.IncrementalNewlineDecoder(None, translate=True)
     offset = position = 0
@@ -124,7 +127,7 @@ def _decode(source: Source) -> Iterator[tuple[str, int]]:
 
 
 def _undecodable(source: Source, offset: int) -> DataError:
-    unpacked = " of its unpacked data" if source.compression else ""
+    unpacked = " of its decompressed data" if source.compression else ""
     return DataError(
         f"`{source.name}` must be UTF-8 text, but is not at byte {offset}{unpacked}. Convert it to UTF-8 first."
     )
@@ -163,9 +166,9 @@ def _parse_line(source: Source, number: int, line: str, text_key: str) -> str:
         row = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
         reason = (
-            f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else "nested too deep"
+            f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
         )
-        raise DataError(f"{place}, must be valid JSON, but is not: {reason}. Mend or remove the line.") from None
+        raise DataError(f"{place}, must be valid JSON, but is not: {reason}. Correct or remove the line.") from None
     if not isinstance(row, dict):
         raise DataError(
             f"{place}, must be a JSON object with the text under `{text_key}`, but is a {type(row).__name__}."
@@ -178,7 +181,7 @@ def _parse_line(source: Source, number: int, line: str, text_key: str) -> str:
         )
     if "\\u" in line and not _encodable(text):
         raise DataError(
-            f"{place}, must hold text that UTF-8 can write, but has half of a surrogate pair. Mend or remove the line."
+            f"{place}, must hold text that is valid in UTF-8, but has a lone surrogate. Correct or remove the line."
         )
     return text
 

@@ -1,9 +1,9 @@
-"""Lines of a file that is small enough to be in memory."""
+"""Lines of a file that fits in memory."""
 
 
 def lines_of(text: str) -> list[str]:
-    r"""The lines of a text, which end in \n or \r\n; the last may be empty.
+    r"""Split a text into lines, which end in \n or \r\n. The last line may be empty.
 
-    `str.splitlines` also ends them at U+2028, U+0085 and other characters that JSON and prose may hold as they are.
+    `str.splitlines` also splits at U+2028, U+0085 and other characters that JSON and prose may contain within a line.
     """
     return [line.removesuffix("\r") for line in text.split("\n")]

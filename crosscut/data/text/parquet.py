@@ -1,7 +1,7 @@
-"""The text column of a parquet file, row by row.
+"""Reading of the text column of a parquet file, row by row.
 
-pyarrow reads the format and is asked for only here, since it is large and most corpora do without it. A few hundred
-rows are in memory at a time.
+pyarrow reads the format. It is imported only here, because it is large and most corpora do not need it. Only a few
+hundred rows are in memory at a time.
 """
 
 from collections.abc import Iterator
@@ -15,17 +15,16 @@ ROWS_AT_ONCE = 256
 def read_parquet(source: Source, text_key: str) -> Iterator[tuple[str, int, int]]:
     """Read the column `text_key`.
 
-    Yields (text, row from 1, bytes of the file read so far, in proportion to the rows). Raises `DataError` when
-    pyarrow is not installed, the file is no parquet file or damaged, the column is missing or holds no strings, or a
-    row's text is null or not UTF-8.
+    Yields (text, row counted from 1, bytes of the file read so far, estimated from the row). Raises `DataError` if
+    pyarrow is not installed, if the file is damaged or not a parquet file, if the column is missing or holds no
+    strings, or if a row's text is null or not UTF-8.
     """
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
         raise DataError(
-            f"`{source.name}` needs pyarrow to be read, but it is not installed. "
-            f"Type `pip install 'crosscut[parquet]'`."
+            f"`{source.name}` needs pyarrow, but pyarrow is not installed. Run `pip install 'crosscut[parquet]'`."
         ) from None
     row = 0
     try:
@@ -46,16 +45,16 @@ def read_parquet(source: Source, text_key: str) -> Iterator[tuple[str, int, int]
         raise _damaged(source, error) from None
     except UnicodeDecodeError:
         raise DataError(
-            f"`{source.name}`, row {row}, must be UTF-8 text, but is not. Mend or remove the row."
+            f"`{source.name}`, row {row}, must be UTF-8 text, but is not. Correct or remove the row."
         ) from None
     except OSError as error:
-        # pyarrow also reports damaged pages as OSError, then without a number from the operating system.
+        # pyarrow also reports damaged pages as OSError, but without an error number of the operating system.
         raise (unreadable(source.name, error) if error.errno else _damaged(source, error)) from None
 
 
 def _damaged(source: Source, error: Exception) -> DataError:
     reason = str(error).partition("\n")[0].rstrip(".")
-    return DataError(f"`{source.name}` must be a whole parquet file, but is not: {reason}. Get the file again.")
+    return DataError(f"`{source.name}` must be an undamaged parquet file, but is not: {reason}. Get the file again.")
 
 
 def _check_column(source: Source, columns: dict[str, object], text_key: str) -> None:

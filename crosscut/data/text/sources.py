@@ -1,8 +1,8 @@
-"""Which files a corpus is made of, and their bytes.
+"""Files of a corpus and their content.
 
-`find_sources` turns what `data.text` names (files, folders, globs, a built-in corpus) into a fixed, ordered list, and
-`read_chunks` reads one of them in bounded pieces, unpacking gzip and zstd on the way. The decompressors are driven by
-hand, because a stream that merely ends looks to most readers like a file that is whole.
+`find_sources` resolves the names in `data.text` (files, folders, globs, a built-in corpus) to a fixed, ordered list.
+`read_chunks` reads one file in pieces of limited size and decompresses gzip and zstd. It calls the decompressors
+directly, because most file-like readers accept a truncated stream as a complete one.
 """
 
 import bz2
@@ -25,7 +25,8 @@ SUFFIXES = (*FORMATS, *(f"{suffix}{packed}" for suffix in (".txt", ".jsonl") for
 CHUNK_BYTES = 64 * 1024
 
 PACKED_BYTES = 1024
-"""Packed bytes that are unpacked at a time: a run of one character can be packed thousands of times smaller."""
+"""Number of compressed bytes that are decompressed at a time. The number is small because a run of one character can
+grow a thousandfold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,13 +34,13 @@ class Source:
     """One file of a corpus."""
 
     index: int
-    """Place in the corpus, from 0."""
+    """Index in the corpus, from 0."""
 
     name: str
-    """As the user named it, for messages and the manifest."""
+    """Name as given by the user, for messages and the manifest."""
 
     path: Path
-    """Where it lies."""
+    """Path of the file."""
 
     format: str
     """`text`, `jsonl` or `parquet`."""
@@ -48,18 +49,19 @@ class Source:
     """Empty, `.gz` or `.zst`."""
 
     size: int
-    """Bytes on disk."""
+    """Size in bytes on disk."""
 
     modified: int
-    """Time of the last change, nanoseconds since the epoch."""
+    """Time of the last change, in nanoseconds since the epoch."""
 
 
 def find_sources(patterns: Iterable[str], *, setting: str = "data.text") -> list[Source]:
-    """List the files of a corpus: patterns in the order given, the files of each sorted by name, each file once.
+    """List the files of a corpus. Patterns keep their order, the files of each pattern are sorted by name, and each
+    file appears once.
 
-    A pattern is a file, a folder (searched all the way down for files of the known suffixes, hidden ones left out), a
-    glob, or a name of `BUILTIN_CORPORA`. Raises `DataError` when a pattern matches nothing, names a file of another
-    suffix, or cannot be looked at; its message calls the patterns `setting`.
+    A pattern is a file, a folder (searched recursively for files with known suffixes, without hidden files), a glob, or
+    a name in `BUILTIN_CORPORA`. Raises `DataError` if a pattern matches nothing, names a file with another suffix, or
+    cannot be accessed. The message calls the patterns `setting`.
     """
     found: dict[Path, Source] = {}
     for pattern in patterns:
@@ -79,14 +81,14 @@ def _match(pattern: str, setting: str) -> list[tuple[str, Path]]:
             raise DataError(f"A built-in corpus must be {known}, but `{setting}` names `{pattern}`.")
         return [(pattern, BUILTIN_CORPORA[pattern])]
     if not pattern:
-        raise DataError(f"`{setting}` must name files, folders or globs, but one of its names is empty.")
+        raise DataError(f"`{setting}` must name files, folders or globs, but one name is empty.")
     try:
         matches = _expand(Path(pattern).expanduser())
         files = [file for match in matches for file in (_folder(match) if match.is_dir() else [match])]
     except OSError as error:
         raise unreadable(pattern, error) from None
     if not matches:
-        raise DataError(f"`{setting}` must name files that are there, but nothing matches `{pattern}`.")
+        raise DataError(f"`{setting}` must name existing files, but nothing matches `{pattern}`.")
     if not files:
         raise DataError(f"`{pattern}` must hold a file ending in {listed(SUFFIXES)}, but holds none.")
     return [(file.as_posix(), file) for file in files]
@@ -132,15 +134,15 @@ def _describe(index: int, name: str, path: Path) -> Source:
 
 
 def unreadable(name: str, error: OSError) -> DataError:
-    """The error for a file that the operating system will not give."""
+    """Error for a file that the operating system cannot read."""
     return DataError(f"`{name}` must be a readable file, but is not: {error.strerror or error}.")
 
 
 def read_chunks(source: Source) -> Iterator[tuple[bytes, int]]:
-    """Read a source's unpacked bytes in order.
+    """Read the decompressed bytes of a source in order.
 
-    Yields (bytes, bytes on disk read so far). Raises `DataError` when the file cannot be read, and `DamagedError` when
-    its compressed data is damaged or ends too early.
+    Yields (bytes, bytes on disk read so far). Raises `DataError` if the file cannot be read, and `DamagedError` if its
+    compressed data is damaged or truncated.
     """
     try:
         with source.path.open("rb") as file:
@@ -150,12 +152,12 @@ def read_chunks(source: Source) -> Iterator[tuple[bytes, int]]:
 
 
 class DamagedError(DataError):
-    """Packed data that is damaged or ends too early; what came before is sound."""
+    """Compressed data that is damaged or truncated. The data before the damage is correct."""
 
     def __init__(self, message: str, place: int) -> None:
         super().__init__(message)
         self.place = place
-        """Byte of the packed file near which it is damaged, or where it ends."""
+        """Byte position in the compressed file near the damage, or at the end of a truncated file."""
 
 
 class _Decompressor(Protocol):
@@ -167,10 +169,10 @@ class _Decompressor(Protocol):
 
 
 def unpack(file: IO[bytes], *, name: str, compression: str) -> Iterator[tuple[bytes, int]]:
-    """Read an open file in pieces, unpacked where `compression` is one of `COMPRESSIONS`.
+    """Read an open file in pieces, and decompress it if `compression` is one of `COMPRESSIONS`.
 
-    Yields (bytes, packed bytes read so far); a piece has some megabytes at most, however well it was packed. Raises
-    `DamagedError`, with `name`, for data that is damaged or ends too early, and `OSError` when the file cannot be read.
+    Yields (bytes, compressed bytes read so far). A piece has at most a few megabytes, whatever the compression ratio
+    is. Raises `DamagedError`, with `name`, for damaged or truncated data, and `OSError` if the file cannot be read.
     """
     if not compression:
         position = 0
@@ -184,7 +186,7 @@ def unpack(file: IO[bytes], *, name: str, compression: str) -> Iterator[tuple[by
     position = 0
     for packed in _slices(file):
         position += len(packed)
-        # A packed file may hold several streams one after the other, as `cat a.gz b.gz` makes it.
+        # A compressed file may hold several concatenated streams, as `cat a.gz b.gz` produces them.
         while packed:
             try:
                 unpacked = decompressor.decompress(packed)
@@ -201,8 +203,7 @@ def unpack(file: IO[bytes], *, name: str, compression: str) -> Iterator[tuple[by
                 yield unpacked, position
     if not whole:
         raise DamagedError(
-            f"`{name}` must hold its {compression} data to the end, but is cut short at byte {position}. "
-            "Get the file again.",
+            f"`{name}` must hold complete {compression} data, but is truncated at byte {position}. Get the file again.",
             position,
         )
 
@@ -220,7 +221,7 @@ def _gzip() -> tuple[Callable[[], _Decompressor], type[Exception]]:
 def _zstd() -> tuple[Callable[[], _Decompressor], type[Exception]]:
     import zstandard
 
-    # Files packed with `zstd --long` need a window above the library's default limit.
+    # Files compressed with `zstd --long` need a window above the library's default limit.
     context = zstandard.ZstdDecompressor(max_window_size=2**31)
     return context.decompressobj, zstandard.ZstdError
 

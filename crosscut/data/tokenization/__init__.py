@@ -1,1 +1,1 @@
-"""Documents to token ids and back: the tokenizer, its fast encoder, and all cores at work."""
+"""Conversion between text and token ids: the tokenizer, its fast encoder, and encoding on all cores."""

@@ -1,9 +1,9 @@
-"""Documents to token ids on all cores, in the order of the documents.
+"""Encoding of documents to token ids on all cores, in the order of the documents.
 
-Text is handed to worker processes in batches of about 256 KiB and fetched back in the order it was handed out, with a
-fixed number of batches under way. So the result does not depend on the number of workers, and memory does not grow
-with the corpus. Processes rather than the library's own threads: they do not contend for one allocator, and turning
-encodings into arrays runs on all cores too.
+Text is sent to worker processes in batches of about 256 KiB, and the results are collected in the same order, with a
+limited number of batches in progress. So the result does not depend on the number of workers, and memory does not grow
+with the corpus. Processes are used instead of the library's own threads, because processes do not compete for one
+memory allocator, and because the conversion of encodings to arrays then also runs on all cores.
 """
 
 import multiprocessing
@@ -34,19 +34,19 @@ class EncodedBatch(NamedTuple):
     """Some consecutive documents as token ids."""
 
     tokens: Tokens
-    """Ids of all documents in a row, each with its end of text."""
+    """Ids of all documents, concatenated; each document ends with its end-of-text id."""
 
     lengths: npt.NDArray[np.int64]
-    """Tokens of each document."""
+    """Number of tokens of each document."""
 
     origins: list[tuple[int, int]]
-    """Index of the source and number of the record of each document."""
+    """Source index and record number of each document."""
 
     num_bytes: int
-    """Text that was encoded, in UTF-8."""
+    """Size of the encoded text in UTF-8 bytes."""
 
     position: int
-    """Bytes on disk of the whole corpus read so far."""
+    """Number of bytes on disk, over the whole corpus, that have been read so far."""
 
 
 class _Batch(NamedTuple):
@@ -59,10 +59,11 @@ class _Batch(NamedTuple):
 def encode_documents(
     documents: Iterable[Document], tokenizer: Path, *, workers: int, end_of_text: int | None = None
 ) -> Iterator[EncodedBatch]:
-    """Encode documents with the `tokenizer.json` at `tokenizer`, whose own end of text follows each or `end_of_text`.
+    """Encode documents with the `tokenizer.json` at `tokenizer`. Each document ends with `end_of_text`, or with the
+    tokenizer's own end-of-text id if `end_of_text` is None.
 
-    With `workers` above 1, that many processes encode; with 1, this process does. Raises what reading the documents
-    raises, and `DataError` when a worker process dies.
+    With `workers` above 1, this number of processes encode; with 1, the current process encodes. Raises the errors of
+    reading the documents, and `DataError` if a worker process dies.
     """
     batches = _gather(documents)
     if workers == 1:
@@ -70,7 +71,7 @@ def encode_documents(
         for batch in batches:
             yield _encoded(batch, *inner.encode_documents(batch.texts))
         return
-    # Spawned, not forked: a fork would copy locks that the tokenizer library's threads may hold.
+    # The workers are spawned, because a fork would copy locks that the tokenizer library's threads may hold.
     context = multiprocessing.get_context("spawn")
     start = partial(_start_worker, tokenizer, end_of_text)
     executor = ProcessPoolExecutor(workers, mp_context=context, initializer=start)
@@ -86,7 +87,7 @@ def encode_documents(
             yield _encoded(first, *future.result())
     except BrokenProcessPool:
         raise DataError(
-            f"All {workers} tokenizing processes must live to the end, but one died, perhaps for want of memory. "
+            f"All {workers} tokenizing processes must finish, but one died, perhaps because memory ran out. "
             f"Free some memory, or use fewer cores: `taskset --cpu-list 0 crosscut prepare ...` on Linux, "
             f"`prepare(..., workers=1)` in Python."
         ) from None
@@ -117,14 +118,14 @@ def _encoded(batch: _Batch, tokens: Tokens, lengths: npt.NDArray[np.int64]) -> E
     return EncodedBatch(tokens, lengths, batch.origins, batch.num_bytes, batch.position)
 
 
-_worker_tokenizer: list[Tokenizer] = []  # filled once in each worker process, which has no other way to keep it
+_worker_tokenizer: list[Tokenizer] = []  # filled once per worker process, because a worker has no other place for it
 
 
 def _start_worker(tokenizer: Path, end_of_text: int | None) -> None:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the worker processes already provide the parallelism
     for number in (signal.SIGINT, signal.SIGUSR1):  # the parent stops the workers
         signal.signal(number, signal.SIG_IGN)
-    leave_with_parent()  # the pool's own pipes stay open among the workers and never tell
+    leave_with_parent()  # other workers hold the pool's pipes open, so the end of the parent would go unnoticed
     _worker_tokenizer.append(Tokenizer.load(tokenizer, end_of_text=end_of_text))
 
 

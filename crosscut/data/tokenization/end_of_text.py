@@ -1,11 +1,11 @@
-"""Which token ends a text: a `tokenizer.json` does not say, but what lies beside it does.
+"""Search for the token that ends a text. A `tokenizer.json` does not name this token, but files beside it do.
 
-The first that says something is believed:
+The first source that names a token is used:
 
-1. `manifest.json` of a token folder: its documents end so already.
-2. `eos_token` in `tokenizer_config.json`, or in `special_tokens_map.json`: what `transformers` ends texts with.
-3. `eos_token_id` in `config.json`, then in `generation_config.json`, the first of several: by what a model stops, which
-   for one that was tuned on chats is often the end of a turn besides.
+1. `manifest.json` of a token folder, because its documents already end with this token.
+2. `eos_token` in `tokenizer_config.json` or `special_tokens_map.json`, with which `transformers` ends texts.
+3. `eos_token_id` in `config.json`, then in `generation_config.json`. If there are several ids, the first is used. A
+   model stops generation at these ids, and for a chat model they often include the end of a turn.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ _KEY = "eos_token"
 
 
 def end_said_beside(path: Path, inner: tokenizers.Tokenizer) -> int | None:
-    """The id that ends a text by the files beside a `tokenizer.json`, which `inner` was read from; None by none.
+    """Id that ends a text, from the files beside the `tokenizer.json` from which `inner` was read. None if no file
+    names an id.
 
-    Raises `DataError` where they name a token that the tokenizer lacks, and `ConfigError` where they cannot be read.
+    Raises `DataError` if the files name a token that the tokenizer does not have, and `ConfigError` if they cannot be
+    read.
     """
     folder = path.parent
     if _holds_tokens(folder):
@@ -45,7 +47,7 @@ def end_said_beside(path: Path, inner: tokenizers.Tokenizer) -> int | None:
 
 
 def _holds_tokens(folder: Path) -> bool:
-    """Whether the manifest there is ours; others call files of their own so."""
+    """Whether the folder's manifest belongs to a token folder, because other programs also write files of this name."""
     try:
         table = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -54,7 +56,9 @@ def _holds_tokens(folder: Path) -> bool:
 
 
 def _named(folder: Path) -> tuple[Path, str] | None:
-    """The name of the token and the file that gives it: as in `transformers`, the second file's in an older pair."""
+    """Name of the token and the file that contains it. For older files, `special_tokens_map.json` takes precedence, as
+    in `transformers`.
+    """
     settings, special = folder / TOKENIZER_CONFIG_FILE, folder / SPECIAL_TOKENS_FILE
     for file in (settings,) if "added_tokens_decoder" in _table(settings) else (special, settings):
         token = _table(file).get(_KEY)
@@ -69,6 +73,6 @@ def _table(path: Path) -> dict[str, Any]:
 
 def _unknown(what: str, kind: str, path: Path, value: object) -> DataError:
     return DataError(
-        f"{what} must be {kind} of `{path}`, but is {value}, which that lacks. Take both files from one model, or mend "
-        "the first."
+        f"{what} must be {kind} of `{path}`, but is {value}, which the tokenizer does not have. Use both files of the "
+        "same model, or correct the first file."
     )

@@ -1,8 +1,9 @@
-"""gigatoken in the place of the tokenizers library, where it gives the same ids.
+"""Encoding with gigatoken instead of the tokenizers library, if both give the same ids.
 
-It is many times as fast and young, so it is taken only for what it was compared on, byte-level BPE without a
-normalizer, and only after it has encoded samples as the tokenizers library does, among them all that such libraries
-tend to differ in. Otherwise there is no fast encoder, and nothing is lost but time.
+gigatoken is many times faster, but young. It is therefore used only for byte-level BPE without a normalizer, the case
+in which it was compared, and only after it has encoded samples in the same way as the tokenizers library. The samples
+cover the cases in which tokenizer libraries tend to differ. If any condition fails, there is no fast encoder, and the
+encoding is only slower.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ if TYPE_CHECKING:
     import tokenizers
 
 MAX_KEPT_CHARACTERS = 32_000_000
-"""Text after which it starts afresh. It remembers each word that it has met: of words that are all different, ten bytes
-for one of text."""
+"""Number of characters after which the encoder starts again with empty memory. gigatoken remembers every word, which
+takes 10 bytes per byte of text if all words are different."""
 
 _UNUSUAL = (
     "\t\n\r\x00\x0b\x0c\x1f\x7f\x85\xa0\xad\u0130\u0131\u0301\u0483\u0600\u0660\u066b\u093e\u09bc\u0e01\u0e33\u1100"
     "\u1160\u180e\u1e9e\u2000\u200b\u200d\u2028\u2029\u202f\u2060\u20dd\u2160\u2460\u3000\u3007\u3042\u4e00\uac00\ufb01"
     "\ufe0f\ufeff\uff21\uff11\ufffd\uffff\U00010400\U0001d7ce\U0001f1e9\U0001f468\U0001f3fd\U0002f800\U000e0067\U0010ffff"
 )
-"""A character of each kind that expressions for words tell apart, and some that they tend to forget."""
+"""One character of each kind that regular expressions for words distinguish, and some that they tend to overlook."""
 
 SAMPLES = (
     "",
@@ -56,7 +57,7 @@ SAMPLES = (
 
 
 class FastEncoder:
-    """gigatoken with the vocabulary of a tokenizer; runs on the calling thread alone."""
+    """gigatoken with the vocabulary of a tokenizer. It runs only on the calling thread."""
 
     def __init__(self, table: str) -> None:
         self._table = table
@@ -69,7 +70,7 @@ class FastEncoder:
         self._left = MAX_KEPT_CHARACTERS
 
     def encode(self, text: str) -> npt.NDArray[np.uint32]:
-        """Ids of a text, without an end of text."""
+        """Ids of a text, without an end-of-text id."""
         if self._left <= 0:
             self._start()
         self._left -= len(text)
@@ -78,19 +79,19 @@ class FastEncoder:
 
 
 def fast_encoder(inner: tokenizers.Tokenizer) -> FastEncoder | None:
-    """A fast encoder that gives the ids of `inner`, which must not read special tokens from text.
+    """Fast encoder that gives the same ids as `inner`, which must be set to encode special tokens as plain text.
 
-    None where gigatoken is not installed, cannot read the tokenizer, or encodes one sample otherwise.
+    None if gigatoken is not installed, cannot read the tokenizer, or encodes a sample differently.
     """
     table = json.loads(inner.to_str())
     if not _is_plain_byte_level(table):
         return None
     added = [token["content"] for token in table["added_tokens"]]
-    # gigatoken would read special tokens from text.
+    # gigatoken would encode the names of special tokens as these tokens.
     table["added_tokens"] = [token for token in table["added_tokens"] if not token["special"]]
     try:
         encoder = FastEncoder(json.dumps(table))
-    except Exception:  # whatever it says of a tokenizer that it does not know
+    except Exception:  # gigatoken may raise any error for an unknown tokenizer
         return None
     samples = [*SAMPLES, *(f"a {token}{token} b{token}c" for token in added)]
     expected = inner.encode_batch_fast(samples, add_special_tokens=False)

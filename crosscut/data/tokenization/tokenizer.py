@@ -1,8 +1,9 @@
-"""Text to token ids and back: any `tokenizer.json`, or a byte-level BPE trained on the corpus.
+"""Conversion of text to token ids and back, with any `tokenizer.json` or with a byte-level BPE trained on the corpus.
 
-The `tokenizers` library does the work, or gigatoken where it gives the same ids. What stands here is what they leave
-open: which token ends a document, that no document may smuggle that token in while a prompt may hold it, and that a
-file's own truncation or padding must not shorten a corpus.
+The `tokenizers` library does the work, or gigatoken if it gives the same ids. This module adds three guarantees. It
+determines the token that ends a document. A document cannot inject this token by containing its name, while a prompt
+may contain it. Truncation and padding settings in the tokenizer's file have no effect, because they would shorten or
+lengthen documents.
 """
 
 from __future__ import annotations
@@ -25,17 +26,19 @@ if TYPE_CHECKING:
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<end_of_text>")
-"""Names of the token after each document where nothing says which it is, in order of preference."""
+"""Names of the end-of-text token, in order of preference, for tokenizers whose files do not name it."""
 
 MAX_TRAINING_CHARACTERS = 100_000_000
-"""Text that a tokenizer is trained on at most, from the start of the corpus; bounds memory and time."""
+"""Maximum number of characters, from the start of the corpus, on which a tokenizer is trained. The limit bounds memory
+and time."""
 
 
 class Tokenizer:
-    """A tokenizer of the `tokenizers` library and its end-of-text token.
+    """A tokenizer of the `tokenizers` library with its end-of-text token.
 
-    Special tokens are never read from a document: one that contains the characters `<|endoftext|>` is encoded as
-    those characters, so the end-of-text id stands only where a document ends. Only a prompt is read with them.
+    Names of special tokens in a document are encoded as plain text: a document that contains the characters
+    `<|endoftext|>` is encoded as these characters, so the end-of-text id occurs only at the ends of documents. Only in
+    a prompt are the names encoded as special tokens.
     """
 
     def __init__(
@@ -47,17 +50,18 @@ class Tokenizer:
         self._inner = inner
         vocabulary = inner.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
-        """One more than the highest id; ids may have gaps."""
+        """Highest id + 1. Not every id below need be in use."""
         self.end_of_text = _by_name(vocabulary, name) if end_of_text is None else end_of_text
-        """Id of the token after each document."""
+        """Id that follows each document."""
 
     @classmethod
     def load(cls, path: Path, *, setting: str = "data.tokenizer", end_of_text: int | None = None) -> Tokenizer:
-        """Read a `tokenizer.json`, which the configuration names as `setting`.
+        """Load a `tokenizer.json`. `setting` is the name of its path in the configuration.
 
-        Its end of text is `end_of_text` where that is given, else what the files beside it say (`end_of_text`), else a
-        token of a name that is known. Raises `DataError` when it cannot be read, has none of these tokens, or not the
-        one that is named; `ConfigError` when a file beside it cannot be read.
+        The end-of-text id is `end_of_text` if given, otherwise the id that the files beside the tokenizer name (see the
+        module `end_of_text`), otherwise the first known name in the vocabulary. Raises `DataError` if the file cannot
+        be read, if it has none of these tokens, or if it lacks the token that the files name. Raises `ConfigError` if a
+        file beside it cannot be read.
         """
         import tokenizers
 
@@ -70,7 +74,7 @@ class Tokenizer:
             ) from None
         try:
             inner = tokenizers.Tokenizer.from_str(data)
-        except Exception as error:  # the library raises bare Exception
+        except Exception as error:  # the library raises plain Exception
             raise DataError(
                 f"`{path}` must be a `tokenizer.json` of the tokenizers library, but is not: {error}."
             ) from None
@@ -82,8 +86,8 @@ class Tokenizer:
     def train(cls, texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
         """Train a byte-level BPE with GPT-2's pre-tokenization on the first 100 million characters of `texts`.
 
-        The vocabulary is `vocab_size` entries with `<|endoftext|>` as entry 0, or fewer when the text has no pair of
-        tokens left that occurs twice. Raises `DataError` for a `vocab_size` below 257 (256 bytes and the end of text).
+        The vocabulary has `vocab_size` entries, with `<|endoftext|>` as entry 0. It has fewer entries if no pair of
+        tokens occurs twice any more. Raises `DataError` for a `vocab_size` below 257 (256 bytes and the end of text).
         """
         from tokenizers import Tokenizer as Inner
         from tokenizers import decoders, models, pre_tokenizers, processors, trainers
@@ -107,26 +111,28 @@ class Tokenizer:
         return cls(inner)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of one text, without an end of text. Special tokens in it are spelled as characters."""
+        """Ids of one text, without an end-of-text id. Names of special tokens in the text are encoded as plain text."""
         return self._inner.encode(text, add_special_tokens=False).ids
 
     def encode_prompt(self, text: str, *, begin: int | None = None) -> list[int]:
-        """Ids of what a person writes to a model: the names of special tokens in it stand for those tokens.
+        """Ids of a prompt. Names of special tokens in the prompt are encoded as these tokens.
 
-        `begin` is the id that the model expects before every text; it comes first, and only once where the text begins
-        with it. Nothing else is put around the text. Threads may call it at once.
+        `begin` is the id that the model expects at the start of every text. It is put in front unless the text already
+        begins with it. No other id is added. Several threads may call this method at the same time.
         """
         ids: list[int] = self._reading_special.encode(text, add_special_tokens=False).ids
         return ids if begin is None or ids[:1] == [begin] else [begin, *ids]
 
     @cached_property
     def _reading_special(self) -> tokenizers.Tokenizer:
-        """A second one, since whether special tokens are read is a state of a tokenizer that threads would share."""
+        """Second tokenizer, which encodes special tokens by name. It is separate because this option is a state of the
+        tokenizer, which threads share.
+        """
         return type(self._inner).from_str(self._inner.to_str())
 
     @property
     def engine(self) -> str:
-        """The library that encodes documents: `gigatoken` or `tokenizers`."""
+        """Library that encodes documents: `gigatoken` or `tokenizers`."""
         return "gigatoken" if self._fast else "tokenizers"
 
     @cached_property
@@ -138,9 +144,9 @@ class Tokenizer:
     ) -> tuple[npt.NDArray[np.uint16 | np.uint32], npt.NDArray[np.int64]]:
         """Encode documents, each with its end of text.
 
-        Returns (ids of all documents in a row, length of each with its end of text); ids in the smallest type of a
-        token folder that holds the vocabulary. They are the same with every `engine`; gigatoken runs on the calling
-        thread, the tokenizers library on its own threads.
+        Returns (ids of all documents, concatenated; length of each document including its end of text). The ids have
+        the smallest type of a token folder that fits the vocabulary. The ids are the same with every `engine`.
+        gigatoken runs on the calling thread, and the tokenizers library on its own threads.
         """
         dtype = token_dtype(self.vocab_size)
         end = np.array([self.end_of_text], dtype=dtype)
@@ -159,11 +165,11 @@ class Tokenizer:
             yield np.array(encoding.ids, dtype=np.uint32)
 
     def decode(self, ids: Sequence[int], *, with_special: bool = False) -> str:
-        """Text of ids; special tokens are left out unless asked for."""
+        """Decode ids to text. Special tokens are omitted unless `with_special` is set."""
         return self._inner.decode(list(ids), skip_special_tokens=not with_special)
 
     def has_ids_of(self, other: Tokenizer) -> bool:
-        """Whether every token has the id that it has in another tokenizer."""
+        """Whether every token has the same id as in another tokenizer."""
         ours, theirs = (one._inner.get_vocab(with_added_tokens=True) for one in (self, other))
         return ours == theirs
 
@@ -172,13 +178,13 @@ class Tokenizer:
         self._inner.save(str(path))
 
     def settings(self) -> dict[str, Any]:
-        """The least `tokenizer_config.json` beside it that tells `load`, and `transformers`, how a text ends."""
+        """Minimal `tokenizer_config.json` from which `load` and `transformers` can read the end-of-text token."""
         end = self._inner.id_to_token(self.end_of_text)
         return {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "clean_up_tokenization_spaces": False}
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.uint16 | np.uint32]:
-    """The type of a token on disk: two bytes where the vocabulary allows, else four, little-endian."""
+    """Type of a token id on disk, little-endian: two bytes if the vocabulary fits, otherwise four."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
@@ -188,7 +194,7 @@ def _by_name(vocabulary: Mapping[str, int], name: str) -> int:
             return vocabulary[token]
     raise DataError(
         f"{name} must have a token that ends a text ({listed(f'`{token}`' for token in END_OF_TEXT_NAMES)}), but has "
-        "none, and nothing beside it names another. Write it as `eos_token` to a `tokenizer_config.json` beside it."
+        "none, and no file beside it names one. Name the token as `eos_token` in a `tokenizer_config.json` beside it."
     )
 
 

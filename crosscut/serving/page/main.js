@@ -1,11 +1,11 @@
-// The page: what the controls do.
+// The page: behaviour of its controls.
 
 import { ALTERNATIVES, get, key, Refused, stream, tokensOf } from "./stream.js";
 import { hide, watch, Writer } from "./tokens.js";
 
 const HINTS = {
-  text: "Write the beginning of a text below, and the model goes on.",
-  chat: "Ask something below, and the model answers.",
+  text: "Enter the beginning of a text below, and the model continues it.",
+  chat: "Enter a question below, and the model answers.",
 };
 
 const narrow = matchMedia("(width < 52rem)");
@@ -13,7 +13,7 @@ const $ = (id) => document.getElementById(id);
 const mode = () => document.querySelector("[name=mode]:checked").value;
 
 let model = null;
-let running = null; // an AbortController while text is written
+let running = null; // an AbortController while text is generated
 let messages = []; // of the chat so far
 let lastText = "";
 
@@ -67,7 +67,7 @@ function clear() {
   $("figures").textContent = "";
   for (const id of ["copy", "clear", "seed-used", "problem"]) $(id).hidden = true;
   hide();
-  if (!narrow.matches) $("prompt").focus(); // a phone would cover half the page with its keyboard
+  if (!narrow.matches) $("prompt").focus(); // on a phone, the keyboard would cover half the page
 }
 
 function tell(problem) {
@@ -97,7 +97,7 @@ function turn(kind, text = "") {
   return place;
 }
 
-/** Where the answer goes, and the request for it. */
+/** The element for the answer, and the request. */
 function begin(prompt) {
   if (mode() === "chat") {
     turn("asked", prompt);
@@ -132,7 +132,7 @@ async function run() {
   place.classList.add("writing");
   try {
     for await (const chunk of stream(path, body, control.signal)) {
-      if (control.signal.aborted) break; // what came at once with the last token shown
+      if (control.signal.aborted) break; // discard chunks that arrive together with the last shown token
       for (const choice of chunk.choices) {
         text += choice.text ?? choice.delta?.content ?? "";
         tokensOf(choice).forEach((token) => writer.write(token));
@@ -143,17 +143,17 @@ async function run() {
     }
   } catch (error) {
     if (error.name !== "AbortError" && !control.signal.aborted) {
-      tell(error instanceof Refused ? error.message : `The connection is lost: ${error.message}`);
+      tell(error instanceof Refused ? error.message : `The connection was lost: ${error.message}`);
     }
   }
   place.classList.remove("writing");
-  if (running !== control) return; // cleared meanwhile
+  if (running !== control) return; // the page was cleared in the meantime
   running = null;
   busy(false);
   lastText = inChat ? text : prompt + text;
   if (inChat && text) messages.push({ role: "assistant", content: text });
   if (inChat && !text) {
-    messages.pop(); // the question is open still
+    messages.pop(); // the question has no answer yet
     $("prompt").value ||= prompt;
   }
   figures(writer, performance.now() - began, finish);
@@ -169,7 +169,7 @@ function busy(is) {
   $("clear").hidden = false;
 }
 
-/** Keep the end in sight, unless the reader has gone back. */
+/** Scroll to the end of the text, unless the reader has scrolled back. */
 function follow() {
   const sheet = $("sheet");
   if (sheet.scrollHeight - sheet.scrollTop - sheet.clientHeight < 80) sheet.scrollTop = sheet.scrollHeight;
@@ -196,7 +196,7 @@ function showSeed(seed) {
 async function copy() {
   if (navigator.clipboard) {
     await navigator.clipboard.writeText(lastText);
-  } else { // browsers give the clipboard only to pages from this machine or over https
+  } else { // browsers allow the clipboard only for pages from this machine or over https
     const place = document.createElement("textarea");
     place.value = lastText;
     document.body.append(place);

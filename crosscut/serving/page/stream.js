@@ -1,8 +1,8 @@
-// Talking to the server: plain requests, and streams of server-sent events.
+// Requests to the server, and streams of server-sent events.
 
 const KEY = "crosscut-key";
 
-/** How many of the likeliest tokens are asked for; completions tell the written one beside them. */
+/** Number of likeliest tokens to request. The completions protocol adds the generated token to them. */
 export const ALTERNATIVES = 8;
 
 export const key = {
@@ -30,7 +30,7 @@ export async function get(path) {
   return (await ask(path)).json();
 }
 
-/** The objects of a stream, as they come. */
+/** The objects of a stream, in the order of arrival. */
 export async function* stream(path, body, signal) {
   const response = await ask(path, { method: "POST", body: JSON.stringify({ ...body, stream: true }), signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -75,7 +75,7 @@ export function tokensOf(choice) {
   }));
 }
 
-/** The completions protocol spells a token that is a part of a character as bytes:\xe2\x80. */
+/** Bytes of a token. The completions protocol spells a token that is a part of a character as bytes:\xe2\x80. */
 function bytesOf(spelled) {
   if (!/^bytes:(\\x[0-9a-f]{2})+$/.test(spelled)) return new TextEncoder().encode(spelled);
   return Uint8Array.from(spelled.slice(6).split("\\x").slice(1), (byte) => parseInt(byte, 16));

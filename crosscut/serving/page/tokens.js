@@ -1,12 +1,12 @@
-// Tokens on the page: tinted by how surprising they are, with a card that tells what else was likely.
+// Tokens on the page: the tint shows how surprising a token is, and a card lists the likeliest alternatives.
 
-const BITS = 10; // a token of this many bits, one in a thousand, has the full tint
+const BITS = 10; // bits of surprise at which a token has the full tint: a probability of one in a thousand
 
 const card = document.getElementById("card");
 const told = new WeakMap();
 let chosen = null;
 
-/** Shows the tokens of one answer. Bytes that are not a whole character yet wait for the token that completes it. */
+/** Shows the tokens of one answer. Bytes of an incomplete character wait for the token that completes the character. */
 export class Writer {
   constructor(place) {
     this.place = place;
@@ -17,7 +17,7 @@ export class Writer {
 
   write(token) {
     const text = this.decoder.decode(token.bytes, { stream: true });
-    const word = text.trimStart() || text; // a space before a word stays outside its tint
+    const word = text.trimStart() || text; // a space before a word is not tinted
     const span = document.createElement("span");
     span.className = "token";
     span.textContent = word;
@@ -32,7 +32,7 @@ export class Writer {
 
 const spell = new TextDecoder();
 
-/** A token's text with what cannot be seen made visible. */
+/** Text of a token, with invisible characters made visible. */
 function visible(bytes) {
   const text = spell.decode(bytes);
   if (text.includes("\ufffd")) return [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join(" ");
@@ -86,7 +86,7 @@ export function show(span) {
   place(span);
 }
 
-/** Below the token where there is room, else above it. */
+/** Place the card below the token if there is room, and above the token otherwise. */
 function place(span) {
   const { left, top, bottom } = span.getClientRects()[0] ?? span.getBoundingClientRect();
   const { offsetWidth: width, offsetHeight: height } = card;
@@ -99,7 +99,7 @@ export function hide() {
   show(null);
 }
 
-/** Pointing and tapping choose a token; a tap elsewhere, the escape key and scrolling let it go. */
+/** Pointing at a token or tapping on it selects the token. A tap elsewhere, the escape key and scrolling deselect it. */
 export function watch(sheet) {
   sheet.addEventListener("pointerover", (event) => {
     if (event.pointerType === "mouse") show(event.target.closest(".token"));

@@ -43,9 +43,9 @@ SYMMETRIC = ("layout.tensor=2", "layout.sequence_parallel=true", "layout.symmetr
 
 def test_settings_that_decide_nothing_are_told() -> None:
     told = run(*PAPER, "training.recompute=selective", "layout.tensor=8", "training.batch_size=512")
-    assert "Chosen here and not taken as given: training.recompute, layout.tensor." in told
+    assert "The plan chooses the values of training.recompute, layout.tensor; the given values have no effect." in told
     assert "selective" not in told, "which is not worth a look on a GPU"
-    assert "not taken as given" not in run(*PAPER, "training.batch_size=512")
+    assert "have no effect" not in run(*PAPER, "training.batch_size=512")
 
 
 def test_symmetric_memory_is_told_with_the_layouts_that_have_it() -> None:
@@ -69,7 +69,9 @@ def test_what_keeps_layers_from_being_compiled_is_told() -> None:
 def test_what_keeps_a_split_sequences_messages_from_being_hidden_is_told() -> None:
     large = ("plan", "--model", "llama3-8b", "--gpu", "h100-sxm", "--gpus", "8", "training.sequence_length=8192")
     even = ("plan", "--model", "llama3-70b", "--gpu", "h100-sxm", "--gpus", "64", "training.batch_size=64")
-    told = "run beside no product: a micro-batch of 1 sequence has no halves. Two at once have; layout.symmetric_memory"
+    told = (
+        "overlap with no product: a micro-batch of 1 sequence has no halves. Two at once have; layout.symmetric_memory"
+    )
     assert told in " ".join(run(*large, "training.batch_size=1").split())
     assert "8 x 8   split" in (text := run(*even, "training.sequence_length=2048", "--top", "1"))
     assert "no product" not in text
@@ -169,7 +171,7 @@ MISTAKES = [
     (("--model", "8.4B"), "`--model` must name a preset, but is `8.4B`. The nearest is `megatron-8.3b`."),
     (
         ("--price", "2"),
-        "`--price` must come with `--tokens`, since it is for so many, but is 2 without.",
+        "`--price` must come with `--tokens`, the number of tokens to price, but is 2 alone.",
     ),
     (
         ("--gpu", "laptop"),
@@ -195,7 +197,7 @@ MISTAKES = [
     (
         ("training.precison=float32",),
         (
-            "`training.precison` must be a key of `training`, but there is none of that name. The nearest is "
+            "`training.precison` must be a key of `training`, but there is no such key. The nearest is "
             "`training.precision`."
         ),
     ),
@@ -233,7 +235,7 @@ def test_heads_that_no_tensor_size_divides_are_told() -> None:
 
 def test_what_is_missing_is_told() -> None:
     assert message("plan", "--model", "8.3B").startswith(
-        "`--gpu` must name the device to plan for, but is missing. Known are `a100-40gb`, "
+        "`--gpu` must name the device to plan for, but is missing. Known devices are `a100-40gb`, "
     )
     neither = "There must be a model to plan, either RUN.toml or `--model`, but neither is given."
     assert message("plan", "--gpu", "h100-sxm") == neither
@@ -247,7 +249,7 @@ def test_what_is_missing_is_told() -> None:
 
 def test_nothing_to_write_is_told() -> None:
     assert message("plan", "--model", "8.3B", "--gpu", "v100-16gb", "--write", "best.toml") == (
-        "`--write` must have a layout that fits, but none does: weights and optimizer need 100 GB per rank, the GPU "
+        "`--write` needs a layout that fits, but none does: weights and optimizer need 100 GB per rank, the GPU "
         "holds 16."
     )
 
@@ -258,10 +260,10 @@ def test_nothing_to_write_is_told() -> None:
 def test_what_calibration_would_ignore_is_told(ignored: str, tmp_path: Path) -> None:
     option, _, value = ignored.partition(" ")
     assert message("plan", "--calibrate", str(tmp_path / "here.toml"), *ignored.split()) == (
-        f"`{option}` must be left out with `--calibrate`, which plans nothing, but is {value or 'given'}."
+        f"`{option}` must be omitted with `--calibrate`, which only measures the device, but is {value or 'given'}."
     )
     assert message("plan", "run.toml", "--calibrate", "here.toml") == (
-        "`RUN.toml` must be left out with `--calibrate`, which plans nothing, but is run.toml."
+        "`RUN.toml` must be omitted with `--calibrate`, which only measures the device, but is run.toml."
     )
 
 
@@ -269,8 +271,8 @@ def test_what_calibration_would_ignore_is_told(ignored: str, tmp_path: Path) -> 
 def test_a_file_that_cannot_be_written_is_told_before_the_work(option: str, tmp_path: Path) -> None:
     path = tmp_path / "none" / "x.toml"
     assert message("plan", option, str(path)) == (
-        f"`{option}` must name a file that can be written, but is `{path}`: No such file or directory. Make its "
-        "folder, or name another."
+        f"`{option}` must name a file that can be written, but is `{path}`: No such file or directory. Create its "
+        "folder, or name another file."
     )
     assert message("plan", option, str(tmp_path)) == (
         f"`{option}` must name a file, but `{tmp_path}` is a folder. Name a file in it."
@@ -284,7 +286,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     path.parent.touch()
     for study in ("scaling", "measure"):
         assert message("study", study, "--output", str(path)) == (
-            f"`--output` must name a folder that can be written in, but is `{path}`: Not a directory. Name another."
+            f"`--output` must name a writable folder, but is `{path}`: Not a directory. Name another folder."
         )
 
 

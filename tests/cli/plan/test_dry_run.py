@@ -46,10 +46,11 @@ def message(*arguments: str) -> str:
 def test_a_layout_or_a_rank_without_a_dry_run_is_an_error() -> None:
     plan = ("plan", "--model", "8.3B", "--gpu", "h200-sxm")
     assert message(*plan, "--layout", "tensor=8") == (
-        "`--layout` must come with `--dry-run`, since a plan tries every layout on all ranks, but is tensor=8 alone."
+        "`--layout` must come with `--dry-run`, because a plan covers every layout and all ranks, but is tensor=8 "
+        "alone."
     )
     assert message(*plan, "--rank", "0") == (
-        "`--rank` must come with `--dry-run`, since a plan tries every layout on all ranks, but is 0 alone."
+        "`--rank` must come with `--dry-run`, because a plan covers every layout and all ranks, but is 0 alone."
     )
 
 
@@ -59,7 +60,7 @@ def test_a_layout_or_a_rank_without_a_dry_run_is_an_error() -> None:
 def test_what_a_dry_run_would_ignore_is_told(ignored: str) -> None:
     option, value = ignored.split()
     assert message(*SMALL, option, value) == (
-        f"`{option}` must be left out with `--dry-run`, which is a step of one rank of the run's layout or of "
+        f"`{option}` must be omitted with `--dry-run`, which runs a step of one rank, on the run's layout or on "
         f"`--layout`, but is {value}."
     )
 

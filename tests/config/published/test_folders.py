@@ -114,13 +114,13 @@ REFUSED = [
         "`quantization_config` in `{path}` must be None, but is {{'bits': 4}}.",
     ),
 ]
-ADVICE = " Crosscut's model computes nothing else: choose another model."
+ADVICE = " Crosscut supports no other value. Choose another model."
 INCOMPLETE = [
     (
         {"model_type": "gemma", "architectures": ["GemmaForCausalLM"]},
         (
             "`model_type` in `{path}` must be 'gpt2', 'gpt_bigcode', 'llama', 'mistral', 'qwen2', 'qwen3' or "
-            "'starcoder2', but is 'gemma' (GemmaForCausalLM). Crosscut knows these families."
+            "'starcoder2', but is 'gemma' (GemmaForCausalLM). Choose a model of one of these families."
         ),
     ),
     (
@@ -227,12 +227,13 @@ def test_a_model_of_no_family_is_named(change, name, family, wanted):
 def test_what_keeps_a_model_from_all_families_can_be_asked_before():
     grouped = ModelConfig(num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, vocab_size=300)
     told = (
-        "`model.num_kv_heads` must be 4 in a model of Hugging Face's family 'gpt2', the nearest to this one, but is 2"
+        "`model.num_kv_heads` must be 4 in a model of Hugging Face's family 'gpt2', which is the closest family, "
+        "but is 2"
     )
     assert reason_against_export(grouped) == told
     with pytest.raises(ConfigError) as error:
         published_table(grouped, dtype="float32", stops=(0,))
-    assert str(error.value) == f"{told}. Crosscut knows no family to export it as."
+    assert str(error.value) == f"{told}. Crosscut can export only models of the families that it knows."
     assert reason_against_export(ModelConfig(**OURS)) == ""
 
 
@@ -262,11 +263,11 @@ def test_a_model_that_agrees_may_be_given(tmp_path):
     ("override", "message"),
     [
         ("model.num_layers=3", ("`model.num_layers` must be 2 as in `{0}`, which `training.initialize_from` names, but "
-         "is 3. Leave it out.")),
+         "is 3. Remove this key.")),
         ("model.positions=learned", ("`model.positions` must be 'rotary' as in `{0}`, which `training.initialize_from` "
-         "names, but is 'learned'. Leave it out.")),
+         "names, but is 'learned'. Remove this key.")),
         ("model.tied=true", ("`model.tied` must be False as in `{0}`, which `training.initialize_from` names, but is "
-         "True. Leave it out.")),
+         "True. Remove this key.")),
     ],
 )  # fmt: skip
 def test_a_model_that_differs_is_named(tmp_path, override, message):

@@ -42,25 +42,25 @@ def test_a_document_that_stays_passes_every_stage(audited):
     assert re.match(r"1,500 characters; part 000000-0000, row 12\n\| ", story["read"])
     assert story["language"] == "language en, score 0.871\n"
     assert story["length"] == f"tokens {len(texts()[12].split())}\n"
-    assert story["near"] == "stays\n"
+    assert story["near"] == "kept\n"
 
 
 def test_a_document_that_goes_says_why_and_no_more(audited):
     story = told(audited, number_of(FOREIGN))
     assert list(story) == ["read", "urls", "cleaning", "language"]
-    assert story["language"].startswith("goes: language, es 0.95\n")
-    assert told(audited, 30)["urls"] == "goes: domain, bad.example\n"
-    assert told(audited, number_of(HOSTILE))["length"].startswith("goes: too short, 9 tokens\n")
+    assert story["language"].startswith("dropped: language, es 0.95\n")
+    assert told(audited, 30)["urls"] == "dropped: domain, bad.example\n"
+    assert told(audited, number_of(HOSTILE))["length"].startswith("dropped: too short, 9 tokens\n")
 
 
 def test_a_duplicate_is_told_beside_what_it_is_like(audited):
     copy = len(texts()) - 14
     assert texts()[copy].endswith("Copied once more.")
     story = told(audited, copy)["near"]
-    assert re.match(rf"goes: near-duplicate, Jaccard 0\.\d\d\nmatched with {id_of(3)}\nthis   \| ", story)
+    assert re.match(rf"dropped: near-duplicate, Jaccard 0\.\d\d\nmatched with {id_of(3)}\nthis   \| ", story)
     assert "THAT" in story
     assert "other  | " in story
-    assert told(audited, 3)["stands for"] == f"2 that went at near:\n{id_of(copy - 9)}\n{id_of(copy)}\n"
+    assert told(audited, 3)["replaces"] == f"2 dropped by near:\n{id_of(copy - 9)}\n{id_of(copy)}\n"
 
 
 def test_a_repair_is_shown_where_it_begins(audited):
@@ -73,9 +73,9 @@ def test_leaks_and_cuts_are_shown(audited):
     number = len(texts()) - 1
     at = texts()[number].index(LEAKED)
     assert told(audited, number)["leakage"] == (
-        "4 n-grams in a row stand also in made, item 3:\n"
+        "4 consecutive n-grams also occur in made, item 3:\n"
         f"| {LEAKED}\n"
-        f"cut out of it: characters {at:,} to {at + len(LEAKED):,}\n"
+        f"cut out: characters {at:,} to {at + len(LEAKED):,}\n"
     )
 
 
@@ -102,7 +102,7 @@ def test_a_duplicate_of_an_earlier_run_is_found_there_alone(tmp_path):
     assert "other  | new well" in told_of_new
     gone = matched(new, 0, earlier_id(str(old), id_of(7)))
     assert gone.endswith(f"matched with {id_of(7)} of the earlier run {old}")
-    assert "stands for" not in explain(new, ("near",), id_of(1), cleaned=False)
+    assert "replaces" not in explain(new, ("near",), id_of(1), cleaned=False)
 
 
 def test_texts_are_those_of_the_stages_that_the_run_has(audited):
@@ -135,7 +135,7 @@ def test_an_unknown_id_is_refused_with_near_ones(audited):
         DataError, match=r"`--explain` must name a document of this corpus, .* but is `web/some.jsonl#998`\."
     ):
         explain(audited.work, FILTERS, "web/some.jsonl#998", cleaned=True)
-    with pytest.raises(DataError, match=rf"Near ones are `{id_of(len(texts()) - 1)}`, `{id_of(len(texts()) - 2)}`"):
+    with pytest.raises(DataError, match=rf"Similar ids are `{id_of(len(texts()) - 1)}`, `{id_of(len(texts()) - 2)}`"):
         explain(audited.work, FILTERS, "web/some.jsonl#998", cleaned=True)
-    with pytest.raises(DataError, match=r"Near ones are `speeches/some.jsonl#1"):
+    with pytest.raises(DataError, match=r"Similar ids are `speeches/some.jsonl#1"):
         explain(audited.work, FILTERS, "speches/some.jsonl#1", cleaned=True)

@@ -81,7 +81,7 @@ def test_the_first_screen_answers(opened, file, audited):
     flow = page.locator(".flow a")
     assert flow.count() == 7
     name = flow.nth(3).get_attribute("aria-label")
-    assert re.fullmatch(r"Language: \d+ came in, 8 went \([\d.]+\s%\), \d+ left", name)
+    assert re.fullmatch(r"Language: \d+ in, 8 dropped \([\d.]+\s%\), \d+ left", name)
     assert "1 cut" in flow.nth(6).text_content()
     box = page.locator(".flow svg").bounding_box()
     assert box["y"] + box["height"] < DESK["height"]
@@ -96,7 +96,7 @@ def test_figures_follow_the_unit(opened, file):
     assert "\u2248" in page.locator("#stage-language .rule .number").first.inner_text()
     page.check("[name=unit][value=bytes]", force=True)
     assert re.fullmatch(r"\d+\sB", length.inner_text())
-    assert "1 passages of 1 documents" in page.locator("#stage-leakage").inner_text()
+    assert "1 passages in 1 documents" in page.locator("#stage-leakage").inner_text()
 
 
 def test_keys_lead_from_the_flow_to_a_stage(opened, file):

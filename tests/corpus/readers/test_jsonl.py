@@ -133,8 +133,8 @@ def test_what_came_before_the_end_of_a_truncated_file_is_kept(tmp_path: Path, su
     assert isinstance(reject, Reject)
     assert (reject.place, reject.rule) == (f"byte {path.stat().st_size}", "damaged file")
     assert reject.reason == (
-        f"line {len(found) + 1} and all after it cannot be read: `{path}` must hold its {suffix} data to the end, but "
-        f"is cut short at byte {path.stat().st_size}. Get the file again."
+        f"line {len(found) + 1} and everything after it cannot be read: `{path}` must hold complete {suffix} data, but "
+        f"is truncated at byte {path.stat().st_size}. Get the file again."
     )
     assert skips(items) == []
 

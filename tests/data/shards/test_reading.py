@@ -90,7 +90,7 @@ def test_manifest_of_another_version_is_an_error(folder: Path) -> None:
     path = change_manifest(folder, lambda table: table.update(version=2))
     check_message(
         folder,
-        f"`{path}` must be of format 'crosscut-tokens', version 1, but is of 'crosscut-tokens', version 2. "
+        f"`{path}` must have format 'crosscut-tokens', version 1, but has 'crosscut-tokens', version 2. "
         f"Prepare the tokens again.",
     )
 
@@ -111,7 +111,8 @@ def test_vocabulary_larger_than_the_type_of_token_is_an_error(folder: Path) -> N
     path = change_manifest(folder, lambda table: table.update(vocab_size=65_537))
     check_message(
         folder,
-        f"`vocab_size` in `{path}` must be at most 65,536, what uint16 holds, but is 65,537. Prepare the tokens again.",
+        f"`vocab_size` in `{path}` must be at most 65,536, the limit of uint16, but is 65,537. "
+        "Prepare the tokens again.",
     )
 
 
@@ -126,7 +127,7 @@ def test_end_of_text_outside_the_vocabulary_is_an_error(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["train-1.tokens", "validation.index", "tokenizer.json"])
 def test_missing_file_is_an_error(folder: Path, name: str) -> None:
     (folder / name).unlink()
-    message = f"`{folder / name}` must be there, since manifest.json names it, but is missing. {AGAIN}"
+    message = f"`{folder / name}` must exist, because manifest.json lists it, but is missing. {AGAIN}"
     check_message(folder, message, verify=False)
 
 
@@ -177,7 +178,7 @@ def test_index_that_ends_elsewhere_is_an_error(folder: Path, verify: bool) -> No
     change_manifest(folder, lambda table: table["train"][0].update(index_sha256=sha256(path)))
     check_message(
         folder,
-        f"`{path}` must ascend to the shard's {tokens:,} tokens, but does not: it ends at {tokens + 1:,}. {AGAIN}",
+        f"`{path}` must ascend to the shard's {tokens:,} tokens, but does not. It ends at {tokens + 1:,}. {AGAIN}",
         verify=verify,
     )
 

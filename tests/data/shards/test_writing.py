@@ -71,8 +71,8 @@ def test_fewer_than_two_documents_is_an_error(count: int) -> None:
     with pytest.raises(DataError) as error:
         split(count)
     assert str(error.value) == (
-        f"The corpus must have at least 2 documents, to train on one and validate on the other, but has {count}. "
-        f"Give more text; a .txt file makes a document of each 16 KiB."
+        f"The corpus must have at least 2 documents, one for training and one for validation, but has {count}. "
+        f"Provide more text; a .txt file yields a document per 16 KiB."
     )
 
 

@@ -145,7 +145,7 @@ def test_corpus_without_text_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(" \n")
     (tmp_path / "b.jsonl").write_text("\n")
     path = tmp_path / "a.txt"
-    check_message(tmp_path, f"The corpus must hold text, but there is none in 2 file(s), the first of them `{path}`.")
+    check_message(tmp_path, f"The corpus must hold text, but 2 file(s) hold none. The first of them is `{path}`.")
 
 
 @pytest.mark.parametrize("chunk", [3, 64 * 1024])
@@ -166,7 +166,8 @@ def test_undecodable_byte_of_a_packed_file_counts_unpacked_bytes(tmp_path: Path)
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"a" * 1000 + b"\xff"))
     check_message(
-        path, f"`{path}` must be UTF-8 text, but is not at byte 1000 of its unpacked data. Convert it to UTF-8 first."
+        path,
+        f"`{path}` must be UTF-8 text, but is not at byte 1000 of its decompressed data. Convert it to UTF-8 first.",
     )
 
 
@@ -175,9 +176,9 @@ def test_undecodable_byte_of_a_packed_file_counts_unpacked_bytes(tmp_path: Path)
     [
         (
             b'{"text": "b"',
-            "must be valid JSON, but is not: Expecting ',' delimiter at column 13. Mend or remove the line.",
+            "must be valid JSON, but is not: Expecting ',' delimiter at column 13. Correct or remove the line.",
         ),
-        (b"[" * 100_000, "must be valid JSON, but is not: nested too deep. Mend or remove the line."),
+        (b"[" * 100_000, "must be valid JSON, but is not: nested too deeply. Correct or remove the line."),
         (b'["b"]', "must be a JSON object with the text under `text`, but is a list."),
         (
             b'{"body": "b", "id": 3}',
@@ -194,7 +195,7 @@ def test_undecodable_byte_of_a_packed_file_counts_unpacked_bytes(tmp_path: Path)
         ),
         (
             b'{"text": "half \\ud83d"}',
-            "must hold text that UTF-8 can write, but has half of a surrogate pair. Mend or remove the line.",
+            "must hold text that is valid in UTF-8, but has a lone surrogate. Correct or remove the line.",
         ),
     ],
 )
@@ -208,9 +209,7 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatc
     path = tmp_path / "a.parquet"
     path.write_bytes(b"")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    check_message(
-        path, f"`{path}` needs pyarrow to be read, but it is not installed. Type `pip install 'crosscut[parquet]'`."
-    )
+    check_message(path, f"`{path}` needs pyarrow, but pyarrow is not installed. Run `pip install 'crosscut[parquet]'`.")
 
 
 def test_faulty_parquet_is_an_error(tmp_path: Path) -> None:
@@ -229,7 +228,7 @@ def test_faulty_parquet_is_an_error(tmp_path: Path) -> None:
         pa.string(), 1, [None, pa.py_buffer(b"\x00\x00\x00\x00\x01\x00\x00\x00"), pa.py_buffer(b"\xff")]
     )
     pq.write_table(pa.table({"text": bad}), path)
-    check_message(path, f"`{path}`, row 1, must be UTF-8 text, but is not. Mend or remove the row.")
+    check_message(path, f"`{path}`, row 1, must be UTF-8 text, but is not. Correct or remove the row.")
 
 
 @pytest.mark.parametrize("keep", [0, 3, 200])
@@ -241,7 +240,7 @@ def test_damaged_parquet_is_an_error(tmp_path: Path, keep: int) -> None:
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(DataError) as error:
         read(path)
-    assert str(error.value).startswith(f"`{path}` must be a whole parquet file, but is not: ")
+    assert str(error.value).startswith(f"`{path}` must be an undamaged parquet file, but is not: ")
     assert str(error.value).endswith(". Get the file again.")
 
 
@@ -253,5 +252,5 @@ def test_parquet_with_damaged_pages_is_an_error(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[4:1004] = b"\xff" * 1000
     path.write_bytes(data)
-    with pytest.raises(DataError, match=r"must be a whole parquet file, but is not: .*\. Get the file again\."):
+    with pytest.raises(DataError, match=r"must be an undamaged parquet file, but is not: .*\. Get the file again\."):
         read(path)

@@ -83,7 +83,7 @@ def test_packed_file_that_is_cut_short_is_an_error(tmp_path: Path, suffix: str, 
         with pytest.raises(DataError) as error:
             read(path)
         assert str(error.value) == (
-            f"`{path}` must hold its {suffix} data to the end, but is cut short at byte {length}. Get the file again."
+            f"`{path}` must hold complete {suffix} data, but is truncated at byte {length}. Get the file again."
         )
 
 
@@ -108,12 +108,12 @@ def test_no_pattern_is_an_error() -> None:
 
 
 def test_empty_pattern_is_an_error() -> None:
-    check_message([""], "`data.text` must name files, folders or globs, but one of its names is empty.")
+    check_message([""], "`data.text` must name files, folders or globs, but one name is empty.")
 
 
 def test_pattern_that_matches_nothing_is_an_error(tmp_path: Path) -> None:
     pattern = str(tmp_path / "*.txt")
-    check_message([pattern], f"`data.text` must name files that are there, but nothing matches `{pattern}`.")
+    check_message([pattern], f"`data.text` must name existing files, but nothing matches `{pattern}`.")
 
 
 def test_folder_without_text_is_an_error(tmp_path: Path) -> None:

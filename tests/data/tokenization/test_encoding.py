@@ -64,7 +64,7 @@ def test_worker_that_dies_is_an_error(corpus: Path, tokenizer_file: Path) -> Non
     with pytest.raises(DataError) as error:
         list(batches)
     assert str(error.value) == (
-        "All 2 tokenizing processes must live to the end, but one died, perhaps for want of memory. Free some "
+        "All 2 tokenizing processes must finish, but one died, perhaps because memory ran out. Free some "
         "memory, or use fewer cores: `taskset --cpu-list 0 crosscut prepare ...` on Linux, `prepare(..., workers=1)` "
         "in Python."
     )

@@ -85,7 +85,7 @@ def test_a_name_that_the_tokenizer_lacks_is_told_with_both_files(folder):
         end_of(folder)
     assert str(error.value) == (
         f"`eos_token` in `{folder}/tokenizer_config.json` must be a token of `{folder}/tokenizer.json`, but is "
-        "'<gone>', which that lacks. Take both files from one model, or mend the first."
+        "'<gone>', which the tokenizer does not have. Use both files of the same model, or correct the first file."
     )
 
 
@@ -95,7 +95,7 @@ def test_an_id_that_the_tokenizer_lacks_is_told_with_both_files(folder):
         end_of(folder)
     assert str(error.value) == (
         f"`eos_token_id` in `{folder}/generation_config.json` must be an id of `{folder}/tokenizer.json`, but is "
-        "50256, which that lacks. Take both files from one model, or mend the first."
+        "50256, which the tokenizer does not have. Use both files of the same model, or correct the first file."
     )
 
 
@@ -105,7 +105,7 @@ def test_what_is_no_id_is_told(folder, ends):
     with pytest.raises(ConfigError) as error:
         end_of(folder)
     assert str(error.value) == (
-        f"`eos_token_id` in `{folder}/config.json` must be an id or a list of some, but is {ends!r}."
+        f"`eos_token_id` in `{folder}/config.json` must be an id or a list of ids, but is {ends!r}."
     )
 
 

@@ -1,7 +1,7 @@
-// Histograms and bars, in HTML: they wrap, scale with the type, and can be read aloud.
+// Histograms and bars in HTML, which wrap, scale with the font size, and can be read by screen readers.
 "use strict";
 
-/** A row for each entry: name, bar, figure. `marks` names the entries that are shown as gone. */
+/** One row per entry: name, bar, figure. `gone` selects the entries that are shown as dropped. */
 function bars(entries, { gone = () => false, label = (entry) => entry.name, shown = 12 } = {}) {
   const total = entries.reduce((sum, entry) => sum + value(entry), 0);
   const largest = Math.max(...entries.map((entry) => value(entry)), 1);
@@ -16,7 +16,7 @@ function bars(entries, { gone = () => false, label = (entry) => entry.name, show
   ];
 }
 
-/** Columns side by side, each from one edge to the next; those below `cut` are gone. `count` says how high, `spelled` how many. */
+/** Adjacent columns, each from one edge to the next. Columns below `cut` are dropped. `count` gives a column's height, `spelled` its text. */
 function histogram(columns, { cut = -Infinity, name, edge, every = 1, axis = "", count = value, spelled = figure }) {
   const largest = Math.max(...columns.map((column) => count(column)), 1);
   const total = columns.reduce((sum, column) => sum + count(column), 0);
@@ -36,7 +36,7 @@ function histogram(columns, { cut = -Infinity, name, edge, every = 1, axis = "",
   );
 }
 
-/** Columns of every bucket from the first to the last, empty ones with them. */
+/** All buckets from the first to the last, including empty ones. */
 function filled(columns, next) {
   const known = new Map(columns.map((column) => [column.from, column]));
   const ordered = [...known.keys()].sort((a, b) => a - b);

@@ -1,4 +1,4 @@
-// Elements, figures and what the stages are called. Text from documents only ever goes into text nodes.
+// Elements, figures and names of the stages. Text from documents is only ever put into text nodes.
 "use strict";
 
 const read = (id) => JSON.parse(document.getElementById(id).textContent || "null");
@@ -6,21 +6,21 @@ const report = read("report");
 const timings = read("timings");
 
 const STAGES = {
-  ingest: ["Read", "Records that cannot be read as text are set aside with their file, place and reason."],
-  urls: ["URLs", "Documents go by the domain, file type or votes of their link."],
-  "url-duplicates": ["Same URL", "Of documents with the same URL the first stays."],
-  cleaning: ["Cleaning", "Characters are mended; what has no text left goes."],
-  language: ["Language", "Documents in other languages than asked for go, and those the detector is unsure of."],
-  length: ["Length", "Documents with too few tokens go."],
-  exact: ["Exact", "Of documents with the same words one stays."],
-  near: ["Near", "Of each cluster of near-duplicates one stays; every pair was checked by its exact Jaccard similarity."],
-  leakage: ["Test data", "Passages that also stand in a test set are cut out, or their documents dropped."],
-  tokens: ["Pieces", "What is left of a document between cuts goes where it is too short."],
+  ingest: ["Read", "Records that cannot be read as text are rejected, with their file, position and reason."],
+  urls: ["URLs", "Documents are dropped by the domain, file type or votes of their link."],
+  "url-duplicates": ["Same URL", "Of several documents with the same URL, only the first is kept."],
+  cleaning: ["Cleaning", "Texts are repaired, and documents without remaining text are dropped."],
+  language: ["Language", "Documents in other languages, and those with too low a detector score, are dropped."],
+  length: ["Length", "Documents with too few tokens are dropped."],
+  exact: ["Exact", "Of several documents with the same text, only one is kept."],
+  near: ["Near", "Of each cluster of near-duplicates, one document is kept. Every pair was checked by its exact Jaccard similarity."],
+  leakage: ["Test data", "Passages that also occur in a test set are cut out, or their documents are dropped."],
+  tokens: ["Pieces", "Pieces of documents between cuts are dropped if they are too short."],
 };
 
 const titleOf = (stage) => STAGES[stage]?.[0] ?? stage;
 
-/** make("p.note", { title: "..." }, "text", child): attributes set, functions added as listeners, children appended. */
+/** make("p.note", { title: "..." }, "text", child): sets attributes, adds functions as listeners, and appends children. */
 function make(spec, ...rest) {
   const [name, ...classes] = spec.split(".");
   const svg = ["svg", "g", "path", "rect", "line", "circle", "text", "tspan", "defs", "linearGradient", "stop", "title"];
@@ -44,7 +44,7 @@ function make(spec, ...rest) {
 
 const whole = new Intl.NumberFormat("en");
 
-/** Three or four digits and a unit. */
+/** A number with three or four digits and a unit. */
 function short(value) {
   for (const [size, letter] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
     if (value >= size) {
@@ -57,7 +57,7 @@ function short(value) {
 
 const bytes = (value) => (value < 1000 ? `${whole.format(value)}\u202fB` : `${short(value).replace("k", "kB").replace(/[MGT]$/, "$&B")}`);
 
-/** A share as a percentage; one that is not nothing is never written as 0, nor one that is not all as 100. */
+/** A share as a percentage. Only an empty share is shown as 0, and only a complete one as 100. */
 function percent(part, all, digits = 1) {
   if (!all) return "\u2013";
   const share = (100 * part) / all;
@@ -71,7 +71,7 @@ const unit = () => document.querySelector("[name=unit]:checked").value;
 const has = (amount, name = unit()) => amount?.[name] !== undefined;
 const value = (amount, name = unit()) => amount?.[name] ?? 0;
 
-/** An amount in a unit: "35,479", "146.7 MB", "\u2248 31.2 M" where it is an estimate. */
+/** An amount in a unit: "35,479", "146.7 MB", or "\u2248 31.2 M" for an estimate. */
 function figure(amount, name = unit()) {
   if (!has(amount, name)) return "\u2013";
   const number = amount[name];
@@ -80,7 +80,7 @@ function figure(amount, name = unit()) {
   return (amount.estimated ? "\u2248\u2009" : "") + (number < 10000 ? whole.format(number) : short(number));
 }
 
-/** What is drawn anew when the unit changes. */
+/** Functions that redraw parts of the page when the unit changes. */
 const drawings = [];
 
 function drawn(place, draw) {
@@ -90,7 +90,7 @@ function drawn(place, draw) {
   return place;
 }
 
-/** Rows of cells; columns are names, those after a "#" hold numbers. */
+/** A table. Columns whose name begins with "#" hold numbers. */
 function table(caption, columns, rows) {
   const isNumber = columns.map((name) => name.startsWith("#"));
   const cell = (tag) => (content, i) => make(isNumber[i] ? `${tag}.number` : tag, tag === "th" && { scope: "col" }, content);

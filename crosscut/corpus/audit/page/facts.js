@@ -1,4 +1,4 @@
-// What the texts are like, where they came from, and how they were made.
+// Properties of the texts, their sources, and the settings and times of the run.
 "use strict";
 
 // Languages and lengths
@@ -8,12 +8,12 @@ function texts() {
   const keep = settings?.language?.keep ?? [];
   const block = (title, note, draw) => make("div", make("h3", title), note && make("p.note", note), drawn(make("div"), draw));
   const blocks = [
-    lengths?.length && block("Tokens of a document", settings?.length?.min_tokens ? `Those under ${settings.length.min_tokens} went.` : "",
+    lengths?.length && block("Tokens per document", settings?.length?.min_tokens ? `Documents with fewer than ${settings.length.min_tokens} tokens were dropped.` : "",
       () => histogram(filled(lengths, nextLength), { name: "Documents by tokens", cut: settings?.length?.min_tokens, every: 2,
         edge: (from) => (from < 1024 ? String(from) : `${+(from / 1024).toFixed(1)}k`), axis: "tokens" })),
     languages?.length && block("Languages", keep.length ? `Kept: ${keep.join(", ")}.` : "",
       () => bars(languages, { gone: (one) => keep.length > 0 && !keep.includes(one.name), label: (one) => languageName(one.name) })),
-    scores?.length && block("Certainty of the language", `By ${settings?.language?.detector ?? "the detector"}.`,
+    scores?.length && block("Score of the language", `As given by ${settings?.language?.detector ?? "the detector"}.`,
       () => histogram(filled(scores, nextScore), { name: "Documents by the detector's score", cut: settings?.language?.min_score, every: 4,
         edge: hundredths, axis: "score" })),
   ].filter(Boolean);
@@ -42,7 +42,7 @@ function sources() {
     const trained = ({ train = { documents: 0, tokens: 0 } }) => (isWritten
       ? [whole.format(train.documents), short(train.tokens), percent(train.tokens, total)] : []);
     return table("Sources",
-      ["Source", "#Read", "#Kept", "#of it", "#Weight", ...(isWritten ? ["#Documents to train on", "#Tokens", "#of all"] : [])],
+      ["Source", "#Read", "#Kept", "#share kept", "#Weight", ...(isWritten ? ["#Training documents", "#Tokens", "#share of tokens"] : [])],
       report.sources.map((one) => [one.name, figure(one.read), figure(one.kept), percent(value(one.kept), value(one.read)),
         String(one.weight), ...trained(one)]));
   });
@@ -72,14 +72,14 @@ function run() {
   const rows = settings().map((row) => row.map((one, j) => make("code", j ? JSON.stringify(one) : one)));
   return section("run", "Time and settings",
     stages.length > 0 && table("Time of each stage",
-      ["Stage", "#MB", "#Seconds", "#MB/s a core", "#Tasks", "#done in this run", "#in seconds"],
+      ["Stage", "#MB", "#Seconds", "#MB/s per core", "#Tasks", "#run now", "#seconds now"],
       stages.map((one) => [one.name, (one.bytes / 1e6).toFixed(1), seconds(one.seconds), rate(one),
         whole.format(one.tasks), whole.format(one.run), one.run ? seconds(one.elapsed) : "\u2013"])),
     timings && make("p.note",
-      stages.length > 0 && "Seconds are those of all processes added up, in this run or an earlier one. ",
+      stages.length > 0 && "Seconds are summed over all processes, in this run and earlier ones. ",
       timings.machine && `${timings.machine}. `,
       timings.versions && Object.entries(timings.versions).map(([name, version]) => `${name} ${version}`).join(", ")),
     rows.length > 0 && make("details.rule", make("summary", make("span.line", make("span.label", "Settings"),
-      make("span.told", `${rows.length} values, enough to make this corpus again`))),
+      make("span.told", `${rows.length} values, which are enough to make this corpus again`))),
     table("Settings", ["Setting", "Value"], rows)));
 }

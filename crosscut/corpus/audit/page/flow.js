@@ -1,9 +1,10 @@
-// The flow: a river of documents that loses a stream at each stage. It runs to the right, and down on a phone.
+// The flow chart: a river of documents that loses a stream at each stage. It runs to the right, or downwards on a
+// phone.
 "use strict";
 
 const START = "start", END = "end";
 
-/** The stations of the river in a unit: what comes in, what goes, what is left. */
+/** The stations of the river in a unit: the amounts that enter, are dropped, and are left. */
 function stations() {
   const flow = report.flow.filter((entry) => has(entry.out));
   if (!flow.length) return [];
@@ -17,7 +18,7 @@ function stations() {
 
 function drawFlow(width) {
   const stops = stations();
-  if (!stops.length) return make("p.note", "There are no figures of this kind.");
+  if (!stops.length) return make("p.note", "There are no figures in this unit.");
   const down = width < 720;
   const all = Math.max(...stops.map((stop) => Math.max(stop.into, stop.out + stop.lost)), 1);
   const share = Math.max(...stops.map((stop) => stop.lost)) / all;
@@ -27,8 +28,8 @@ function drawFlow(width) {
   const scale = thick / all;
   const lead = down ? 46 : step * 0.55;
   const length = lead + stops.length * step + (down ? 58 : step * 0.6);
-  const top = down ? 2 : 58; // where the river's straight bank lies
-  const foot = top + thick + (down ? 26 : 48); // where the streams end
+  const top = down ? 2 : 58; // position of the river's straight bank
+  const foot = top + thick + (down ? 26 : 48); // end of the streams
   const at = (u, v) => (down ? `${v.toFixed(2)} ${u.toFixed(2)}` : `${u.toFixed(2)} ${v.toFixed(2)}`);
 
   const river = [];
@@ -42,7 +43,7 @@ function drawFlow(width) {
     const kept = Math.max(thickness - lost, 0.5);
     if (stop.lost) streams.push(stream(at, u, top + kept, Math.max(lost, 1.4), foot, stop, down));
     river.push(`L ${at(u, top + thickness)} L ${at(u, top + kept)}`);
-    // What texts grew or shrank by, between the stream and the next station.
+    // The change of the texts' size by repairs, between the stream and the next station.
     river.push(`C ${at(u + step * 0.5, top + kept)} ${at(u + step * 0.5, top + left)} ${at(u + step, top + left)}`);
     stop.u = u;
     thickness = left;
@@ -52,7 +53,7 @@ function drawFlow(width) {
   const bed = `M ${at(0, top)} L ${at(0, top + first)} ${river.join(" ")} L ${at(length - point, top + thickness)} `
     + `L ${at(length, top + thickness / 2)} L ${at(length - point, top)} Z`;
   const height = down ? length + 4 : foot + 44;
-  const told = `What passed the stages, in ${unit()}`;
+  const told = `Amounts that passed the stages, in ${unit()}`;
   return make("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": told },
     make("defs", streams.map((one) => one.fade)),
     streams.map((one) => one.path),
@@ -62,7 +63,7 @@ function drawFlow(width) {
   );
 }
 
-/** A slice of the river's lower bank that turns away, and how it fades: it has the river's colour where it leaves. */
+/** A stream: a slice of the river's lower bank that turns away. It starts in the river's colour and fades out. */
 function stream(at, u, v, lost, foot, stop, down) {
   const r = 9;
   const bend = v + lost + r;
@@ -85,7 +86,7 @@ function words(x, y, kind, text, anchor) {
 function ends(stops, { down, length, top, thickness, first }) {
   const last = stops.at(-1);
   const came = figure(stops[0].entry.in[unit()] === undefined ? stops[0].entry.out : stops[0].entry.in);
-  const stayed = `${figure(last.entry.out)} stay`;
+  const stayed = `${figure(last.entry.out)} kept`;
   if (down) {
     return [words(first + 14, 20, "name", `${came} read`), words(Math.max(thickness, 20) + 14, length - 12, "name", stayed)];
   }
@@ -93,7 +94,7 @@ function ends(stops, { down, length, top, thickness, first }) {
   return [
     words(10, top + Math.min(first, 400) / 2 - 2, "inside", came), words(10, top + first / 2 + 15, "inside", "read"),
     inside && words(length - 20, top + thickness / 2 - 2, "inside", figure(last.entry.out), "end"),
-    words(length - 20, inside ? top + thickness / 2 + 15 : top + thickness + 18, inside ? "inside" : "name", inside ? "stay" : stayed, "end"),
+    words(length - 20, inside ? top + thickness / 2 + 15 : top + thickness + 18, inside ? "inside" : "name", inside ? "kept" : stayed, "end"),
   ];
 }
 
@@ -105,8 +106,8 @@ function station(stop, { down, top, thick, foot, step }) {
   const lost = stop.lost ? went.replace(/^(\u2248\u2009)?/, "$1\u2212") : none;
   const share = stop.lost ? percent(stop.lost, stop.into) : "";
   const name = titleOf(stop.stage);
-  const gone = stop.lost ? `${went} went (${share})` : "none went";
-  const told = `${name}: ${figure(stop.entry.in)} came in, ${gone}, ${figure(stop.entry.out)} left`;
+  const gone = stop.lost ? `${went} dropped (${share})` : "none dropped";
+  const told = `${name}: ${figure(stop.entry.in)} in, ${gone}, ${figure(stop.entry.out)} left`;
   const texts = down
     ? [words(foot + 10, stop.u + 12, "name", name),
       words(foot + 10, stop.u + 30, stop.lost ? "lost" : "soft", share ? `${lost}  (${share})` : lost)]

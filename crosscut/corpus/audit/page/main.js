@@ -1,7 +1,7 @@
-// Putting the page together.
+// Assembly of the page.
 "use strict";
 
-const NAVIGATION = { losses: "What went", duplicates: "Duplicates", leakage: "Test data", texts: "Texts", sources: "Sources", run: "Run" };
+const NAVIGATION = { losses: "Dropped", duplicates: "Duplicates", leakage: "Test data", texts: "Texts", sources: "Sources", run: "Run" };
 
 function start() {
   document.querySelector("main").replaceChildren(

@@ -1,14 +1,14 @@
-// Samples: documents to read, with what differs marked, and the search through all of them.
+// Samples: documents to read, with differences marked, and the search through all of them.
 "use strict";
 
-const WORDS = 260; // of each text that are compared
+const WORDS = 260; // maximum number of words per text to compare
 
-/** A document's text as a card: who it is, what was seen, and the passage; beside it the one that it was matched with. */
+/** A document's text as a card with its id, the finding, and the passage. A matched document is shown beside it. */
 function sample(one) {
   const pair = one.other_text !== undefined || one.before !== undefined;
   const tidy = (text) => text?.replace(/\n{3,}/g, "\n\n");
   const [left, right] = one.before !== undefined ? [one.before, one.text] : [tidy(one.text), tidy(one.other_text)];
-  const names = one.before !== undefined ? ["as it was read", "as it was mended"] : ["gone", "stays"];
+  const names = one.before !== undefined ? ["as read", "after repair"] : ["dropped", "kept"];
   return make("article.sample",
     make("p.who", make("code", one.id ?? one.place), one.detail && make("span.detail", one.detail)),
     one.other && make("p.who", make("span.soft", "same as"), make("code", one.other)),
@@ -19,7 +19,7 @@ function sample(one) {
   );
 }
 
-/** Mark the words in which the two texts of each pair below `place` differ; once, when they are first seen. */
+/** Mark the words that differ between the two texts of each pair below `place`, once, when the texts are first shown. */
 function markDifferences(place) {
   for (const pair of place.querySelectorAll(".pair:not(.compared)")) {
     pair.classList.add("compared");
@@ -30,19 +30,19 @@ function markDifferences(place) {
     pair.querySelectorAll(".text").forEach((text, side) => {
       const words = [one, other][side];
       const kept = new Set(common.map((match) => match[side]));
-      // What follows the last common word where an excerpt is cut may well stand in the other text, further on.
+      // In a truncated excerpt, words after the last common word may still occur later in the other text.
       const end = isCut[side] ? (common.at(-1)?.[side] ?? words.length) : words.length;
       const nodes = words.map((word, i) => (kept.has(i) || i > end || /^\s+$/.test(word) ? word : make(side ? "ins" : "del", word)));
       text.replaceChildren(...nodes, texts[side].slice(words.length).join(""));
       text.normalize();
     });
     for (const text of pair.querySelectorAll(".text")) {
-      text.scrollTop = (text.querySelector("del, ins")?.offsetTop ?? 0) - 80; // what differs is in sight
+      text.scrollTop = (text.querySelector("del, ins")?.offsetTop ?? 0) - 80; // scroll to the first difference
     }
   }
 }
 
-/** Places [i, j] of the longest common subsequence of two lists. */
+/** Positions [i, j] of the longest common subsequence of two lists. */
 function commonWords(one, other) {
   const rows = Array.from({ length: one.length + 1 }, () => new Uint16Array(other.length + 1));
   for (let i = one.length - 1; i >= 0; i--) {
@@ -59,7 +59,7 @@ function commonWords(one, other) {
   return places;
 }
 
-/** A field that leaves only the samples below `place` that hold all its words, and opens what holds them. */
+/** A search field. It shows only the samples below `place` that contain all its words, and opens their folds. */
 function search(place) {
   const told = make("output.soft", { "aria-live": "polite" });
   const field = make("input", { type: "search", placeholder: "Search in samples", "aria-label": "Search in samples", spellcheck: "false" });
@@ -83,7 +83,7 @@ function search(place) {
   return make("div.search", field, told);
 }
 
-/** Show words in samples, where the browser can without changing the text. */
+/** Highlight words in samples, if the browser supports highlights without changes to the text. */
 function highlight(place, wanted) {
   if (!("highlights" in CSS)) return;
   const ranges = [];
@@ -92,7 +92,7 @@ function highlight(place, wanted) {
     const node = walker.currentNode;
     if (!node.parentElement.closest(".sample:not([hidden])")) continue;
     const text = node.data.toLowerCase();
-    if (text.length !== node.length) continue; // lower case may be longer
+    if (text.length !== node.length) continue; // the text in lower case may be longer
     for (const word of wanted) {
       for (let at = text.indexOf(word); at >= 0; at = text.indexOf(word, at + word.length)) {
         const range = new Range();

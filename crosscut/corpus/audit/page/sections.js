@@ -1,4 +1,4 @@
-// The first screen, and what went at each stage, with samples.
+// The first screen, and the dropped documents of each stage, with samples.
 "use strict";
 
 function section(id, title, ...content) {
@@ -7,13 +7,13 @@ function section(id, title, ...content) {
 
 const ratio = (share, digits = 1) => percent(share, 1, digits);
 
-// What one wants to know first
+// The most important figures.
 
 function answers() {
   const { read: came, kept } = report.summary ?? {};
   const cards = [];
   if (came && kept) {
-    cards.push(card("What stays", percent(value(kept), value(came)),
+    cards.push(card("Kept", percent(value(kept), value(came)),
       `${figure(kept)} of ${figure(came)}${unit() === "bytes" ? "" : ` ${unit()}`}`, "#losses"));
   }
   const planted = report.duplicates?.planted;
@@ -33,7 +33,7 @@ function answers() {
   }
   if (report.rejects !== undefined) {
     const were = report.rejects === 1 ? "record was" : "records were";
-    cards.push(card("Unreadable", whole.format(report.rejects), `${were} set aside with file, place and reason`, "#stage-ingest"));
+    cards.push(card("Unreadable", whole.format(report.rejects), `${were} rejected, with file, position and reason`, "#stage-ingest"));
   }
   return cards;
 }
@@ -55,12 +55,12 @@ function overview() {
     drawn(make("div.cards"), answers), flow);
 }
 
-// What went, and why
+// Dropped documents and reasons.
 
 function losses() {
   const place = make("div");
   place.append(...report.flow.map(stageBlock));
-  return section("losses", "What went, and why", search(place), place);
+  return section("losses", "Dropped documents, and why", search(place), place);
 }
 
 function stageBlock(entry) {
@@ -74,7 +74,7 @@ function stageBlock(entry) {
     STAGES[entry.stage] && make("p.note", STAGES[entry.stage][1]),
     rules.map(([name, amount]) => rule(entry, name, amount)),
     cutBlock(entry), mended(entry),
-    !rules.length && !entry.cut && !Object.values(entry.changed ?? {}).some(Boolean) && make("p.note.soft", "Nothing went here."),
+    !rules.length && !entry.cut && !Object.values(entry.changed ?? {}).some(Boolean) && make("p.note.soft", "Nothing was dropped here."),
   );
 }
 
@@ -97,10 +97,10 @@ function cutBlock({ cut }) {
   if (!cut) return null;
   if (cut.pieces !== undefined) {
     return make("div.rule", make("span.line", make("span.label", "short pieces"),
-      make("span.told", `${whole.format(cut.pieces)} pieces between cuts were too short to keep; ${bytes(cut.bytes)} in all`)));
+      make("span.told", `${whole.format(cut.pieces)} pieces between cuts were too short to keep; ${bytes(cut.bytes)} in total`)));
   }
   return make("div.rule", make("span.line", make("span.label", "cut"), make("span.told",
-    `${whole.format(cut.places)} passages of ${whole.format(cut.documents)} documents, ${bytes(cut.bytes)}; the documents stay`)));
+    `${whole.format(cut.places)} passages in ${whole.format(cut.documents)} documents, ${bytes(cut.bytes)}; the documents are kept`)));
 }
 
 function mended(entry) {
@@ -109,7 +109,7 @@ function mended(entry) {
   if (!changed.length && !samples.length) return null;
   const told = changed.map(([what, count]) => `${what} in ${whole.format(count)}`).join(", ");
   const sign = entry.mended < 0 ? "\u2212" : "+";
-  const line = make("span.line", make("span.label", "mended"),
+  const line = make("span.line", make("span.label", "repaired"),
     make("span.told", told, entry.mended ? `${told ? "; " : ""}${sign}${bytes(Math.abs(entry.mended))} of text` : ""));
   return fold(line, samples);
 }
@@ -117,7 +117,7 @@ function mended(entry) {
 function fold(line, samples, documents) {
   if (!samples.length) return make("div.rule", line);
   const details = make("details.rule", make("summary", line),
-    documents > samples.length && make("p.note.soft", `${samples.length} of ${whole.format(documents)}, chosen by chance`),
+    documents > samples.length && make("p.note.soft", `${samples.length} of ${whole.format(documents)}, chosen at random`),
     samples.map(sample));
   details.addEventListener("toggle", () => details.open && markDifferences(details));
   return details;

@@ -1,4 +1,4 @@
-// What can be trusted: the deduplication, and that no test data leaked in.
+// Evidence that the deduplication works and that no test data leaked in.
 "use strict";
 
 // Duplicates
@@ -7,10 +7,10 @@ function duplicates() {
   const found = report.duplicates;
   if (!found) return null;
   return section("duplicates", "Can the deduplication be trusted?",
-    make("p.note", `Asked for: pairs of Jaccard similarity ${found.jaccard} and above, at least ${ratio(found.recall)} of those at `
-      + `exactly ${found.jaccard} found, counted in ${found.ngram}-grams of words. `,
-    found.candidates !== null && `${whole.format(found.candidates)} candidate pairs came up; ${whole.format(found.compared)} `
-      + "of them had enough in common in their sketches to be compared exactly. Nothing was removed without that."),
+    make("p.note", `Target: of the pairs at a Jaccard similarity of exactly ${found.jaccard}, at least ${ratio(found.recall)} are found, `
+      + `and of more similar pairs even more. The similarity is computed from ${found.ngram}-grams of words. `,
+    found.candidates !== null && `The search proposed ${whole.format(found.candidates)} candidate pairs. ${whole.format(found.compared)} `
+      + "of them had similar sketches and were compared exactly. No document was dropped without this comparison."),
     make("div.columns", plantedBlock(found), pairsBlock(found), sizesBlock(found)), clustersBlock(found));
 }
 
@@ -23,14 +23,14 @@ function plantedBlock({ planted, jaccard }) {
     make("span.label", `${one.from.toFixed(1)} to ${(one.from + 0.1).toFixed(1)}`), make("span.bar"),
     make("span.number", percent(one.found, one.planted)),
     make("span.number.soft", `${whole.format(one.found)} of ${whole.format(one.planted)}`));
-  const wrong = `${sum("found") ? whole.format(sum("found")) : "none"} ${sum("found") === 1 ? "was" : "were"} taken for duplicates.`;
+  const wrong = `${sum("found") ? whole.format(sum("found")) : "none"} ${sum("found") === 1 ? "was" : "were"} reported as duplicates.`;
   return make("div", make("h3", "Recall, measured"),
-    make("p.note", `Documents of this corpus were copied, changed and searched for; ${whole.format(planted.sample)} took part.`),
+    make("p.note", `Documents of this corpus were copied and edited, and the copies were searched for. The sample had ${whole.format(planted.sample)} documents.`),
     make("ul.recalls", above.map(row)),
     make("p",
       planted.precision !== null && ["Precision ", make("strong", ratio(planted.precision, 2)),
-        ` of the ${whole.format(planted.pairs_found)} pairs it found. `],
-      below.length > 0 && `Of ${whole.format(sum("planted"))} planted below ${(below.at(-1).from + 0.1).toFixed(1)}, ${wrong}`));
+        ` of the ${whole.format(planted.pairs_found)} pairs that the search found. `],
+      below.length > 0 && `Of ${whole.format(sum("planted"))} planted pairs below ${(below.at(-1).from + 0.1).toFixed(1)}, ${wrong}`));
 }
 
 function pairsBlock({ pairs, jaccard }) {
@@ -38,8 +38,8 @@ function pairsBlock({ pairs, jaccard }) {
   const columns = filled(pairs.map((one) => ({ from: one.from, count: one.pairs })), nextScore);
   const found = columns.filter((one) => one.from >= jaccard - 1e-9).reduce((sum, one) => sum + (one.count ?? 0), 0);
   return make("div", make("h3", "Pairs by similarity"),
-    make("p.note", `${whole.format(found)} pairs at ${jaccard} and above count as duplicates; `
-      + "below it stand candidates that the exact check refused."),
+    make("p.note", `${whole.format(found)} pairs at ${jaccard} and above count as duplicates. `
+      + "Below are candidates that the exact comparison rejected."),
     histogram(columns, { cut: jaccard - 1e-9, name: "Pairs by Jaccard similarity", every: 2, edge: hundredths, axis: "Jaccard similarity",
       count: (one) => one.count ?? 0, spelled: (one) => `${whole.format(one.count ?? 0)} pairs` }));
 }
@@ -49,7 +49,7 @@ const hundredths = (from) => from.toFixed(2).replace(/^0(?=\.)/, "");
 function sizesBlock({ sizes }) {
   if (!sizes?.length) return null;
   const range = ({ from, to }) => (from === to ? String(from) : `${whole.format(from)} to ${whole.format(to)}`);
-  return make("div", make("h3", "Clusters by size"), make("p.note", "Of each, one document stays."),
+  return make("div", make("h3", "Clusters by size"), make("p.note", "One document of each cluster is kept."),
     table("Clusters of near-duplicates by size", ["Documents", "#Clusters", "#Removed"],
       sizes.map((one) => [range(one), whole.format(one.clusters), whole.format(one.removed)])));
 }
@@ -58,11 +58,11 @@ function clustersBlock({ clusters }) {
   if (!clusters?.length) return null;
   return [make("h3", "Largest clusters"), firsts(clusters, ({ size, documents }) => make("details.rule", make("summary", make("span.line",
     make("span.label", `${whole.format(size)} documents`), make("span.told", head(documents[0].text)))),
-  documents.map((one, i) => sample({ ...one, detail: i ? "" : "stays" })),
+  documents.map((one, i) => sample({ ...one, detail: i ? "" : "kept" })),
   size > documents.length && make("p.note.soft", `and ${whole.format(size - documents.length)} more`)))];
 }
 
-/** The first of many, the rest behind a fold. */
+/** The first items of a list; the rest is in a fold. */
 function firsts(many, draw, shown = 6) {
   const all = many.map(draw);
   return all.length <= shown + 1 ? all
@@ -78,13 +78,13 @@ function leakage() {
   if (!found?.sets?.length) return null;
   const done = {
     passage: `Passages were cut out with ${found.margin} characters on both sides; `
-      + `a document that would have been cut in more than ${found.max_cuts} places was dropped.`,
-    document: "Documents that hold any were dropped.",
-    report: "They were counted and left where they are, as asked.",
+      + `a document that needed more than ${found.max_cuts} cuts was dropped.`,
+    document: "Documents that share text with a test set were dropped.",
+    report: "As configured, the documents were only counted.",
   }[found.action];
   const all = (one, name) => (one[name] === undefined ? "\u2013" : whole.format(one[name]));
   return section("leakage", "Did test data leak in?",
-    make("p.note", `What test sets and corpus had in common: ${found.ngram}-grams of words, each confirmed by its words. ${done ?? ""}`),
+    make("p.note", `Text that test sets and corpus share: ${found.ngram}-grams of words, each confirmed word by word. ${done ?? ""}`),
     table("Overlap with each test set",
       ["Test set", `#${found.ngram}-grams`, "#in the corpus", "#share", "#items", "#touched", "#half found", "#passages", "#in documents"],
       found.sets.map((one) => [one.name, all(one, "grams"), all(one, "grams_found"), one.grams_found ? percent(one.grams_found, one.grams, 2) : "0",
@@ -104,7 +104,7 @@ function passagesBlock({ passages, ngram }) {
 function frequentBlock({ frequent, ngram }) {
   if (!frequent?.length) return null;
   return make("details.rule", make("summary", make("span.line", make("span.label", `Most frequent ${ngram}-grams`),
-    make("span.told", "what many documents have did not leak; it is what people write alike"))),
+    make("span.told", "n-grams in many documents are common phrases and no leak"))),
   table(`Most frequent ${ngram}-grams`, ["Words", "Test sets", "#Documents"],
     frequent.map((one) => [one.gram, one.test_sets.join(", "), whole.format(one.documents)])));
 }
