@@ -5,11 +5,13 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import hypothesis
 import pytest
 
+from tests.nursery import start_forked
 from tests.ranks import RankPool
 
 # A shell has its background jobs ignore SIGINT, and so would what the tests start.
@@ -27,6 +29,14 @@ def ranks() -> Iterator[RankPool]:
     pool = RankPool()
     yield pool
     pool.close()
+
+
+@pytest.fixture
+def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that `crosscut.launch` starts are forks of a server that has imported torch (see `tests/nursery.py`)."""
+    from crosscut.launch import processes
+
+    monkeypatch.setattr(processes, "start_processes", partial(start_forked, processes.start_processes))
 
 
 @pytest.fixture(autouse=True)
