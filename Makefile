@@ -10,7 +10,7 @@ demo: .venv/ready
 	$(BIN)/crosscut train output.folder=$$folder
 
 test: .venv/ready
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: .venv/ready-slow
 	$(BIN)/python -m pytest -m slow

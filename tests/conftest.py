@@ -4,21 +4,44 @@ import os
 import shutil
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 
+from tests.nursery import forked, start_forked
 from tests.ranks import RankPool
 
 # A shell has its background jobs ignore SIGINT, and so would what the tests start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Several processes run the tests, each with as many threads as there are cores. A thread that has nothing to do would
+# spin, on a core that another process needs. OpenMP reads this when PyTorch is first imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # How long an example takes says nothing of the code: the machine may be busy, and the first one fills caches.
 hypothesis.settings.register_profile("project", deadline=None)
 hypothesis.settings.load_profile("project")
+
+
+PROGRAMS = frozenset({"benchmarks", "cli", "docs", "launch", "serving"})
+"""Folders of tests that start programs: few tests in a file, of many seconds each."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes run the tests, a file each, begin with the long files, so that all end together."""
+    if not hasattr(config, "workerinput"):
+        return
+    root = Path(__file__).parent
+    num_tests = Counter(item.path for item in items)
+    items.sort(
+        key=lambda item: (item.path.relative_to(root).parts[0] not in PROGRAMS, -num_tests[item.path], item.path)
+    )
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +50,15 @@ def ranks() -> Iterator[RankPool]:
     pool = RankPool()
     yield pool
     pool.close()
+
+
+@pytest.fixture
+def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that `crosscut.launch` starts are forks of a server that has imported torch (see `tests/nursery.py`)."""
+    from crosscut.launch import processes
+
+    forked()
+    monkeypatch.setattr(processes, "start_processes", partial(start_forked, processes.start_processes))
 
 
 @pytest.fixture(autouse=True)

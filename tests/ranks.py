@@ -10,17 +10,17 @@ made for the job and destroyed after it.
     def test_ranks_count(ranks: RankPool) -> None:
         assert ranks.run(2, job, 5) == [5, 6]
 
-This file is also the program that a rank runs. It talks to the pool through an inherited socket: a rank that dies
-closes it, and a rank whose test session dies sees it closed.
+This file is also the program that a rank runs. It talks to the pool through a socket: a rank that dies closes it, and a
+rank whose test session dies sees it closed. The ranks are forks of a server that has imported torch (`nursery`).
 """
 
+import atexit
 import faulthandler
 import importlib
 import os
 import pickle
+import runpy
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,6 +31,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import IO, Any
 
@@ -52,7 +53,7 @@ class RankError(Exception):
 class _Rank:
     """One process of the pool, as the pool sees it."""
 
-    process: subprocess.Popen[bytes]
+    process: BaseProcess
     connection: Connection
     printed: IO[bytes]
 
@@ -102,29 +103,31 @@ class RankPool:
             rank.connection.close()  # a rank ends when it sees this
         deadline = time.monotonic() + 5
         for rank in self._ranks:
-            try:
-                rank.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
+            rank.process.join(max(0.0, deadline - time.monotonic()))
+            if rank.process.exitcode is None:
                 rank.process.kill()
-                rank.process.wait()
+                rank.process.join()
             rank.printed.close()
         self._ranks, self._store = [], None
 
     def _start(self) -> None:
         import torch.distributed as dist
 
+        from tests.nursery import Descriptor, forked
+
+        atexit.register(self.close)  # before `multiprocessing` waits for all processes
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        context = forked()
+        environment = {**os.environ, **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
         for _ in range(self.size):
-            ours, theirs = socket.socketpair()
+            ours, theirs = context.Pipe()
             printed = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the rank
-            fd = theirs.fileno()
-            command = [sys.executable, "-P", __file__, str(fd), str(self._store.port)]
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-            if sys.platform == "linux":
-                environment["GLOO_SOCKET_IFNAME"] = "lo"
-            process = subprocess.Popen(command, pass_fds=[fd], env=environment, stdout=printed, stderr=printed)
+            with Descriptor(printed.fileno()) as output:
+                told = {"START": (theirs, self._store.port, environment, output)}
+                process = context.Process(target=runpy.run_path, args=(__file__, told, "__main__"))
+                process.start()
             theirs.close()
-            self._ranks.append(_Rank(process, Connection(ours.detach()), printed))
+            self._ranks.append(_Rank(process, ours, printed))
         for i, rank in enumerate(self._ranks):
             if not rank.connection.poll(STARTING) or rank.connection.recv_bytes() != READY:
                 printed = _read(rank.printed)
@@ -149,7 +152,7 @@ class RankPool:
                     text = f"ranks {sorted(pending.values())} did not end in time\n{stacks}"
                     outcomes[i] = _Failure(RankError(text), has_cause)
                 break
-        if pending or any(rank.process.poll() is not None for rank in ranks):
+        if pending or any(rank.process.exitcode is not None for rank in ranks):
             for rank in self._ranks:
                 rank.process.kill()
             self.close()
@@ -159,7 +162,9 @@ class RankPool:
         try:
             answer: bytes = rank.connection.recv_bytes()
         except (EOFError, OSError):
-            code = rank.process.wait()
+            rank.process.join()
+            code = rank.process.exitcode
+            assert code is not None
             ended = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
             return _Failure(RankError(f"rank {i} ended {ended}\n{_read(rank.printed)}"))
         kind, *content = pickle.loads(answer)
@@ -171,7 +176,8 @@ class RankPool:
         return _Failure(error, lost_connection)
 
     def _stacks(self, rank: _Rank, i: int) -> str:
-        rank.process.send_signal(signal.SIGUSR2)
+        assert rank.process.pid is not None
+        os.kill(rank.process.pid, signal.SIGUSR2)
         time.sleep(0.2)
         return f"rank {i}:\n{_read(rank.printed)}"
 
@@ -295,10 +301,19 @@ def _forget(meshes: list[Any]) -> None:
         _redistribute.clear_redistribute_planner_cache()
 
 
-if __name__ == "__main__":
+def _begin(connection: Connection, port: int, environment: dict[str, str], output: int) -> None:
+    """Become a rank, in a fork of the server: no environment and no output of the server's."""
+    os.environ.clear()
+    os.environ.update(environment)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2)
     package = types.ModuleType("tests")  # ours, whatever else of this name is installed
     package.__path__ = [str(TESTS)]
     sys.modules["tests"] = package
-    _serve(Connection(int(sys.argv[1])), int(sys.argv[2]))
+    _serve(connection, port)
+
+
+if __name__ == "__main__":
+    _begin(*globals()["START"])

@@ -211,12 +211,8 @@ def _check_initial_weights(run: RunConfig, tokens: TokenFolder) -> None:
 
 
 def identity_of(run: RunConfig, tokens: TokenFolder) -> dict[str, Any]:
-    """Identity that a run must share with a checkpoint to resume from it: model sizes, and the data in their order.
-
-    Values are as a checkpoint's JSON gives them back: a tuple is a list.
-    """
-    fields = dataclasses.asdict(run.model).items()
-    model = {f"model.{k}": list(v) if isinstance(v, tuple) else v for k, v in fields if k != "dropout"}
+    """Identity that a run must share with a checkpoint to resume from it: model sizes, and the data in their order."""
+    model = {f"model.{name}": value for name, value in dataclasses.asdict(run.model).items() if name != "dropout"}
     order = {f"training.{name}": getattr(run.training, name) for name in ("batch_size", "sequence_length", "seed")}
     files = [entry.tokens_sha256 for entry in (*tokens.manifest.train, tokens.manifest.validation)]
     return {**model, **order, "data.tokens": hashlib.sha256("".join(files).encode()).hexdigest()[:16]}

@@ -376,6 +376,7 @@ def save_while_one_rank_dies(root: Path) -> None:
             saver.finish()
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_rank_that_dies_during_a_save_is_not_told_as_a_fault_of_the_storage(tmp_path, capfd):
     with pytest.raises(RankFailure, match="rank 1 of 2 was ended by SIGKILL"):
         launch(save_while_one_rank_dies, (tmp_path,), num_ranks=2)

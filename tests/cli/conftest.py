@@ -51,9 +51,9 @@ def crosscut() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture
 def crosscut_here(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], forked_ranks: None
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs `crosscut` with arguments in this process, which has imported torch; the ranks it starts are processes."""
+    """Runs `crosscut` with arguments in this process, which has imported torch; the ranks it starts are forks."""
     from crosscut.cli import main
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -27,11 +27,11 @@ def arguments(model: Path, *more: str) -> list[str]:
     return ["evaluate", str(model), *files, "--window", "16", "--stride", "4", "--device", "cpu", *more]
 
 
-def test_ranks_give_what_one_process_gives(model, crosscut, tmp_path):
+def test_ranks_give_what_one_process_gives(model, crosscut_here, tmp_path):
     written = tmp_path / "scores.json"
     one = CliRunner().invoke(commands, arguments(model, "--json"), catch_exceptions=False)
     assert one.exit_code == 0
-    two = crosscut(*arguments(model, "--tensor", "2", "--output", str(written)))
+    two = crosscut_here(*arguments(model, "--tensor", "2", "--output", str(written)))
     assert two.returncode == 0, two.stderr
     for expected in ("LAMBADA", "perplexity", "tensor 2 x data 1, cpu, float32", "last token accuracy"):
         assert expected in two.stdout

@@ -86,6 +86,7 @@ def test_ranks_share_the_cores_compute_with_the_fewest_threads_of_any_and_end(tm
     assert written == dict.fromkeys(("rank 0", "rank 1"), f"2 {max(1, cores // 2)}")
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_the_traceback_is_that_of_the_rank_at_fault(tmp_path: Path) -> None:
     with pytest.raises(RankFailure) as caught:
         launch(work, (str(tmp_path), "raise"), num_ranks=2)
@@ -163,7 +164,7 @@ def when_both_work(folder: Path, act: Callable[[list[int]], object]) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.usefixtures("forked_ranks", "nothing_left")
 def test_a_request_to_stop_is_passed_on_and_the_ranks_are_waited_for(tmp_path: Path) -> None:
     """Also when it comes to the whole process group, and so to the ranks twice."""
 
