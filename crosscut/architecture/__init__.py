@@ -8,16 +8,20 @@ running program. This room imports neither torch nor numpy.
 """
 
 from crosscut.architecture.decoder import Decoder, Layer, describe
+from crosscut.architecture.gated_mlp import GatedMLP
 from crosscut.architecture.lowering import flat, lower, lower_root, run_again
+from crosscut.architecture.mlp import MLP
 from crosscut.architecture.parameters import Cut, LocalParameter, Matrix, Parameter, Role
 from crosscut.architecture.readings import Kept, kept, layer_parameters, root_parameters
 from crosscut.architecture.steps import Message, Operation, Overlap, Passes, Product, Step, Value
 from crosscut.architecture.target import Device, Target
 
 __all__ = [
+    "MLP",
     "Cut",
     "Decoder",
     "Device",
+    "GatedMLP",
     "Kept",
     "Layer",
     "LocalParameter",

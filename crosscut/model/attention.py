@@ -9,26 +9,16 @@ where a GPU's fused kernel cannot share them.
 Shapes: B batch, S sequence, H hidden, A query heads, K heads of keys and values, D elements of a head, T tensor ranks.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from crosscut.config import ModelConfig
+from crosscut.architecture import attention as architecture
 from crosscut.config.conventions import takes_shared_heads
+from crosscut.model.building import Builder
 from crosscut.model.cache import LayerCache
 from crosscut.model.rotary import Rotation, rotate
-from crosscut.model.running import PLAIN, Runner
-from crosscut.parallel import (
-    Blocks,
-    ColumnParallelLinear,
-    ColumnParallelLinears,
-    ParallelMesh,
-    RandomStreams,
-    RMSNorm,
-    RowParallelLinear,
-)
+from crosscut.parallel import ColumnParallelLinears
 
 _NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64"}
 
@@ -36,32 +26,14 @@ _NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "
 class SelfAttention(nn.Module):
     """Causal self-attention: [B, S, H] to [B, S, H] (the sequence split where the layout splits it)."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        mesh: ParallelMesh,
-        streams: RandomStreams,
-        dtype: torch.dtype,
-        runner: Runner = PLAIN,
-    ) -> None:
+    def __init__(self, part: architecture.Attention, build: Builder) -> None:
         super().__init__()
-        self.runner = runner
-        self.head_size, self.dropout, self.streams = config.head_size, config.dropout, streams
-        self._capability = capability_of(mesh.device)
-        hidden, heads = config.hidden_size, Blocks(config.num_kv_heads, config.key_value_size // config.num_kv_heads)
-        place: Any = {"mesh": mesh, "dtype": dtype, "how": runner.linear}
-        self.qkv = ColumnParallelLinears(
-            query=ColumnParallelLinear(hidden, config.query_size, bias=config.biases != "none", **place),
-            key_value=ColumnParallelLinear(hidden, heads, bias=config.biases != "none", **place),
-        )
-        self.query_norm = self.key_norm = None
-        if config.qk_norm:
-            self.query_norm, self.key_norm = (
-                RMSNorm(config.head_size, mesh=mesh, epsilon=config.norm_epsilon, dtype=dtype, inside=True)
-                for _ in range(2)
-            )
-        self.output = RowParallelLinear(config.query_size, hidden, bias=config.biases == "all", **place)
+        self.runner, self.streams = build.runner, build.streams
+        self.head_size, self.dropout = part.head_size, part.dropout
+        self._capability = capability_of(build.mesh.device)
+        self.qkv = ColumnParallelLinears(query=build.columns(part.query), key_value=build.columns(part.key_value))
+        self.query_norm, self.key_norm = build.head_norm(part.query_norm), build.head_norm(part.key_norm)
+        self.output = build.rows(part.output)
 
     def forward(self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None) -> Tensor:
         """Attend to this and earlier positions, those in the `cache` before them."""

@@ -1,43 +1,33 @@
-"""One transformer layer, with norms before attention and MLP (paper, section 2.2, Figure 2)."""
+"""One transformer layer, with norms before attention and the feed-forward part (paper, section 2.2, Figure 2)."""
 
-import torch
 from torch import Tensor, nn
 
-from crosscut.config import ModelConfig
-from crosscut.kernels.functions import Call, call
+from crosscut import architecture
 from crosscut.model.attention import SelfAttention
+from crosscut.model.building import Builder
 from crosscut.model.cache import LayerCache
-from crosscut.model.mlp import make_mlp
+from crosscut.model.gated_mlp import GatedMLP
+from crosscut.model.mlp import MLP
 from crosscut.model.rotary import Rotation
-from crosscut.model.running import PLAIN, Runner
-from crosscut.parallel import Dropout, LayerNorm, ParallelMesh, RandomStreams, RMSNorm
 
 
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)): [B, S, H] to the same.
 
-    The `runner` calls the layer and functions inside it; the plain runner does nothing else.
+    The builder's runner calls the layer and functions inside it. The plain runner does nothing else.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        mesh: ParallelMesh,
-        streams: RandomStreams,
-        dtype: torch.dtype,
-        runner: Runner = PLAIN,
-    ) -> None:
+    def __init__(self, part: architecture.Layer, build: Builder) -> None:
         super().__init__()
-        self.runner = runner
-        self.attention_norm = make_norm(config, mesh=mesh, dtype=dtype, call=runner.cheap)
-        self.attention = SelfAttention(config, mesh=mesh, streams=streams, dtype=dtype, runner=runner)
-        self.mlp_norm = make_norm(config, mesh=mesh, dtype=dtype, call=runner.cheap)
-        self.mlp = make_mlp(config, mesh=mesh, dtype=dtype, runner=runner)
-        self.dropout = Dropout(config.dropout, streams=streams)
+        self.runner = build.runner
+        self.attention_norm = build.stream_norm(part.mixer_norm)
+        self.attention = SelfAttention(part.mixer, build)
+        self.mlp_norm = build.stream_norm(part.feed_forward_norm)
+        self.mlp = build_feed_forward(part.feed_forward, build)
+        self.dropout = build.dropout(part.dropout)
 
     def forward(self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None) -> Tensor:
-        """Apply the layer; how far queries and keys turn and what was read before only attention needs to know."""
+        """Apply the layer. Only attention needs the `rotation` of queries and keys, and the `cache` of earlier ones."""
         return self.runner.layer(self._forward, x, rotation, cache)
 
     def _forward(self, x: Tensor, rotation: Rotation | None, cache: LayerCache | None) -> Tensor:
@@ -46,7 +36,6 @@ class Block(nn.Module):
         return y
 
 
-def make_norm(config: ModelConfig, *, mesh: ParallelMesh, dtype: torch.dtype, call: Call = call) -> LayerNorm | RMSNorm:
-    """The norm of the residual stream that `model.norm` names; `call` calls its computation."""
-    kind = RMSNorm if config.norm == "rms" else LayerNorm
-    return kind(config.hidden_size, mesh=mesh, epsilon=config.norm_epsilon, dtype=dtype, call=call)
+def build_feed_forward(part: architecture.MLP | architecture.GatedMLP, build: Builder) -> MLP | GatedMLP:
+    """Module of a feed-forward part."""
+    return MLP(part, build) if isinstance(part, architecture.MLP) else GatedMLP(part, build)

@@ -8,20 +8,23 @@ Shapes: B batch, S sequence, H hidden, V vocabulary, T tensor ranks.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from crosscut.architecture import Cut, describe
 from crosscut.config import ModelConfig
 from crosscut.kernels import LossPasses
 from crosscut.kernels.products import ORDINARY
-from crosscut.model.block import Block, make_norm
+from crosscut.model.block import Block
+from crosscut.model.building import Builder
 from crosscut.model.cache import KeyValueCache, Reading, reading_kernels
 from crosscut.model.rotary import Rotation, rotations
 from crosscut.model.running import Runner, plain_runner
 from crosscut.parallel import (
-    Dropout,
     ParallelMesh,
     PositionEmbedding,
     RandomStreams,
@@ -58,19 +61,19 @@ class GPT(nn.Module):
         """Passes of the loss over the logits, where they are compiled."""
         self.loss_chunk_tokens: int | None = None
         """Tokens whose logits the loss holds at once; None takes what suits the device."""
-        vocabulary, hidden = config.vocab_size, config.hidden_size
-        types = {"dtype": dtype, "output_dtype": compute_dtype or dtype}
-        self.tokens = VocabParallelEmbedding(vocabulary, hidden, mesh=mesh, **types)
-        self.positions = None
-        if config.positions == "learned":
-            self.positions = PositionEmbedding(config.max_sequence_length, hidden, mesh=mesh, **types)
-        self.dropout = Dropout(config.dropout, streams=streams)
+        parts = describe(config)
+        build = Builder(mesh=mesh, streams=streams, dtype=dtype, epsilon=config.norm_epsilon)
+        types: Any = {"dtype": dtype, "output_dtype": compute_dtype or dtype}
+        self.tokens = VocabParallelEmbedding(*parts.embedding.tokens.shape, mesh=mesh, **types)
+        positions = parts.embedding.positions
+        self.positions = None if positions is None else PositionEmbedding(*positions.shape, mesh=mesh, **types)
+        self.dropout = build.dropout(parts.embedding.dropout)
         self.blocks = nn.ModuleList(
-            Block(config, mesh=mesh, streams=streams, dtype=dtype, runner=runner_of(i))
-            for i in range(config.num_layers)
+            Block(layer, replace(build, runner=runner_of(i))) for i, layer in enumerate(parts.layers)
         )
-        self.final_norm = make_norm(config, mesh=mesh, dtype=dtype)
-        self.output = None if config.tied else VocabParallelOutput(vocabulary, hidden, mesh=mesh, dtype=dtype)
+        self.final_norm = build.stream_norm(parts.head.norm)
+        output = parts.head.output
+        self.output = None if output is None else VocabParallelOutput(*output.shape, mesh=mesh, dtype=dtype)
 
     @property
     def output_weight(self) -> nn.Parameter:
@@ -80,8 +83,8 @@ class GPT(nn.Module):
     @property
     def padded_rows(self) -> dict[str, int]:
         """Real rows of the parameters that are padded, by name, for loading a checkpoint of another layout."""
-        names = ("tokens.weight",) if self.output is None else ("tokens.weight", "output.weight")
-        return dict.fromkeys(names, self.config.vocab_size)
+        described = describe(self.config).root_parameters()
+        return {parameter.name: parameter.shape[0] for parameter in described if parameter.cut is Cut.VOCABULARY}
 
     def forward(
         self, tokens: Tensor, *, num_filled: int = 0, reading: Reading | None = None, with_weight: bool = False

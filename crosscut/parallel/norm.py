@@ -16,9 +16,10 @@ class LayerNorm(nn.Module):
     """Layer normalisation of the last dimension H, with replicated `weight` and `bias` [H].
 
     Input and output [B, S, H], or [B, S/T, H] under sequence parallelism, where each rank's gradients of the parameters
-    are partial and are summed over the tensor ranks after the backward pass (`gradients.GradientReducer`). Sends
-    nothing itself. `call` calls the computation, inside the call of the module. Source: paper, section 3 (duplicated
-    layer norms); Korthikanti et al. 2022, section 4.2.2.
+    are partial and are summed over the tensor ranks after the backward pass (`gradients.GradientReducer`). With
+    `inside` the norm stands in a parallel region, such as on a rank's own heads, and the gradients are partial on every
+    layout. Sends nothing itself. `call` calls the computation, inside the call of the module. Source: paper, section 3
+    (duplicated layer norms); Korthikanti et al. 2022, section 4.2.2.
     """
 
     def __init__(
@@ -28,10 +29,11 @@ class LayerNorm(nn.Module):
         mesh: ParallelMesh,
         epsilon: float = 1e-5,
         dtype: torch.dtype = torch.float32,
+        inside: bool = False,
         call: Call = call,
     ) -> None:
         super().__init__()
-        self.mesh, self.epsilon, self._call = mesh, epsilon, call
+        self.mesh, self.epsilon, self.inside, self._call = mesh, epsilon, inside, call
         place: Any = {"dtype": dtype, "device": mesh.parameter_device}
         self.weight = replicated_parameter((size,), mesh.tensor, value=1.0, **place)
         self.bias = replicated_parameter((size,), mesh.tensor, **place)
@@ -41,8 +43,7 @@ class LayerNorm(nn.Module):
         return self._call(self._normalise, x)
 
     def _normalise(self, x: Tensor) -> Tensor:
-        weight = local_on_sequence(self.weight, self.mesh, x.dtype)
-        bias = local_on_sequence(self.bias, self.mesh, x.dtype)
+        weight, bias = (_own(p, self.mesh, x.dtype, inside=self.inside) for p in (self.weight, self.bias))
         return F.layer_norm(x, weight.shape, weight, bias, self.epsilon)
 
 
@@ -74,10 +75,12 @@ class RMSNorm(nn.Module):
         return self._call(self._scale, x)
 
     def _scale(self, x: Tensor) -> Tensor:
-        if self.inside:
-            weight = local_inside(self.weight, x.dtype)
-        else:
-            weight = local_on_sequence(self.weight, self.mesh, x.dtype)
+        weight = _own(self.weight, self.mesh, x.dtype, inside=self.inside)
         if x.is_cuda or not self.training:
             return F.rms_norm(x, weight.shape, weight, self.epsilon)
         return rms_norm(x, weight, self.epsilon)
+
+
+def _own(parameter: Tensor, mesh: ParallelMesh, dtype: torch.dtype, *, inside: bool) -> Tensor:
+    """This rank's copy of a norm's parameter, with the gradient that belongs to the norm's place."""
+    return local_inside(parameter, dtype) if inside else local_on_sequence(parameter, mesh, dtype)

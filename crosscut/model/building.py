@@ -1,0 +1,75 @@
+"""Construction of a model's modules from its description in `architecture`, where every shape and cut stands."""
+
+from dataclasses import dataclass
+
+import torch
+
+from crosscut.architecture import Cut, Matrix
+from crosscut.architecture.norm import Norm
+from crosscut.kernels.functions import Call, call
+from crosscut.model.running import PLAIN, Runner
+from crosscut.parallel import (
+    Blocks,
+    ColumnParallelLinear,
+    Dropout,
+    LayerNorm,
+    Multiplication,
+    ParallelMesh,
+    RandomStreams,
+    RMSNorm,
+    RowParallelLinear,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Builder:
+    """Builds the modules of one layer on one rank."""
+
+    mesh: ParallelMesh
+    streams: RandomStreams
+    dtype: torch.dtype
+    """Data type of the parameters."""
+    epsilon: float
+    """Number that norms add to the variance or to the mean square."""
+    runner: Runner = PLAIN
+
+    def columns(self, matrix: Matrix) -> ColumnParallelLinear:
+        """Column-parallel layer."""
+        weight, heads = matrix.weight, matrix.weight.heads
+        return ColumnParallelLinear(
+            matrix.in_features,
+            Blocks(heads, matrix.out_features // heads) if weight.cut is Cut.HEADS else matrix.out_features,
+            mesh=self.mesh,
+            bias=matrix.bias is not None,
+            dtype=self.dtype,
+            how=self.runner.linear,
+        )
+
+    def rows(self, matrix: Matrix, *, is_last: bool = False) -> RowParallelLinear:
+        """Row-parallel layer. `is_last` marks the last product of a layer, whose result only the residual sum reads."""
+        how: Multiplication = self.runner.last_linear if is_last else self.runner.linear
+        return RowParallelLinear(
+            matrix.in_features,
+            matrix.out_features,
+            mesh=self.mesh,
+            bias=matrix.bias is not None,
+            dtype=self.dtype,
+            how=how,
+        )
+
+    def stream_norm(self, norm: Norm) -> LayerNorm | RMSNorm:
+        """Norm of the residual stream, which the runner may compute again in the backward pass."""
+        return self._norm(norm, self.runner.cheap)
+
+    def head_norm(self, norm: Norm | None) -> LayerNorm | RMSNorm | None:
+        """Norm of each head, if the model has one."""
+        return None if norm is None else self._norm(norm, call)
+
+    def _norm(self, norm: Norm, call: Call) -> LayerNorm | RMSNorm:
+        kind = RMSNorm if norm.bias is None else LayerNorm
+        inside = norm.weight.inside
+        return kind(norm.size, mesh=self.mesh, epsilon=self.epsilon, dtype=self.dtype, inside=inside, call=call)
+
+    def dropout(self, probability: float) -> Dropout:
+        """Dropout of the residual stream."""
+        return Dropout(probability, streams=self.streams)

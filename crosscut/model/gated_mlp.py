@@ -1,0 +1,64 @@
+"""The gated MLP: two matrices by columns with one input, then one by rows (paper, Figure 3a, with a gate).
+
+Shapes: B batch, S sequence, H hidden, F width between the matrices, T tensor ranks.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from crosscut.architecture import gated_mlp as architecture
+from crosscut.config.model import FeedForward
+from crosscut.kernels.functions import run
+from crosscut.model.building import Builder
+from crosscut.parallel import ColumnParallelLinears
+
+
+class GatedMLP(nn.Module):
+    """Y = (act(X G) * X U) B: [B, S, H] to [B, S, H] through [B, S, F/T] (Shazeer 2020, arXiv 2002.05202)."""
+
+    def __init__(self, part: architecture.GatedMLP, build: Builder) -> None:
+        super().__init__()
+        self.runner = build.runner
+        self.expand = ColumnParallelLinears(gate=build.columns(part.gate), up=build.columns(part.up))
+        self.contract = build.rows(part.contract, is_last=True)
+        self._activate = GATES[part.kind]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Expand twice, multiply, contract."""
+        y: Tensor = self.contract(self.runner.cheap(self._activate, *self.expand(x)))
+        return y
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """SiLU(gate) * up. The backward pass keeps gate and up alone."""
+    y: Tensor = run(_SwiGLU, gate, up, twin=_swiglu)
+    return y
+
+
+def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate) * up
+
+
+class _SwiGLU(Function):
+    """Same as `_swiglu`; it keeps gate and up alone for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        grad_up = F.silu(gate).mul_(grad)
+        return torch.ops.aten.silu_backward(grad * up, gate), grad_up
+
+
+GATES = {FeedForward.SWIGLU: swiglu}
+"""Functions of the gate and of the other branch."""

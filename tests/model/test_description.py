@@ -1,0 +1,39 @@
+"""The modules of a model against the description that they are built from."""
+
+import torch
+from torch import nn
+
+from crosscut.architecture import describe
+from crosscut.config import Layout, ModelConfig
+from crosscut.model import GPT
+from crosscut.parallel import RandomStreams, make_repeated_mesh
+from crosscut.parallel.state.parameters import cut_dim, local_part
+from tests.ranks import RankPool
+
+SMALL = {"num_layers": 3, "hidden_size": 32, "num_heads": 8, "vocab_size": 300, "max_sequence_length": 16}
+MODELS = (
+    ModelConfig(**SMALL, num_kv_heads=2, qk_norm=True, tied=False, mlp_pattern=("swiglu", "gelu")),
+    ModelConfig(**SMALL, positions="rotary", norm="rms", mlp="swiglu", biases="qkv"),
+)
+
+
+def found_and_described(config: ModelConfig, tensor: int) -> tuple[list[object], list[object]]:
+    mesh = make_repeated_mesh(Layout(tensor=tensor), torch.device("cpu"))
+    model = GPT(config, mesh=mesh, streams=RandomStreams(mesh, 0))
+    found: list[object] = [
+        (name, tuple(parameter.shape), cut_dim(parameter), tuple(local_part(parameter).shape))
+        for name, parameter in model.named_parameters()
+    ]
+    described: list[object] = [
+        (parameter.name, parameter.padded_shape(tensor), parameter.dim_cut(tensor), parameter.on(tensor).shape)
+        for parameter in describe(config).parameters()
+    ]
+    assert isinstance(model, nn.Module)
+    return found, described
+
+
+def test_parameters_have_the_names_shapes_and_cuts_of_the_description(ranks: RankPool) -> None:
+    for config in MODELS:
+        for tensor in (1, 2, 4):
+            for found, described in ranks.run(4, found_and_described, config, tensor):
+                assert sorted(found, key=str) == sorted(described, key=str)
