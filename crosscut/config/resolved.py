@@ -5,7 +5,7 @@ layout has no use for (`layout.sequence_parallel` on one tensor rank). `resolve`
 rank starts. The trainer, the loop and the forecasts then read the same answers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from crosscut.config.layout import Layout
@@ -80,4 +80,4 @@ class ResolvedRun:
 
 def resolve(run: RunConfig, *, device: Device, precision: str) -> ResolvedRun:
     """Resolve a run for a kind of device, on which `training.precision = "auto"` stands for `precision`."""
-    return ResolvedRun(config=run.settled(precision), device=device)
+    return ResolvedRun(config=replace(run, training=run.training.in_precision(precision)), device=device)

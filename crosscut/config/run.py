@@ -4,7 +4,7 @@ Each section checks its own fields. `RunConfig` checks the conditions that invol
 heads and of tensor ranks.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from crosscut.config.checks import Choice, divisors, listed, require_at_least, resolve_choices
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, TOKENS_FOLDER
@@ -135,12 +135,6 @@ class RunConfig:
         self._check_compile()
         if self.evaluation.has_tasks:
             self.evaluation.window_for(self.training.sequence_length)
-
-    def settled(self, precision: str) -> "RunConfig":
-        """With `precision` where `training.precision` is `auto`."""
-        if self.training.precision != Precision.AUTO:
-            return self
-        return replace(self, training=replace(self.training, precision=Precision(precision)))
 
     @property
     def micro_batch_size(self) -> int:

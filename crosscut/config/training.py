@@ -1,6 +1,6 @@
 """Training of a run: the loop, recomputation and offload of activations, and the optimizer (paper, section 4.1.1)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from crosscut.config.checks import Choice, require_at_least, require_fraction, resolve_choices
 from crosscut.config.errors import ConfigError
@@ -119,6 +119,10 @@ class TrainingConfig:
                 '`training.offload` may contain "activations" only with training.recompute="full", but '
                 f'`training.recompute` is {self.recompute!r}. Set training.recompute="full" or remove "activations".'
             )
+
+    def in_precision(self, precision: str) -> "TrainingConfig":
+        """These settings, with `precision` in place of `auto`."""
+        return replace(self, precision=Precision(precision)) if self.precision is Precision.AUTO else self
 
     @property
     def numbers(self) -> ElementTypes:

@@ -1,6 +1,6 @@
 """Counts what is really sent: the collectives of everything that runs inside, in their order.
 
-The same account as the planner's (`planner.traffic`), taken from the program instead of from formulas.
+The same account as the planner's (`planner.messages.traffic`), taken from the program instead of from formulas.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -7,7 +7,6 @@ forecast and a report cannot differ. The derivations are in `docs/planner.md`.
 
 from crosscut.planner.activations import activations_held, layer_activations, published_layer_activations
 from crosscut.planner.candidate import Candidate
-from crosscut.planner.collective import Collective
 from crosscut.planner.compute import (
     flops_per_step,
     forward_flops_per_token,
@@ -17,10 +16,11 @@ from crosscut.planner.compute import (
 )
 from crosscut.planner.hardware import HARDWARE, Hardware, find_hardware
 from crosscut.planner.memory import MemoryForecast, forecast_memory
+from crosscut.planner.messages.collective import Collective
+from crosscut.planner.messages.traffic import comparison_traffic, step_traffic, wire_bytes_per_step
 from crosscut.planner.parameters import count_parameters, parameters_per_rank, replicated_parameters
 from crosscut.planner.search import Plan, Plans, Rejected, search_layouts
 from crosscut.planner.time import StepTime, step_time
-from crosscut.planner.traffic import comparison_traffic, step_traffic, wire_bytes_per_step
 
 __all__ = [
     "HARDWARE",

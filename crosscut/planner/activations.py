@@ -25,7 +25,7 @@ from crosscut.architecture.readings import weights_read
 from crosscut.config.conventions import AMPERE
 from crosscut.config.precision import precision_on
 from crosscut.config.training import Recompute
-from crosscut.planner.candidate import Planned, target_of
+from crosscut.planner.candidate import Candidate, Planned, target_of
 
 
 def layer_activations(
@@ -37,7 +37,7 @@ def layer_activations(
     `capability` is the GPU's compute capability, on which it depends whether its attention kernel can share heads of
     keys and values.
     """
-    run = run.settled(precision_on(device))
+    run = Candidate.of(run, precision_on(device))
     target = target_of(run, device=device, capability=capability)
     return sum(activations_of(describe(run.model).layers[0], run, target, mode or run.training.recompute), Kept())
 
@@ -85,7 +85,7 @@ def activations_held(run: Planned, *, device: Device = "cuda") -> int:
     Every `training.recompute_every`-th layer recomputes; the others keep everything. While the backward pass of a
     recomputed layer runs, it adds the activations that the layer would keep without recomputation.
     """
-    run = run.settled(precision_on(device))
+    run = Candidate.of(run, precision_on(device))
     target, decoder = target_of(run, device=device), describe(run.model)
     again = decoder.recomputed(recomputation_step(run))
     held = 0

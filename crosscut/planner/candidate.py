@@ -5,13 +5,11 @@ the fields that forecasts read and checks nothing: its maker has asked what the 
 the candidate that is chosen at last.
 """
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from crosscut.architecture import Device, Target
 from crosscut.config import Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.config.conventions import AMPERE
-from crosscut.config.precision import Precision
 from crosscut.config.run import reason_against_compiling
 
 
@@ -22,11 +20,10 @@ class Candidate(NamedTuple):
     layout: Layout
     training: TrainingConfig
 
-    def settled(self, precision: str) -> "Candidate":
-        """Same as `RunConfig.settled`."""
-        if self.training.precision != "auto":
-            return self
-        return self._replace(training=replace(self.training, precision=Precision(precision)))
+    @classmethod
+    def of(cls, run: "Planned", precision: str) -> "Candidate":
+        """The fields of a run that forecasts read, with `precision` in place of `auto`."""
+        return cls(run.model, run.layout, run.training.in_precision(precision))
 
     @property
     def micro_batch_size(self) -> int:
@@ -54,7 +51,7 @@ def is_compiled(run: Planned, device: str) -> bool:
 
 
 def target_of(run: Planned, *, device: Device, capability: tuple[int, int] = AMPERE) -> Target:
-    """Conditions under which one rank runs a micro-batch of `run`, whose precision must be resolved."""
+    """Conditions under which one rank runs a micro-batch of `run`."""
     precision = run.training.numbers
     return Target(
         tensor=run.layout.tensor,

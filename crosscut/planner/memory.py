@@ -32,7 +32,7 @@ from crosscut.config.conventions import AMPERE, BUCKET_BYTES, PIECE_ELEMENTS
 from crosscut.config.precision import precision_on
 from crosscut.config.training import Recompute
 from crosscut.planner.activations import activations_of, num_recomputed_layers, recomputation_step
-from crosscut.planner.candidate import Planned, target_of
+from crosscut.planner.candidate import Candidate, Planned, target_of
 from crosscut.planner.parameters import known_vocab_size
 
 FRAGMENTATION = 0.05
@@ -155,7 +155,7 @@ class _Step:
 
     def __init__(self, run: Planned, device: Device, capability: tuple[int, int]) -> None:
         known_vocab_size(run.model)
-        run = run.settled(precision_on(device))
+        run = Candidate.of(run, precision_on(device))
         self.run, self.device, self.decoder = run, device, describe(run.model)
         precision, tensor, shares = run.training.numbers, run.layout.tensor, run.layout.shard_size
         self.size, self.wide = precision.compute_bytes, precision.accumulation_bytes

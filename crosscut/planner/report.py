@@ -3,10 +3,10 @@
 from dataclasses import asdict, fields
 from typing import Any
 
-from crosscut.planner.collective import Collective
 from crosscut.planner.compute import flops_per_step
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.memory import MemoryForecast
+from crosscut.planner.messages.collective import Collective
 from crosscut.planner.parameters import count_parameters
 from crosscut.planner.search import Plan, Plans, Rejected
 

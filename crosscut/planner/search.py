@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
 
-from crosscut.config import ConfigError, Layout, LayoutError, ModelConfig, RunConfig, TrainingConfig, ZeroStage
+from crosscut.config import ConfigError, Layout, LayoutError, ModelConfig, RunConfig, TrainingConfig, ZeroStage, resolve
 from crosscut.config.checks import divisors, listed
 from crosscut.config.model import require_tensor_axis
 from crosscut.config.run import reason_against_compiling
@@ -124,7 +124,7 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
             f"`--gpus` must be at most the {hardware.ranks_per_node} of one node of {hardware.name}, for which no "
             f"network is known, but is {num_ranks}. Take fewer, or add a section [network] to a file of it."
         )
-    run = run.settled(hardware.fast_precision)
+    run = resolve(run, device=hardware.device, precision=hardware.fast_precision).config
     require_precision(run, hardware)
     require_device(run, hardware)
     if run.layout.symmetric_memory and hardware.device == "cpu":

@@ -25,15 +25,15 @@ from crosscut.architecture.messages import products_at
 from crosscut.architecture.steps import Multiply
 from crosscut.config.training import Recompute
 from crosscut.planner.activations import recomputation_step
-from crosscut.planner.candidate import Planned, target_of
+from crosscut.planner.candidate import Candidate, Planned, target_of
 from crosscut.planner.compute import flops_per_step
-from crosscut.planner.exchange import Beside, Exchange, exchange
 from crosscut.planner.hardware import Hardware
+from crosscut.planner.messages.exchange import Beside, Exchange, exchange
+from crosscut.planner.messages.traffic import step_traffic
 from crosscut.planner.parameters import known_vocab_size, num_tensors, parameters_per_rank
 from crosscut.planner.passes import LayerPasses, ends_passes, layer_passes, optimizer_bytes, weight_passes
 from crosscut.planner.products import Speed
 from crosscut.planner.program import Program, crosscut_program
-from crosscut.planner.traffic import step_traffic
 
 _OPTIMIZER_KERNELS = 50
 
@@ -144,7 +144,7 @@ def step_time(
     By default of Crosscut's own program; `speed` may be kept from one run to the next of the same precision and number
     of ranks. Raises `ConfigError` where `model.vocab_size` is still 0.
     """
-    run = run.settled(hardware.fast_precision)
+    run = Candidate.of(run, hardware.fast_precision)
     program = program or crosscut_program(run, hardware)
     speed = speed or Speed(hardware, run.training.precision, ranks=run.layout.world_size)
     known_vocab_size(run.model)

@@ -29,7 +29,7 @@ from crosscut.launch.processes import choose_device
 from crosscut.launch.stopping import ignore_requests
 from crosscut.parallel import make_mesh
 from crosscut.parallel.collectives import share_from_first
-from crosscut.planner.traffic import reason_against_halves
+from crosscut.planner.messages.traffic import reason_against_halves
 from crosscut.pretrained import keep_companions, load_weights, require_weights
 from crosscut.training.batches import Batches
 from crosscut.training.evaluations import Evaluations

@@ -9,10 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from crosscut.config import RunConfig
+from crosscut.planner.messages.traffic import reason_against_halves
 from crosscut.planner.parameters import count_parameters
 from crosscut.planner.report import MEMORY_CATEGORIES, budget, traffic_facts
 from crosscut.planner.search import CHOSEN
-from crosscut.planner.traffic import reason_against_halves
 
 if TYPE_CHECKING:
     from crosscut.cli.plan.forecast import ForecastOptions

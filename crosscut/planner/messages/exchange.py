@@ -25,8 +25,8 @@ from typing import NamedTuple
 from crosscut.architecture import Operation, Overlap
 from crosscut.architecture.messages import Phase
 from crosscut.planner.candidate import Planned
-from crosscut.planner.collective import Collective
 from crosscut.planner.hardware import Hardware, Where
+from crosscut.planner.messages.collective import Collective
 from crosscut.planner.products import Speed
 from crosscut.planner.program import Program
 

@@ -27,7 +27,8 @@ from crosscut.config.conventions import num_pieces
 from crosscut.config.training import Recompute
 from crosscut.planner.activations import recomputation_step
 from crosscut.planner.candidate import Planned, is_compiled, target_of
-from crosscut.planner.collective import Axis, Collective
+from crosscut.planner.messages.collective import Axis, Collective
+from crosscut.planner.messages.sharding import shard_axis, sharded_parameters
 from crosscut.planner.parameters import (
     known_vocab_size,
     num_replicated_tensors,
@@ -35,7 +36,6 @@ from crosscut.planner.parameters import (
     parameters_per_rank,
     partial_gradients,
 )
-from crosscut.planner.sharding import shard_axis, sharded_parameters
 
 
 def step_traffic(

@@ -5,9 +5,9 @@ import pytest
 
 from crosscut.config import PRESETS, Layout, ModelConfig, RunConfig, TrainingConfig
 from crosscut.planner import Candidate, step_traffic
-from crosscut.planner.collective import Collective
-from crosscut.planner.exchange import fewest_in_a_node, ring_seconds
 from crosscut.planner.hardware import KNOWN_HARDWARE, MeasuredMessage
+from crosscut.planner.messages.collective import Collective
+from crosscut.planner.messages.exchange import fewest_in_a_node, ring_seconds
 from crosscut.planner.time import step_time
 
 DGX = KNOWN_HARDWARE["v100-32gb-dgx2h"]

@@ -6,7 +6,7 @@ import pytest
 
 from crosscut.config import ConfigError, Layout, ModelConfig, RunConfig, TrainingConfig, default_loss_chunk
 from crosscut.planner import Collective, parameters_per_rank, step_traffic, wire_bytes_per_step
-from crosscut.planner.traffic import reason_against_halves
+from crosscut.planner.messages.traffic import reason_against_halves
 
 H, L, P, S = 32, 3, 48, 16
 MODEL = ModelConfig(num_layers=L, hidden_size=H, num_heads=4, vocab_size=500, max_sequence_length=P)

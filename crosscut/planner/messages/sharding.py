@@ -17,7 +17,7 @@ from crosscut.architecture import LocalParameter, Operation, Overlap, describe, 
 from crosscut.architecture.messages import Phase
 from crosscut.config import Layout
 from crosscut.planner.candidate import Planned
-from crosscut.planner.collective import Axis, Collective
+from crosscut.planner.messages.collective import Axis, Collective
 
 
 def sharded_parameters(run: Planned) -> list[Collective]:
