@@ -17,7 +17,7 @@ from pathlib import Path
 
 from crosscut.config import PRESETS, CorpusConfig, DataConfig, Layout, ModelConfig, RunConfig
 from crosscut.config.axes import AXES
-from crosscut.config.corpus import SourceConfig
+from crosscut.config.corpora import SourceConfig
 from crosscut.planner import count_parameters
 from crosscut.planner.paper.sections import to_markdown
 from crosscut.planner.paper.study import scaling_report
@@ -55,7 +55,7 @@ batch_size = 64
 """
 
 CORPUS_INTRODUCTION = """\
-<!-- Written by `python docs/generate.py` from the dataclasses in `crosscut/config/corpus.py`. Change it there. -->
+<!-- Written by `python docs/generate.py` from the dataclasses in `crosscut/config/corpora/`. Change it there. -->
 
 # Configuration of a corpus
 

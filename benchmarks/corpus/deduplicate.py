@@ -45,7 +45,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.corpus.deduplicate_corpus import NGRAM, Corpus, make_corpus, pairs_of_sample, write_corpus
 from benchmarks.machine import describe_machine
 from benchmarks.peak import Peak
-from crosscut.config.corpus import CorpusConfig, EngineConfig, SourceConfig
+from crosscut.config.corpora import CorpusConfig, EngineConfig, SourceConfig
 from crosscut.corpus.documents import CLEANING, INGEST, read_drops, read_table
 from crosscut.corpus.duplicates.clusters import NEAR
 from crosscut.corpus.duplicates.planted import PLANTED, exact_jaccard

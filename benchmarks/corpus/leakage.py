@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.machine import describe_machine
 from benchmarks.peak import Peak, held_by
-from crosscut.config.corpus import EngineConfig, LeakageConfig
+from crosscut.config.corpora import EngineConfig, LeakageConfig
 from crosscut.corpus.documents import DOCUMENTS, INGEST, write_table
 from crosscut.corpus.execution.engine import start_engine
 from crosscut.corpus.execution.running import StageResult, run_stage

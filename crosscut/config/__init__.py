@@ -5,7 +5,7 @@ mistake in a run's file is found before a process starts.
 """
 
 from crosscut.config.conventions import IGNORED, default_loss_chunk, padded_vocab_size
-from crosscut.config.corpus import CorpusConfig
+from crosscut.config.corpora import CorpusConfig
 from crosscut.config.errors import (
     CheckpointError,
     ConfigError,

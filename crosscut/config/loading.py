@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from crosscut.config.checks import Choice, listed
-from crosscut.config.corpus import CorpusConfig
+from crosscut.config.corpora import CorpusConfig
 from crosscut.config.errors import ConfigError
 from crosscut.config.files import write_whole
 from crosscut.config.layout import Layout

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from crosscut.config.corpus import CorpusConfig, SourceConfig
+from crosscut.config.corpora import CorpusConfig, SourceConfig
 from crosscut.config.errors import DataError
 from crosscut.corpus.documents import DOCUMENTS, INGEST, count_bytes, write_table
 from crosscut.corpus.execution.stages import Counts, Output, Record, Task

@@ -43,10 +43,11 @@ _DIRECT_OPERATIONS = {
 """Operators that `fully_shard` calls: the group comes as an object, the output before the input."""
 
 _FUSED = {
-    "symm_mem::fused_all_gather_matmul": "all_gather",
-    "symm_mem::fused_matmul_reduce_scatter": "reduce_scatter",
+    "symm_mem::fused_all_gather_matmul": ("all_gather", 3),
+    "symm_mem::fused_matmul_reduce_scatter": ("reduce_scatter", 4),
 }
-"""Matrix products that send in pieces, by operator, with the collective that sends the same at once."""
+"""Matrix products that send in pieces, by operator: the collective that sends the same at once, and the position of the
+group among the arguments."""
 
 
 def comes_again(types: Sequence[type]) -> bool:
@@ -88,7 +89,8 @@ class CollectiveRecorder(TorchDispatchMode):
             return NotImplemented
         name = getattr(func, "name", lambda: "")().split(".")[0]
         if name in _FUSED:
-            operation, group = _FUSED[name], args[3 if name.endswith("matmul") else 4]
+            operation, position = _FUSED[name]
+            group = args[position]
             gathers = operation == "all_gather"
             elements = (
                 args[0].numel() * self._sizes[group] if gathers else args[0].shape[:-1].numel() * args[1].shape[1]

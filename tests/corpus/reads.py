@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from crosscut.config.corpus import SourceConfig
+from crosscut.config.corpora import SourceConfig
 from crosscut.corpus.readers import Item, Reading, Reject, Skip, Text, find_reader
 from crosscut.corpus.readers.files import find_files
 

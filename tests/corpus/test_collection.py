@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crosscut.config.corpus import SourceConfig
+from crosscut.config.corpora import SourceConfig
 from crosscut.config.errors import ConfigError, DataError
 from crosscut.corpus.collection import Collection, collect, earlier_id, split_by_part
 from crosscut.corpus.documents import TEXTS, Drop, drops_name, write_drops, write_table

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from crosscut.config import DataError
-from crosscut.config.corpus import CorpusConfig, IngestConfig, SourceConfig
+from crosscut.config.corpora import CorpusConfig, IngestConfig, SourceConfig
 from crosscut.corpus.documents import DOCUMENTS, Part, read_table
 from crosscut.corpus.execution.stages import Output, Record, add_counts, execute
 from crosscut.corpus.ingest import SLOWNESS, TASK_BYTES, IngestStage, check_rejects
@@ -309,7 +309,7 @@ def test_disk_that_takes_no_more_stops_the_task_and_leaves_nothing_of_it(tmp_pat
 MEMORY = """
 import resource, sys
 from pathlib import Path
-from crosscut.config.corpus import CorpusConfig, IngestConfig, SourceConfig
+from crosscut.config.corpora import CorpusConfig, IngestConfig, SourceConfig
 from crosscut.corpus.ingest import IngestStage
 from crosscut.corpus.execution.stages import execute
 

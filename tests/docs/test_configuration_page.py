@@ -10,7 +10,7 @@ import pytest
 
 from crosscut.config import PRESETS, CorpusConfig, load_corpus, load_run
 from crosscut.config.axes import AXES
-from crosscut.config.corpus import SourceConfig
+from crosscut.config.corpora import SourceConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from crosscut.config.corpus import CorpusConfig
+from crosscut.config.corpora import CorpusConfig
 from crosscut.config.machine import available_cores
 from crosscut.corpus.audit.excerpts import excerpt, excerpts_of_pair
 from crosscut.corpus.audit.flow import make_flow, tokens_of_byte, with_estimate

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from crosscut.config.corpus import CleaningConfig
+from crosscut.config.corpora import CleaningConfig
 from crosscut.corpus.cleaning.paragraphs import join_lines
 from crosscut.corpus.cleaning.repair import repair
 from crosscut.corpus.documents import TEXTS, Drop, Part, count_bytes, drops_name, write_drops, write_table

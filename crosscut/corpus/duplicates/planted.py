@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from crosscut.config.corpus import DuplicatesConfig
+from crosscut.config.corpora import DuplicatesConfig
 from crosscut.corpus.collection import Collection, first_number
 from crosscut.corpus.documents import DOCUMENTS, INGEST, Part, read_table, write_table
 from crosscut.corpus.duplicates.bands import choose_bands, least_equal

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from crosscut.config.corpus import CorpusConfig
+from crosscut.config.corpora import CorpusConfig
 from crosscut.config.errors import DataError
 from crosscut.corpus.collection import Collection, first_number, require_finished_run
 from crosscut.corpus.documents import INGEST, read_table

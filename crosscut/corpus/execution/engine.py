@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
-from crosscut.config.corpus import EngineConfig
+from crosscut.config.corpora import EngineConfig
 from crosscut.config.errors import DataError
 from crosscut.config.machine import available_cores, leave_with_parent
 from crosscut.corpus.execution.stages import Record, Task, execute

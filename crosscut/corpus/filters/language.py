@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from crosscut.config.checks import listed
-from crosscut.config.corpus import LanguageConfig
+from crosscut.config.corpora import LanguageConfig
 from crosscut.config.errors import ConfigError, DataError
 from crosscut.corpus.documents import Document, Drop, Judgement
 

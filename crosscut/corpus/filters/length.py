@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from crosscut.config.corpus import LengthConfig
+from crosscut.config.corpora import LengthConfig
 from crosscut.corpus.documents import Document, Drop, Judgement
 from crosscut.corpus.tokens.tokenizer import count_tokens, load_tokenizer
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-from crosscut.config.corpus import UrlsConfig
+from crosscut.config.corpora import UrlsConfig
 from crosscut.config.errors import DataError
 from crosscut.corpus.documents import Document, Drop, Judgement
 from crosscut.data.text.lines import lines_of

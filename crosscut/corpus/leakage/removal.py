@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from crosscut.config.corpus import LeakageConfig
+from crosscut.config.corpora import LeakageConfig
 from crosscut.corpus.documents import Document, Drop, Part, drops_name, read_table, write_drops, write_table
 from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.filters.judging import count_drops

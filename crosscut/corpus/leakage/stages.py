@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from crosscut.config.corpus import LeakageConfig
+from crosscut.config.corpora import LeakageConfig
 from crosscut.corpus.execution.stages import Stage, Task
 from crosscut.corpus.leakage.grams import FILES, gather
 from crosscut.corpus.leakage.overlap import add_up

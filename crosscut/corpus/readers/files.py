@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 from crosscut.config.checks import listed
-from crosscut.config.corpus import SourceConfig
+from crosscut.config.corpora import SourceConfig
 from crosscut.config.errors import DataError
 from crosscut.data.text.sources import BUILTIN_CORPORA, unpack, unreadable
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from crosscut.config.corpus import CorpusConfig, SourceConfig
+from crosscut.config.corpora import CorpusConfig, SourceConfig
 
 EXCERPT_CHARACTERS = 200
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from crosscut.config.corpus import CorpusConfig, TokensConfig
+from crosscut.config.corpora import CorpusConfig, TokensConfig
 from crosscut.config.errors import DataError
 from crosscut.corpus.documents import read_table
 from crosscut.corpus.execution.stages import Counts, Output, Record, Task, read_records

@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from crosscut.config.corpus import TokensConfig
+from crosscut.config.corpora import TokensConfig
 from crosscut.config.published.folders import TOKENIZER_CONFIG_FILE
 from crosscut.corpus.documents import Part
 from crosscut.corpus.execution.stages import Counts, Output

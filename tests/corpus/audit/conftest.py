@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 import zstandard
 
-from crosscut.config.corpus import CorpusConfig, EngineConfig, LeakageConfig, SourceConfig
+from crosscut.config.corpora import CorpusConfig, EngineConfig, LeakageConfig, SourceConfig
 from crosscut.corpus.audit.samples import AuditStage
 from crosscut.corpus.documents import (
     DOCUMENTS,

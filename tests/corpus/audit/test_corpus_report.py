@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from crosscut.config.corpus import EngineConfig
+from crosscut.config.corpora import EngineConfig
 from crosscut.corpus.audit.corpus_report import build_report, measure_timings
 from crosscut.corpus.execution.running import StageResult
 from tests.corpus.audit.conftest import HOSTILE, LEAKED, Audited, check_sums, run, texts

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crosscut.config.corpus import CorpusConfig, EngineConfig, IngestConfig, LeakageConfig, SourceConfig, TokensConfig
+from crosscut.config.corpora import CorpusConfig, EngineConfig, IngestConfig, LeakageConfig, SourceConfig, TokensConfig
 from crosscut.corpus import explain_document, prepare_corpus
 from tests.corpus.audit.conftest import HOSTILE, check_sums, texts
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from crosscut.config.corpus import Cleaner, CleaningConfig
+from crosscut.config.corpora import Cleaner, CleaningConfig
 from crosscut.corpus.cleaning.parts import CLEANERS, clean_part
 from crosscut.corpus.documents import CLEANING, Drop, Part, drops_name, read_drops, read_table, write_drops
 from crosscut.corpus.execution.stages import Output

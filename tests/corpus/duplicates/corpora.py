@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from crosscut.config.corpus import CorpusConfig, DuplicatesConfig, EngineConfig, SourceConfig
+from crosscut.config.corpora import CorpusConfig, DuplicatesConfig, EngineConfig, SourceConfig
 from crosscut.corpus.collection import Collection, collect
 from crosscut.corpus.documents import DOCUMENTS, INGEST, Part, read_drops, write_table
 from crosscut.corpus.duplicates.candidates import preference

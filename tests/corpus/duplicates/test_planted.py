@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from crosscut.config.corpus import DuplicatesConfig
+from crosscut.config.corpora import DuplicatesConfig
 from crosscut.corpus.documents import Part
 from crosscut.corpus.duplicates import candidates, duplicate_stages, planted
 from crosscut.corpus.duplicates.planted import exact_jaccard, find_similar, measure_planted, plant, spread_parts

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crosscut.config.corpus import EngineConfig
+from crosscut.config.corpora import EngineConfig
 from crosscut.config.errors import DataError
 from crosscut.corpus.execution.engine import start_engine
 from crosscut.corpus.execution.running import StageResult, run_stage

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from crosscut.config import ConfigError
-from crosscut.config.corpus import LanguageConfig
+from crosscut.config.corpora import LanguageConfig
 from crosscut.corpus.documents import Judgement
 from crosscut.corpus.filters.language import PASSAGE, LanguageFilter, passages
 from tests.corpus.conftest import documents

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from crosscut.config.corpus import LengthConfig
+from crosscut.config.corpora import LengthConfig
 from crosscut.corpus.documents import Drop
 from crosscut.corpus.filters.length import LengthFilter
 from crosscut.data import Tokenizer

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from crosscut.config import DataError
-from crosscut.config.corpus import UrlsConfig
+from crosscut.config.corpora import UrlsConfig
 from crosscut.corpus.documents import Document, Drop
 from crosscut.corpus.filters.urls import BUILTIN_LISTS, UrlFilter, canonical_url
 

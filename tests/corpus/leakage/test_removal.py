@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from crosscut.config import DataError
-from crosscut.config.corpus import LeakageConfig
+from crosscut.config.corpora import LeakageConfig
 from crosscut.corpus.documents import read_drops, read_table
 from crosscut.corpus.leakage.removal import matches_name, read_cuts
 from crosscut.corpus.leakage.stages import leakage_stages

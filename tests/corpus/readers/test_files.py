@@ -10,7 +10,7 @@ import fsspec
 import pytest
 
 from crosscut.config import DataError
-from crosscut.config.corpus import SourceConfig
+from crosscut.config.corpora import SourceConfig
 from crosscut.corpus.readers.files import File, find_files
 
 NOBODY = 65534

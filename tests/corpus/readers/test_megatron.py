@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from crosscut.config import DataError
-from crosscut.config.corpus import SourceConfig
+from crosscut.config.corpora import SourceConfig
 from crosscut.corpus.readers import Reject, Skip, Text
 from crosscut.corpus.readers.files import find_files
 from crosscut.data import Tokenizer

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from crosscut.config import DataError
-from crosscut.config.corpus import SourceFormat
+from crosscut.config.corpora import SourceFormat
 from crosscut.corpus.readers import find_reader
 from crosscut.corpus.readers.files import SUFFIXES
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from crosscut.config import DataConfig, DataError
-from crosscut.config.corpus import CorpusConfig, SourceConfig, TokensConfig
+from crosscut.config.corpora import CorpusConfig, SourceConfig, TokensConfig
 from crosscut.corpus.documents import read_table, write_table
 from crosscut.corpus.execution.stages import Output, Task, execute
 from crosscut.corpus.tokens import packing as packing_module

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from crosscut.config import DataError
-from crosscut.config.corpus import TokensConfig
+from crosscut.config.corpora import TokensConfig
 from crosscut.corpus.documents import Drop, Part, drops_name, write_drops
 from crosscut.corpus.execution.stages import Output
 from crosscut.corpus.tokens.tokenizer import FILE, check_tokenizer, make_tokenizer

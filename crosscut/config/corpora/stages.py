@@ -1,34 +1,9 @@
-"""Configuration of a corpus: the sources of its text, the filters, and the token shards (paper, section 4.1.2).
+"""Settings of the stages that turn documents into token shards, and of the engine that runs the stages."""
 
-A corpus is one TOML file for `crosscut prepare`, with the sections below and a `[[sources]]` section per source.
-"""
+from dataclasses import dataclass
 
-import re
-from dataclasses import dataclass, field
-
-from crosscut.config.checks import Choice, listed, require_at_least, require_fraction, resolve_choices
+from crosscut.config.checks import Choice, require_at_least, require_fraction, resolve_choices
 from crosscut.config.errors import ConfigError
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-class SourceFormat(Choice):
-    """The choices for `sources.format`."""
-
-    AUTO = "auto"
-    JSONL = "jsonl"
-    PARQUET = "parquet"
-    TEXT = "text"
-    HTML = "html"
-    MAIL = "mail"
-    WIKIPEDIA = "wikipedia"
-    MEGATRON = "megatron"
-
-
-class Cleaner(Choice):
-    """The choices for the items of `sources.cleaners`."""
-
-    JOIN_LINES = "join_lines"
 
 
 class Detector(Choice):
@@ -51,74 +26,6 @@ class EngineKind(Choice):
 
     LOCAL = "local"
     RAY = "ray"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceConfig:
-    """One `[[sources]]` section: files of one kind, which share the format, the cleaning and the weight."""
-
-    name: str
-    """Name of the source in document ids and the report."""
-
-    files: tuple[str, ...]
-    """Files, folders, globs or URLs that fsspec supports, such as `s3://bucket/part-*.jsonl.zst`. Files in .gz and .zst
-    are decompressed."""
-
-    format: SourceFormat = SourceFormat.AUTO
-    """File format: `jsonl`, `parquet`, `text` (one document per file), `html`, `mail` (one message per file, or an
-    mbox), `wikipedia` (an XML dump), `megatron` (the `.idx` beside a `.bin` of tokens, decoded with
-    `tokens.tokenizer`), or `auto`, which decides by the file's suffix."""
-
-    text_key: str = "text"
-    """Key (jsonl) or column (parquet) of the text."""
-
-    url_key: str = "url"
-    """Key or column of the document's URL; documents may lack it."""
-
-    karma_key: str = "karma"
-    """Key or column of the number of votes for the document's link; documents may lack it."""
-
-    title_key: str = "title"
-    """Key or column of the document's title; documents may lack it."""
-
-    cleaners: tuple[Cleaner, ...] = ()
-    """Additional repairs for this source: `join_lines` removes newlines inside paragraphs, as the paper does for
-    CC-Stories."""
-
-    weight: float = 1.0
-    """Number of copies of each training document of this source: 2 writes each document twice, 0.25 writes a quarter of
-    the documents, chosen by the seed."""
-
-    def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise ConfigError(
-                f"`sources.name` must be letters, digits, dots, dashes and underscores, but is {self.name!r}."
-            )
-        if not self.files:
-            raise ConfigError(f"`sources.files` of `{self.name}` must name files or URLs, but is empty.")
-        resolve_choices(self, "sources")
-        if not 0 < self.weight <= 100:
-            raise ConfigError(f"`sources.weight` must be above 0 and at most 100, but is {self.weight}.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class IngestConfig:
-    """Reading of the sources. Unreadable records are listed in a rejects file with file, position and reason."""
-
-    max_rejects: float = 0.01
-    """Share of records that may be rejected before the run stops."""
-
-    max_document_mb: int = 64
-    """Maximum size of a document in megabytes of text. Longer documents are rejected, so that memory stays bounded."""
-
-    part_mb: int = 16
-    """Size of a part in megabytes of text. A process holds one part at a time, and a killed run repeats at most the
-    unfinished parts."""
-
-    def __post_init__(self) -> None:
-        require_fraction("ingest.max_rejects", self.max_rejects)
-        require_at_least("ingest.max_document_mb", self.max_document_mb, 1)
-        require_at_least("ingest.part_mb", self.part_mb, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,40 +195,3 @@ class EngineConfig:
     def __post_init__(self) -> None:
         resolve_choices(self, "engine")
         require_at_least("engine.workers", self.workers, 0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CorpusConfig:
-    """Complete description of a corpus, sufficient to make the corpus again."""
-
-    sources: tuple[SourceConfig, ...]
-    folder: str
-    """Output folder for `tokens`, `report.html`, `report.json`, `config.toml`, and the stages' parts in `work`."""
-
-    seed: int = 1234
-    """Seed of the split, of the choice of documents by weight, and of the samples in the report."""
-
-    ingest: IngestConfig = field(default_factory=IngestConfig)
-    urls: UrlsConfig = field(default_factory=UrlsConfig)
-    cleaning: CleaningConfig = field(default_factory=CleaningConfig)
-    language: LanguageConfig = field(default_factory=LanguageConfig)
-    length: LengthConfig = field(default_factory=LengthConfig)
-    duplicates: DuplicatesConfig = field(default_factory=DuplicatesConfig)
-    leakage: LeakageConfig = field(default_factory=LeakageConfig)
-    tokens: TokensConfig = field(default_factory=TokensConfig)
-    engine: EngineConfig = field(default_factory=EngineConfig)
-
-    def __post_init__(self) -> None:
-        if not self.folder:
-            raise ConfigError("`folder` must name a folder for the corpus, but is empty.")
-        if not self.sources:
-            raise ConfigError("`sources` must name at least one source, but is empty. Add a [[sources]] section.")
-        require_at_least("seed", self.seed, 0)
-        names = [source.name for source in self.sources]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ConfigError(f"`sources.name` must be unique, but {listed(twice)} is used more than once.")
-        if any(source.format == SourceFormat.MEGATRON for source in self.sources) and not self.tokens.tokenizer:
-            raise ConfigError(
-                "`tokens.tokenizer` must name the tokenizer that made the tokens of a `megatron` source, but is empty."
-            )

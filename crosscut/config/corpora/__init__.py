@@ -1,0 +1,36 @@
+"""Configuration of a corpus: its sources and the stages of its preparation."""
+
+from crosscut.config.corpora.corpus import CorpusConfig
+from crosscut.config.corpora.sources import Cleaner, IngestConfig, SourceConfig, SourceFormat
+from crosscut.config.corpora.stages import (
+    CleaningConfig,
+    Detector,
+    DuplicatesConfig,
+    EngineConfig,
+    EngineKind,
+    LanguageConfig,
+    LeakageAction,
+    LeakageConfig,
+    LengthConfig,
+    TokensConfig,
+    UrlsConfig,
+)
+
+__all__ = [
+    "Cleaner",
+    "CleaningConfig",
+    "CorpusConfig",
+    "Detector",
+    "DuplicatesConfig",
+    "EngineConfig",
+    "EngineKind",
+    "IngestConfig",
+    "LanguageConfig",
+    "LeakageAction",
+    "LeakageConfig",
+    "LengthConfig",
+    "SourceConfig",
+    "SourceFormat",
+    "TokensConfig",
+    "UrlsConfig",
+]

@@ -1,0 +1,57 @@
+"""Configuration of a corpus: the sources of its text, the filters, and the token shards (paper, section 4.1.2).
+
+A corpus is one TOML file for `crosscut prepare`, with the sections below and a `[[sources]]` section per source.
+"""
+
+from dataclasses import dataclass, field
+
+from crosscut.config.checks import listed, require_at_least
+from crosscut.config.corpora.sources import IngestConfig, SourceConfig, SourceFormat
+from crosscut.config.corpora.stages import (
+    CleaningConfig,
+    DuplicatesConfig,
+    EngineConfig,
+    LanguageConfig,
+    LeakageConfig,
+    LengthConfig,
+    TokensConfig,
+    UrlsConfig,
+)
+from crosscut.config.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusConfig:
+    """Complete description of a corpus, sufficient to make the corpus again."""
+
+    sources: tuple[SourceConfig, ...]
+    folder: str
+    """Output folder for `tokens`, `report.html`, `report.json`, `config.toml`, and the stages' parts in `work`."""
+
+    seed: int = 1234
+    """Seed of the split, of the choice of documents by weight, and of the samples in the report."""
+
+    ingest: IngestConfig = field(default_factory=IngestConfig)
+    urls: UrlsConfig = field(default_factory=UrlsConfig)
+    cleaning: CleaningConfig = field(default_factory=CleaningConfig)
+    language: LanguageConfig = field(default_factory=LanguageConfig)
+    length: LengthConfig = field(default_factory=LengthConfig)
+    duplicates: DuplicatesConfig = field(default_factory=DuplicatesConfig)
+    leakage: LeakageConfig = field(default_factory=LeakageConfig)
+    tokens: TokensConfig = field(default_factory=TokensConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+    def __post_init__(self) -> None:
+        if not self.folder:
+            raise ConfigError("`folder` must name a folder for the corpus, but is empty.")
+        if not self.sources:
+            raise ConfigError("`sources` must name at least one source, but is empty. Add a [[sources]] section.")
+        require_at_least("seed", self.seed, 0)
+        names = [source.name for source in self.sources]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigError(f"`sources.name` must be unique, but {listed(twice)} is used more than once.")
+        if any(source.format == SourceFormat.MEGATRON for source in self.sources) and not self.tokens.tokenizer:
+            raise ConfigError(
+                "`tokens.tokenizer` must name the tokenizer that made the tokens of a `megatron` source, but is empty."
+            )
