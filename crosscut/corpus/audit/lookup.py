@@ -52,8 +52,8 @@ class Runs:
     """Output folders of the earlier runs."""
 
     def is_cleaned(self, work: Path) -> bool:
-        """Whether a run cleans its texts. `work` is the folder of the run's stages. The run must be the explained run or
-        an earlier run.
+        """Whether a run cleans its texts. `work` is the folder of the run's stages. The run must be the explained run
+        or an earlier run.
         """
         if work == self.work:
             return self.cleaned
