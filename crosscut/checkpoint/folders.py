@@ -110,7 +110,9 @@ def require_identity(checkpoint: Location, identity: Mapping[str, Any]) -> Progr
     """
     folder = folder_at(checkpoint)
     progress = read_manifest(folder).progress
-    for name, wanted in json.loads(json.dumps(dict(identity))).items():  # a manifest holds lists, and no tuples
+    for name, wanted in json.loads(
+        json.dumps(dict(identity))
+    ).items():  # JSON turns tuples into lists, as in the manifest
         saved = progress.identity.get(name, wanted)
         if saved != wanted:
             raise CheckpointError(

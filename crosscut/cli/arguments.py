@@ -114,7 +114,7 @@ def gathered(kind: Callable[..., _T]) -> Callable[[Callable[[_T], _R]], Callable
 
 
 def device_option(command: _Command) -> _Command:
-    """Give a command that asks a model the option `--device`."""
+    """Add the option `--device` to a command that runs a model."""
     return click.option("--device", type=click.Choice(Device.values()), default="auto", show_default=True)(command)
 
 

@@ -44,10 +44,11 @@ def require_one_of(name: str, value: str, allowed: Iterable[str]) -> None:
 
 
 class Choice(StrEnum):
-    """Base of the config's enumerations; a member equals its value, a string, and is shown and written as that string.
+    """Base class of the config's enumerations. A member equals its string value, and is printed and written as this
+    string.
 
-    A dataclass annotates a field with a subclass, or with a tuple of one, and calls `resolve_choices` on construction.
-    Files, the command line and callers may then give plain strings.
+    A dataclass annotates a field with a subclass of `Choice`, or with a tuple of members, and calls `resolve_choices`
+    on construction. Files, the command line and callers can therefore pass plain strings.
     """
 
     def __repr__(self) -> str:
@@ -60,15 +61,15 @@ class Choice(StrEnum):
 
     @classmethod
     def named(cls, name: str, value: str) -> Self:
-        """Member with this value. Raises `ConfigError` that calls the value `name` and lists the choices."""
+        """Member with this value. Raises `ConfigError` for an unknown value; the message names the field `name`."""
         require_one_of(name, value, cls)
         return cls(value)
 
 
 def resolve_choices(config: "DataclassInstance", section: str) -> None:
-    """Replace the strings in the enumeration fields of a frozen dataclass by the members with these values.
+    """Replace strings by members in the enumeration fields of a frozen dataclass.
 
-    `section` stands before a field's name in messages. Raises `ConfigError` that lists the choices.
+    `section` is the prefix of field names in messages. Raises `ConfigError` if a string is not among the choices.
     """
     for field, kind in _choice_fields(type(config)):
         name, value = f"{section}.{field}", getattr(config, field)
@@ -78,12 +79,12 @@ def resolve_choices(config: "DataclassInstance", section: str) -> None:
 
 @cache
 def _choice_fields(kind: type["DataclassInstance"]) -> tuple[tuple[str, type[Choice]], ...]:
-    """Name and enumeration of each field that takes members of one."""
+    """Name and enumeration of each field that has an enumeration."""
     kinds = {field.name: _choice_of(field.type) for field in dataclasses.fields(kind)}
     return tuple((name, choice) for name, choice in kinds.items() if choice is not None)
 
 
 def _choice_of(annotation: Any) -> type[Choice] | None:
-    """Enumeration that a field's annotation names, alone or as the items of a tuple; None for any other annotation."""
+    """The enumeration in a field's annotation, either alone or as the item type of a tuple. None if there is none."""
     kind = (*get_args(annotation), annotation)[0]
     return kind if isinstance(kind, type) and issubclass(kind, Choice) else None

@@ -10,7 +10,7 @@ class CrosscutError(Exception):
     """
 
     is_told = False
-    """Whether another rank shows this error to the user. Then this rank ends without a message."""
+    """Whether another rank shows this error to the user. If so, this rank ends without a message."""
 
 
 class ConfigError(CrosscutError):

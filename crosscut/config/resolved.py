@@ -1,8 +1,8 @@
-"""A run whose open choices are made: the device, and with it the precision that `auto` stands for.
+"""A run whose device and precision are decided, even if the run's file leaves them open.
 
-A run's file may leave choices to the machine (`training.device`, `training.precision`) or ask for something that its
-layout has no use for (`layout.sequence_parallel` on one tensor rank). `resolve` makes these choices once, before any
-rank starts. The trainer, the loop and the forecasts then read the same answers.
+A run's file may set `training.device` and `training.precision` to "auto". It may also enable a setting that has no
+effect on its layout, such as `layout.sequence_parallel` on one tensor rank. `resolve` decides these settings once,
+before any rank starts. The trainer, the loop and the forecasts then use the same values.
 """
 
 from dataclasses import dataclass, replace
@@ -15,22 +15,22 @@ from crosscut.config.run import RunConfig
 from crosscut.config.training import OptimizerConfig, TrainingConfig
 
 Device = Literal["cpu", "cuda"]
-"""Kind of device that the ranks of a run compute on."""
+"""Kind of device on which the ranks of a run compute."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedRun:
-    """A run and the device that its choices were made for. `resolve` makes it."""
+    """A run, with the device for which its precision was chosen. Create it with `resolve`."""
 
     config: RunConfig
-    """The run as its folder and its checkpoints record it; its `training.precision` is never `auto`."""
+    """The run's config, as recorded in its folder and its checkpoints. `training.precision` is never `auto`."""
 
     device: Device
-    """Kind of device that the ranks compute on."""
+    """Kind of device on which the ranks compute."""
 
     @property
     def model(self) -> ModelConfig:
-        """Sizes and kind of the model."""
+        """Architecture and sizes of the model."""
         return self.config.model
 
     @property
@@ -50,7 +50,7 @@ class ResolvedRun:
 
     @property
     def precision(self) -> Precision:
-        """Precision of the step; never `auto`."""
+        """Precision of the training step. Never `auto`."""
         return self.training.precision
 
     @property
@@ -60,7 +60,7 @@ class ResolvedRun:
 
     @property
     def sequence_parallel(self) -> bool:
-        """Whether the tensor ranks split the sequence between the parallel regions; false on one tensor rank."""
+        """Whether tensor ranks split the sequence between the parallel regions. False if there is one tensor rank."""
         return self.layout.sequence_parallel and self.layout.tensor > 1
 
     @property
@@ -74,10 +74,10 @@ class ResolvedRun:
         return self.config.num_micro_batches
 
     def with_config(self, config: RunConfig) -> "ResolvedRun":
-        """Resolve another run on the same device, in this run's precision where the other leaves it to `auto`."""
+        """Resolve another run for the same device. If its precision is `auto`, this run's precision is used."""
         return resolve(config, device=self.device, precision=self.precision)
 
 
 def resolve(run: RunConfig, *, device: Device, precision: str) -> ResolvedRun:
-    """Resolve a run for a kind of device, on which `training.precision = "auto"` stands for `precision`."""
+    """Resolve a run for a kind of device. If the run's `training.precision` is "auto", `precision` replaces it."""
     return ResolvedRun(config=replace(run, training=run.training.in_precision(precision)), device=device)

@@ -121,7 +121,7 @@ class TrainingConfig:
             )
 
     def in_precision(self, precision: str) -> "TrainingConfig":
-        """These settings, with `precision` in place of `auto`."""
+        """A copy of the settings. If the precision is `auto`, `precision` replaces it."""
         return replace(self, precision=Precision(precision)) if self.precision is Precision.AUTO else self
 
     @property

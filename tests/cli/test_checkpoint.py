@@ -213,7 +213,7 @@ def test_resume_falls_back_to_the_newest_good_one_and_says_so(runs, tmp_path, ca
     settings = [f"output.folder={tmp_path}/one", "training.steps=6"]
     run_training(load_run(tmp_path / "one" / "config.toml", settings), resume=True)
     out, err = capfd.readouterr()
-    assert err.count("A damaged checkpoint is passed over") == 1
+    assert err.count("A damaged checkpoint is skipped") == 1
     assert f"Continuing from `{tmp_path}/one/checkpoints/step-00000002`" in err
     assert "after 6 steps" in out
     assert run("verify", tmp_path / "one").stdout.count("good") == 2, "the damaged one was written anew"

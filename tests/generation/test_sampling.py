@@ -132,7 +132,7 @@ def test_numbers_differ_with_seed_sample_and_text_and_are_even():
     [
         ("num_tokens", -1, "at least 0"), ("temperature", -0.5, "at least 0"), ("temperature", math.nan, "at least 0"),
         ("top_k", -1, "at least 0"), ("top_p", 0.0, "above 0 and at most 1"), ("top_p", 1.5, "above 0 and at most 1"),
-        ("repetition_penalty", 0.0, "a number above 0"), ("alternatives", -1, "at least 0"),
+        ("repetition_penalty", 0.0, "above 0 and finite"), ("alternatives", -1, "at least 0"),
         ("presence_penalty", 2.1, "from -2 to 2"), ("frequency_penalty", -2.1, "from -2 to 2"),
         ("frequency_penalty", math.nan, "from -2 to 2"),
     ],

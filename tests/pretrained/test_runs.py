@@ -204,7 +204,7 @@ def test_the_newest_good_checkpoint_is_taken(trained, moved, capfd):
     shutil.copytree(moved / "checkpoints" / "step-00000001", moved / "checkpoints" / "step-00000002")
     (moved / "checkpoints" / "step-00000002" / "__0_0.distcp").unlink()
     assert find_model(moved).folder.name == "step-00000001"
-    assert "A damaged checkpoint is passed over" in capfd.readouterr().err
+    assert "A damaged checkpoint is skipped" in capfd.readouterr().err
     with pytest.raises(CheckpointError, match="must exist, but is missing"):
         find_model(moved / "checkpoints" / "step-00000002")
 

@@ -1,1 +1,1 @@
-"""Published models: their shapes as presets, and what the config files in their folders say, family by family."""
+"""Published models: presets with their sizes, and the reading of each family's config files."""

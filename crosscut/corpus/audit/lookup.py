@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Runs:
-    """The run to explain, whose stages may not all be finished, and the earlier runs that it extends."""
+    """The run to explain, and the earlier runs that it extends. Some stages of the run may not be finished yet."""
 
     work: Path
     """Folder of the run's stages."""
@@ -52,7 +52,9 @@ class Runs:
     """Output folders of the earlier runs."""
 
     def is_cleaned(self, work: Path) -> bool:
-        """Whether the run with this folder of stages cleans its texts. The run must be one of these."""
+        """Whether a run cleans its texts. `work` is the folder of the run's stages. The run must be the explained run
+        or an earlier run.
+        """
         if work == self.work:
             return self.cleaned
         finished = FinishedRun.read(work)

@@ -139,7 +139,7 @@ class _Documents:
         return str(self.read["text"][row].as_py())
 
     def total(self, chosen: npt.NDArray[np.bool_]) -> Amount:
-        """Amount of the chosen documents."""
+        """Number of the chosen documents, with their bytes and tokens."""
         rows = np.flatnonzero(chosen)
         return self.amounts(np.zeros(len(rows), np.str_), rows).get("", dict(NOTHING))
 
