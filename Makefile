@@ -9,8 +9,9 @@ demo: .venv/ready
 	while [ -e $$folder ]; do number=$$((number + 1)); folder=runs/demo-$$number; done; \
 	$(BIN)/crosscut train output.folder=$$folder
 
+# The processes of the tests share compiled modules, whatever the shell is set to.
 test: .venv/ready
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: .venv/ready-slow
 	$(BIN)/python -m pytest -m slow

@@ -80,27 +80,27 @@ def test_the_option_that_a_report_names_for_the_runs_precision_has_it(crosscut_h
     assert not any("float8" in told for told in report["left_out"])
 
 
-FAULTY = """
-from crosscut.cli import main
-from crosscut.model.attention import SelfAttention
-
-def forward(self, x, *_):  # keys and values of one head are not beside each other
+def forward_of_mixed_heads(self, x, *_):
+    """Attention whose keys and values of one head are not beside each other: right on one rank only."""
     query, key_value = self.qkv(x)
     k, v = key_value.unflatten(-1, (2, -1, self.head_size)).unbind(-3)
     q = query.unflatten(-1, (-1, self.head_size))
     heads = self._attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
     return self.output(heads.transpose(1, 2).flatten(2))
 
-SelfAttention.forward = forward
-if __name__ == "__main__":
-    main()
-"""
+
+def faulty_rank(function, arguments):
+    """In place of a rank's work: the same with a fault in the model."""
+    from crosscut.launch import processes
+    from crosscut.model.attention import SelfAttention
+
+    SelfAttention.forward = forward_of_mixed_heads  # in a process of its own
+    return processes._run_rank(function, arguments)
 
 
-def test_difference_exits_with_1_and_names_the_module(tmp_path):
-    script = tmp_path / "faulty.py"
-    script.write_text(FAULTY)
-    done = run_python(str(script), "verify", *RUN, "--layout", "tensor=2")
+def test_difference_exits_with_1_and_names_the_module(crosscut_here, monkeypatch):
+    monkeypatch.setattr("crosscut.launch.processes._run_rank", faulty_rank)
+    done = crosscut_here("verify", *RUN, "--layout", "tensor=2")
     assert done.returncode == 1, done.stderr
     assert "tensor 2 x data 1 is NOT the uncut model" in done.stdout
     assert "blocks.0.attention" in done.stdout.partition("It begins in the forward pass of ")[2]

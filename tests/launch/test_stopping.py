@@ -6,12 +6,16 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
+from crosscut.launch import process_group, stopping
 from crosscut.launch.stopping import REQUESTS, Stopped, StopRequest
+from tests.nursery import forked
+from tests.parallel.twins import CPU
 from tests.ranks import RankPool
 
 CHECKS = 8
@@ -144,33 +148,37 @@ def test_a_signal_is_taken_while_the_main_thread_waits(ranks: RankPool, tmp_path
     assert ranks.run(2, asked_while_waiting, tmp_path / "pid") == [False, True]
 
 
-ALONE = """
-import sys, time, torch
-from crosscut.launch import process_group, stopping
-stopping.SAME_REQUEST = 0.5
-with process_group(torch.device("cpu")), stopping.StopRequest() as request:
-    print("ready", flush=True)
-    while not request.asked:
-        time.sleep(0.01)
-    print("asked", flush=True)
-    time.sleep(float(sys.argv[1]))
-print("left", flush=True)
-"""
+def alone(told: Connection) -> None:
+    """In a process of its own: say when a request has come, and go on for more than a second."""
+    stopping.SAME_REQUEST = 0.5
+    with process_group(CPU), StopRequest() as request:
+        told.send("ready")
+        while not request.asked:
+            time.sleep(0.01)
+        told.send("asked")
+        time.sleep(1.5)
+    told.send("left")
 
 
-def test_a_second_sigterm_ends_the_process_at_once_but_a_copy_of_the_first_does_not() -> None:
-    for wait, code, rest in ((0.1, 0, "left\n"), (1.0, 143, "")):
-        process = subprocess.Popen(
-            [sys.executable, "-c", ALONE, "1.5"], stdout=subprocess.PIPE, text=True, env={**os.environ, "RANK": ""}
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.stdout.readline() == "asked\n"
-        time.sleep(wait)
-        process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=20)
-        assert (process.returncode, out) == (code, rest)
+@pytest.mark.parametrize(("wait", "code", "rest"), [(0.1, 0, ["left"]), (1.0, 143, [])], ids=["a copy", "a second"])
+def test_a_second_sigterm_ends_the_process_at_once_but_a_copy_of_the_first_does_not(
+    wait: float, code: int, rest: list[str]
+) -> None:
+    ours, theirs = forked().Pipe(duplex=False)
+    process = forked().Process(target=alone, args=(theirs,))
+    process.start()
+    theirs.close()
+    assert ours.recv() == "ready"
+    process.terminate()
+    assert ours.recv() == "asked"
+    time.sleep(wait)
+    process.terminate()
+    process.join(20)
+    assert process.exitcode == code
+    for last in rest:
+        assert ours.recv() == last
+    with pytest.raises(EOFError):
+        ours.recv()
 
 
 STOPPED = """

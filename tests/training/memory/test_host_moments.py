@@ -48,7 +48,8 @@ def updated(home: Any, device: str = "cpu") -> list[torch.Tensor]:
     """Parameters and moments after three steps of a layer of awkward sizes, the second of them held."""
     torch.manual_seed(1)
     layer = torch.nn.Sequential(torch.nn.Linear(77, 131), torch.nn.Linear(131, 3)).to(device)
-    optimizer = make_optimizer(layer, OptimizerConfig(learning_rate=0.1, weight_decay=0.1), home=home)
+    config = OptimizerConfig(learning_rate=0.1, weight_decay=0.1)
+    optimizer = make_optimizer(layer, config, undecayed=("0.bias", "1.bias"), home=home)
     optimizer.found_inf = torch.zeros((), device=device)
     for held in (0.0, 1.0, 0.0):
         optimizer.found_inf.fill_(held)
