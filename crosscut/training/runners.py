@@ -12,7 +12,7 @@ from crosscut.parallel import RandomStreams
 from crosscut.training.memory.host_activations import HostActivations
 from crosscut.training.memory.recomputation import CheapOutputs, Recomputed
 from crosscut.training.precision import products
-from crosscut.training.speed.compilation import CompiledCode, Compiler
+from crosscut.training.speed.compilation import CompiledCode, Compiler, marked_cheap
 
 
 def make_runners(
@@ -44,7 +44,7 @@ def _recomputing(
     if recompute == "selective" and compiler is None:  # compiled attention keeps no scores, or is refused
         return replace(runner, core=Recomputed(streams))
     if recompute == "operators" and compiler is not None:
-        return replace(runner, layer=CompiledCode(compiler, recomputes_operators=True))
+        return replace(runner, layer=CompiledCode(compiler, recomputes_operators=True), cheap=marked_cheap)
     if recompute == "operators":
         outputs = CheapOutputs()
         return replace(runner, layer=outputs.layer, cheap=outputs.cheap)

@@ -10,7 +10,6 @@ backward pass reads as worth keeping. Layers that recompute such operators say s
 """
 
 import importlib.util
-import operator
 import os
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +19,6 @@ from types import MappingProxyType
 from typing import Any, final
 
 import torch
-import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor, nn
 from torch._dynamo.exc import FailOnRecompileLimitHit, Unsupported
@@ -45,8 +43,8 @@ _ALIKE = {"deterministic": True}
 """Further settings of Inductor where tensor ranks compute the same: its default times the reduction kernels on each GPU
 and takes the fastest, and two kernels may add a norm's row in different orders."""
 
-_CHEAP = (F.layer_norm, torch.rms_norm, F.gelu, F.silu)
-"""Operators that layers compute again under `training.recompute = "operators"`, with the product that follows SiLU."""
+_CHEAP = "crosscut_cheap"
+"""Key of the mark on operators that layers compute again under `training.recompute = "operators"`."""
 
 
 def make_compiler(run: ResolvedRun, mesh: ParallelMesh) -> "Compiler | None":
@@ -185,16 +183,17 @@ class Compiler:
     def make_recomputing_graph(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         """Compile a traced graph whose backward pass runs cheap operators again, so none of their outputs is kept."""
         for node in graph.graph.nodes:
-            if _is_cheap(node):  # the marks that `torch.utils.checkpoint` leaves on what it has traced
+            if _CHEAP in node.meta.get("custom", ()):  # then the marks that `torch.utils.checkpoint` leaves
                 node.meta.update(recompute=CheckpointPolicy.MUST_RECOMPUTE, ac_graph_id=0)
         config: Any = torch.compiler.config
         with config.patch(cache_key_tag=f"{config.cache_key_tag} recomputing"):  # caches of code do not look at marks
             return self.make_graph(graph, inputs)
 
 
-def _is_cheap(node: torch.fx.Node) -> bool:
-    gates = node.target is operator.mul and any(source.target is F.silu for source in node.all_input_nodes)
-    return gates or node.target in _CHEAP
+def marked_cheap(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    """Call the function, and mark its operators in the traced graph as cheap to compute again."""
+    with torch.fx.traceback.annotate({_CHEAP: True}):
+        return function(*inputs)
 
 
 @final
