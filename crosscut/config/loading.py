@@ -172,6 +172,7 @@ def _agreeing(model: Table, published: Table, folder: str) -> Table:
     """
     for key in published.keys() & model.keys() - {"dropout"}:
         given = _parsed(model[key])
+        given = tuple(given) if isinstance(given, list) else given
         if given != published[key] and not (type(given) is int and given == 0):  # 0 means the default
             raise ConfigError(
                 f"`model.{key}` must be {published[key]!r} as in `{folder}`, which `training.initialize_from` names, "
