@@ -36,6 +36,7 @@ FAMILIES = {
     "Llama multi-query": dataclasses.replace(CONFIG, num_kv_heads=1, mlp_size=88, **LLAMA),
     "Qwen2": dataclasses.replace(CONFIG, num_kv_heads=2, mlp_size=88, **{**LLAMA, "biases": "qkv"}),
     "Qwen3": dataclasses.replace(CONFIG, num_kv_heads=2, head_size=12, mlp_size=88, qk_norm=True, **LLAMA),
+    "unequal layers": dataclasses.replace(CONFIG, mlp_pattern=("swiglu", "gelu")),
 }
 B, S = 4, 16
 LAYOUTS = [
@@ -117,11 +118,11 @@ class PlainNorm(nn.Module):
 
 
 class PlainMLP(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         sizes, bias = (config.hidden_size, config.mlp_size), config.biases == "all"
         self.expand: nn.Module = nn.Linear(*sizes, bias=bias)
-        if config.mlp == "swiglu":
+        if config.mlp_of(layer) == "swiglu":
             self.expand = nn.ModuleDict({name: nn.Linear(*sizes, bias=bias) for name in ("gate", "up")})
         self.contract = nn.Linear(*reversed(sizes), bias=bias)
 
@@ -134,10 +135,10 @@ class PlainMLP(nn.Module):
 
 
 class PlainBlock(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.attention_norm, self.attention = PlainNorm(config), PlainAttention(config)
-        self.mlp_norm, self.mlp = PlainNorm(config), PlainMLP(config)
+        self.mlp_norm, self.mlp = PlainNorm(config), PlainMLP(config, layer)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
@@ -152,7 +153,7 @@ class PlainGPT(nn.Module):
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         if config.positions == "learned":
             self.positions = nn.Embedding(config.max_sequence_length, config.hidden_size)
-        self.blocks = nn.ModuleList(PlainBlock(config) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(PlainBlock(config, layer) for layer in range(config.num_layers))
         self.final_norm = PlainNorm(config)
         self.output = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tied:

@@ -71,6 +71,14 @@ SMALL = (
         {"num_layers": 6},
     ),
     small("long", "cpu", {}, {"sequence_length": 512, "batch_size": 2}, {"max_sequence_length": 512}),
+    small(
+        "unequal layers",
+        "cuda",
+        {"tensor": 2, "data": 2, "sharding": "zero3"},
+        {"recompute": "full", "recompute_every": 2, "precision": "bfloat16"},
+        {"mlp_pattern": ("swiglu", "swiglu", "gelu")},
+    ),
+    small("unequal layers kept", "cpu", {"tensor": 2}, {}, {"mlp_pattern": ("gelu", "swiglu"), "num_layers": 4}),
     small("512 ranks", "cuda", {"tensor": 8, "data": 64}, {"precision": "bfloat16"}),
 )
 """Each takes about half a second."""
