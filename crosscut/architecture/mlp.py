@@ -20,7 +20,7 @@ from crosscut.architecture.target import Target
 from crosscut.config import ModelConfig
 from crosscut.config.model import FeedForward
 
-KINDS = (FeedForward.GELU,)
+KINDS = (FeedForward.GELU, FeedForward.RELU2)
 """Values of `model.mlp` that this file describes."""
 
 

@@ -24,6 +24,7 @@ class FeedForward(Choice):
     """Feed-forward part of a layer."""
 
     GELU = "gelu"
+    RELU2 = "relu2"
     SWIGLU = "swiglu"
 
 
@@ -91,7 +92,8 @@ class ModelConfig:
     """Added to the variance, or the mean square."""
 
     mlp: FeedForward = FeedForward.GELU
-    """`gelu` is two matrices with GeLU between them; `swiglu` multiplies by a third one's output through SiLU."""
+    """`gelu` is two matrices with GeLU between them, `relu2` two matrices with squared ReLU. `swiglu` multiplies by a
+    third one's output through SiLU."""
 
     mlp_pattern: tuple[FeedForward, ...] = ()
     """Kinds of MLP of successive layers, from the values of `mlp`. The pattern repeats until every layer has one.

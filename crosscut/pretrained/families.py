@@ -125,9 +125,19 @@ _STARCODER2 = replace(
 )
 
 
+_ARCEE = replace(
+    _LLAMA,
+    block={
+        **_STARCODER2.block,
+        "mlp.expand": (Source("mlp.up_proj"),),
+        "mlp.contract": (Source("mlp.down_proj"),),
+    },
+)
+
+
 def _names_of(config: ModelConfig) -> _Names:
     if config.positions == "rotary":
-        return _LLAMA if config.mlp == "swiglu" else _STARCODER2
+        return {"swiglu": _LLAMA, "relu2": _ARCEE}.get(config.mlp, _STARCODER2)
     return _GPT2 if config.num_kv_heads == config.num_heads else _BIGCODE
 
 

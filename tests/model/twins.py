@@ -36,6 +36,7 @@ FAMILIES = {
     "Llama multi-query": dataclasses.replace(CONFIG, num_kv_heads=1, mlp_size=88, **LLAMA),
     "Qwen2": dataclasses.replace(CONFIG, num_kv_heads=2, mlp_size=88, **{**LLAMA, "biases": "qkv"}),
     "Qwen3": dataclasses.replace(CONFIG, num_kv_heads=2, head_size=12, mlp_size=88, qk_norm=True, **LLAMA),
+    "squared ReLU": dataclasses.replace(CONFIG, mlp="relu2", biases="none"),
     "unequal layers": dataclasses.replace(CONFIG, mlp_pattern=("swiglu", "gelu")),
 }
 B, S = 4, 16
@@ -122,7 +123,8 @@ class PlainMLP(nn.Module):
         super().__init__()
         sizes, bias = (config.hidden_size, config.mlp_size), config.biases == "all"
         self.expand: nn.Module = nn.Linear(*sizes, bias=bias)
-        if config.mlp_of(layer) == "swiglu":
+        self.kind = config.mlp_of(layer)
+        if self.kind == "swiglu":
             self.expand = nn.ModuleDict({name: nn.Linear(*sizes, bias=bias) for name in ("gate", "up")})
         self.contract = nn.Linear(*reversed(sizes), bias=bias)
 
@@ -131,6 +133,8 @@ class PlainMLP(nn.Module):
             gate = self.expand["gate"](x)
             return self.contract(gate / (1 + torch.exp(-gate)) * self.expand["up"](x))
         y = self.expand(x)
+        if self.kind == "relu2":
+            return self.contract(torch.where(y > 0, y * y, 0))
         return self.contract(0.5 * y * (1 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3))))
 
 

@@ -34,6 +34,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {**_LLAMA, "sliding_window": 16}),
     "qwen2": ("qwen2", {**_LLAMA, "tie_word_embeddings": True}),
     "qwen3": ("qwen3", {**_LLAMA, "head_dim": 16}),
+    "arcee": ("arcee", {**_LLAMA, "hidden_act": "relu2"}),
     "starcoder2": ("starcoder2", {**_LLAMA, "tie_word_embeddings": True}),
     "starcoder2 without biases": ("starcoder2", {**_LLAMA, "use_bias": False, "head_dim": 16}),
 }

@@ -118,8 +118,15 @@ STARCODER2 = Family(
     dropouts=("embedding_dropout", "attention_dropout"),
     is_windowed=True,
 )
+ARCEE = dataclasses.replace(
+    LLAMA,
+    model_type="arcee",
+    architecture="ArceeForCausalLM",
+    fixed={**_LLAMA_FIXED, "mlp": "relu2"},
+    required={"hidden_act": ("relu2",), "quantization_config": (None,)},
+)
 FAMILIES = MappingProxyType(
-    {family.model_type: family for family in (GPT2, BIGCODE, LLAMA, MISTRAL, QWEN2, QWEN3, STARCODER2)}
+    {family.model_type: family for family in (GPT2, BIGCODE, LLAMA, MISTRAL, QWEN2, QWEN3, STARCODER2, ARCEE)}
 )
 """Families by `model_type`. SmolLM is a Llama. GPT-BigCode is GPT-2 with multi-query attention, and StarCoder2 is GPT-2
-with rotary positions."""
+with rotary positions. Arcee is a Llama whose MLP has no gate and squares ReLU."""
