@@ -24,7 +24,7 @@ from crosscut.architecture.target import Target
 from crosscut.config import ModelConfig
 from crosscut.config.model import FeedForward
 
-KINDS = (FeedForward.SWIGLU,)
+KINDS = (FeedForward.SWIGLU, FeedForward.GEGLU)
 """Values of `model.mlp` that this file describes."""
 
 
@@ -58,7 +58,7 @@ class GatedMLP:
         gate, multiply_gate = multiply_columns(entered, self.gate, name="gate", keeps=x)
         up, multiply_up = multiply_columns(entered, self.up, name="up", keeps=x)
         activated = Value("activated", self.up.out_features, cut=True, is_cheap=True)
-        activate = ActivateGate(reads=(gate, up), gives=(activated,), keeps=(gate, up))
+        activate = ActivateGate(reads=(gate, up), gives=(activated,), keeps=(gate, up), kind=self.kind)
         contracted, contract = multiply_rows(activated, self.contract, name="contract")
         left, leaving = leave(contracted, "mlp output", bias=self.contract.bias)
         return left, [entering, multiply_gate, multiply_up, activate, contract, leaving]
@@ -68,11 +68,14 @@ class GatedMLP:
 class ActivateGate(Pointwise):
     """Activation of the gate, and the product of both branches."""
 
+    kind: FeedForward
+
     def passes(self, target: Target) -> Passes:
         """Compiled, one kernel reads two values and writes one; backward it reads three and writes two."""
         inner = self.gives[0].bytes(target)
         forward, backward = (3, 5) if target.compiled else (5, 9)
-        return Passes(forward=forward * inner, backward=backward * inner)
+        gelu = self.gives[0].elements(target) if self.kind is FeedForward.GEGLU else 0
+        return Passes(forward=forward * inner, backward=backward * inner, gelu=gelu)
 
     def temporary(self, target: Target, inside: int) -> int:
         """Gradient of the result, and the gradients of both branches that are made from it."""

@@ -26,6 +26,7 @@ class FeedForward(Choice):
     GELU = "gelu"
     RELU2 = "relu2"
     SWIGLU = "swiglu"
+    GEGLU = "geglu"
 
 
 class Biases(Choice):
@@ -92,8 +93,8 @@ class ModelConfig:
     """Added to the variance, or the mean square."""
 
     mlp: FeedForward = FeedForward.GELU
-    """`gelu` is two matrices with GeLU between them, `relu2` two matrices with squared ReLU. `swiglu` multiplies by a
-    third one's output through SiLU."""
+    """`gelu` is two matrices with GeLU between them, `relu2` two matrices with squared ReLU. `swiglu` and `geglu`
+    multiply by a third one's output through SiLU and through GeLU."""
 
     mlp_pattern: tuple[FeedForward, ...] = ()
     """Kinds of MLP of successive layers, from the values of `mlp`. The pattern repeats until every layer has one.

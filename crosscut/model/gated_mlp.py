@@ -60,5 +60,31 @@ class _SwiGLU(Function):
         return torch.ops.aten.silu_backward(grad * up, gate), grad_up
 
 
-GATES = {FeedForward.SWIGLU: swiglu}
+def geglu(gate: Tensor, up: Tensor) -> Tensor:
+    """GeLU(gate) * up, GeLU in its tanh form. The backward pass keeps gate and up alone."""
+    y: Tensor = run(_GeGLU, gate, up, twin=_geglu)
+    return y
+
+
+def _geglu(gate: Tensor, up: Tensor) -> Tensor:
+    return F.gelu(gate, approximate="tanh") * up
+
+
+class _GeGLU(Function):
+    """Same as `_geglu`; it keeps gate and up alone for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.gelu(gate, approximate="tanh").mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        grad_up = F.gelu(gate, approximate="tanh").mul_(grad)
+        return torch.ops.aten.gelu_backward(grad * up, gate, approximate="tanh"), grad_up
+
+
+GATES = {FeedForward.SWIGLU: swiglu, FeedForward.GEGLU: geglu}
 """Functions of the gate and of the other branch."""

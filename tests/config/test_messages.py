@@ -206,7 +206,7 @@ def test_a_divisor_is_above_zero(name: str, value: float) -> None:
             "`model.num_kv_heads` must divide `model.num_heads` (6), but is 4. Try 1, 2, 3 or 6.",
         ),
         ("model.norm_epsilon", 0.0, "`model.norm_epsilon` must be above 0 and finite, but is 0.0."),
-        ("model.mlp", "relu", "`model.mlp` must be 'gelu', 'relu2' or 'swiglu', but is 'relu'."),
+        ("model.mlp", "relu", "`model.mlp` must be 'gelu', 'relu2', 'swiglu' or 'geglu', but is 'relu'."),
     ],
 )
 def test_a_section_says_what_a_field_must_be(name: str, value: object, message: str) -> None:

@@ -104,8 +104,14 @@ def bytes_kept(run: RunConfig, backend: str = "aot_eager") -> int:
 @pytest.mark.parametrize("recompute", ["none", "selective"])
 @pytest.mark.parametrize(
     "model",
-    [LLAMA, {**LLAMA, "qk_norm": True}, {**SIZES, "dropout": 0.0}, {**LLAMA, "mlp": "relu2"}],
-    ids=["Llama", "Qwen3", "GPT-2", "squared ReLU"],
+    [
+        LLAMA,
+        {**LLAMA, "qk_norm": True},
+        {**SIZES, "dropout": 0.0},
+        {**LLAMA, "mlp": "relu2"},
+        {**LLAMA, "mlp": "geglu"},
+    ],
+    ids=["Llama", "Qwen3", "GPT-2", "squared ReLU", "GeGLU"],
 )
 def test_a_layer_that_repeats_keys_keeps_what_the_planner_says(
     ranks: RankPool, model: dict[str, Any], recompute: str

@@ -37,6 +37,7 @@ FAMILIES = {
     "Qwen2": dataclasses.replace(CONFIG, num_kv_heads=2, mlp_size=88, **{**LLAMA, "biases": "qkv"}),
     "Qwen3": dataclasses.replace(CONFIG, num_kv_heads=2, head_size=12, mlp_size=88, qk_norm=True, **LLAMA),
     "squared ReLU": dataclasses.replace(CONFIG, mlp="relu2", biases="none"),
+    "GeGLU": dataclasses.replace(CONFIG, mlp="geglu", mlp_size=88),
     "unequal layers": dataclasses.replace(CONFIG, mlp_pattern=("swiglu", "gelu")),
 }
 B, S = 4, 16
@@ -124,18 +125,23 @@ class PlainMLP(nn.Module):
         sizes, bias = (config.hidden_size, config.mlp_size), config.biases == "all"
         self.expand: nn.Module = nn.Linear(*sizes, bias=bias)
         self.kind = config.mlp_of(layer)
-        if self.kind == "swiglu":
+        if self.kind in ("swiglu", "geglu"):
             self.expand = nn.ModuleDict({name: nn.Linear(*sizes, bias=bias) for name in ("gate", "up")})
         self.contract = nn.Linear(*reversed(sizes), bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         if isinstance(self.expand, nn.ModuleDict):
             gate = self.expand["gate"](x)
-            return self.contract(gate / (1 + torch.exp(-gate)) * self.expand["up"](x))
+            opened = gelu(gate) if self.kind == "geglu" else gate / (1 + torch.exp(-gate))
+            return self.contract(opened * self.expand["up"](x))
         y = self.expand(x)
         if self.kind == "relu2":
             return self.contract(torch.where(y > 0, y * y, 0))
-        return self.contract(0.5 * y * (1 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3))))
+        return self.contract(gelu(y))
+
+
+def gelu(y: Tensor) -> Tensor:
+    return 0.5 * y * (1 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)))
 
 
 class PlainBlock(nn.Module):

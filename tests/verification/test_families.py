@@ -27,6 +27,7 @@ CASES = [
     ({**LLAMA, "biases": "qkv", "num_kv_heads": 1}, Layout(tensor=2, sequence_parallel=True)),
     ({**QWEN3, "num_kv_heads": 2}, Layout(tensor=4)),
     ({"mlp": "relu2"}, Layout(tensor=4, sequence_parallel=True)),
+    ({"mlp": "geglu"}, Layout(tensor=2, data=2, sharding="zero2")),
     ({"mlp_pattern": ["swiglu", "gelu"]}, Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True)),
     ({**QWEN3, "num_kv_heads": 1}, Layout(tensor=2, data=2, sharding="zero2", sequence_parallel=True)),
 ]
