@@ -44,7 +44,10 @@ class LayerNorm(nn.Module):
 
     def _normalise(self, x: Tensor) -> Tensor:
         weight, bias = (_own(p, self.mesh, x.dtype, inside=self.inside) for p in (self.weight, self.bias))
-        return F.layer_norm(x, weight.shape, weight, bias, self.epsilon)
+        if not self.inside:
+            return F.layer_norm(x, weight.shape, weight, bias, self.epsilon)
+        # Heads [B, A, S, D] lie in memory as [B, S, A, D]. PyTorch would give another order, and attention a copy.
+        return F.layer_norm(x.transpose(1, 2), weight.shape, weight, bias, self.epsilon).transpose(1, 2)
 
 
 class RMSNorm(nn.Module):
