@@ -13,6 +13,7 @@ from crosscut.architecture.parameters import Parameter, Role
 from crosscut.architecture.steps import Passes, Pointwise, Rows, Value
 from crosscut.architecture.target import Kind, Target
 from crosscut.config import ModelConfig
+from crosscut.config.model import NormKind
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ def stream_norm(model: ModelConfig, name: str) -> Norm:
 
 def head_norm(model: ModelConfig, name: str) -> Norm | None:
     """Norm of each head's queries or keys, if the model has one."""
-    return _norm(model.head_size, name, has_shift=False, inside=True) if model.qk_norm else None
+    has_shift = model.qk_norm_kind is NormKind.LAYER
+    return _norm(model.head_size, name, has_shift=has_shift, inside=True) if model.qk_norm else None
 
 
 def _norm(size: int, name: str, *, has_shift: bool, inside: bool) -> Norm:

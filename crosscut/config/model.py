@@ -104,7 +104,10 @@ class ModelConfig:
     """Which matrices of a layer have one: `all`, those of queries, keys and values (`qkv`), or `none`."""
 
     qk_norm: bool = False
-    """Whether each head's queries and keys go through a norm of their own (`rms`), as in Qwen3."""
+    """Whether each head's queries and keys go through a norm of their own, as in Qwen3."""
+
+    qk_norm_kind: NormKind = NormKind.RMS
+    """Norm that `qk_norm` gives queries and keys: `rms` as in Qwen3, `layer` as in Persimmon."""
 
     tied: bool = True
     """Whether the output projection is the token embedding."""

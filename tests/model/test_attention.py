@@ -108,10 +108,11 @@ def bytes_kept(run: RunConfig, backend: str = "aot_eager") -> int:
         LLAMA,
         {**LLAMA, "qk_norm": True},
         {**SIZES, "dropout": 0.0},
+        {**LLAMA, "qk_norm": True, "qk_norm_kind": "layer"},
         {**LLAMA, "mlp": "relu2"},
         {**LLAMA, "mlp": "geglu"},
     ],
-    ids=["Llama", "Qwen3", "GPT-2", "squared ReLU", "GeGLU"],
+    ids=["Llama", "Qwen3", "GPT-2", "QK layer norm", "squared ReLU", "GeGLU"],
 )
 def test_a_layer_that_repeats_keys_keeps_what_the_planner_says(
     ranks: RankPool, model: dict[str, Any], recompute: str

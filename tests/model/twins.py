@@ -36,6 +36,7 @@ FAMILIES = {
     "Llama multi-query": dataclasses.replace(CONFIG, num_kv_heads=1, mlp_size=88, **LLAMA),
     "Qwen2": dataclasses.replace(CONFIG, num_kv_heads=2, mlp_size=88, **{**LLAMA, "biases": "qkv"}),
     "Qwen3": dataclasses.replace(CONFIG, num_kv_heads=2, head_size=12, mlp_size=88, qk_norm=True, **LLAMA),
+    "QK layer norm": dataclasses.replace(CONFIG, num_kv_heads=2, qk_norm=True, qk_norm_kind="layer"),
     "squared ReLU": dataclasses.replace(CONFIG, mlp="relu2", biases="none"),
     "GeGLU": dataclasses.replace(CONFIG, mlp="geglu", mlp_size=88),
     "unequal layers": dataclasses.replace(CONFIG, mlp_pattern=("swiglu", "gelu")),
@@ -74,7 +75,9 @@ class PlainAttention(nn.Module):
             }
         )
         if config.qk_norm:
-            self.query_norm, self.key_norm = (PlainNorm(config, config.head_size) for _ in range(2))
+            self.query_norm, self.key_norm = (
+                PlainNorm(config, size=config.head_size, kind=config.qk_norm_kind) for _ in range(2)
+            )
         self.output = nn.Linear(config.query_size, config.hidden_size, bias=config.biases == "all")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -105,12 +108,13 @@ def turned(x: Tensor, base: float) -> Tensor:
 
 
 class PlainNorm(nn.Module):
-    def __init__(self, config: ModelConfig, size: int | None = None) -> None:
+    def __init__(self, config: ModelConfig, *, size: int = 0, kind: str = "") -> None:
         super().__init__()
         self.epsilon = config.norm_epsilon
-        self.weight = nn.Parameter(torch.ones(size or config.hidden_size))
-        shift = nn.Parameter(torch.zeros(config.hidden_size)) if config.norm == "layer" else None
-        self.register_parameter("bias", shift)
+        size = size or config.hidden_size
+        self.weight = nn.Parameter(torch.ones(size))
+        is_layer = (kind or config.norm) == "layer"
+        self.register_parameter("bias", nn.Parameter(torch.zeros(size)) if is_layer else None)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.bias is None:

@@ -80,6 +80,9 @@ SMALL = (
     ),
     small("squared ReLU", "cuda", {"tensor": 2}, {"recompute": "operators"}, {"mlp": "relu2", "dropout": 0.0}),
     small("GeGLU", "cpu", {}, {"recompute": "full", "recompute_every": 2}, {"mlp": "geglu", "dropout": 0.0}),
+    small(
+        "QK layer norm", "cuda", {"tensor": 2}, {"recompute": "operators"}, {"qk_norm": True, "qk_norm_kind": "layer"}
+    ),
     small("unequal layers kept", "cpu", {"tensor": 2}, {}, {"mlp_pattern": ("gelu", "swiglu"), "num_layers": 4}),
     small("512 ranks", "cuda", {"tensor": 8, "data": 64}, {"precision": "bfloat16"}),
 )

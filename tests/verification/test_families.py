@@ -28,6 +28,7 @@ CASES = [
     ({**QWEN3, "num_kv_heads": 2}, Layout(tensor=4)),
     ({"mlp": "relu2"}, Layout(tensor=4, sequence_parallel=True)),
     ({"mlp": "geglu"}, Layout(tensor=2, data=2, sharding="zero2")),
+    ({"qk_norm": True, "qk_norm_kind": "layer", "num_kv_heads": 2}, Layout(tensor=4, sequence_parallel=True)),
     ({"mlp_pattern": ["swiglu", "gelu"]}, Layout(tensor=2, data=2, sharding="zero3", sequence_parallel=True)),
     ({**QWEN3, "num_kv_heads": 1}, Layout(tensor=2, data=2, sharding="zero2", sequence_parallel=True)),
 ]

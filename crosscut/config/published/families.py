@@ -104,7 +104,7 @@ QWEN3 = dataclasses.replace(
     _WINDOWED,
     model_type="qwen3",
     architecture="Qwen3ForCausalLM",
-    fixed={**_LLAMA_FIXED, "qk_norm": True},
+    fixed={**_LLAMA_FIXED, "qk_norm": True, "qk_norm_kind": "rms"},
     required={**_LLAMA_REQUIRED, "attention_bias": (False,)},
 )
 STARCODER2 = Family(
