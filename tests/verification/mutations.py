@@ -476,8 +476,9 @@ def shares_drawn_alike(patch: Patch) -> None:
 
 @fault("a recomputed layer has another activation", "blocks.1.mlp.contract", training={"recompute": "full"})
 def recomputed_otherwise(patch: Patch) -> None:
-    activate = mlp.MLP._activate
-    patch.setattr(mlp.MLP, "_activate", lambda self, x: F.relu(x) if linear.is_recomputing() else activate(self, x))
+    gelu = mlp.ACTIVATIONS[FeedForward.GELU]
+    otherwise = {FeedForward.GELU: lambda x: F.relu(x) if linear.is_recomputing() else gelu(x)}
+    patch.setattr(mlp, "ACTIVATIONS", otherwise)
 
 
 @fault("a compiled layer has another activation", "blocks.0", SPLIT, training={"compile": "on"})
