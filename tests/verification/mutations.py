@@ -16,6 +16,7 @@ from torch.autograd import Function
 from torch.distributed.fsdp import FSDPModule
 
 from crosscut.config import IGNORED, Layout
+from crosscut.config.model import FeedForward
 from crosscut.model import attention, gpt, mlp
 from crosscut.parallel import (
     GradientReducer,
