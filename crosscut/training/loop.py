@@ -190,11 +190,11 @@ class Loop:
         if drift is None:
             return
         ranks = ", ".join(map(str, drift.ranks))
-        where = f"rank {ranks} differs from most ranks" if drift.others else f"ranks {ranks} differ"
+        where = f"differs from the majority on rank {ranks}" if drift.others else f"differs between ranks {ranks}"
         more = f"; {drift.num_parameters - 1} more parameters differ, too" if drift.num_parameters > 1 else ""
         raise TrainingError(
-            f"`{drift.name}` must have identical values in all its replicas, but after step {step} {where}, by up to "
-            f"{drift.size:.1e} of its largest element{more}. "
+            f"`{drift.name}` must have identical values in all its replicas, but after step {step} it {where}, by up "
+            f"to {drift.size:.1e} of its largest element{more}. "
             "These weights are not saved; the earlier checkpoints are safe. Check these ranks for failing memory or a "
             "failing device, and run again with --resume auto."
         )

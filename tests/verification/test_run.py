@@ -147,7 +147,7 @@ def test_a_precision_that_the_widths_do_not_allow_is_refused_by_the_name_of_its_
 
 def test_float8_is_verified_where_training_in_it_is_refused() -> None:
     run = for_verification(tiny_run(hidden_size=64), Layout(), "float8")
-    with pytest.raises(ConfigError, match="must be one that the device multiplies in"):
+    with pytest.raises(ConfigError, match="must be supported by the device"):
         require_capabilities(resolve_on(run, CPU))
     with mock.patch("crosscut.launch.door.launch", return_value="a report"):
         assert verify_runs([run]) == ["a report"]

@@ -327,8 +327,8 @@ def watched_by_a_mode(run: RunConfig, layers: bool) -> str:
 @pytest.mark.parametrize("what", ["A layer", "The loss"])
 def test_what_would_run_uncompiled_is_an_error(ranks: RankPool, run_with: Any, what: str) -> None:
     assert ranks.run(1, watched_by_a_mode, run_with(ON, "model.dropout=0.0"), what == "A layer")[0] == (
-        f"{what} must run as compiled code (`training.compile`), but does not: PyTorch has run it uncompiled. Set "
-        'training.compile="off", or look at what TORCH_LOGS=graph_breaks,recompiles prints.'
+        f"{what} must run as compiled code (`training.compile`), but does not: PyTorch ran it uncompiled. Set "
+        'training.compile="off", or look at the output of TORCH_LOGS=graph_breaks,recompiles.'
     )
 
 
@@ -382,7 +382,9 @@ def test_a_machine_without_a_compiler_is_refused_before_the_start(run_with: Any)
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHDYNAMO_DISABLE", "1")
-        with pytest.raises(ConfigError, match="turned off by TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE"):
+        with pytest.raises(
+            ConfigError, match="TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE in the environment turns compilation off"
+        ):
             require_compilation(resolve_on(run, CPU), CPU)
     with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
         with pytest.raises(ConfigError, match=r"there is no C\+\+ compiler for the CPU's kernels"):
