@@ -343,7 +343,8 @@ def _switch() -> None:
 def test_a_partial_gradient_that_one_data_rank_lacks_is_refused(ranks: RankPool) -> None:
     message = (
         "^Under sequence parallelism, a parameter that every rank holds whole must be used on all data ranks or on "
-        r"none, but a parameter of shape \(8,\) was used on some only. Use it on every rank, if necessary with weight zero.$"
+        r"none, but a parameter of shape \(8,\) was used on some only. Use it on every rank, if necessary with weight "
+        r"zero.$"
     )
     with pytest.raises(RuntimeError, match=message):
         ranks.run(4, _switch)

@@ -175,7 +175,7 @@ def _shard_with_an_older_torch() -> None:
 
 
 def test_an_older_torch_must_be_told_that_all_is_used(ranks: RankPool) -> None:
-    with pytest.raises(LayoutError, match=r"must be `always_used` with PyTorch before 2\.12, which sums wrongly"):
+    with pytest.raises(LayoutError, match=r"must be `always_used` with PyTorch before 2\.12, which sums gradients"):
         ranks.run(2, _shard_with_an_older_torch)
 
 
