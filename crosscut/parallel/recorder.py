@@ -1,7 +1,6 @@
 """Recorder of the collectives that a program really sends, in order.
 
-"""Matrix products that send in pieces: the collective that would send the same elements at once, and the position of the
-group among the arguments."""
+The planner (`planner.messages`) gives the same account from formulas; this one is taken from the running program.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,8 +50,8 @@ _FUSED = {
     "symm_mem::fused_all_gather_matmul": ("all_gather", 3),
     "symm_mem::fused_matmul_reduce_scatter": ("reduce_scatter", 4),
 }
-"""Matrix products that send in pieces: the collective that would send the same elements at once, and the position of the
-group among the arguments."""
+"""Matrix products that send in pieces. For each: the collective that would send the same elements at once, and the
+position of the group among the arguments."""
 
 
 def comes_again(types: Sequence[type]) -> bool:
