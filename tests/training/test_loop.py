@@ -282,8 +282,8 @@ def test_replicas_are_not_compared_when_that_is_off(ranks, run_with):
 def test_one_rank_of_four_is_named(ranks, run_with):
     run = run_with("layout.tensor=2", "layout.data=2", "training.compare_replicas_every=1")
     told = ranks.run(4, flipped_bit_on_one, run, 2)
-    assert all("`final_norm.bias` must be the same" in text for text in told)
-    assert all("after step 1 on rank 2 it is not what most have, by up to " in text for text in told)
+    assert all("`final_norm.bias` must have identical values" in text for text in told)
+    assert all("after step 1 it differs from the majority on rank 2, by up to " in text for text in told)
 
 
 def flipped_bit_on_one(run, rank: int) -> str:

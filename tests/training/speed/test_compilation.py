@@ -376,8 +376,8 @@ def test_a_machine_without_a_compiler_is_refused_before_the_start(run_with: Any)
     with torch._dynamo.config.patch(disable=True), pytest.raises(ConfigError) as error:
         require_compilation(resolve_on(run, CPU), CPU)
     assert str(error.value) == (
-        '`training.compile` must be "auto" or "off" here, but is "on": compilation is turned off by '
-        "TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE in the environment. Change that, or set "
+        '`training.compile` must be "auto" or "off" here, but is "on": TORCH_COMPILE_DISABLE or '
+        "TORCHDYNAMO_DISABLE in the environment turns compilation off. Change that, or set "
         'training.compile="auto".'
     )
     with pytest.MonkeyPatch.context() as patch:
@@ -405,6 +405,6 @@ def test_attention_that_keeps_its_scores_on_a_gpu_is_not_compiled_where_they_are
         if not dtype:
             require_compilation(resolve_on(run, device), device)
             return
-        with pytest.raises(ConfigError, match=f"attention in {dtype} keeps its scores on this GPU, which training"):
+        with pytest.raises(ConfigError, match=f"attention in {dtype} keeps its scores on this GPU, but training"):
             require_compilation(resolve_on(run, device), device)
         require_compilation(resolve_on(replace(run, training=replace(run.training, recompute="full")), device), device)
