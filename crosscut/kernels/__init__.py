@@ -1,4 +1,4 @@
-"""Products and passes on one device, ordinary or fast. This room knows nothing of ranks."""
+"""Matrix products and passes over memory on one device, in ordinary and fast versions. Knows nothing about ranks."""
 
 from crosscut.kernels.loss_passes import LossPasses
 from crosscut.kernels.products import FLOAT8, ORDINARY, Products

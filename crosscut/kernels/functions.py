@@ -1,4 +1,4 @@
-"""Calls of functions: how a layer is told to call them, and autograd functions that cost nothing without a gradient."""
+"""Calls of functions: the interface by which layers call them, and autograd functions without overhead in inference."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -9,33 +9,35 @@ from torch.autograd import Function
 
 
 class Call(Protocol):
-    """Calls a function and returns its result: at once, from compiled code, or again in the backward pass."""
+    """Function that calls another function and returns its result: directly, as compiled code, or again in the backward
+    pass.
+    """
 
     def __call__(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-        """Return `function(*inputs)`, with its gradients."""
+        """Return `function(*inputs)`, differentiable as usual."""
 
 
 def call(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-    """Call the function and do nothing else."""
+    """Call the function directly."""
     return function(*inputs)
 
 
 class _Forgetful:
-    """Takes what a forward pass keeps for its backward pass, and lets it go."""
+    """Context for a forward pass without a backward pass. It discards the tensors that would be saved."""
 
     def save_for_backward(self, *_tensors: object) -> None:
-        """Keep nothing."""
+        """Discard the tensors."""
 
 
 def run(function: type[Function], *arguments: Any, twin: Callable[..., Any] | None = None) -> Any:
-    """`function.apply(*arguments)`, or its forward pass alone where no gradient is asked for.
+    """Return `function.apply(*arguments)`, or only its forward pass if gradients are off.
 
     `twin` computes the same with PyTorch's own operators. A compiler traces the twin instead of the function.
 
-    What `apply` does around a forward pass takes longer than the product of a single token with a small matrix. And a
-    compiler that traces one with any number of arguments, and no backward pass, may take its context for a tensor.
+    The overhead of `apply` takes longer than multiplying a single token by a small matrix. In addition, a compiler that
+    traces a function with a variable number of arguments and no backward pass may mistake its context for a tensor.
     """
-    if twin is not None and torch.compiler.is_compiling():  # a compiler fuses and chooses what to keep by itself
+    if twin is not None and torch.compiler.is_compiling():  # the compiler fuses, and decides what to keep, by itself
         return twin(*arguments)
     if torch.is_grad_enabled():
         return function.apply(*arguments)
@@ -43,6 +45,6 @@ def run(function: type[Function], *arguments: Any, twin: Callable[..., Any] | No
 
 
 def add_owned(total: Tensor, more: Tensor) -> Tensor:
-    """Sum of both, in the memory of `total`, which was just made and is held by nobody else."""
-    # PyTorch 2.11 compiles a result that was changed in place to one without a gradient, and does not say so.
+    """Return the sum, stored in the memory of `total`. The caller must hold the only reference to `total`."""
+    # If a result was changed in place, PyTorch 2.11 compiles it without a gradient and gives no warning.
     return total + more if torch.compiler.is_compiling() else total.add_(more)

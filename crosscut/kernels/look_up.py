@@ -1,6 +1,6 @@
-"""Look-up of a weight's rows that shares one gradient with the weight's second use.
+"""Embedding look-up that shares one gradient tensor with the weight's second use.
 
-Autograd by itself would make a gradient as large as the weight for each use, and a third one for their sum.
+Autograd alone would create a gradient of the weight's size for each use, and a third one for their sum.
 """
 
 from typing import Any
@@ -14,9 +14,9 @@ from crosscut.kernels.functions import run
 
 
 def look_up(weight: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of a weight [V, H] by their index [...], as [..., H], and the weight [V, H] for one other use.
+    """Return the rows of a weight [V, H] at `index` [...], as [..., H], and the weight [V, H] for one other use.
 
-    Backward: the rows' gradients are added in place to the gradient of the other use, so nobody else may hold that one.
+    Backward: the rows' gradients are added in place to the gradient of the other use, which no other code may hold.
     """
     rows, again = run(_LookUp, weight, index, twin=_plain)
     return rows, again
@@ -38,6 +38,6 @@ class _LookUp(Function):
         index = ctx.saved_tensors[0].flatten()
         total = grad_weight.contiguous()
         rows = grad_rows.reshape(-1, total.shape[1])
-        if total.is_cuda:  # of the two the one that adds in the same order each time
+        if total.is_cuda:  # of the two operators, this one adds in the same order each time on CUDA
             return total.index_put_((index,), rows, accumulate=True), None
         return total.index_add_(0, index, rows), None

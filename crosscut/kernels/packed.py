@@ -1,10 +1,10 @@
-"""Weights in the order in which oneDNN reads them, and the products with them.
+"""Weights in the memory order in which oneDNN reads them, and products with such packed weights.
 
-A product of a few tokens takes as long as reading its weight. From plain rows oneDNN gathers blocks at each product; in
-a packed weight the blocks lie in the order in which they are read. A packed weight has no backward pass.
+A product with few tokens takes as long as reading its weight. From a plain weight, oneDNN gathers blocks for each
+product; in a packed weight, the blocks are stored in reading order. A packed weight has no backward pass.
 
-Measured in float32 on two cores of an AMD EPYC in Llama weights of 0.9 to 3.5 MB, as GB/s of the weight and, with 512
-tokens, Gflop/s; the second time oneDNN and MKL are held to AVX2.
+Measured in float32 on two cores of an AMD EPYC, with Llama weights of 0.9 to 3.5 MB: GB/s of the weight, or GFLOP/s
+with 512 tokens. In the rows marked AVX2, oneDNN and MKL are limited to AVX2.
 
 | tokens |       | F.linear   | blocks of plain rows | oneDNN, plain | oneDNN, packed |
 |--------|-------|------------|----------------------|---------------|----------------|
@@ -26,17 +26,19 @@ from crosscut.kernels import onednn
 from crosscut.kernels.products import IN_BLOCKS, Products
 
 _TOKENS = 8
-"""Number of tokens that a packed weight is to suit. oneDNN packs alike for other numbers, and is as fast."""
+"""Number of tokens for which weights are packed. oneDNN packs in the same way for other numbers and is as fast with
+them.
+"""
 
 _NO_GRADIENT = (
-    "A model must have plain weights where a gradient is asked for, but `pack_weights` has packed this one's to write "
-    "text. Load it again."
+    "A model needs plain weights to compute gradients, but this model's weights were packed by `pack_weights` to "
+    "generate text. Load the model again."
 )
 
 
 @final
 class _Packed(Products):
-    """Products by oneDNN, with packed and with plain weights."""
+    """oneDNN products with packed or plain weights."""
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return onednn.linear(x, weight, bias)
@@ -49,14 +51,14 @@ class _Packed(Products):
 
 
 PACKED: Products = _Packed()
-"""Products with weights that may be packed, by oneDNN."""
+"""oneDNN products with weights that may be packed."""
 
 
 def is_faster_packed(num_tokens: int) -> bool:
-    """Whether oneDNN is there and a product of so many tokens is faster with a packed weight than with a plain one."""
+    """Whether oneDNN is available and faster with a packed than with a plain weight, for this number of tokens."""
     return onednn.IS_THERE and num_tokens not in IN_BLOCKS
 
 
 def packed(weight: Tensor) -> Tensor:
-    """A copy of a float32 weight [O, I] on the CPU in oneDNN's order; only the products of `PACKED` can read it."""
+    """Copy a float32 weight [O, I] on the CPU into oneDNN's order. Only the products of `PACKED` can read the copy."""
     return onednn.packed(weight, num_tokens=_TOKENS)

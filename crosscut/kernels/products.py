@@ -3,13 +3,14 @@ r"""The three matrix products of a linear layer, in the precision of the run.
         y = x W^T        grad_x = grad W        grad_W = grad^T x
 
 `ORDINARY` multiplies in the type of its arguments. `FLOAT8` casts both factors to 8 bits, each with one scale that
-follows the tensor's largest element, and sums in float32: activations and weights as e4m3 (4 bits of exponent, 3 of
-mantissa), gradients, which need range rather than digits, as e5m2 (Micikevicius et al. 2022, section 3).
+depends on the tensor's largest element, and sums in float32. Activations and weights are cast to e4m3 (4 bits of
+exponent, 3 of mantissa); gradients, which need range more than precision, to e5m2 (Micikevicius et al. 2022, section
+3).
 
-Scales are powers of two. So casting rounds mantissas only, and a rank that holds a part of a matrix, whose largest
-element is another one, rounds that part as a rank with all of it does, as far as the format's normal numbers reach:
-down to 2^-13 of the matrix's largest element in e4m3, to 2^-28 in e5m2. Below, the whole matrix loses digits that a
-part whose own elements are small keeps; what is lost is at most 2^-17, or 2^-31, of the largest element.
+Scales are powers of two, so casting rounds mantissas only. The largest element of a rank's part of a matrix differs
+from that of the whole matrix, but the part is rounded in the same way as the whole, within the range of normal numbers:
+down to 2^-13 of the matrix's largest element in e4m3, and to 2^-28 in e5m2. Below this range, the whole matrix loses
+digits that a part with small elements keeps. The loss is at most 2^-17, or 2^-31, of the largest element.
 
 Shapes: N tokens (any leading dimensions), I in, O out.
 """
@@ -26,32 +27,37 @@ from crosscut.config.precision import FLOAT8_MULTIPLE
 from crosscut.kernels import onednn
 
 FEW = range(1, 33)
-"""Tokens whose product on the CPU is not F.linear's, where autograd does not record it.
+"""Numbers of tokens for which the CPU product does not use F.linear when gradients are off.
 
-Measured in float32 on two cores of an AMD EPYC, in weights of 0.9 to 113 MB, as GB/s of the weight: with one token
-F.linear reads 10, a batch of the weight's blocks 24; with eight F.linear 6 to 10, oneDNN 10 to 14."""
+Measured in float32 on two cores of an AMD EPYC, with weights of 0.9 to 113 MB, as GB/s of the weight:
+
+| tokens | F.linear | batch of the weight's blocks | oneDNN   |
+|--------|----------|------------------------------|----------|
+| 1      | 10       | 24                           |          |
+| 8      | 6 to 10  |                              | 10 to 14 |
+"""
 
 IN_BLOCKS = range(1, 3)
-"""Numbers of tokens, out of `FEW`, for which a product in blocks of the weight is faster than oneDNN."""
+"""Numbers of tokens, within `FEW`, for which a product in blocks of the weight is faster than oneDNN."""
 
 _SMALLEST = 1e-12
-"""The largest element of a tensor counts as at least this, so that zeros have a scale."""
+"""Lower bound for a tensor's largest element, so that a tensor of zeros has a scale."""
 
 
 class Products(ABC):
-    """The three matrix products of a linear layer, in one precision."""
+    """Interface of the three matrix products of a linear layer, in one precision."""
 
     @abstractmethod
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """[..., I] and [O, I] and [O] to [..., O]."""
+        """Multiply x [..., I] by the weight [O, I] and add the bias [O]: [..., O]."""
 
     @abstractmethod
     def input_gradient(self, grad: Tensor, weight: Tensor, onto: Tensor | None = None) -> Tensor:
-        """[..., O] and [O, I] to [..., I], added to `onto` in place where that is given."""
+        """Multiply grad [..., O] by the weight [O, I]: [..., I]. The result is added to `onto` in place, if given."""
 
     @abstractmethod
     def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
-        """[..., O] and [..., I] to [O, I]."""
+        """Multiply grad [..., O], transposed, by x [..., I]: [O, I]."""
 
 
 @final
@@ -79,10 +85,11 @@ class _Ordinary(Products):
 
 @final
 class _Float8(Products):
-    """Rows of tokens are filled up to the hardware's multiple; I and O must be multiples of it (`config` asks for it).
+    """Products in 8 bits. The number of tokens is padded to the hardware's multiple; I and O must be multiples of it,
+    which the config checks.
 
-    The forward product sums with the tensor cores' own width, which is fast, the backward ones more exactly, as
-    torchao's recipe for training does.
+    The forward product sums in the tensor cores' own width, which is fast. The backward products sum more exactly, as
+    in torchao's recipe for training.
     """
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -104,15 +111,15 @@ class _Float8(Products):
 
 
 ORDINARY: Products = _Ordinary()
-"""In the type of the arguments."""
+"""Products in the type of the arguments."""
 
 FLOAT8: Products = _Float8()
-"""In 8 bits, from and to wider types."""
+"""Products in 8 bits; arguments and results have wider types."""
 
 
 def multiply_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-    """Put the product of [..., I] and [O, I], and [O], into `out` [..., O], which is contiguous, of their type, and no
-    memory of theirs.
+    """Write the product of [..., I] and [O, I], plus [O], into `out` [..., O]. `out` must be contiguous, have the
+    arguments' type and share no memory with them.
     """
     out, x = out.view(-1, out.shape[-1]), as_rows(x)
     if onednn.suits(x, weight):
@@ -124,7 +131,9 @@ def multiply_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = 
 
 
 def product_in(buffer: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """The product of [N, I] and [O, I], [N, O] in their type; in the first rows of the buffer, if it has this type."""
+    """Multiply [N, I] by [O, I] and return [N, O] in their type, stored in the first rows of `buffer` if it has this
+    type.
+    """
     if buffer.dtype == x.dtype:
         out = buffer[: x.shape[0]]
         multiply_into(out, x, weight)
@@ -133,7 +142,9 @@ def product_in(buffer: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, *, is_first: bool = False) -> None:
-    """Total [M, K] += a [M, N] @ b [N, K], or = a @ b where it has no values yet; it may be wider than the factors."""
+    """Add a product in place: total [M, K] += a [M, N] @ b [N, K]. With `is_first`, overwrite: total = a @ b. `total` may
+    have a wider type than the factors.
+    """
     if total.dtype == a.dtype and onednn.suits(a, b.t()):
         onednn.add_product(total, a, b, is_first=is_first)
     elif total.dtype == a.dtype:
@@ -145,23 +156,23 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, *, is_first: bool = False) 
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """[..., K] as [N, K]."""
+    """View or copy [..., K] as [N, K]."""
     return x.reshape(-1, x.shape[-1])
 
 
 def bias_gradient(grad: Tensor) -> Tensor:
-    """The gradient of a bias [O] from that of the output [..., O]."""
+    """Gradient of a bias [O] from the gradient of the output [..., O]: the sum over all tokens."""
     return as_rows(grad).sum(0)
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """The type to multiply `x` in: under `torch.autocast` the one it asks for, as for any product of PyTorch's."""
+    """Type in which `x` is to be multiplied: its own, or the type that `torch.autocast` sets."""
     is_cast = x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type)
     return torch.get_autocast_dtype(x.device.type) if is_cast else x.dtype
 
 
 def _are_few(x: Tensor) -> bool:
-    """Whether x is as few tokens as a step of some texts has, and this the place to treat them apart."""
+    """Whether x has as few tokens as a decoding step of a few texts, and no gradients are needed."""
     return onednn.may_take(x) and x.numel() // x.shape[-1] in FEW
 
 
@@ -174,16 +185,18 @@ def _output_of_few(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _num_blocks(weight: Tensor) -> int:
-    """A power of two that divides the weight's rows, at most the first one from 2 on that gives each thread a block."""
+    """Number of blocks of a weight's rows: a power of two that divides the rows and gives each thread one block, at
+    least two where possible.
+    """
     enough = 1 << max(1, (torch.get_num_threads() - 1).bit_length())
     return math.gcd(enough, weight.shape[0])
 
 
 def _in_blocks(x: Tensor, weight: Tensor, num_blocks: int) -> Tensor:
-    """[..., I] and [O, I] to [..., O] as a batch of products, each with a block of the weight's rows.
+    """Multiply [..., I] by [O, I] as a batch of products, one per block of the weight's rows: [..., O].
 
-    PyTorch's product of a matrix and a token or two runs in one thread, and not at the memory's speed; its batches run
-    in all threads, and are.
+    PyTorch multiplies a matrix by one or two tokens in a single thread, below the memory's speed. Its batched product
+    uses all threads and reaches the memory's speed.
     """
     num_outputs, num_inputs = weight.shape
     blocks = weight.view(num_blocks, num_outputs // num_blocks, num_inputs)
@@ -193,13 +206,13 @@ def _in_blocks(x: Tensor, weight: Tensor, num_blocks: int) -> Tensor:
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The tensor in 8 bits, and what to multiply it by to have its values back, a float32 scalar.
+    """Cast a tensor to 8 bits. Also returns the float32 scalar that restores its values when multiplied.
 
-    A tensor that is not finite stays so: its scale is then no number, or 0.
+    A tensor with NaN or infinity stays non-finite: its scale is then NaN or 0.
     """
     largest = x.abs().amax().float().clamp(min=_SMALLEST)
     scale = torch.exp2(torch.floor(torch.log2(torch.finfo(dtype).max / largest)))
-    return (x * scale).to(dtype), scale.reciprocal()  # times a power of two is exact in any type
+    return (x * scale).to(dtype), scale.reciprocal()  # multiplying by a power of two is exact in any type
 
 
 def _multiply(
@@ -212,7 +225,7 @@ def _multiply(
     bias: Tensor | None = None,
     fast: bool = False,
 ) -> Tensor:
-    """A b^T of [M, K] and [N, K], whose rows the hardware wants to lie together."""
+    """Return A B^T of [M, K] and [N, K]. The hardware needs both factors row by row."""
     y: Tensor = torch._scaled_mm(
         a.contiguous(), b.contiguous().t(), of_a, of_b, bias=bias, out_dtype=dtype, use_fast_accum=fast
     )
@@ -220,12 +233,12 @@ def _multiply(
 
 
 def _rows(x: Tensor) -> Tensor:
-    """[..., K] as [N, K], N filled up with zeros to the hardware's multiple."""
+    """Reshape [..., K] to [N, K], with rows of zeros added up to the hardware's multiple."""
     rows = as_rows(x)
     missing = -rows.shape[0] % FLOAT8_MULTIPLE
     return F.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
 def _like(y: Tensor, x: Tensor) -> Tensor:
-    """[N, K] with the leading dimensions of `x`, without the rows that filled it up."""
+    """Remove the padding rows of [N, K] and restore the leading dimensions of `x`."""
     return y[: x.shape[:-1].numel()].reshape(*x.shape[:-1], y.shape[-1])

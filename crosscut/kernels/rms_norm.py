@@ -17,10 +17,10 @@ from crosscut.kernels.functions import run
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """[..., H] and a weight [H] to [..., H], computed in float32 at least.
+    """Normalise [..., H] and multiply by a weight [H]: [..., H], computed in float32 or wider.
 
-    Keeps its input and one number per token for the backward pass. PyTorch's own function is several kernels on the
-    CPU, whose backward passes would keep what lies between them.
+    Keeps its input and one number per token for the backward pass. On the CPU, PyTorch's own function consists of
+    several kernels, which would also keep their intermediate results.
     """
     y: Tensor = run(_RMSNorm, x, weight, epsilon, twin=_plain)
     return y

@@ -1,7 +1,7 @@
-"""The heart: tensor-parallel layers and the operators at which ranks meet.
+"""Tensor-parallel layers, the operators at which ranks communicate, and the state that ranks share.
 
-Usable without the rest: bring a model of your own, build it from these layers, and train it on any layout. Importing
-this room imports torch.
+This package can be used alone: build a model of your own from these layers and train it on any layout. Importing it
+imports torch.
 """
 
 from crosscut.config import IGNORED, RankFailure

@@ -1,16 +1,17 @@
-r"""f and the products after it, and a product and the g after it, each as one function that sends while it multiplies.
+r"""f with the products that follow it, and a product with the g that follows it, each fused so that messages overlap.
 
-Each fused function stands below its plain twin of two lines, which says what it computes. The twin makes every message
-wait for a product, or a product for a message. The fused function places products between a message's start and end:
+Each fused function stands below its plain twin, two lines that define the result. In the twin, every message waits for
+a product, or a product waits for a message. The fused function runs products between the start and the end of a
+message:
 
         twin, backward:    grad_x = grad W,  sum grad_x,  grad_W = grad^T x
         fused, backward:   grad_x = grad W,  start the sum of grad_x,  grad_W = grad^T x,  wait for the sum
 
-Where the sequence is split, it also keeps the input as it came and gathers it again in the backward pass, and cuts
-large products into halves of the batch, of which one is sent while the other is multiplied.
+Under sequence parallelism, the fused function also keeps its split input and gathers it again in the backward pass. It
+cuts large products into halves of the batch: one half is sent while the other is multiplied.
 
-Shapes: B batch, S sequence, I in, O out, T tensor ranks. With a split sequence, what lies outside of a parallel region
-has S/T in place of S.
+Shapes: B batch, S sequence, I in, O out, T tensor ranks. Under sequence parallelism, tensors outside a parallel region
+have S/T in place of S.
 """
 
 from collections.abc import Sequence
@@ -47,10 +48,11 @@ def enter_and_multiply(
 ) -> tuple[Tensor, ...]:
     """f, then X A_i + b_i for each of several weights [O, I] and biases [O]: [B, S, I] to as many [B, S, O].
 
-    Forward: nothing is sent (sequence parallelism: all-gather, beside products where it is large). Backward: all-reduce
-    of the input's gradient beside the weights' gradients (sequence parallelism: all-gather of the input beside the
-    input's gradient, then reduce-scatter of that beside the weights'). Source: paper, section 3, eq. 3; Korthikanti et
-    al. 2022, section 4.2.2. Raises as `enter_tensor_parallel`.
+    Forward: nothing is sent (sequence parallelism: all-gather, which overlaps with products if it is large). Backward:
+    all-reduce of the input's gradient, overlapped with the weights' gradients (sequence parallelism: all-gather of the
+    input, overlapped with the input's gradient; then reduce-scatter of the input's gradient, overlapped with the
+    weights' gradients). Source: paper, section 3, eq. 3; Korthikanti et al. 2022, section 4.2.2. Raises as
+    `enter_tensor_parallel`.
     """
     require_sequence(x, mesh)
     if mesh.symmetric_memory:
@@ -120,11 +122,11 @@ def multiply_and_leave(
 ) -> Tensor:
     """X_i A_i, then g, then the bias [O] once: [B, S, I] and a weight [O, I] to [B, S, O].
 
-    Where the result `is_needed` by nobody, it is zeros and nothing is sent.
+    If `is_needed` is false, nobody reads the result: it is zeros, and nothing is multiplied or sent.
 
-    Forward: all-reduce of the product (sequence parallelism: reduce-scatter, beside the product where it is large).
-    Backward: nothing is sent (sequence parallelism: all-gather, beside products where it is large). Source: paper,
-    section 3, eq. 2; Korthikanti et al. 2022, section 4.2.2. Raises as `leave_tensor_parallel`.
+    Forward: all-reduce of the product (sequence parallelism: reduce-scatter, which overlaps with the product if it is
+    large). Backward: nothing is sent (sequence parallelism: all-gather, which overlaps with products if it is large).
+    Source: paper, section 3, eq. 2; Korthikanti et al. 2022, section 4.2.2. Raises as `leave_tensor_parallel`.
     """
     require_sequence(x, mesh)
     if mesh.symmetric_memory and is_needed:
@@ -135,7 +137,7 @@ def multiply_and_leave(
 
 
 class _MultiplyAndLeave(Function):
-    """Takes no copy for g, nor for the bias."""
+    """`multiply_and_leave` as one autograd function, without copies for g and for the bias."""
 
     @staticmethod
     def forward(
@@ -171,7 +173,7 @@ class _MultiplyAndLeave(Function):
             grad_x = products.input_gradient(whole, weight) if needs_x else None
             grad_weight = products.weight_gradient(whole, x) if needs_weight else None
             return grad_x, grad_weight, grad_bias, None, None, None
-        grad_x = x.new_empty(x.shape) if needs_x else None  # rows that lie together, however those of x do
+        grad_x = x.new_empty(x.shape) if needs_x else None  # contiguous, even if x is not
         grad_weight = torch.empty_like(weight) if needs_weight else None
         for i, piece in enumerate(leaving):
             whole = finish_gather(piece, ctx.mesh)
@@ -183,9 +185,10 @@ class _MultiplyAndLeave(Function):
 
 
 def _pieces(x: Tensor, mesh: ParallelMesh, products: Products, elements: int) -> list[Tensor]:
-    """`x` in the pieces in which its product runs, so that one is sent while another is multiplied.
+    """Cut `x` into the pieces in which its product runs, so that one piece is sent while another is multiplied.
 
-    Only where the sequence is split: f and g stay one all-reduce. Pieces in 8 bits would be cast one by one.
+    Only under sequence parallelism is there more than one piece: f and g stay one all-reduce each. Products in 8 bits
+    are not cut, because each piece would be cast separately.
     """
     if not mesh.sequence_parallel or products is not ORDINARY:
         return [x]
@@ -193,7 +196,7 @@ def _pieces(x: Tensor, mesh: ParallelMesh, products: Products, elements: int) ->
 
 
 def _input_gradient(products: Products, grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-    """The gradient of an input that several layers share, their sum."""
+    """Sum the input gradients of several layers with the same input."""
     total: Tensor | None = None
     for grad, weight in zip(grads, weights, strict=True):
         total = products.input_gradient(grad, weight, total)
@@ -202,5 +205,5 @@ def _input_gradient(products: Products, grads: Sequence[Tensor], weights: Sequen
 
 
 def _halves(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Split `values` into the half of the weights and the half of the biases."""
+    """Split `values` into the half for the weights and the half for the biases."""
     return values[: len(values) // 2], values[len(values) // 2 :]

@@ -1,15 +1,16 @@
-r"""The two cuts of the paper's section 3: a matrix cut by columns, then one cut by rows.
+r"""Linear layers with the two cuts of the paper's section 3: one matrix cut by columns, the next cut by rows.
 
         X --f--> X A_1 --GeLU--> Y_1 B_1 --\
                                             g--> sum_i Y_i B_i + bias
         X --f--> X A_2 --GeLU--> Y_2 B_2 --/
 
-The first product needs no communication forward, the second sums once. f is `operators.enter_tensor_parallel`, g is
-`operators.leave_tensor_parallel`. Each layer runs its operator and its product as one function of `fused`, which sends
-while it multiplies and stands there below the same two steps written one after the other.
+The first product needs no communication in the forward pass; the second is followed by one sum. f is
+`operators.enter_tensor_parallel`, and g is `operators.leave_tensor_parallel`. Each layer runs its operator and its
+product as one function of `fused`, which overlaps messages with products. In that file, the same two steps also stand
+one after the other, as the plain twin of the function.
 
-Shapes: B batch, S sequence, I in, O out, T tensor ranks. PyTorch keeps weights as [O, I], so the paper's columns are
-dimension 0 here and its rows dimension 1.
+Shapes: B batch, S sequence, I in, O out, T tensor ranks. PyTorch stores weights as [O, I], so the paper's columns are
+dimension 0 here and its rows are dimension 1.
 """
 
 from dataclasses import dataclass
@@ -34,42 +35,47 @@ from crosscut.parallel.state.parameters import (
 
 @dataclass(frozen=True)
 class Multiplication:
-    """Products of a linear layer, and whether it computes its output again in a backward pass."""
+    """Matrix products of a linear layer, and whether the layer computes its output again when a backward pass
+    recomputes it.
+    """
 
     products: Products = ORDINARY
-    """The products of the forward and the backward pass."""
+    """Implementation of the products in the forward and the backward pass."""
     skips_repetition: bool = False
-    """Whether nobody reads a row-parallel layer's output when the layer runs again inside a backward pass. Then the
-    layer keeps its input, multiplies nothing, sends nothing and gives zeros."""
+    """Whether a row-parallel layer does nothing when recomputation runs it again inside a backward pass. Set this if
+    nobody reads the recomputed output. The layer then keeps its input, multiplies nothing, sends nothing and returns
+    zeros.
+    """
 
 
 MULTIPLICATION = Multiplication()
-"""Multiplication in the type of the arguments, at every run."""
+"""Default: products in the type of the arguments, and every run computes its output."""
 
 
 class Blocks(NamedTuple):
-    """An output of `number` blocks of equal `width`, such as heads. No rank gets a part of a block."""
+    """Output of `number` blocks of equal `width`, such as heads. No block is split between ranks."""
 
     number: int
     width: int
 
 
 class ColumnParallelLinear(nn.Module):
-    """Y_i = f(X) A_i + b_i: the weight cut by columns, the output left split.
+    """Y_i = f(X) A_i + b_i: the weight is cut by columns, and the output stays split.
 
     Input [B, S, I] (under sequence parallelism [B, S/T, I]), output [B, S, O/T]. Parameters: `weight` [O, I] and `bias`
     [O] as Shard(0); zeros until initialised.
 
-    `out_features` O may be `Blocks`: N blocks, which are not cut themselves. With fewer blocks than ranks, each block
-    is the output of T / N adjacent ranks: [B, S, O / N]. Parameters are then Replicate. Each rank uses only its own
-    block of them, so its gradient covers only that block; the gradients are summed over the tensor axis afterwards.
+    `out_features` O may be `Blocks`: N blocks that are not cut themselves. With fewer blocks than ranks, T / N adjacent
+    ranks compute the same block, and the output is [B, S, O / N]. The parameters are then Replicate. Each rank uses
+    only its own block, so its gradient covers only that block; the gradients are summed over the tensor axis
+    afterwards.
 
     Forward: nothing is sent (sequence parallelism: all-gather). Backward: all-reduce of the input's gradient (sequence
-    parallelism: reduce-scatter), which runs while the weight's gradient is computed; under sequence parallelism the
-    input is kept split and gathered once more, while the input's gradient is computed. Source: paper, section 3, eq. 3;
-    Korthikanti et al. 2022, section 4.2.2. Raises `LayoutError` when the tensor axis does not divide O, or with
-    `Blocks` neither divides N nor is a multiple of N, or when the sequence is split and the input has fewer than three
-    dimensions.
+    parallelism: reduce-scatter), which overlaps with the product of the weight's gradient. Under sequence parallelism,
+    the layer keeps its split input and gathers it again in the backward pass, overlapped with the product of the
+    input's gradient. Source: paper, section 3, eq. 3; Korthikanti et al. 2022, section 4.2.2. Raises `LayoutError` if
+    the tensor axis does not divide O, if with `Blocks` it neither divides N nor is a multiple of N, or if the sequence
+    is split and the input has fewer than three dimensions.
     """
 
     def __init__(
@@ -96,7 +102,7 @@ class ColumnParallelLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """f, then X A_i + b_i: [B, S, I] (or [B, S/T, I]) to [B, S, O/T].
 
-        `enter_and_multiply` is these two lines in one function, which sends f's message beside the products:
+        `enter_and_multiply` computes these two lines in one function, which overlaps f's message with the products:
 
             entered = enter_tensor_parallel(x, mesh)  # f
             y = F.linear(entered, weight, bias)  # X A_i + b_i
@@ -107,11 +113,11 @@ class ColumnParallelLinear(nn.Module):
         return y
 
     def own_weight(self, dtype: torch.dtype) -> Tensor:
-        """The rows of the weight by which this rank multiplies: A_i, transposed."""
+        """Rows of the weight that this rank multiplies by: A_i, transposed, [O/T, I]."""
         return self._own(self.weight, dtype)
 
     def own_bias(self, dtype: torch.dtype) -> Tensor | None:
-        """The part of the bias that this rank adds: b_i; None without a bias."""
+        """Part of the bias that this rank adds: b_i [O/T]; None without a bias."""
         return None if self.bias is None else self._own(self.bias, dtype)
 
     def _own(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
@@ -121,23 +127,23 @@ class ColumnParallelLinear(nn.Module):
 
 
 def _rows_of_block(out_features: int, num_blocks: int | None, axis: Axis) -> slice | None:
-    """The rows of this rank's block where several ranks have the same; None where rows are cut."""
+    """Rows of this rank's block, if several ranks compute the same block; None if the rows are cut."""
     if num_blocks is None or num_blocks % axis.size == 0:
         return None
     if axis.size % num_blocks:
         raise LayoutError(
-            f"The {axis.name} axis must divide the {num_blocks} blocks of a layer or be a multiple of them, but has "
-            f"{axis.size} ranks. Choose another layout."
+            f"The {axis.name} axis must divide the {num_blocks} blocks of a layer or be a multiple of that number, but "
+            f"has {axis.size} ranks. Choose another layout."
         )
     width, block = out_features // num_blocks, axis.rank * num_blocks // axis.size
     return slice(block * width, (block + 1) * width)
 
 
 class ColumnParallelLinears(nn.Module):
-    """Column-parallel layers with one input, which enters the parallel region once for all of them.
+    """Several column-parallel layers with the same input. The input enters the parallel region once for all of them.
 
-    Input as theirs, output a tuple of theirs, in the order in which they are given; each is a submodule by its name.
-    Communication is that of one layer.
+    Input as in `ColumnParallelLinear`; output a tuple with each layer's output, in the order of the arguments. Each
+    layer is a submodule under its argument's name. The communication is that of one layer.
     """
 
     def __init__(self, **layers: ColumnParallelLinear) -> None:
@@ -147,7 +153,7 @@ class ColumnParallelLinears(nn.Module):
         self._layers = tuple(layers.values())
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Enter once (f), then X A_i + b_i for each layer."""
+        """Enter the parallel region once (f), then compute X A_i + b_i for each layer."""
         x = x.to(product_dtype(x))
         weights = [layer.own_weight(x.dtype) for layer in self._layers]
         biases = [layer.own_bias(x.dtype) for layer in self._layers]
@@ -156,14 +162,15 @@ class ColumnParallelLinears(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """Y = g(X_i A_i) + b: the weight cut by rows, its input split by columns, the bias added once, after the sum.
+    """Y = g(X_i A_i) + b: the weight is cut by rows, the input is split by columns, and the bias is added once, after
+    the sum.
 
     Input [B, S, I/T], output [B, S, O] (under sequence parallelism [B, S/T, O]). Parameters: `weight` [O, I] as
     Shard(1), `bias` [O] as Replicate; zeros until initialised.
 
     Forward: all-reduce of the output (sequence parallelism: reduce-scatter). Backward: nothing is sent (sequence
-    parallelism: all-gather). Source: paper, section 3, eq. 2. Raises `LayoutError` when the tensor axis does not
-    divide I, or when the sequence is split and the input has fewer than three dimensions.
+    parallelism: all-gather). Source: paper, section 3, eq. 2. Raises `LayoutError` if the tensor axis does not divide
+    I, or if the sequence is split and the input has fewer than three dimensions.
     """
 
     def __init__(
@@ -186,7 +193,8 @@ class RowParallelLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """X_i A_i, then g, then b once: [B, S, I/T] to [B, S, O] (or [B, S/T, O]).
 
-        `multiply_and_leave` is these two lines in one function, which takes no copies and sends beside the product:
+        `multiply_and_leave` computes these two lines in one function, which needs no copies and overlaps the message
+        with the product:
 
             left = leave_tensor_parallel(F.linear(x, weight), mesh)  # X_i A_i, then g
             y = left + bias
@@ -199,5 +207,5 @@ class RowParallelLinear(nn.Module):
 
 
 def is_recomputing() -> bool:
-    """Whether this runs inside a backward pass: what a checkpointed module does then, it has done before."""
+    """Whether the code runs inside a backward pass, as a recomputed (checkpointed) module does."""
     return torch._C._current_graph_task_id() != -1

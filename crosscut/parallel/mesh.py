@@ -1,9 +1,9 @@
-"""The arrangement of ranks as each rank sees it.
+"""Mesh of ranks: the axes of a layout as each rank sees them.
 
-A layout becomes one `DeviceMesh` whose axes follow the table of axes (`config/axes.py`): by default ("data", "tensor").
-So tensor groups are adjacent ranks, and data groups stride across them (paper, Figure 5). Where groups of data ranks
-each share one copy of the model, the data axis is two, ("replica", "shard"), and both together are still the axis over
-which batches are split. Everything else in Crosscut is handed an `Axis` or the whole `ParallelMesh`; there is no global
+A layout becomes one `DeviceMesh` whose axes follow the table of axes (`config/axes.py`), by default ("data", "tensor").
+Tensor groups are therefore adjacent ranks, and data groups stride across them (paper, Figure 5). If groups of data
+ranks each share one copy of the model, the data axis is split into two, ("replica", "shard"); batches are still split
+over both together. All other code receives an `Axis` or the whole `ParallelMesh` as an argument; there is no global
 group.
 """
 
@@ -21,25 +21,25 @@ from crosscut.config.axes import OPTIONS, Role, role_of
 
 @dataclass(frozen=True)
 class Axis:
-    """One direction of the mesh, seen from one rank."""
+    """One axis of the mesh, seen from one rank."""
 
     name: str
     device_mesh: DeviceMesh
-    """The ranks of this axis, one-dimensional."""
+    """One-dimensional mesh of the ranks on this axis."""
     rank: int
-    """This rank's place along the axis, from 0."""
+    """Position of this rank along the axis, from 0."""
     size: int
-    """Ranks along the axis. At size 1 every collective is the identity."""
+    """Number of ranks along the axis. At size 1, every collective is the identity."""
     group_name: str
 
     @classmethod
     def of(cls, device_mesh: DeviceMesh, name: str) -> "Axis":
-        """The axis `name` of a mesh."""
+        """Return the axis `name` of a mesh."""
         return cls.along(device_mesh[name], name)
 
     @classmethod
     def along(cls, line: DeviceMesh, name: str) -> "Axis":
-        """The axis that a one-dimensional mesh is."""
+        """Return a one-dimensional mesh as an axis."""
         group = line.get_group()
         return cls(name, line, line.get_local_rank(), line.size(), group.group_name)
 
@@ -49,13 +49,15 @@ class Sharding:
     """Axes over which data ranks share one copy of the model (`sharding.shard_model`)."""
 
     shard: Axis
-    """The ranks that share a copy."""
+    """Ranks that share one copy."""
     replica: Axis | None
-    """The ranks of different copies that hold the same part; None where there is one copy."""
+    """Ranks of different copies that hold the same shard; None if there is one copy."""
     device_mesh: DeviceMesh
-    """Mesh of both axes, ("replica", "shard"), or of the shard axis alone where there is one copy."""
+    """Mesh of both axes, ("replica", "shard"), or of the shard axis alone if there is one copy."""
     keeps_weights: bool
-    """Whether gathered weights stay until the backward pass has used them (ZeRO-2), or go with each layer's use."""
+    """Whether gathered weights stay in memory until the backward pass has used them (ZeRO-2). False: they are released
+    after each use of a layer (ZeRO-3).
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,34 +65,36 @@ class ParallelMesh:
     """All axes of a layout, and how the tensor axis is used between the parallel regions."""
 
     axes: tuple[Axis, ...]
-    """Axes in use, outermost first, `tensor` and `data` among them; their sizes multiply to the ranks of the layout."""
+    """Axes of the layout, outermost first, including `tensor` and `data`. The product of their sizes is the number of
+    ranks.
+    """
     tensor: Axis
     data: Axis
-    """All data ranks, over which batches are split."""
+    """All data ranks. Batches are split over this axis."""
     tokens: Axis
-    """All ranks that see different tokens: losses, counts of tokens and gradients are summed over them."""
+    """All ranks that see different tokens. Losses, token counts and gradients are summed over this axis."""
     copies: Axis | None
-    """Ranks that hold the same part of every parameter; None where no two ranks do."""
+    """Ranks that hold the same part of every parameter; None if no two ranks do."""
     device: torch.device
     sequence_parallel: bool = False
     sharding: Sharding | None = None
-    """None where every data rank holds a whole copy."""
+    """Sharding of the model over the data ranks; None if every data rank holds a whole copy."""
     symmetric_memory: bool = False
-    """Whether products run in pieces beside what is gathered for them (`symmetric_memory`)."""
+    """Whether products overlap piece by piece with the gather of their input (`symmetric_memory`)."""
 
     @property
     def is_first_rank(self) -> bool:
-        """Whether this rank is the one that prints and writes what is written once."""
+        """Whether this rank prints, and writes files that are written once."""
         return all(axis.rank == 0 for axis in self.axes)
 
     @property
     def owners(self) -> tuple[Axis, ...]:
-        """Axes along which each rank has parameters that the others lack."""
+        """Axes along which each rank has parameters that the other ranks do not have."""
         return tuple(axis for axis in self.axes if role_of(axis.name) is Role.OWNS)
 
     @property
     def groups(self) -> tuple[Axis, ...]:
-        """Every axis of several ranks, each once."""
+        """All axes of more than one rank, each process group once."""
         sharding = self.sharding
         parts = () if sharding is None else (sharding.shard, sharding.replica)
         every = (*self.axes, *parts, self.tokens, self.copies)
@@ -98,17 +102,17 @@ class ParallelMesh:
 
     @property
     def parameter_device(self) -> torch.device:
-        """Where layers make their parameters: where they are to hold only shares of them, on `meta`, which takes no
-        memory; `sharding.shard_model` then makes the shares.
+        """Device on which layers create their parameters. With sharding, it is `meta`, which takes no memory;
+        `sharding.shard_model` then allocates the shards.
         """
         return self.device if self.sharding is None else torch.device("meta")
 
 
 def make_mesh(layout: Layout, device: torch.device) -> ParallelMesh:
-    """Arrange the running processes as `layout` says.
+    """Arrange the running processes as the layout says.
 
-    Needs an initialised process group (see `processes`). Raises `LayoutError` when the number of processes is not the
-    layout's.
+    Needs an initialised process group (see `processes`). Raises `LayoutError` if the number of processes differs from
+    the layout's.
     """
     if dist.get_world_size() != layout.world_size:
         raise LayoutError(world_size_message(layout, dist.get_world_size()))
@@ -116,10 +120,10 @@ def make_mesh(layout: Layout, device: torch.device) -> ParallelMesh:
 
 
 def make_repeated_mesh(layout: Layout, device: torch.device) -> ParallelMesh:
-    """Arrange the running processes as `layout` says, as often as they allow: the first ranks of the layout, the
-    next as many, and so on, which send each other nothing. Every rank calls it.
+    """Arrange the running processes as several independent copies of the layout: the first ranks form one mesh, the
+    next ranks another, and so on. The copies send each other nothing. Every rank must call this.
 
-    Raises `LayoutError` when the number of processes is no multiple of the layout's.
+    Raises `LayoutError` if the number of processes is not a multiple of the layout's.
     """
     if dist.get_world_size() % layout.world_size:
         raise LayoutError(world_size_message(layout, dist.get_world_size()))
@@ -143,7 +147,9 @@ def _arranged(layout: Layout, device: torch.device) -> ParallelMesh:
 
 
 def _sharding(layout: Layout, lines: "_Lines") -> Sharding | None:
-    """The ranks of a shard group are adjacent data ranks, such as those of a node."""
+    """Make the sharding axes of a layout; None if it shards nothing. A shard group consists of adjacent data ranks,
+    such as the ranks of one node.
+    """
     if not layout.slice_axes:
         return None
     shard = lines.joined(layout.slice_axes, "shard")
@@ -154,19 +160,21 @@ def _sharding(layout: Layout, lines: "_Lines") -> Sharding | None:
 
 
 def _mesh_axes_of(option: str, layout: Layout) -> tuple[str, ...]:
-    """Axes of the device mesh that make up one field of the layout."""
+    """Names of the device mesh's axes that together form one field of the layout."""
     return tuple(name for name in layout.mesh_axes if name == option or name in {r.name for r in OPTIONS[option]})
 
 
 class _Lines:
-    """Axes of a device mesh, alone or several joined to one; each process group is made once."""
+    """Axes of a device mesh, single or several joined into one. Each process group is created once."""
 
     def __init__(self, device_mesh: DeviceMesh) -> None:
         self.device_mesh = device_mesh
         self._made: dict[tuple[str, ...], Axis] = {}
 
     def joined(self, names: tuple[str, ...], joined_name: str) -> Axis:
-        """The axis of these names, outermost first: the mesh's own if it is one, else a new one of `joined_name`."""
+        """Return the axis of these names, outermost first: the mesh's own axis for one name, a joined one called
+        `joined_name` for several.
+        """
         if names not in self._made:
             if len(names) == 1:
                 self._made[names] = Axis.of(self.device_mesh, names[0])
@@ -176,14 +184,14 @@ class _Lines:
 
 
 def _device_mesh(device: torch.device, axes: dict[str, int]) -> DeviceMesh:
-    """The mesh of these axes and, in front of them where there are more processes, of its repetitions."""
+    """Make the device mesh of these axes. If there are more processes, an outermost axis `repetition` is added."""
     repetitions = dist.get_world_size() // prod(axes.values())
     axes = {"repetition": repetitions, **axes} if repetitions > 1 else axes
     return init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
 
 def layout_of(mesh: ParallelMesh) -> Layout:
-    """A layout that makes such a mesh."""
+    """Return the layout of a mesh."""
     sharding = mesh.sharding
     stage = ZeroStage.NONE if sharding is None else ZeroStage.ZERO2 if sharding.keeps_weights else ZeroStage.ZERO3
     sizes: dict[str, Any] = {axis.name: axis.size for axis in mesh.axes}
@@ -197,7 +205,9 @@ def layout_of(mesh: ParallelMesh) -> Layout:
 
 
 def make_lone_mesh(device: torch.device) -> ParallelMesh:
-    """The mesh of a rank that is alone on every axis, for an uncut model beside a cut one. Every rank calls it."""
+    """Make a mesh on which this rank is alone on every axis, for an uncut model next to a cut one. Every rank must call
+    this.
+    """
     return make_repeated_mesh(Layout(), device)
 
 

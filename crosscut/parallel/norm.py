@@ -1,4 +1,4 @@
-"""Norms of the last dimension: every rank holds the whole of their parameters."""
+"""Norms over the last dimension. Every rank holds their parameters whole."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ from crosscut.parallel.state.parameters import local_inside, local_on_sequence, 
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation of the last dimension H, with replicated `weight` and `bias` [H].
+    """Layer normalisation over the last dimension H, with replicated `weight` and `bias` [H].
 
-    Input and output [B, S, H], or [B, S/T, H] under sequence parallelism, where each rank's gradients of the parameters
-    are partial and are summed over the tensor ranks after the backward pass (`gradients.GradientReducer`). With
-    `inside` the norm stands in a parallel region, such as on a rank's own heads, and the gradients are partial on every
-    layout. Sends nothing itself. `call` calls the computation, inside the call of the module. Source: paper, section 3
-    (duplicated layer norms); Korthikanti et al. 2022, section 4.2.2.
+    Input and output: [B, S, H], or [B, S/T, H] under sequence parallelism. In that case each rank's gradients of the
+    parameters are partial, and `gradients.GradientReducer` sums them over the tensor ranks after the backward pass.
+    With `inside`, the norm is inside a parallel region (for example on a rank's own heads), and the gradients are
+    partial on every layout. Sends nothing itself. `call` calls the computation, inside the module's call. Source:
+    paper, section 3 (duplicated layer norms); Korthikanti et al. 2022, section 4.2.2.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class LayerNorm(nn.Module):
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + epsilon) over the last dimension H, times a replicated `weight` [H].
 
-    Input and output [B, S, H], or [B, S/T, H] under sequence parallelism, with gradients as `LayerNorm`'s. With
-    `inside` it stands in a parallel region, such as on a rank's own heads, and the gradient is partial on every layout.
-    Sends nothing itself. `call` calls the computation, inside the call of the module. Source: Zhang and Sennrich 2019
-    (arXiv 1910.07467), equation 4.
+    Input and output: [B, S, H], or [B, S/T, H] under sequence parallelism. Gradients are as in `LayerNorm`. With
+    `inside`, the norm is inside a parallel region (for example on a rank's own heads), and the gradient is partial on
+    every layout. Sends nothing itself. `call` calls the computation, inside the module's call. Source: Zhang and
+    Sennrich 2019 (arXiv 1910.07467), equation 4.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class RMSNorm(nn.Module):
         self.weight = replicated_parameter((size,), mesh.tensor, value=1.0, dtype=dtype, device=mesh.parameter_device)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scale the last dimension."""
+        """Divide by the root mean square of the last dimension and multiply by the weight."""
         return self._call(self._scale, x)
 
     def _scale(self, x: Tensor) -> Tensor:
@@ -85,5 +85,7 @@ class RMSNorm(nn.Module):
 
 
 def _own(parameter: Tensor, mesh: ParallelMesh, dtype: torch.dtype, *, inside: bool) -> Tensor:
-    """This rank's copy of a norm's parameter, with the gradient that belongs to the norm's place."""
+    """Return this rank's copy of a norm's parameter. Its gradient is `Partial` inside a parallel region or on a split
+    sequence.
+    """
     return local_inside(parameter, dtype) if inside else local_on_sequence(parameter, mesh, dtype)

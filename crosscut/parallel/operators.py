@@ -1,4 +1,5 @@
-"""The points where ranks meet inside a model: f, g and their sequence-parallel kin, conjugate pairs side by side.
+"""Operators at which ranks communicate inside a model: f, g and their sequence-parallel counterparts, in conjugate
+pairs.
 
 | operator                              | forward        | backward       |
 |---------------------------------------|----------------|----------------|
@@ -9,10 +10,10 @@
 | `scatter_to_sequence_parallel`        | split          | all-gather     |
 | `gather_from_tensor_parallel`         | all-gather     | split          |
 
-f and g are the paper's (section 3, Code 1); the sequence-parallel ones are Korthikanti et al. 2022. Between the
-parallel regions a plain layout keeps the whole sequence on every rank, a sequence-parallel one a part of it: `enter`
-and `leave_tensor_parallel` are f and g for the first, gather and reduce-scatter for the second, so that layers need not
-know.
+f and g are from the paper (section 3, Code 1); the sequence-parallel operators are from Korthikanti et al. 2022.
+Between the parallel regions, every rank holds the whole sequence, or, under sequence parallelism, a part of it. Layers
+call `enter_tensor_parallel` and `leave_tensor_parallel`, which are f and g in the first case, and gather and
+reduce-scatter in the second.
 
 Shapes: B batch, S sequence, H hidden, T tensor ranks. The sequence dimension is 1.
 """
@@ -100,16 +101,16 @@ class _GatherFromTensorParallel(Function):
 
 
 def copy_to_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
-    """f: hand a replicated tensor to the ranks of a parallel region.
+    """f: pass a replicated tensor into a parallel region.
 
-    Forward: identity. Backward: the gradients of all ranks are summed (all-reduce of `x.numel()` elements).
-    Source: paper, section 3, Code 1.
+    Forward: identity. Backward: the gradients of all ranks are summed (all-reduce of `x.numel()` elements). Source:
+    paper, section 3, Code 1.
     """
     return x if axis.size == 1 else _CopyToTensorParallel.apply(x, axis)
 
 
 def reduce_from_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
-    """g: add up the partial results of a parallel region.
+    """g: sum the partial results of a parallel region.
 
     Forward: all-reduce of `x.numel()` elements. Backward: identity. Source: paper, section 3.
     """
@@ -125,7 +126,7 @@ def gather_from_sequence_parallel(x: Tensor, axis: Axis) -> Tensor:
 
 
 def reduce_scatter_to_sequence_parallel(x: Tensor, axis: Axis) -> Tensor:
-    """Add up partial results and keep this rank's part of the sequence: [B, S, ...] to [B, S/T, ...].
+    """Sum partial results over the ranks and keep this rank's part of the sequence: [B, S, ...] to [B, S/T, ...].
 
     Forward: reduce-scatter. Backward: all-gather. Source: Korthikanti et al. 2022, section 4.2.2.
     """
@@ -143,15 +144,15 @@ def scatter_to_sequence_parallel(x: Tensor, axis: Axis) -> Tensor:
 def gather_from_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
     """Join the columns of all ranks: [..., V/T] to [..., V].
 
-    Forward: all-gather. Backward: split, so the gradient that comes back must be the same on all ranks.
+    Forward: all-gather. Backward: split; the incoming gradient must therefore be the same on all ranks.
     """
     return x if axis.size == 1 else _GatherFromTensorParallel.apply(x, axis)
 
 
 def enter_tensor_parallel(x: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Into a parallel region: f, or the gather of the sequence.
+    """Enter a parallel region: f, or, under sequence parallelism, the gather of the sequence.
 
-    Raises `LayoutError` under sequence parallelism for an `x` of fewer than three dimensions.
+    Raises `LayoutError` if, under sequence parallelism, `x` has fewer than three dimensions.
     """
     require_sequence(x, mesh)
     enter = gather_from_sequence_parallel if mesh.sequence_parallel else copy_to_tensor_parallel
@@ -159,24 +160,27 @@ def enter_tensor_parallel(x: Tensor, mesh: ParallelMesh) -> Tensor:
 
 
 def leave_tensor_parallel(x: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Out of a parallel region: g, or the reduce-scatter along the sequence. Raises as `enter_tensor_parallel`."""
+    """Leave a parallel region: g, or, under sequence parallelism, the reduce-scatter of the sequence. Raises as
+    `enter_tensor_parallel`.
+    """
     require_sequence(x, mesh)
     leave = reduce_scatter_to_sequence_parallel if mesh.sequence_parallel else reduce_from_tensor_parallel
     return leave(x, mesh.tensor)
 
 
 def require_sequence(x: Tensor, mesh: ParallelMesh) -> None:
-    """Raise `LayoutError`, on all ranks alike, where the sequence is split and `x` has no dimension for it."""
+    """Raise `LayoutError` on all ranks if the sequence is split and `x` has fewer than three dimensions."""
     if mesh.sequence_parallel and x.dim() <= SEQUENCE_DIM + 1:
         raise LayoutError(
-            "Under sequence parallelism what enters or leaves a parallel region must have at least three dimensions, "
-            f"[batch, sequence, ...], but has the shape {list(x.shape)}. Give it those, or set "
-            "layout.sequence_parallel=false."
+            "Under sequence parallelism, a tensor that enters or leaves a parallel region must have at least three "
+            f"dimensions, [batch, sequence, ...], but has the shape {list(x.shape)}. Add the missing dimensions, or "
+            "set layout.sequence_parallel=false."
         )
 
 
 def part_of_sequence(x: Tensor, mesh: ParallelMesh, dim: int) -> Tensor:
-    """This rank's part, along `dim`, of a sequence that all ranks hold; all of it without sequence parallelism.
+    """Return this rank's part, along `dim`, of a sequence that all ranks hold. Without sequence parallelism, return `x`
+    unchanged.
 
     Sends nothing.
     """

@@ -1,4 +1,4 @@
-"""Ranks that are not there: PyTorch's fake process group, whose collectives return at once and send nothing."""
+"""Simulated ranks: PyTorch's fake process group, whose collectives return at once and send nothing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +12,10 @@ from crosscut.config import LayoutError
 
 @contextmanager
 def pretended_ranks(world_size: int, rank: int) -> Iterator[None]:
-    """Inside, this process is rank `rank` of `world_size`, and the others take part in everything without a word.
+    """Inside, this process acts as rank `rank` of `world_size` ranks. The other ranks do not exist, and collectives
+    return at once.
 
-    Raises `LayoutError` for a rank that there is not.
+    Raises `LayoutError` if `rank` is not below `world_size`.
     """
     if not 0 <= rank < world_size:
         raise LayoutError(
@@ -23,7 +24,7 @@ def pretended_ranks(world_size: int, rank: int) -> Iterator[None]:
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
-    _clear_sharding_prop_cache()  # it knows meshes by their ranks, also of a group that is gone
+    _clear_sharding_prop_cache()  # the cache identifies meshes by their ranks, even after a process group is destroyed
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
         yield
@@ -33,10 +34,12 @@ def pretended_ranks(world_size: int, rank: int) -> Iterator[None]:
 
 
 def is_wait(func: Any) -> bool:
-    """Whether an operator waits for a collective. Pretended, PyTorch makes a copy of what was waited for."""
+    """Whether an operator waits for a collective. In the fake process group, PyTorch copies the tensor at this
+    point.
+    """
     return func is torch.ops._c10d_functional.wait_tensor.default
 
 
 def is_collective(func: Any) -> bool:
-    """Whether an operator sends something, or gathers for sharding what it sends."""
+    """Whether an operator sends something, or prepares a message of sharded parameters."""
     return func.namespace in ("_c10d_functional", "c10d", "fsdp")

@@ -1,13 +1,13 @@
-"""Random numbers under tensor parallelism (paper, section 3.1), as functions of the seed alone.
+"""Random numbers under tensor parallelism (paper, section 3.1), as functions of the seed.
 
-*Weights*: a parameter's initial values follow from (seed, name). They are drawn in blocks along the dimension that the
-tensor axis cuts, so that a tensor rank draws little more than it holds and every layout holds the same. (Data ranks
-that share a tensor rank's part each draw all of it, where it is cut along columns.)
+*Weights*: a parameter's initial values depend on (seed, name) only, so every layout starts with the same values. They
+are drawn in blocks along the dimension that the tensor axis cuts, so a tensor rank draws little more than it holds.
+(Data ranks that share a tensor rank's part may each draw the whole part, if it is cut along columns.)
 
-*Dropout*: between the parallel regions every tensor rank must drop the same elements, inside them each its own. So
-there are two streams, one shared by the tensor ranks and one per rank, both restarted at every forward pass from (seed,
-step, micro-batch, rank along the data axis). A run that resumes needs no saved state to continue them. Where the
-sequence is split, ranks drop from parts of their own between the regions, too, and the rank's stream is the only one.
+*Dropout*: outside the parallel regions, all tensor ranks must drop the same elements; inside, each rank drops its own.
+There are therefore two streams, one shared by the tensor ranks and one per rank. Both restart at every forward pass
+from (seed, step, micro-batch, rank along the token axis), so a resumed run needs no saved random state. Under sequence
+parallelism, ranks hold different tokens outside the regions, too, and only the per-rank stream is used.
 """
 
 import hashlib
@@ -24,11 +24,11 @@ from crosscut.parallel.mesh import ParallelMesh
 from crosscut.parallel.state.parameters import cut_dim, local_offsets
 
 _BLOCK = 64
-"""Indices along the cut dimension that are drawn together."""
+"""Number of indices along the cut dimension that are drawn together."""
 
 
 def seed_of(*parts: object) -> int:
-    """A 63-bit seed from any values: the same in every process and on every machine."""
+    """Return a 63-bit seed computed from any values. It is the same in every process and on every machine."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -37,7 +37,7 @@ def seed_of(*parts: object) -> int:
 def normal_(parameter: nn.Parameter, *, std: float, seed: int, name: str) -> None:
     """Fill a distributed parameter with N(0, std) values that depend on `seed` and `name` only, not on the layout.
 
-    Drawn as float32 on the CPU whatever the parameter's type and device, so that all of them start alike.
+    The values are drawn as float32 on the CPU, so they do not depend on the parameter's type and device either.
     """
     assert isinstance(parameter, DTensor)
     _fill(parameter.to_local(), parameter, std=std, words=("weights", seed, name))
@@ -45,7 +45,7 @@ def normal_(parameter: nn.Parameter, *, std: float, seed: int, name: str) -> Non
 
 @torch.no_grad()
 def disturb_(parameter: nn.Parameter, *, std: float, seed: int, name: str) -> None:
-    """Add N(0, std) values that depend on `seed` and `name` only to a distributed parameter."""
+    """Add N(0, std) values to a distributed parameter. They depend on `seed` and `name` only."""
     assert isinstance(parameter, DTensor)
     noise = torch.zeros_like(parameter.to_local())
     _fill(noise, parameter, std=std, words=("weights", seed, f"{name} disturbed"))
@@ -54,7 +54,7 @@ def disturb_(parameter: nn.Parameter, *, std: float, seed: int, name: str) -> No
 
 def _fill(target: Tensor, parameter: DTensor, *, std: float, words: tuple[object, ...]) -> None:
     """Draw this rank's part of a parameter into `target`."""
-    if not target.numel() or isinstance(target, FakeTensor):  # of those without memory nothing needs values
+    if not target.numel() or isinstance(target, FakeTensor):  # a fake tensor has no memory to fill
         return
     target = target if target.dim() else target.view(1)
     dim = cut_dim(parameter) or 0
@@ -75,10 +75,11 @@ def _fill(target: Tensor, parameter: DTensor, *, std: float, words: tuple[object
 
 
 class RandomStreams:
-    """The two streams of dropout: the default generator is the shared one, and `per_rank` lends it the other.
+    """Two random streams for dropout. The default generator is the shared stream; `per_rank` switches it to the rank's
+    own.
 
-    Where nothing is shared there is one stream, each rank's own: on a tensor axis of one rank, and where the sequence
-    is split, so that all dropout is of a rank's own part. Nothing is switched there, and a compiler can trace it.
+    There is only one stream if the tensor axis has one rank, or if the sequence is split, so that every rank drops from
+    its own part only. Nothing is switched then, which a compiler can trace.
     """
 
     def __init__(self, mesh: ParallelMesh, seed: int) -> None:
@@ -88,7 +89,7 @@ class RandomStreams:
         self._per_rank_state: Tensor | None = None
 
     def restart(self, *, step: int, micro_batch: int = 0) -> None:
-        """Begin both streams anew for a forward pass; every rank of the mesh calls it alike."""
+        """Restart both streams for a forward pass. Every rank of the mesh must make the same call."""
         place = (self.seed, step, micro_batch, self.mesh.tokens.rank)
         own, shared = seed_of("per rank", *place, self.mesh.tensor.rank), seed_of("shared", *place)
         if self._are_two:
@@ -98,12 +99,14 @@ class RandomStreams:
         self._started = True
 
     def per_rank(self) -> AbstractContextManager[None]:
-        """Inside, the default generator is this rank's own stream: for dropout within a parallel region."""
+        """Inside, the default generator is this rank's own stream. Use it for dropout within a parallel region."""
         self._require_start()
         return self._lent() if self._are_two else nullcontext()
 
     def between_regions(self) -> AbstractContextManager[None]:
-        """Inside, the stream for dropout between parallel regions: shared, or per rank where the sequence is split."""
+        """Inside, the default generator is the stream for dropout outside the parallel regions: the shared stream, or
+        the rank's own if the sequence is split.
+        """
         self._require_start()
         return self.per_rank() if self.mesh.sequence_parallel else nullcontext()
 
@@ -119,13 +122,13 @@ class RandomStreams:
             self._set_state(shared)
 
     def place(self) -> tuple[Tensor, Tensor | None]:
-        """State of both streams, to be handed to `repeated_from`."""
+        """Return the state of both streams, for `repeated_from`."""
         return self._get_state(), self._per_rank_state
 
     @contextmanager
     def repeated_from(self, place: tuple[Tensor, Tensor | None]) -> Iterator[None]:
-        """Inside, both streams give again what they gave from `place` on; after it they go on as if nothing had been
-        drawn.
+        """Inside, both streams repeat the numbers that followed `place`. Afterwards they continue as if nothing had
+        been drawn.
         """
         before = self.place()
         shared, self._per_rank_state = place
@@ -137,7 +140,7 @@ class RandomStreams:
             self._set_state(shared)
 
     def _require_start(self) -> None:
-        if not self._started:  # the ranks' default generators need not agree
+        if not self._started:  # the default generators of the ranks may differ
             raise RuntimeError("`RandomStreams.restart` must be called before a forward pass with dropout.")
 
     def _get_state(self) -> Tensor:
@@ -152,7 +155,7 @@ class RandomStreams:
 
 
 class Dropout(nn.Module):
-    """Dropout between the parallel regions: the residual stream stays identical on all tensor ranks.
+    """Dropout outside the parallel regions. The residual stream stays identical on all tensor ranks.
 
     Input and output [B, S, H], or [B, S/T, H] under sequence parallelism, where each rank drops elements of its own
     part. Sends nothing. Source: paper, section 3.1.
@@ -163,7 +166,7 @@ class Dropout(nn.Module):
         self.probability, self.streams = probability, streams
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop elements while training; the identity otherwise."""
+        """Drop elements in training mode; return `x` unchanged otherwise."""
         if not self.training or self.probability == 0.0:
             return x
         with self.streams.between_regions():

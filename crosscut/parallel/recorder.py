@@ -1,6 +1,6 @@
-"""Counts what is really sent: the collectives of everything that runs inside, in their order.
+"""Recorder of the collectives that a program really sends, in order.
 
-The same account as the planner's (`planner.messages.traffic`), taken from the program instead of from formulas.
+The planner (`planner.messages`) gives the same account from formulas; this one is taken from the running program.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +15,16 @@ from crosscut.parallel.mesh import ParallelMesh
 
 
 class Sent(NamedTuple):
-    """One collective."""
+    """One recorded collective."""
 
     operation: str
     """`all_reduce`, `all_gather` or `reduce_scatter`."""
     axis: str
-    """`tensor` or `data`; `replica` or `shard` where the data axis is these two."""
+    """Name of the axis: `tensor` or `data`; `replica` or `shard` if the data axis is split into these two."""
     elements: int
-    """Elements of the whole tensor on one rank: the reduced one, the gathered output, the input to be scattered."""
+    """Number of elements of the whole tensor on one rank: the tensor to be reduced, the gathered output, or the input
+    of the scatter.
+    """
 
 
 _OPERATIONS = {
@@ -40,41 +42,45 @@ _DIRECT_OPERATIONS = {
     "c10d::_allgather_base_": "all_gather",
     "c10d::_reduce_scatter_base_": "reduce_scatter",
 }
-"""Operators that `fully_shard` calls: the group comes as an object, the output before the input."""
+"""Operators that `fully_shard` calls. Their arguments differ: the group is an object, and the output precedes the
+input.
+"""
 
 _FUSED = {
     "symm_mem::fused_all_gather_matmul": ("all_gather", 3),
     "symm_mem::fused_matmul_reduce_scatter": ("reduce_scatter", 4),
 }
-"""Matrix products that send in pieces, by operator: the collective that sends the same at once, and the position of the
-group among the arguments."""
+"""Matrix products that send in pieces. For each: the collective that would send the same elements at once, and the
+position of the group among the arguments."""
 
 
 def comes_again(types: Sequence[type]) -> bool:
-    """Whether an operator is on distributed tensors, which turn it into operators on local ones that are seen later."""
+    """Whether the operator's arguments include distributed tensors. PyTorch then calls the dispatch mode again with
+    operators on the local tensors.
+    """
     return any(issubclass(kind, DTensor) for kind in types)
 
 
 class CollectiveRecorder(TorchDispatchMode):
-    """A context that records every collective of Crosscut inside it, the backward pass included, in `sent`.
+    """Context that records every collective of Crosscut inside it, including those of the backward pass, in `sent`.
 
-    Mesh axes are told apart by their groups.
+    Mesh axes are identified by their process groups.
     """
 
     supports_higher_order_operators = True
-    """Such as those that compiled code keeps random states with; they pass."""
+    """True, because compiled code keeps random states with such operators; the recorder lets them pass."""
 
     def __init__(self, mesh: ParallelMesh) -> None:
         super().__init__()
         self.sent: list[Sent] = []
         self.element_bytes: list[int] = []
-        """Bytes per element of each collective in `sent`."""
+        """Number of bytes per element of each collective in `sent`."""
         self._sizes = {axis.group_name: axis.size for axis in mesh.groups}
         self._axis_of = {axis.group_name: axis.name for axis in mesh.groups}
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Compiled code stays compiled inside: the collectives in it pass here like any others."""
+        """Return True, so that compiled code stays compiled. The recorder sees its collectives all the same."""
         return True
 
     def __torch_dispatch__(
@@ -84,7 +90,7 @@ class CollectiveRecorder(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Let the operator run, and note it if it is a collective."""
+        """Record the operator if it is a collective, then run it."""
         if comes_again(types):
             return NotImplemented
         name = getattr(func, "name", lambda: "")().split(".")[0]

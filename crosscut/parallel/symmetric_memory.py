@@ -1,14 +1,16 @@
-r"""Products that run in pieces beside their own gathers and scatters, through PyTorch's symmetric memory.
+r"""Matrix products that overlap with their own gathers and scatters piece by piece, through PyTorch's symmetric memory.
 
-Where the tensor ranks can read each other's memory, a rank needs not wait for a whole gathered sequence: it multiplies
-the piece that it has while it copies the next one from its neighbour, and sends each piece of a product as soon as it
-is done (Wang et al. 2023; PyTorch calls it asynchronous tensor parallelism). Two conjugate operators say it all:
+If the tensor ranks can read each other's memory, a rank need not wait for the whole gathered sequence. It multiplies
+the piece that it has while it copies the next piece from its neighbour, and it sends each piece of a product as soon as
+the piece is done (Wang et al. 2023; PyTorch calls this asynchronous tensor parallelism). Two conjugate operators
+suffice:
 
     gather and multiply:   X = gather(x),  y = X W^T        backward: multiply and scatter
     multiply and scatter:  y = scatter(x W^T)               backward: gather and multiply
 
-Shapes: B batch, S sequence, I in, O out, T tensor ranks. Needs sequence parallelism. The weight's gradient needs the
-whole sequence: it is gathered again as ever, beside the input's gradient, or falls off on the way.
+Shapes: B batch, S sequence, I in, O out, T tensor ranks. This needs sequence parallelism. The weight's gradient needs
+the whole sequence. The first operator gathers the sequence again, overlapped with the product of the input's gradient;
+the second uses the sequence that its backward pass gathers in any case.
 """
 
 import os
@@ -78,16 +80,16 @@ class _MultiplyAndScatter(Function):
 
 
 def gather_and_multiply(x: Tensor, weights: Sequence[Tensor], mesh: ParallelMesh) -> tuple[Tensor, ...]:
-    """[B, S/T, I] and some [O, I] to as many [B, S, O]: the products of the gathered sequence.
+    """Multiply the gathered sequence by each weight: [B, S/T, I] and several [O, I] to as many [B, S, O].
 
-    Forward: an all-gather, in pieces. Backward: a reduce-scatter, in pieces, and an all-gather beside it.
+    Forward: an all-gather, in pieces. Backward: a reduce-scatter, in pieces, which overlaps with an all-gather.
     """
     products: tuple[Tensor, ...] = run(_GatherAndMultiply, x, mesh, *weights)
     return products
 
 
 def multiply_and_scatter(x: Tensor, weight: Tensor, mesh: ParallelMesh) -> Tensor:
-    """[B, S, I] and [O, I] to [B, S/T, O]: this rank's part of the product's sum over the ranks.
+    """Multiply, sum over the ranks and keep this rank's part of the sequence: [B, S, I] and [O, I] to [B, S/T, O].
 
     Forward: a reduce-scatter, in pieces. Backward: an all-gather, in pieces.
     """
@@ -96,9 +98,9 @@ def multiply_and_scatter(x: Tensor, weight: Tensor, mesh: ParallelMesh) -> Tenso
 
 
 def _gathered_products(x: Tensor, matrices: list[Tensor], axis: Axis, *, keep: bool) -> Any:
-    """The gathered sequence, where it is to be kept, and a list of its products with matrices [K, N].
+    """Return the gathered sequence (None unless `keep`) and the list of its products with matrices [K, N].
 
-    The sequence is to lie first, as PyTorch works on it and gives its products: then it copies nothing.
+    PyTorch's operator wants the sequence to be the outermost dimension in memory; with this layout it needs no copies.
     """
     x = _symmetric_memory.restride_A_shard_for_fused_all_gather_matmul(x, SEQUENCE_DIM)
     return _ops.fused_all_gather_matmul(x, matrices, SEQUENCE_DIM, axis.group_name, return_A=keep)
@@ -111,34 +113,36 @@ def _scattered_product(x: Tensor, matrix: Tensor, axis: Axis) -> Tensor:
 
 
 def enable_symmetric_memory(mesh: ParallelMesh) -> None:
-    """Let the tensor ranks reach each other's memory where the layout asks for it. Every rank calls it."""
+    """Let the tensor ranks reach each other's memory, if the layout asks for symmetric memory. Every rank must call
+    this.
+    """
     if not mesh.symmetric_memory or mesh.device.type != "cuda":
         return
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # from some version on a group needs no telling
+        warnings.simplefilter("ignore", FutureWarning)  # newer versions of PyTorch do not need this call
         enable: Any = _symmetric_memory.enable_symm_mem_for_group
         enable(mesh.tensor.group_name)
 
 
 def require_symmetric_memory(layout: Layout, device: torch.device) -> None:
-    """Raise `LayoutError` where the layout asks for symmetric memory and the tensor ranks have none in common."""
+    """Raise `LayoutError` if the layout asks for symmetric memory and the tensor ranks cannot share memory."""
     if layout.symmetric_memory and (reason := _reason_against(layout, device)):
         raise LayoutError(
-            f"`layout.symmetric_memory` must be false here, but is true: {reason}. Leave it out; the sequence's "
-            "gathers then overlap with the neighbouring products as far as they can."
+            f"`layout.symmetric_memory` must be false here, but is true: {reason}. Remove it; the gathers of the "
+            "sequence then overlap with the neighbouring products as far as possible."
         )
 
 
 def _reason_against(layout: Layout, device: torch.device) -> str:
     if device.type != "cuda":
-        return "it is of GPUs, and the run is on the CPU"
+        return "symmetric memory needs GPUs, and the run is on the CPU"
     num_ranks, own = layout.tensor, os.environ.get("LOCAL_RANK")
     on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world_size))
     if on_this_machine % num_ranks:
-        return f"the {num_ranks} tensor ranks are not all on one machine, which runs {on_this_machine} ranks"
-    for one in range(on_this_machine) if own is None else [int(own)]:  # who starts the ranks asks for all of them
+        return f"the {num_ranks} tensor ranks are not all on one machine (this machine runs {on_this_machine} ranks)"
+    for one in range(on_this_machine) if own is None else [int(own)]:  # the process that starts ranks checks all
         first = one // num_ranks * num_ranks
         for other in range(first, first + num_ranks):
             if one != other and not torch.cuda.can_device_access_peer(one, other):
-                return f"GPU {one} cannot reach the memory of GPU {other}, for which NVLink is made"
+                return f"GPU {one} cannot access the memory of GPU {other}, which needs NVLink or peer-to-peer PCIe"
     return ""

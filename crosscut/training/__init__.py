@@ -1,4 +1,4 @@
-"""Turns a config into a trained model."""
+"""Training of a model from a config: the loop, the optimizer step, and everything that watches or speeds up a run."""
 
 from crosscut.training.run import run_training
 

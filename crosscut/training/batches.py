@@ -1,4 +1,4 @@
-"""From the data's samplers to tensors on this rank's device, also ahead of the step that needs them."""
+"""Training and validation batches as tensors on this rank's device; training batches are fetched one step ahead."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +18,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class Batches:
-    """The training and validation batches of one data rank, as functions of the seed and the step alone."""
+    """Training and validation batches of one data rank. They depend only on the seed and the step."""
 
     def __init__(self, run: RunConfig, tokens: TokenFolder, mesh: ParallelMesh) -> None:
         self.run, self.mesh = run, mesh
@@ -27,7 +27,7 @@ class Batches:
         self.validation = ValidationSampler(tokens.validation, sequence_length=length)
 
     def micro_batches(self, step: int) -> list[Batch]:
-        """This data rank's part of the batch of step `step`, in micro-batches of [micro-batch, S]."""
+        """Return this data rank's share of the batch of step `step`, as micro-batches of [micro-batch, S]."""
         tokens, targets = self.training.batch(
             step, batch_size=self.run.training.batch_size, rank=self.mesh.data.rank, size=self.mesh.data.size
         )
@@ -35,7 +35,7 @@ class Batches:
         return [batch.to_device(self.mesh.device) for batch in micro_batches]
 
     def validation_batches(self) -> Iterator[Batch]:
-        """This data rank's validation batches, in order; every rank gets the same number of them."""
+        """Yield this data rank's validation batches, in order. Every rank gets the same number of batches."""
         for tokens, targets in self.validation.batches(
             batch_size=self.run.micro_batch_size * self.mesh.data.size,
             rank=self.mesh.data.rank,
@@ -45,7 +45,7 @@ class Batches:
             yield _batch(tokens, targets).to_device(self.mesh.device)
 
     def documents(self, step: int, micro_batch: int) -> list[tuple[str, int]]:
-        """Source and record number of every document in this rank's micro-batch of a step."""
+        """Return source and record number of every document in this rank's micro-batch of a step."""
         batch_size, data = self.run.training.batch_size, self.mesh.data
         first = step * batch_size + data.rank * (batch_size // data.size) + micro_batch * self.run.micro_batch_size
         found: dict[tuple[str, int], None] = {}
@@ -55,21 +55,21 @@ class Batches:
 
 
 def _batch(tokens: Ids, targets: Ids) -> Batch:
-    """On the host, in the memory of the arrays."""
+    """Make a batch on the host that shares the memory of the arrays."""
     return Batch(tokens=torch.from_numpy(tokens), targets=torch.from_numpy(targets))
 
 
 class _Fetched(NamedTuple):
-    """The micro-batches of a step, and when a GPU has them."""
+    """Micro-batches of a step. `ready` is the event after which a GPU may use them; None on the CPU."""
 
     micro_batches: list[Batch]
     ready: "torch.cuda.Event | None"
 
 
 class BatchesAhead:
-    """The training batches of a run, each fetched in a thread while the step before runs.
+    """Training batches of a run, fetched in a background thread while the previous step runs.
 
-    As a context it ends its thread. What goes wrong in the thread is raised where the batch is taken.
+    Use it as a context manager, which ends the thread. An error in the thread is raised by `take`.
     """
 
     def __init__(self, batches: Batches, *, num_steps: int) -> None:
@@ -89,7 +89,7 @@ class BatchesAhead:
         self._thread.shutdown(cancel_futures=True)
 
     def take(self, step: int) -> list[Batch]:
-        """`Batches.micro_batches` of a step; that of the next one is begun. Raises what fetching it raised."""
+        """Return `Batches.micro_batches(step)` and start to fetch the next step. Raises any error of the fetch."""
         expected, future = self._next or (step, self._thread.submit(self._fetch, step))
         if expected != step:
             future = self._thread.submit(self._fetch, step)
@@ -101,7 +101,7 @@ class BatchesAhead:
             stream = torch.cuda.current_stream(self.batches.mesh.device)
             stream.wait_event(fetched.ready)
             for batch in fetched.micro_batches:
-                batch.record_stream(stream)  # it was made on the thread's, which may not use its memory before
+                batch.record_stream(stream)  # made on the thread's stream: do not reuse its memory before this one
         return fetched.micro_batches
 
     def _fetch(self, step: int) -> _Fetched:

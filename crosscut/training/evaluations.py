@@ -1,4 +1,4 @@
-"""The paper's scores of the model that is trained, every so many steps and at the end."""
+"""Scores from the paper for the model in training: every `evaluation.every` steps and after the last step."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,33 +12,34 @@ from crosscut.pretrained import begin_of_run
 from crosscut.training.speed.compilation import uncompiled
 
 _PREFIXES = ("wikitext103_", "lambada_", "text_")
-"""Prefixes of the names that the rows of the metrics give to the figures of each task."""
+"""Prefixes of figure names in the rows of `metrics.jsonl`, one per task."""
 
 
 class Evaluations:
-    """Evaluations that a run's `[evaluation]` section asks for; none where the section names no file."""
+    """Evaluations that the `[evaluation]` section of a run asks for; none if the section names no file."""
 
     def __init__(self, run: RunConfig, tokens: TokenFolder) -> None:
-        """Reads the texts. Raises `ConfigError` or `DataError`."""
+        """Read the texts. Raises `ConfigError` or `DataError`."""
         self.run = run
         self.tasks: list[Task] = []
         if run.evaluation.has_tasks:
-            # Positions beyond the sequences of the training are not trained, whatever the model has room for.
+            # Training uses positions up to its sequence length only, even if the model has more.
             sizes = {"longest": run.training.sequence_length, "vocab_size": run.model.vocab_size}
             begin = begin_of_run(run, tokens.path)
             self.tasks = make_tasks(run.evaluation, tokens.tokenizer(), begin_of_text=begin, **sizes)
 
     def is_due(self, step: int) -> bool:
-        """Whether the model is to be scored after `step` steps."""
+        """Whether the model must be scored after `step` steps."""
         every = self.run.evaluation.every
         return bool(self.tasks) and (step == self.run.training.steps or (every > 0 and step % every == 0))
 
     def figures(self, model: GPT, request: StopRequest | None = None, *, shown: bool = False) -> dict[str, float]:
-        """All figures, by task and name, unless `request` raises `Stopped` before the end. Every rank calls it.
+        """Score the model on all tasks; returns figures under the names `<task>_<figure>`. Every rank must call this.
 
-        With `shown` the first rank shows how far it is.
+        `request` raises `Stopped` if the ranks agree to stop during the scoring. With `shown`, the first rank shows a
+        progress bar.
         """
-        with uncompiled(model):  # windows have other shapes than the batches that layers are compiled for
+        with uncompiled(model):  # layers are compiled for the shape of training batches; windows have other shapes
             results = evaluate(
                 model,
                 self.tasks,
@@ -50,7 +51,7 @@ class Evaluations:
 
 
 def last_figures(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures of the last evaluation among the rows of a run's metrics; none where there was none."""
+    """Figures of the last evaluation in the rows of `metrics.jsonl`; empty if there was no evaluation."""
     found: dict[str, Any] = {}
     for row in rows:
         found = {name: value for name, value in row.items() if name.startswith(_PREFIXES)} or found

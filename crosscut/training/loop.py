@@ -1,7 +1,7 @@
-"""The training loop on one rank: launch each step, then do each chore that is due.
+"""The training loop on one rank: launch a step, then do every chore that is due.
 
-The loop runs one step ahead of its results. It launches step n + 1 before it has read the loss of step n, so that the
-GPU never waits for the host. Before the weights are used for anything else (validation, a checkpoint), it catches up:
+The loop runs one step ahead of its results. It launches step n + 1 before it has read the loss of step n, so the GPU
+never waits for the host. Before the weights are used for anything else (validation, a checkpoint), the loop catches up:
 it waits for the result of the last step.
 """
 
@@ -46,7 +46,9 @@ class Outcome:
     seconds: float
     """Seconds of the training steps alone."""
     stopped: bool
-    """Whether a scheduler ended the run early; `after` may then be older than `last_step`, which has a checkpoint."""
+    """Whether a scheduler ended the run early. `after` may then be older than `last_step`, whose checkpoint has been
+    written.
+    """
 
 
 @dataclass
@@ -66,7 +68,7 @@ class _Course:
 
     @contextmanager
     def until_stopped(self) -> Iterator[None]:
-        """Leave the block, and note it, where the ranks agree to stop inside."""
+        """Set `stopped` and leave the block if the ranks agree to stop inside it."""
         try:
             yield
         except Stopped:
@@ -74,7 +76,7 @@ class _Course:
 
 
 class Loop:
-    """Trains, validates, evaluates and keeps checkpoints, as the trainer's run asks for."""
+    """Training, validation, evaluation and checkpoints of one run."""
 
     def __init__(
         self,
@@ -85,7 +87,7 @@ class Loop:
         profiler: Profiler | None = None,
         evaluations: Evaluations | None = None,
     ) -> None:
-        """`identity` is the description of the run in its checkpoints (`checkpoint.Progress`)."""
+        """`identity` describes the run in its checkpoints (`checkpoint.Progress`)."""
         self.profiler, self.evaluations = profiler, evaluations
         self.run, self.trainer, self.batches, self.mesh = trainer.run.config, trainer, batches, trainer.mesh
         self.identity = dict(identity or {})
@@ -101,9 +103,9 @@ class Loop:
         )
 
     def train(self, resume_from: Path | Folder | None = None) -> Outcome:
-        """Do all steps that are left, or those until a scheduler asks to stop (`launch.stopping`).
+        """Run all remaining steps, or run until a scheduler asks to stop (`launch.stopping`).
 
-        Raises `TrainingError` when a loss is no longer finite, a loss scale has fallen too low, or replicas of a
+        Raises `TrainingError` if a loss is not finite, if the loss scale has fallen too low, or if replicas of a
         parameter differ.
         """
         steps = self.run.training.steps
@@ -120,7 +122,7 @@ class Loop:
                         chore(course)
                 self.finish_saving()
                 if course.stopped:
-                    request.meet()  # a rank that left earlier would take the one that still writes with it
+                    request.meet()  # a rank that exited earlier would kill the rank that is still writing
         return Outcome(
             before=before,
             after=course.after,
@@ -132,10 +134,11 @@ class Loop:
         )
 
     def _chores_due(self, course: _Course) -> Iterator[Callable[[_Course], None]]:
-        """Work that is due after the last step launched, in order: score the model, compare replicas, save.
+        """Yield the chores that are due after the last launched step, in order: score the model, compare replicas,
+        save.
 
-        The ranks may agree to stop before each score and while one is made. Then no further score is made, and a
-        checkpoint is due. So the caller does each chore before it asks for the next one.
+        The ranks may agree to stop before or during each score. No further score is then made, and a checkpoint is due.
+        The caller must therefore do each chore before it asks for the next one.
         """
         done, training = course.done, self.run.training
         last = done == training.steps
@@ -163,43 +166,44 @@ class Loop:
             course.metrics.scores(course.done, figures)
 
     def validate(self, step: int, metrics: Metrics, request: StopRequest | None = None) -> Score:
-        """Score the model on the validation set, unless `request` raises `Stopped` before the end.
+        """Score the model on the validation set. `request` raises `Stopped` if the ranks agree to stop during the
+        scoring.
 
-        Raises `TrainingError`, on all ranks, when the loss is not finite.
+        Raises `TrainingError` on all ranks if the loss is not finite.
         """
         batches = self.batches.validation_batches()
         score = evaluate_loss(self.trainer.model, request.checked(batches) if request else batches)
         metrics.validation(step, loss=score.loss, perplexity=score.perplexity)
         if not math.isfinite(score.loss):
             raise TrainingError(
-                f"The validation loss must be finite, but after step {step} it is {score.loss}. The weights are not "
-                "saved: the checkpoints are those from before. Lower `optimizer.learning_rate` and run again with "
-                "--resume auto, or look at the validation documents."
+                f"The validation loss must be finite, but after step {step} it is {score.loss}. These weights are not "
+                "saved; the earlier checkpoints are safe. Lower `optimizer.learning_rate` and run again with "
+                "--resume auto, or check the validation documents."
             )
         return score
 
     def compare_replicas(self, step: int) -> None:
-        """Raise `TrainingError`, on all ranks, where ranks that hold the same parameter no longer do."""
+        """Raise `TrainingError` on all ranks if replicas of a parameter differ."""
         if not self.run.training.compare_replicas_every:
             return
         drift = find_drift(dict(self.trainer.model.named_parameters()), self.mesh)
         if drift is None:
             return
         ranks = ", ".join(map(str, drift.ranks))
-        where = f"on rank {ranks} it is not what most have" if drift.others else f"on ranks {ranks} it is not"
+        where = f"differs from the majority on rank {ranks}" if drift.others else f"differs between ranks {ranks}"
         more = f"; {drift.num_parameters - 1} more parameters differ, too" if drift.num_parameters > 1 else ""
         raise TrainingError(
-            f"`{drift.name}` must be the same on all ranks that hold it alike, but after step {step} {where}, by up to "
-            f"{drift.size:.1e} of its largest element{more}. "
-            "The weights are not saved: the checkpoints are those from before. Look for failing memory or a failing "
-            "device of these ranks, and run again with --resume auto."
+            f"`{drift.name}` must have identical values in all its replicas, but after step {step} it {where}, by up "
+            f"to {drift.size:.1e} of its largest element{more}. "
+            "These weights are not saved; the earlier checkpoints are safe. Check these ranks for failing memory or a "
+            "failing device, and run again with --resume auto."
         )
 
     def save(self, step: int, *, final: bool = False) -> None:
-        """Begin to write a checkpoint after `step` steps, and then the run's config as it was when it was written.
+        """Start to write a checkpoint after `step` steps. Once the checkpoint is complete, write the run's config, too.
 
-        Raises `CheckpointError` when the one before could not be written and the run is to stop then; the `final` one
-        is tried all the same.
+        Raises `CheckpointError` if the previous checkpoint could not be written and the config says that the run must
+        then stop. The `final` checkpoint is attempted in any case.
         """
         progress = Progress(
             step=step,
@@ -212,11 +216,11 @@ class Loop:
         self.saver.save(progress, written=lambda: write_toml(self.run, self.folder / CONFIG_FILE), final=final)
 
     def finish_saving(self) -> None:
-        """Wait until every checkpoint that was begun is in its place. Raises as `save`."""
+        """Wait until every started checkpoint is in place. Raises `CheckpointError` as `save` does."""
         self.saver.finish()
 
     def load(self, folder: Path | Folder) -> Progress:
-        """Go back to a checkpoint, of this or of another layout; the optimizer's settings stay the run's."""
+        """Load a checkpoint, written by this or by another layout. The optimizer's settings stay those of this run."""
         model, optimizer = self.trainer.model, self.trainer.optimizer
         more = self.trainer.more_state
         progress = load_checkpoint(folder, model=model, optimizer=optimizer, more=more, padded=model.padded_rows)
@@ -224,7 +228,7 @@ class Loop:
         return progress
 
     def _launch_step(self, course: _Course) -> None:
-        """Launch the next step and report the one before. Raises `TrainingError` where that one failed."""
+        """Launch the next step and report the previous one. Raises `TrainingError` if the previous step failed."""
         step = course.done
         profiled = self.profiler.around(step) if self.profiler else nullcontext()
         with self._failures_explained(), profiled:
@@ -232,13 +236,17 @@ class Loop:
         course.done += 1
 
     def _catch_up(self, follower: Follower) -> None:
-        """Report the step that was launched last. Raises `TrainingError` where it failed."""
+        """Report the step that was launched last. Raises `TrainingError` if that step failed."""
         with self._failures_explained():
             follower.catch_up()
 
     @contextmanager
     def _failures_explained(self) -> Iterator[None]:
-        """A step that failed is repeated to find out where; the trainer has held its weights since."""
+        """Turn the failure of a step into an error that tells where it began.
+
+        The failed step is run again to find its origin. Its weights are still in place, because the trainer changes
+        nothing after a failure.
+        """
         try:
             yield
         except NonFiniteError as error:

@@ -1,7 +1,7 @@
-"""AdamW as in the paper's section 4.1.1: decoupled weight decay, not on biases and layer norms.
+"""AdamW as in the paper's section 4.1.1: decoupled weight decay, except on biases and layer norms.
 
-The arithmetic is PyTorch's fused kernel, on the local parts of distributed tensors. Whether a step may change anything
-is a number on the device (`found_inf`, as PyTorch calls it), so that no host has to wait for it.
+PyTorch's fused kernel does the arithmetic on the local parts of distributed tensors. A scalar on the device
+(`found_inf`, as PyTorch calls it) decides whether a step may change anything, so the host never waits.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -16,11 +16,13 @@ from crosscut.config import ModelConfig, OptimizerConfig
 from crosscut.parallel.state.parameters import local_part
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""PyTorch's names for the moving averages of a gradient and of its square."""
+"""PyTorch's names for the two moments: the moving averages of the gradient and of its square."""
 
 
 class Piece(NamedTuple):
-    """Arguments of one call of the fused kernel: local tensors of one type, one of each kind per entry."""
+    """Arguments of one call of the fused kernel: lists of local tensors of one element type. Entry i of each list
+    belongs to the same parameter.
+    """
 
     parameters: list[Tensor]
     gradients: list[Tensor]
@@ -30,43 +32,45 @@ class Piece(NamedTuple):
 
 
 class Home(Protocol):
-    """Home of the moments between steps."""
+    """Place where AdamW's moments are stored between steps."""
 
     def new(self, parameter: Tensor) -> Tensor:
-        """Zeros placed as a parameter."""
+        """Return zeros with the shape and placement of `parameter`."""
 
     def keep(self, moment: Tensor, parameter: Tensor) -> Tensor:
-        """A moment that was loaded, in this place."""
+        """Move a loaded moment to this place."""
 
     def pieces(self, whole: Piece) -> Iterator[Piece]:
-        """All of `whole`, piece by piece, with the moments on the device; the user changes a piece before the next."""
+        """Yield all of `whole` in pieces, with the moments on the device. The caller updates each piece before it asks
+        for the next.
+        """
 
 
 class OnDevice:
-    """Moments lie beside their parameters."""
+    """Moments stored on the device, like the parameters."""
 
     def new(self, parameter: Tensor) -> Tensor:
-        """Zeros placed as a parameter."""
+        """Return zeros with the shape and placement of `parameter`."""
         return torch.zeros_like(parameter)
 
     def keep(self, moment: Tensor, parameter: Tensor) -> Tensor:
-        """A moment that was loaded, in the parameter's type and on its device."""
+        """Convert a loaded moment to the parameter's element type and device."""
         return moment.to(dtype=parameter.dtype, device=parameter.device)
 
     def pieces(self, whole: Piece) -> Iterator[Piece]:
-        """All at once."""
+        """Yield `whole` as one piece."""
         yield whole
 
 
 class LocalAdamW(AdamW):
-    """PyTorch's AdamW with its state, its settings and its checkpoints, and a step of its own.
+    """PyTorch's AdamW (same state, settings and checkpoints) with a different `step`.
 
-    PyTorch's would send every argument through the dispatch of distributed tensors, and needs all moments on the
-    device at once.
+    PyTorch's own step would send every argument through the dispatch of distributed tensors, and needs all moments on
+    the device at once.
     """
 
     found_inf: Tensor | None = None
-    """A float32 scalar on the device: where it is 1, a step changes neither parameters nor state."""
+    """Float32 scalar on the device: if it is 1, a step changes neither the parameters nor the state."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], config: OptimizerConfig, *, home: Home | None = None) -> None:
         betas = (config.beta1, config.beta2)
@@ -75,7 +79,9 @@ class LocalAdamW(AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Change the parameters by their gradients; those without one are passed over. Takes no closure."""
+        """Update the parameters from their gradients. Parameters without a gradient are skipped. `closure` must be
+        None.
+        """
         assert closure is None, "the loss is computed by the trainer"
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
@@ -83,14 +89,16 @@ class LocalAdamW(AdamW):
                 self._update([p for p in parameters if p.dtype == dtype], group)
 
     def prepare(self) -> None:
-        """Make now the state that the first step would make."""
+        """Create the state that the first step would otherwise create."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 self._state_of(parameter)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As PyTorch's, but the moments go to where they live: PyTorch would take all of them to the device."""
+        """Load a state dict as PyTorch does, but put the moments directly into `home`. PyTorch would first copy all of
+        them to the device.
+        """
         saved = state_dict["state"]
         others = {key: {name: v for name, v in entry.items() if name not in MOMENTS} for key, entry in saved.items()}
         super().load_state_dict({**state_dict, "state": others})
@@ -114,7 +122,7 @@ class LocalAdamW(AdamW):
         if self.found_inf is None:
             torch._foreach_add_(steps, 1)
         else:
-            # A list, since a single scalar tensor would be read by the host.
+            # A list of scalars: with one scalar tensor, PyTorch would read the value on the host and wait for it.
             torch._foreach_add_(steps, [1 - self.found_inf] * len(steps))
         for piece in self.home.pieces(whole):
             torch._fused_adamw_(
@@ -150,10 +158,10 @@ def _gradient(parameter: Tensor) -> Tensor:
 def make_optimizer(
     model: nn.Module, config: OptimizerConfig, *, undecayed: Collection[str] = (), home: Home | None = None
 ) -> LocalAdamW:
-    """AdamW over a model's parameters. The learning rate is set at every step.
+    """Create AdamW for a model's parameters. `set_learning_rate` must set the learning rate at every step.
 
     Weight decay does not apply to the parameters named in `undecayed` (for a whole model: `undecayed_parameters`).
-    `home` is the place of the moments, by default beside the parameters.
+    `home` stores the moments; the default is on the device.
     """
     named = list(model.named_parameters())
     decayed = [parameter for name, parameter in named if name not in undecayed]
@@ -163,17 +171,19 @@ def make_optimizer(
 
 
 def undecayed_parameters(model: ModelConfig) -> set[str]:
-    """Names of a model's parameters to which weight decay does not apply: those of norms, and biases."""
+    """Names of the parameters without weight decay: parameters of norms, and biases."""
     return {parameter.name for parameter in describe(model).parameters() if not parameter.role.decays}
 
 
 def apply_settings(optimizer: AdamW, config: OptimizerConfig) -> None:
-    """Put the run's settings in force again after a checkpoint has brought back those that it was written with."""
+    """Apply the run's settings again after loading a checkpoint, which restores the settings of the run that wrote
+    it.
+    """
     for group, decay in zip(optimizer.param_groups, (config.weight_decay, 0.0), strict=True):
         group.update(weight_decay=decay, betas=(config.beta1, config.beta2), eps=config.epsilon)
 
 
 def set_learning_rate(optimizer: AdamW, rate: float) -> None:
-    """Use `rate` from the next step on."""
+    """Set the learning rate of the steps that follow."""
     for group in optimizer.param_groups:
         group["lr"] = rate

@@ -1,4 +1,4 @@
-"""The element types of a run's precision as torch's, and whether a device has them."""
+"""PyTorch element types of each precision, and checks whether a device supports a precision."""
 
 import torch
 
@@ -8,7 +8,7 @@ from crosscut.config.precision import FLOAT8_MULTIPLE, PRECISIONS, precision_on
 from crosscut.kernels import FLOAT8, ORDINARY, Products
 
 FLOAT8_CAPABILITY = (8, 9)
-"""Compute capability of NVIDIA's first GPUs with float8 products, Ada; Hopper and Blackwell have them, too."""
+"""Lowest compute capability of NVIDIA GPUs with float8 products (Ada; Hopper and Blackwell are higher)."""
 
 
 def compute_dtype(precision: str) -> torch.dtype:
@@ -27,13 +27,13 @@ def product_dtype(precision: str) -> torch.dtype:
 
 
 def products(precision: str) -> Products:
-    """Matrix products that the layers use."""
+    """Implementation of the layers' matrix products in this precision."""
     return FLOAT8 if PRECISIONS[precision].products.startswith("float8") else ORDINARY
 
 
 def fast_precision(device: torch.device) -> str:
-    """Precision that `training.precision = "auto"` stands for on a device."""
-    # PyTorch imitates bfloat16 on GPUs before.
+    """Precision that `training.precision = "auto"` selects on this device."""
+    # PyTorch emulates bfloat16 on older GPUs.
     has_bfloat16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= AMPERE
     return precision_on(device.type, has_bfloat16=has_bfloat16)
 
@@ -44,19 +44,19 @@ def resolve_on(run: RunConfig, device: torch.device) -> ResolvedRun:
 
 
 def require_precision(precision: str, device: torch.device) -> None:
-    """Raise `ConfigError` where the device does not have the run's precision in its hardware."""
+    """Raise `ConfigError` if the device's hardware does not support the precision."""
     if products(precision) is FLOAT8 and not _has_float8(device):
         raise ConfigError(f'{_no_float8("`training.precision`", device)}. Set training.precision="bfloat16".')
 
 
 def require_imitable_precision(precision: str, device: torch.device) -> None:
-    """Raise `ConfigError` where PyTorch does not even imitate what the precision's hardware does.
+    """Raise `ConfigError` if PyTorch can neither run nor emulate the precision's matrix products on the device.
 
-    An imitation gains training no time, but its factors are the same 8 bits: enough for `crosscut verify`.
+    Emulation is slow but uses the same 8-bit factors, which is enough for `crosscut verify`.
     """
     if products(precision) is FLOAT8 and not (_has_float8(device) or _imitates_float8(device)):
         elsewhere = ', or verify on the CPU with training.device="cpu"' if device.type == "cuda" else ""
-        raise ConfigError(f"{_no_float8('`--precision`', device)}. Take --precision bfloat16{elsewhere}.")
+        raise ConfigError(f"{_no_float8('`--precision`', device)}. Use --precision bfloat16{elsewhere}.")
 
 
 def _has_float8(device: torch.device) -> bool:
@@ -64,7 +64,7 @@ def _has_float8(device: torch.device) -> bool:
 
 
 def _imitates_float8(device: torch.device) -> bool:
-    """Whether PyTorch multiplies 8 bits without hardware for it: on CPUs, in builds that have the operator there."""
+    """Whether PyTorch emulates 8-bit products on this device: only on CPUs, and only in some builds."""
     if device.type != "cpu":
         return False
     zeros = torch.zeros(FLOAT8_MULTIPLE, FLOAT8_MULTIPLE, dtype=torch.bfloat16)
@@ -79,13 +79,13 @@ def _imitates_float8(device: torch.device) -> bool:
 def _no_float8(option: str, device: torch.device) -> str:
     found = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
     return (
-        f'{option} must be one that the device multiplies in, but is "float8": GPUs from Ada and Hopper on (compute '
-        f"capability 8.9) do, {found} does not"
+        f'{option} must be supported by the device, but is "float8", which needs a GPU of compute capability 8.9 or '
+        f"higher (Ada, Hopper or later); {found} does not support it"
     )
 
 
 def needs_loss_scale(precision: str) -> bool:
-    """Whether gradients pass through a type whose smallest number is too large for them."""
+    """Whether the precision needs a loss scale because gradients pass through float16."""
     return compute_dtype(precision) == torch.float16
 
 

@@ -1,4 +1,4 @@
-"""Requirements of a run on the machine it is started on, checked before its ranks begin."""
+"""Requirements of a run on this machine, checked before its ranks start."""
 
 from crosscut.config import ResolvedRun
 from crosscut.launch.processes import choose_device
@@ -8,9 +8,9 @@ from crosscut.training.speed.compilation import require_compilation
 
 
 def require_capabilities(run: ResolvedRun, *, only_to_verify: bool = False) -> None:
-    """Raise `ConfigError` or `LayoutError` where a fusion, an overlap or a precision of the run cannot be had here.
+    """Check that this machine supports the precision, the compilation and the symmetric memory that the run asks for.
 
-    With `only_to_verify`, products in 8 bits may be imitated ones.
+    With `only_to_verify`, PyTorch may emulate 8-bit matrix products in software. Raises `ConfigError` or `LayoutError`.
     """
     device = choose_device(run.device)
     (require_imitable_precision if only_to_verify else require_precision)(run.precision, device)

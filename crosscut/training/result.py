@@ -1,7 +1,7 @@
-"""Figures of a step, for which the host waits only when it reads one.
+"""Loss, gradient norm and other figures of a step. The host waits for the device only when a figure is read.
 
-A GPU is given its work long before it does it. So the copy of a step's figures to host memory is queued behind the
-step's own work, and only a reader of a figure waits: the loop reads them when it has launched the next step.
+A GPU runs its work long after the host has queued it. The copy of the figures to host memory is therefore queued right
+after the step's own work. The loop reads the figures after it has launched the next step.
 """
 
 import time
@@ -15,7 +15,9 @@ from crosscut.training.loss_scale import SMALLEST, LossScale
 
 
 class Moment:
-    """A point in a device's work, after all that it was given so far. On the CPU, which is done by then: now."""
+    """Point in the queue of a device's work, after everything queued so far. On the CPU, which has no queue, the
+    current time.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._time = time.perf_counter()
@@ -25,12 +27,12 @@ class Moment:
             self._event.record(torch.cuda.current_stream(device))
 
     def wait(self) -> None:
-        """Return when the device has reached this moment."""
+        """Wait until the device has reached this moment."""
         if self._event is not None:
             self._event.synchronize()
 
     def seconds_to(self, later: "Moment") -> float:
-        """Seconds of the device from this moment to `later`, which it must have reached."""
+        """Seconds on the device from this moment to `later`. The device must have reached both moments."""
         if self._event is None or later._event is None:
             return later._time - self._time
         milliseconds: float = self._event.elapsed_time(later._event)
@@ -38,13 +40,13 @@ class Moment:
 
 
 class NonFiniteError(Exception):
-    """The loss or the gradient norm of a step is not a finite number; the weights are still those before the step."""
+    """The loss or the gradient norm of a step is not finite. The weights are still those from before the step."""
 
     def __init__(self, step: int, loss: float, norm: float, exhausted: TrainingError | None = None) -> None:
         super().__init__(f"step {step + 1}: loss {loss}, gradient norm {norm}")
         self.step = step
         self.exhausted = exhausted
-        """With a loss scale, the error to show the user where the forward pass is finite."""
+        """With a loss scale: the error for the user if the forward pass turns out to be finite."""
 
 
 class _Figures(NamedTuple):
@@ -55,17 +57,17 @@ class _Figures(NamedTuple):
 
 
 class StepResult:
-    """The figures of one step; the first look at one waits until the device has done the step.
+    """Figures of one step. The first access to a figure waits until the device has finished the step.
 
-    It raises `NonFiniteError` then, on every rank alike, where the loss or the gradient norm is not finite, with a loss
-    scale only where that has fallen too low to be of use. The weights are those before the step, and stay so through
-    every later step.
+    That access raises `NonFiniteError`, on every rank, if the loss or the gradient norm is not finite; with a loss
+    scale, only if the scale has fallen below its smallest useful value. The weights are then those from before the
+    step, and no later step changes them.
     """
 
     def __init__(
         self, step: int, rate: float, *, loss: Tensor, norm: Tensor, held: Tensor, loss_scale: LossScale | None
     ) -> None:
-        """`held` is 1 where the step changed nothing. `loss_scale` as it was in the step."""
+        """`held` is a scalar tensor: 1 if the step changed nothing. `loss_scale` has the value that the step used."""
         self.step = step
         """Index of the step, counted from 0."""
         self.learning_rate = rate
@@ -73,37 +75,41 @@ class StepResult:
         scale = loss_scale.scale if loss_scale is not None else torch.ones_like(held)
         self._arriving = _to_host(torch.stack([figure.double() for figure in (loss, norm, held, scale)]))
         self.end = Moment(loss.device)
-        """Moment at which the step is done."""
+        """Moment at which the device has finished the step."""
         self._figures: _Figures | None = None
 
     def wait(self) -> "StepResult":
-        """Return once the step is done; raises as the class says."""
+        """Wait until the device has finished the step. Raises `NonFiniteError` (see the class)."""
         self._look()
         return self
 
     @property
     def loss(self) -> float:
-        """Mean cross entropy per target token over the whole batch, in nats; of a skipped step it may be no number."""
+        """Mean cross entropy per target token over the whole batch, in nats. May be NaN or infinite if the step was
+        skipped.
+        """
         return self._look().loss
 
     @property
     def gradient_norm(self) -> float:
-        """Global norm before clipping; of a skipped step it is no number."""
+        """Global gradient norm before clipping. NaN or infinite if the step was skipped."""
         return self._look().norm
 
     @property
     def loss_scale(self) -> float | None:
-        """Factor of the loss before the backward pass; None where the precision needs no loss scale."""
+        """Factor that multiplied the loss before the backward pass; None if the precision needs no loss scale."""
         scale = self._look().scale
         return scale if self._scaled else None
 
     @property
     def skipped(self) -> bool:
-        """Whether the step changed nothing, since its gradients had overflowed at its loss scale."""
+        """Whether the step changed nothing because its gradients overflowed at its loss scale."""
         return bool(self._look().held)
 
     def values(self) -> dict[str, float | int]:
-        """The figures by name, as the run's metrics hold them; those of a loss scale only where there is one."""
+        """Figures by name, as `metrics.jsonl` stores them. Figures of the loss scale are present only if the run has
+        one.
+        """
         told: dict[str, float | int] = {
             "loss": self.loss, "gradient_norm": self.gradient_norm, "learning_rate": self.learning_rate
         }  # fmt: skip
@@ -121,8 +127,8 @@ class StepResult:
         if figures.held and figures.scale / 2 < SMALLEST:
             exhausted = TrainingError(
                 f"The loss scale must stay at or above {SMALLEST:g}, but the gradients of step {self.step + 1} "
-                f"overflowed at {figures.scale:g}, so that it would fall to {figures.scale / 2:g}. The weights are "
-                "those from before it overflowed. Lower `optimizer.learning_rate`, or set "
+                f"overflowed at scale {figures.scale:g}, so the scale would fall to {figures.scale / 2:g}. The weights "
+                "are those from before the overflow. Lower `optimizer.learning_rate`, or set "
                 'training.precision="bfloat16" or "float32", and run again with --resume auto.'
             )
             raise NonFiniteError(self.step, figures.loss, figures.norm, exhausted)
@@ -130,5 +136,5 @@ class StepResult:
 
 
 def _to_host(numbers: Tensor) -> Tensor:
-    """The numbers in host memory, once the device has come that far; nobody waits here."""
-    return numbers.to("cpu", non_blocking=True) if numbers.is_cuda else numbers  # into pinned memory
+    """Queue a copy of the numbers to host memory, without waiting for it."""
+    return numbers.to("cpu", non_blocking=True) if numbers.is_cuda else numbers  # the copy is in pinned memory

@@ -1,4 +1,4 @@
-"""A whole run, from the config to the summary: prepares the data, starts or joins the ranks, trains, reports."""
+"""A whole training run from config to summary: prepare the data, start or join the ranks, train, write the report."""
 
 import dataclasses
 import hashlib
@@ -43,48 +43,52 @@ from crosscut.training.watching.run_report import SUMMARY_FILE, typed_command, w
 
 @dataclasses.dataclass(frozen=True)
 class _Prepared:
-    """Message to every rank before it begins."""
+    """Input of every rank: the same message is sent to all of them before training starts."""
 
     run: ResolvedRun
-    """Settings of the run, with the vocabulary filled in."""
+    """Settings of the run, including the vocabulary size."""
     checkpoint: Folder | None
     """Checkpoint to resume from; None for a new run."""
     identity: dict[str, Any]
     """Identity of the run that its checkpoints record (`identity_of`)."""
     profile: bool = False
-    """Whether to record a few steps (`profiling`)."""
+    """Whether to profile a few steps (`profiling`)."""
 
 
 Resume = bool | Literal["auto"]
-"""Whether to go on from a checkpoint: `True` where there must be one, `"auto"` where there is one."""
+"""Whether to resume: `True` requires a checkpoint, `"auto"` resumes if there is a checkpoint and starts a new run if
+not.
+"""
 
 
 def run_training(run: RunConfig, *, resume: Resume = False, profile: bool = False) -> None:
-    """Do a run in the ranks that its layout asks for, or in those that torchrun started.
+    """Train in the ranks that the layout asks for. Starts them, or joins the ranks that torchrun started.
 
-    With `resume="auto"` the same call serves every start of a job: a new run, one to go on with, one that only lacks
-    its report, and one that is complete, which is left as it is. With `profile` a few steps are recorded
-    (`profiling`). What the user can get wrong is found before a process starts (under torchrun: before the ranks build
-    the model). Raises `ConfigError`, `LayoutError`, `DataError`, `CheckpointError` or `TrainingError`; `RankFailure`
-    when a rank failed for another reason; `RunStopped` when the run was asked to stop by SIGTERM or SIGUSR1 and has
-    written a checkpoint. Both signals are ignored from then on, so that no copy of them hides it.
+    With `resume="auto"`, one command serves every start of a job. It starts a new run, resumes an unfinished one,
+    writes the final report if only that is missing, and leaves a complete run unchanged. With `profile`, a few steps
+    are recorded (`profiling`). User mistakes are found before any process starts (under torchrun: before the ranks
+    build the model).
+
+    Raises `ConfigError`, `LayoutError`, `DataError`, `CheckpointError` or `TrainingError`; `RankFailure` if a rank
+    failed for another reason; `RunStopped` if SIGTERM or SIGUSR1 asked the run to stop and its checkpoint has been
+    written. Both signals are ignored from then on, so that a repeated signal cannot hide `RunStopped`.
     """
     ranks = Ranks(layout=run.layout, device=run.training.device)
     resolved = resolve_on(run, choose_device(run.training.device))
     require_capabilities(resolved)
     stopped_after = in_ranks(ranks, _train, prepare=lambda: _prepare_unless_complete(resolved, resume, profile))
     if stopped_after:
-        ignore_requests()  # in the process that has started the ranks, too
+        ignore_requests()  # also in the process that started the ranks
         config = shlex.quote(str(Path(run.output.folder) / CONFIG_FILE))
         raise RunStopped(
-            f"Stopped as asked, after step {stopped_after} of {run.training.steps}. The checkpoint "
-            f"`{checkpoint_folder(run.checkpoints_folder, stopped_after)}` is written: requeue the job, or go on with "
-            f"`{typed_command()} train {config} --resume auto`."
+            f"The run was asked to stop and has stopped after step {stopped_after} of {run.training.steps}. Its "
+            f"checkpoint is `{checkpoint_folder(run.checkpoints_folder, stopped_after)}`. Requeue the job, or resume "
+            f"with `{typed_command()} train {config} --resume auto`."
         )
 
 
 def is_complete(run: RunConfig) -> bool:
-    """Whether the run's folder holds the report of all its steps, and the last checkpoint, undamaged."""
+    """Whether the run's folder holds the final report and an undamaged checkpoint of the last step."""
     steps = run.training.steps
     try:
         summary = json.loads((Path(run.output.folder) / SUMMARY_FILE).read_text(encoding="utf-8"))
@@ -96,7 +100,7 @@ def is_complete(run: RunConfig) -> bool:
 
 
 def _prepare_unless_complete(run: ResolvedRun, resume: Resume, profile: bool) -> _Prepared | Done[int]:
-    """Prepare a run for its ranks; with `resume="auto"` a complete run has no work left, and a message says so."""
+    """Prepare a run for its ranks. If `resume="auto"` and the run is complete, say so and return `Done` instead."""
     if resume == "auto" and is_complete(run.config):
         text = f"The run in `{run.config.output.folder}` is complete: all {run.training.steps} steps are done."
         Console().print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
@@ -105,11 +109,11 @@ def _prepare_unless_complete(run: ResolvedRun, resume: Resume, profile: bool) ->
 
 
 def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False) -> _Prepared:
-    """Make the run's folder and its tokens, and find the checkpoint to go on from."""
+    """Create the run's folder, prepare its tokens and find the checkpoint to resume from."""
     run = resolved.config
     folder = Path(run.output.folder)
-    may_be_done = resume == "auto"  # killed when only its report was missing
-    if resume == "auto":  # checkpoints that are all damaged are an error, not a reason to begin anew over them
+    may_be_done = resume == "auto"  # an earlier start may have been killed just before it wrote the report
+    if resume == "auto":  # if all checkpoints are damaged, fail instead of starting a new run over them
         resume = bool(list_checkpoints(run.checkpoints_folder))
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"`output.folder` must be a folder, but `{folder}` is a file. Choose another name.")
@@ -120,7 +124,7 @@ def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False) -> _P
     run = with_vocabulary(run, tokens)
     Sampler(tokens.train, sequence_length=run.training.sequence_length, seed=run.training.seed)  # raises if too short
     ValidationSampler(tokens.validation, sequence_length=run.training.sequence_length)
-    Evaluations(run, tokens)  # raises where a text cannot be scored
+    Evaluations(run, tokens)  # raises if a text cannot be scored
     identity = identity_of(run, tokens)
     done = 0 if good is None else _steps_done(run, good, identity, may_be_all=may_be_done)
     if profile:
@@ -129,72 +133,78 @@ def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False) -> _P
         _check_initial_weights(run, tokens)
     _fill_folder(run, folder, good)
     if resolved.device == "cuda" and (reason := reason_against_halves(run)):
-        _note(f"Forward messages of the split sequence run beside no product: {reason}.")
+        _note(f"Sequence parallelism: forward messages do not overlap with matrix products, because {reason}.")
     return _Prepared(resolved.with_config(run), good.folder if good else None, identity, profile)
 
 
 def _require_no_checkpoints(run: RunConfig) -> None:
-    """Raise `ConfigError` where a new run's folder of checkpoints holds some already."""
+    """Raise `ConfigError` if a new run's checkpoint folder already holds checkpoints."""
     if list_checkpoints(run.checkpoints_folder):
         mine = str(Path(run.output.folder))
         name, place = ("checkpoint", run.checkpoint.folder) if run.checkpoint.folder else ("output", mine)
         raise ConfigError(
-            f"`{name}.folder` must name a new folder, but `{place}` holds checkpoints of a run. Pass --resume to go "
-            "on with it, or choose another folder."
+            f"`{name}.folder` must name a new folder, but `{place}` already holds checkpoints of a run. Pass --resume "
+            "to continue that run, or choose another folder."
         )
 
 
 def _steps_done(run: RunConfig, good: GoodCheckpoint, identity: dict[str, Any], *, may_be_all: bool) -> int:
-    """Steps of the run that a checkpoint has done. Raises `CheckpointError` where it is of another run, and
-    `ConfigError` where no steps are left.
+    """Return the number of steps that a checkpoint has done. Raises `CheckpointError` if the checkpoint belongs to
+    another run, and `ConfigError` if no steps are left.
     """
     done = require_identity(good.folder, identity).step
     if run.training.steps < done or (run.training.steps == done and not may_be_all):
         raise ConfigError(
-            f"`training.steps` must be above the checkpoint's step ({done}), but is {run.training.steps}. "
+            f"`training.steps` must be above the step of the checkpoint ({done}), but is {run.training.steps}. "
             f"Try training.steps={2 * done}."
         )
     return done
 
 
 def _fill_folder(run: RunConfig, folder: Path, good: GoodCheckpoint | None) -> None:
-    """Make the run's folder; write a new run's config, and note which checkpoints a run that resumes passes over."""
+    """Create the run's folder. A new run's config is written; a resumed run marks the checkpoints that it passes
+    over.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    if good is not None:  # the config stays until the run has written a checkpoint of its own
+    if good is not None:  # the old config stays until this run has written its first checkpoint
         mark_passed_over(good)
         return
     if run.training.initialize_from:
         keep_companions(Path(run.training.initialize_from), folder / INITIAL_FOLDER)
     write_toml(run, folder / CONFIG_FILE)
     if reason := reason_against_export(run.model):
-        _note(f"The model cannot be exported to Hugging Face's form: {reason}.")
+        _note(f"The model cannot be exported to the Hugging Face format: {reason}.")
 
 
 def _note(text: str) -> None:
-    """Say on the terminal what is not wrong and should be known before the run."""
+    """Print a note to stderr."""
     Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _tokens(run: RunConfig, resume: bool) -> TokenFolder:
     folder = Path(run.tokens_folder)
-    if resume and folder.exists():  # the raw text need not be there any more
+    if resume and folder.exists():  # the raw text may be gone by now
         return TokenFolder.open(folder, verify=run.data.verify)
     return prepare(run.data, folder, seed=run.training.seed)
 
 
 def with_vocabulary(run: RunConfig, tokens: TokenFolder) -> RunConfig:
-    """The run with `model.vocab_size` taken from the tokens where it is 0. Raises `ConfigError` if it is too small."""
+    """Return the run with `model.vocab_size` set: 0 means the vocabulary size of the tokens. Raises `ConfigError` if
+    the size is too small.
+    """
     size = run.model.vocab_size or tokens.vocab_size
     if size < tokens.vocab_size:
         raise ConfigError(
-            f"`model.vocab_size` must hold the tokenizer's vocabulary ({tokens.vocab_size}), but is {size}. "
-            "Leave it out to take the tokenizer's."
+            f"`model.vocab_size` must be at least the size of the tokenizer's vocabulary ({tokens.vocab_size}), but is "
+            f"{size}. Remove `model.vocab_size` to use the tokenizer's size."
         )
     return dataclasses.replace(run, model=dataclasses.replace(run.model, vocab_size=size))
 
 
 def _check_initial_weights(run: RunConfig, tokens: TokenFolder) -> None:
-    """Raise where the folder that the run starts from lacks its model's weights, or has other ids than its tokens."""
+    """Check `training.initialize_from`: it must be a Hugging Face folder with weights of this model and, if it has a
+    tokenizer, the same token ids as `tokens`. Raises `ConfigError`.
+    """
     folder = Path(run.training.initialize_from)
     if not is_published(folder):
         raise ConfigError(
@@ -205,13 +215,13 @@ def _check_initial_weights(run: RunConfig, tokens: TokenFolder) -> None:
     theirs = folder / TOKENIZER_FILE
     if theirs.is_file() and not tokens.tokenizer().has_ids_of(Tokenizer.load(theirs)):
         raise ConfigError(
-            f"`data.tokens` must be made with the tokenizer of `training.initialize_from`, `{theirs}`, but "
-            f"`{tokens.path}` was made with another. Make them anew, with data.tokenizer={theirs}."
+            f"`data.tokens` must be made with the tokenizer of `training.initialize_from` (`{theirs}`), but "
+            f"`{tokens.path}` was made with another one. Prepare the tokens again with data.tokenizer={theirs}."
         )
 
 
 def identity_of(run: RunConfig, tokens: TokenFolder) -> dict[str, Any]:
-    """Identity that a run must share with a checkpoint to resume from it: model sizes, and the data in their order."""
+    """Identity that a run and a checkpoint must share for resuming: the model's sizes, and the data with its order."""
     model = {f"model.{name}": value for name, value in dataclasses.asdict(run.model).items() if name != "dropout"}
     order = {f"training.{name}": getattr(run.training, name) for name in ("batch_size", "sequence_length", "seed")}
     files = [entry.tokens_sha256 for entry in (*tokens.manifest.train, tokens.manifest.validation)]
@@ -219,10 +229,10 @@ def identity_of(run: RunConfig, tokens: TokenFolder) -> dict[str, Any]:
 
 
 def _train(prepared: _Prepared, device: torch.device) -> int:
-    """Train on one rank; gives the step at which the run was asked to stop, 0 where all steps are done."""
+    """Train on one rank. Returns the step at which the run was asked to stop; 0 if all steps are done."""
     run = prepared.run.config
     mesh = make_mesh(run.layout, device)
-    tokens = TokenFolder.open(Path(run.tokens_folder), verify=False)  # the hashes have been compared
+    tokens = TokenFolder.open(Path(run.tokens_folder), verify=False)  # `_prepare` has checked the hashes
     trainer = Trainer(prepared.run, mesh)
     if run.training.initialize_from and prepared.checkpoint is None:
         load_weights(trainer.model, run.model, Path(run.training.initialize_from))
@@ -237,6 +247,6 @@ def _train(prepared: _Prepared, device: torch.device) -> int:
         outcome = loop.train(prepared.checkpoint)
         if not outcome.stopped:
             write_report(run, trainer.model, tokens, outcome)
-            share_from_first(None)  # a rank that fails now would take the one that still writes the report with it
+            share_from_first(None)  # wait for the report: a rank that exits early would kill the rank that writes it
         loop.saver.require_saved()
     return outcome.last_step if outcome.stopped else 0

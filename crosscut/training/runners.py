@@ -1,4 +1,6 @@
-"""Runners of the layers, as a run asks for them: compiled, recomputed, or both, and with which matrix products."""
+"""Runners of the layers: each combines the compilation, the recomputation and the matrix products that a run asks
+for.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,11 +20,11 @@ from crosscut.training.speed.compilation import CompiledCode, Compiler, marked_c
 def make_runners(
     training: TrainingConfig, *, streams: RandomStreams, device: torch.device, compiler: Compiler | None
 ) -> Callable[[int], Runner]:
-    """Return the runner of each layer, by the layer's index.
+    """Return a function from a layer's index to the layer's runner.
 
-    Every `training.recompute_every`-th layer, from the first, recomputes as `training.recompute` says. Compiled code
-    runs inside recomputation. A process that recomputes whole layers on the CPU keeps less of the memory that it has
-    freed, from now on.
+    Starting with the first layer, every `training.recompute_every`-th layer recomputes as `training.recompute` says.
+    Compiled code runs inside recomputation. If whole layers are recomputed on the CPU, this process also returns freed
+    memory to the system earlier from now on.
     """
     runner = Runner(products=products(training.precision))
     if compiler is not None:
@@ -37,11 +39,11 @@ def make_runners(
 def _recomputing(
     runner: Runner, recompute: str, *, streams: RandomStreams, host: HostActivations | None, compiler: Compiler | None
 ) -> Runner:
-    """Return the runner that also recomputes."""
-    if recompute == "full":  # compiled code has no part that could be left out
+    """Add recomputation to `runner`."""
+    if recompute == "full":  # compiled code cannot skip the layer's last product
         layer = Recomputed(streams, call=runner.layer, host=host)
         return replace(runner, layer=layer, skips_last_product=compiler is None)
-    if recompute == "selective" and compiler is None:  # compiled attention keeps no scores, or is refused
+    if recompute == "selective" and compiler is None:  # compiled attention keeps no scores (checked at the start)
         return replace(runner, core=Recomputed(streams))
     if recompute == "operators" and compiler is not None:
         return replace(runner, layer=CompiledCode(compiler, recomputes_operators=True), cheap=marked_cheap)

@@ -1,4 +1,4 @@
-"""The learning rate of each step (paper, section 4.1.1): linear warm-up, then one cosine down to a minimum."""
+"""Learning rate of each step (paper, section 4.1.1): linear warm-up, then one cosine down to a minimum."""
 
 import math
 
@@ -6,9 +6,10 @@ from crosscut.config import OptimizerConfig
 
 
 def learning_rate(step: int, *, config: OptimizerConfig, num_steps: int) -> float:
-    """The rate of step `step`, counted from 0, of a run of `num_steps`.
+    """Return the learning rate of step `step`, counted from 0, in a run of `num_steps` steps.
 
-    It rises linearly to `learning_rate` at step `warmup_steps` and reaches `min_learning_rate` at the last step.
+    The rate rises linearly to `learning_rate` at step `warmup_steps`, then falls along a cosine to `min_learning_rate`
+    at the last step.
     """
     highest, lowest = config.learning_rate, config.min_learning_rate
     if step < config.warmup_steps:

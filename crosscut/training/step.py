@@ -29,10 +29,10 @@ from crosscut.training.speed.compilation import compiled_loss_passes, make_compi
 
 
 class Trainer:
-    """A model, its optimizer and what a step needs, as one rank holds them.
+    """Model, optimizer and random streams of one rank, and the training step that uses them.
 
-    A step is given to the device as a whole: no host waits for a number of it. What decides whether the weights may
-    change is a number on the device, too.
+    `step` only queues work on the device. The host never waits for a result: even the decision whether the weights may
+    change is a tensor on the device.
     """
 
     def __init__(self, run: ResolvedRun, mesh: ParallelMesh) -> None:
@@ -58,26 +58,34 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, run.optimizer, undecayed=undecayed_parameters(run.model), home=home)
         self.loss_scale = LossScale(mesh.device) if needs_loss_scale(run.precision) else None
         self._held = torch.zeros((), dtype=torch.float32, device=mesh.device)
-        """1 from the first step on after which nothing may change any more."""
+        """1 once a step has failed and no later step may change the weights; 0 until then. A float32 scalar on the
+        device.
+        """
 
     @property
     def more_state(self) -> dict[str, dict[str, Tensor]]:
-        """State that a run's checkpoints hold beside the model and the optimizer, by name: the tensors themselves."""
+        """State that checkpoints store besides the model and the optimizer, by name. These are the live tensors, not
+        copies.
+        """
         return {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state()}
 
     def step(self, step: int, micro_batches: Sequence[Batch]) -> StepResult:
-        """Do step `step`, counted from 0, on this data rank's micro-batches; on a GPU it may be done after the return.
+        """Run step `step`, counted from 0, on this data rank's micro-batches.
 
-        When the loss or the gradient norm is not finite, on whichever rank, the weights stay as they were on all of
-        them. With a loss scale the next step goes on from there; without one nothing changes any more, whatever steps
-        follow, and the result raises `NonFiniteError`.
+        On a GPU, the call may return before the device has finished the step.
+
+        If the loss or the gradient norm is not finite on any rank, no rank changes its weights. With a loss scale, the
+        next step continues normally. Without one, no later step changes the weights either, and reading the result
+        raises `NonFiniteError`.
         """
         result = self.update(step, self.accumulate(step, micro_batches))
         self.optimizer.zero_grad()
         return result
 
     def update(self, step: int, loss: Tensor) -> StepResult:
-        """Clip the summed gradients and change the weights by them. `loss` is reported, and must be finite, too."""
+        """Clip the summed gradients and update the weights. The weights stay unchanged if `loss` or the gradient norm
+        is not finite.
+        """
         norm = global_gradient_norm(self.parameters, self.mesh.owners)
         held = self._hold(loss, norm)
         clip_gradients_(self.parameters, norm, self.run.optimizer.clip_norm)
@@ -91,10 +99,11 @@ class Trainer:
         return result
 
     def accumulate(self, step: int, micro_batches: Sequence[Batch]) -> Tensor:
-        """Forward and backward over the micro-batches: leaves the summed gradients, gives the mean loss of all ranks.
+        """Run forward and backward over the micro-batches. Leaves the summed gradients in `.grad` and returns the mean
+        loss over all ranks, a scalar.
 
-        The mean is over the target tokens of all ranks that see different ones (`mesh.tokens`), so no split of the
-        batch changes it.
+        The mean is taken over the target tokens of all ranks on the token axes (`mesh.tokens`), so it does not depend
+        on how the batch is split.
         """
         num_targets = sum(batch.num_targets for batch in micro_batches)
         scale = 1.0 / all_reduce(torch.as_tensor(num_targets), self.mesh.tokens).double().clamp(min=1.0)
@@ -115,9 +124,9 @@ class Trainer:
         return all_reduce(total, self.mesh.tokens)
 
     def _hold(self, loss: Tensor, norm: Tensor) -> Tensor:
-        """1 where this step must change nothing, else 0: a scalar on the device, the same on all ranks.
+        """Return 1 if this step must not change the weights, else 0: a float32 scalar on the device.
 
-        All see it alike, since the norm is of all gradients and the loss of all ranks.
+        All ranks get the same value, because the norm covers all gradients and the loss is summed over all ranks.
         """
         finite = loss.isfinite() & norm.isfinite()
         if self.loss_scale is not None:
@@ -129,7 +138,7 @@ class Trainer:
 def make_model(
     run: ResolvedRun, *, mesh: ParallelMesh, streams: RandomStreams, runner_of: Callable[[int], Runner]
 ) -> GPT:
-    """The model of a run in the run's precision: weights in float32 (or float64), arithmetic in the precision."""
+    """Build the model of a run. Weights are stored in float32 (or float64); arithmetic uses the run's precision."""
     return GPT(
         run.model,
         mesh=mesh,

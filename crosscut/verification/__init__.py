@@ -1,4 +1,6 @@
-"""Is this layout the uncut model? Names the first module that differs."""
+"""Proof that a layout computes the same training step as the uncut model; otherwise, names the first module that
+differs.
+"""
 
 from crosscut.verification.module import verify_module
 from crosscut.verification.report import Check, First, Report, Row, print_report

@@ -1,12 +1,12 @@
-"""The parts that the ranks hold, put together to what the uncut model has.
+"""Assembly of the ranks' parts into the tensor of the uncut model.
 
-Parameters say themselves how they are cut. For activations the shapes say it: where the uncut tensor is larger, the
-ranks of an axis hold pieces of it, where it is as large, they hold the same; in between, as with heads of keys and
-values that are fewer than the ranks, adjacent ranks hold the same piece. Should two arrangements fit the shapes, the
-better fitting one is taken: a fault spoils both.
+A parameter's placement says how it is cut. For an activation, its shape tells: along a dimension where the uncut tensor
+is larger, the ranks of an axis hold pieces; where it has the same size, they hold copies. In between, adjacent ranks
+hold copies of the same piece, for example if there are fewer key and value heads than ranks. If two arrangements fit
+the shapes, the one closer to the uncut tensor is taken; a bug makes both differ.
 
-The grid of ranks is that of the layout's axes (`Layout.axes`), whose roles in the table of axes say what their ranks
-may hold: (data D, tensor T) by default, with rank = data rank x T + tensor rank.
+The ranks form a grid over the layout's axes (`Layout.axes`), (data D, tensor T) by default, with rank = data rank x T +
+tensor rank. The table of axes gives each axis a role, which says what its ranks may hold.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,21 +23,21 @@ from crosscut.config.axes import Role, role_of
 
 @dataclass(frozen=True)
 class Grid:
-    """The ranks' parts of one tensor."""
+    """Parts of one tensor on all ranks."""
 
     axes: Mapping[str, int]
-    """Ranks along each axis, by name, outermost first."""
+    """Number of ranks along each axis, by name, outermost first."""
     parts: list[Tensor]
-    """The parts in the order of the ranks."""
+    """Parts in the order of the ranks."""
 
     def groups(self, axis: str) -> list[list[int]]:
-        """Ranks that differ in their place along an axis alone, in its order."""
+        """Groups of ranks that differ only in their position along an axis, in the order of that axis."""
         stride, size = self._stride(axis), self.axes[axis]
         firsts = (rank for rank in range(len(self.parts)) if rank // stride % size == 0)
         return [[rank + place * stride for place in range(size)] for rank in firsts]
 
     def line(self, role: Role) -> list[Tensor]:
-        """Parts of the first rank and of those that differ from it in their places along the axes of a role alone."""
+        """Parts of the first rank and of all ranks that differ from it only along axes of the given role."""
         others = [(self._stride(name), size) for name, size in self.axes.items() if role_of(name) is not role]
         ranks = range(len(self.parts))
         return [self.parts[rank] for rank in ranks if all(rank // stride % size == 0 for stride, size in others)]
@@ -47,12 +47,14 @@ class Grid:
         return prod(self.axes[name] for name in names[names.index(axis) + 1 :])
 
     def reduced(self, axis: str, parts: list[Tensor], size: int = 1) -> "Grid":
-        """Grid of these parts, with `size` of them along an axis."""
+        """Grid of the given parts, with `size` parts along an axis."""
         return Grid({**self.axes, axis: size}, parts)
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
-    """Elementwise |a - b| in float64, zero where both are the same infinity; complex numbers count by their parts."""
+    """Elementwise |a - b| in float64; zero where both are the same infinity. Complex numbers are compared by real and
+    imaginary parts.
+    """
     if a.is_complex():
         a, b = torch.view_as_real(a), torch.view_as_real(b)
     a, b = a.double(), b.double()
@@ -60,20 +62,20 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 class Assembled(NamedTuple):
-    """Parts put together."""
+    """Parts joined into one tensor."""
 
     whole: Tensor
-    """In the uncut tensor's shape, from the first rank of every axis along which the parts are copies."""
+    """Joined tensor in the uncut tensor's shape. Where ranks hold copies, the first rank's copy is taken."""
     copies_differ: list[tuple[int, int]]
-    """Pairs of ranks that should hold the same and do not, the first of each the one that was taken."""
+    """Pairs of ranks whose copies differ; the first rank of each pair holds the copy that was taken."""
     spread: float = 0.0
-    """The largest distance between copies."""
+    """Largest difference between copies."""
 
 
 def assemble_parameter(grid: Grid, cut_dim: int | None, like: Tensor) -> Assembled | None:
-    """A parameter, or what belongs to one, in the shape of `like`; rows that only fill up a vocabulary are left out.
+    """Assemble a parameter, or its gradient, in the shape of `like`, without the padding rows of a vocabulary.
 
-    None where shapes do not allow it. A row that is left out must be zero: what is not shows as an infinite value.
+    Returns None if the shapes do not fit. Padding rows must be zero; otherwise the result contains an infinite value.
     """
     how = {name: _Share(None, size) for name, size in grid.axes.items()}
     if cut_dim is not None:
@@ -86,7 +88,7 @@ def assemble_parameter(grid: Grid, cut_dim: int | None, like: Tensor) -> Assembl
 
 
 def _fit_rows(whole: Tensor, rows: int) -> Tensor:
-    """The first `rows` rows; missing ones are zeros."""
+    """Return the first `rows` rows. Missing rows are filled with zeros."""
     kept = whole[:rows].clone()
     if whole[rows:].any():
         kept[-1] = torch.inf
@@ -97,21 +99,22 @@ class _Share(NamedTuple):
     """Distribution of a tensor along one axis."""
 
     dim: int | None
-    """The dimension that the axis cuts."""
+    """Dimension that the axis cuts; None if it cuts none."""
     group: int
-    """Number of adjacent ranks of the axis that hold the same part."""
+    """Number of adjacent ranks on the axis that hold the same part."""
 
 
 _Arrangement = Mapping[str, _Share]
-"""A possible distribution of a tensor over the ranks, by axis."""
+"""Possible distribution of a tensor over the ranks, by axis."""
 
 
 def assemble_activation(grid: Grid, like: Tensor, *, is_gradient: bool, is_inside: bool = False) -> Assembled | None:
-    """An activation or its gradient in the shape of `like`; None where shapes do not allow it.
+    """Assemble an activation or its gradient in the shape of `like`; None if the shapes do not fit.
 
-    Where data ranks hold the same activation, such as that of a position, each has its own part of the gradient, and
-    so have tensor ranks that hold the same piece; or all the same, if it `is_inside` a module, perhaps of a parallel
-    region. And a single number that a module returns may be this data rank's part of a loss.
+    Data ranks may hold copies of an activation, such as a position's. Each of them then has a part of the gradient, and
+    the parts are summed. Tensor ranks that hold the same piece may also hold parts of its gradient; a tensor that
+    `is_inside` a module may be in a parallel region, so there even ranks with the whole tensor may hold parts. A single
+    number returned by a module may be this data rank's part of a loss.
     """
     best: tuple[float, Assembled] | None = None
     for arrangement in _arrangements(grid, like):
@@ -126,7 +129,9 @@ def assemble_activation(grid: Grid, like: Tensor, *, is_gradient: bool, is_insid
 def _summed_or_not(
     grid: Grid, like: Tensor, how: _Arrangement, is_gradient: bool, is_inside: bool
 ) -> Iterator[tuple[Grid, _Arrangement]]:
-    """The parts as they are, and added up where they may be parts of a sum, each with what they then are."""
+    """Yield the parts unchanged and, if they may be parts of a sum, summed, each with the arrangement that then
+    holds.
+    """
     whole = [name for name, share in how.items() if role_of(name) is Role.TOKENS and share.dim is None]
     sums = is_gradient and bool(whole)
     if not sums or like.dim() == 0:
@@ -141,14 +146,14 @@ def _summed_or_not(
 
 
 def _summed(grid: Grid, axis: str, how: _Arrangement, *, len_of_group: int) -> tuple[Grid, _Arrangement]:
-    """The sums of adjacent ranks' parts along an axis."""
+    """Sum the parts of adjacent ranks along an axis."""
     groups = (ranks[i : i + len_of_group] for ranks in grid.groups(axis) for i in range(0, len(ranks), len_of_group))
     sums = [torch.stack([grid.parts[rank] for rank in group]).sum(0) for group in sorted(groups)]
     return grid.reduced(axis, sums, grid.axes[axis] // len_of_group), {**how, axis: _Share(how[axis].dim, 1)}
 
 
 def _arrangements(grid: Grid, like: Tensor) -> Iterator[_Arrangement]:
-    """The dimensions along which each axis may have cut a tensor of `like`'s shape."""
+    """Yield the ways in which each axis may have cut a tensor of `like`'s shape."""
     shape = grid.parts[0].shape
     if len(shape) != like.dim() or any(part.shape != shape for part in grid.parts):
         return
@@ -174,7 +179,7 @@ def _is_possible(share: _Share, num_ranks: int) -> bool:
 
 
 def _assemble(grid: Grid, how: _Arrangement) -> Assembled:
-    """Join the parts along one axis after the other, the innermost first; all copies are compared."""
+    """Join the parts along one axis after the other, innermost first, and compare all copies."""
     different: list[tuple[int, int, Tensor]] = []
     joined = grid
     for name in reversed(list(grid.axes)):

@@ -1,6 +1,6 @@
-"""Usual causes of a difference: patterns that faults of tensor parallelism leave in the numbers.
+"""Likely causes of a difference: patterns that typical bugs of tensor parallelism leave in the numbers.
 
-Each pattern is tried on the parts of the first thing that differs; the first that fits is told.
+Each pattern is tried on the first difference, and the first pattern that fits is reported.
 """
 
 from collections.abc import Callable
@@ -14,10 +14,10 @@ from crosscut.verification.assembly import Assembled, Grid, distance
 
 
 class Difference(NamedTuple):
-    """The first thing that differs."""
+    """First difference between the cut and the uncut model: the tensors on all ranks and the tolerance."""
 
     kind: str
-    """`output`, `returned` gradient or parameter `gradient`."""
+    """Kind of the tensor: `output`, `returned` (gradient that a module returned) or `gradient` (of a parameter)."""
     uncut: Tensor
     assembled: Assembled | None
     grid: Grid
@@ -25,7 +25,7 @@ class Difference(NamedTuple):
 
 
 def usual_cause(difference: Difference) -> str:
-    """A sentence on where to look."""
+    """Return a sentence that says what to check in the code."""
     for fits, cause in _PATTERNS:
         if fits(difference):
             return cause(difference) if callable(cause) else cause
@@ -33,7 +33,7 @@ def usual_cause(difference: Difference) -> str:
 
 
 def is_arrangement(difference: Difference) -> bool:
-    """Whether the ranks hold the right numbers, only as parts of a sum or in an order of their own."""
+    """Whether the ranks hold the right numbers, but as parts of a sum or in another order."""
     return _sum_is_missing(difference) or (difference.assembled is not None and _is_reordered(difference))
 
 
@@ -43,7 +43,8 @@ def _close(a: Tensor, b: Tensor, difference: Difference) -> bool:
     finite = difference.uncut.double().abs().masked_fill(~difference.uncut.isfinite(), 0.0)
     scale = finite.max().clamp_min(1e-300)
     tolerance = difference.tolerance
-    return bool(distance(a, b).max() <= min(10 * tolerance, max(tolerance, 0.1)) * scale)  # else anything were close
+    # The bound of 0.1 keeps a large tolerance from making any two tensors close.
+    return bool(distance(a, b).max() <= min(10 * tolerance, max(tolerance, 0.1)) * scale)
 
 
 def _shapes_do_not_fit(difference: Difference) -> bool:
@@ -57,7 +58,7 @@ def _not_finite(difference: Difference) -> bool:
 
 
 def _sum_is_missing(difference: Difference) -> bool:
-    """The ranks' parts differ, and their sum is what each should hold."""
+    """Whether the ranks' parts differ and their sum is the value that each rank should hold."""
     row = difference.grid.line(Role.CUTS)
     if len(row) == 1 or all(torch.equal(row[0], part) for part in row[1:]):
         return False
@@ -73,7 +74,9 @@ def _data_sum_is_missing(difference: Difference) -> bool:
 
 
 def _factor(difference: Difference) -> float | None:
-    """K where the cut result is k times the uncut one, for the k that axes make."""
+    """Return the factor by which the cut result differs from the uncut one; None unless it is the size of an axis or
+    one over that size.
+    """
     if difference.assembled is None:
         return None
     sizes = {float(size) for size in difference.grid.axes.values()} - {1.0}
@@ -91,10 +94,10 @@ def _told_factor(difference: Difference) -> str:
     factor = _factor(difference)
     assert factor is not None
     if factor > 1:
-        return f"It is {factor:.0f} times what it should be: something is added up once too often over an axis."
+        return f"The value is {factor:.0f} times the right one: something is summed once too often over an axis."
     return (
-        f"It is 1/{1 / factor:.0f} of what it should be: something that was normalised before is averaged over an "
-        "axis, or a sum over one is missing."
+        f"The value is 1/{1 / factor:.0f} of the right one: an axis averages a value that is already normalised, or a "
+        "sum over an axis is missing."
     )
 
 
@@ -109,7 +112,7 @@ def _is_reordered(difference: Difference) -> bool:
 
 
 def _same_at_every_token(difference: Difference) -> bool:
-    """The difference is one vector, added to every token."""
+    """Whether the difference is the same vector at every token."""
     if difference.kind != "output" or difference.assembled is None or difference.uncut.dim() < 2:
         return False
     if not difference.uncut.is_floating_point():
@@ -130,23 +133,23 @@ def _only_copies_differ(difference: Difference) -> bool:
 
 _SUM_IS_MISSING = (
     "Each tensor rank holds its part of a sum: an all-reduce over the tensor ranks is missing (forward: g; backward: "
-    "f's; for a parameter that every rank holds whole: the sum under sequence parallelism)."
+    "the one of f; for a replicated parameter: the sum under sequence parallelism)."
 )
 _OFF_BY_A_VECTOR = (
-    "It is off by the same vector at every token: a bias is added once per rank, or left out, or not each rank's own "
-    "part of it."
+    "The output is off by the same vector at every token: a bias is added once per rank, is missing, or is not this "
+    "rank's part of the bias."
 )
 _REORDERED = (
-    "The same numbers stand in another order: look at how columns, heads or the sequence are dealt to the ranks."
+    "The same numbers appear in another order: check how columns, heads or the sequence are distributed over the ranks."
 )
 _COPIES_DIFFER = (
-    "Ranks that should hold the same do not: a sum over the ranks is missing, or something that all must do alike "
-    "(dropout, a scatter) each did for itself."
+    "Replicas differ between ranks: a sum over the ranks is missing, or an operation that must be identical on all "
+    "ranks (dropout, a scatter) differs."
 )
 
 _PATTERNS: tuple[tuple[Callable[[Difference], bool], str | Callable[[Difference], str]], ...] = (
     (_shapes_do_not_fit, "The ranks' shapes do not add up to the uncut one: a dimension is not cut, or cut twice."),
-    (_not_finite, "It is not finite, or rows that only fill up the vocabulary are not zero: look at the padding."),
+    (_not_finite, "The value is not finite, or padding rows of the vocabulary are not zero: check the padding."),
     (_sum_is_missing, _SUM_IS_MISSING),
     (_data_sum_is_missing, "Each data rank holds its own gradient: the sum over the data ranks is missing."),
     (_only_copies_differ, _COPIES_DIFFER),
@@ -158,15 +161,15 @@ _PATTERNS: tuple[tuple[Callable[[Difference], bool], str | Callable[[Difference]
 
 _GENERIC = {
     "output": (
-        "Its input agrees and its output does not: look at what it does with this rank's index (offsets, masks, "
-        "slices) and at its forward collective."
+        "The module's input agrees and its output does not: check how the module uses this rank's index (offsets, "
+        "masks, slices), and its forward collective."
     ),
     "returned": (
-        "The gradient that came to it agrees and the one that it gave back does not: look at its backward collective "
-        "and at what it saved for the backward pass."
+        "The gradient of the module's output agrees and the gradient of its input does not: check its backward "
+        "collective and the tensors that it saved for the backward pass."
     ),
     "gradient": (
-        "The gradients of activations agree and a parameter's does not: look at which uses of the parameter, which "
-        "ranks and which micro-batches are added up."
+        "The gradients of activations agree and a parameter's gradient does not: check over which uses of the "
+        "parameter, which ranks and which micro-batches the gradient is summed."
     ),
 }

@@ -1,4 +1,4 @@
-"""The cut model's step held against the uncut one's, number by number, on the first rank."""
+"""Comparison of the cut model's step with the uncut model's, number by number, on the first rank."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -17,13 +17,14 @@ from crosscut.verification.report import ROUNDING, Check, First, Row
 from crosscut.verification.tolerance import ROUNDINGS, Rounding
 
 _FLOOR = 1e-3
-"""The size of a gradient counts as at least this share of the largest of its kind: what cancels to nothing is compared
-with that."""
+"""Gradients are compared relative to their largest element, or to this share of the largest gradient of the same kind
+if that is larger. Otherwise a gradient that cancels to almost zero would always differ.
+"""
 
 
 class Comparison:
-    """Compares one cut recording with the uncut one. Every rank makes it and calls its methods alike; results are on
-    the first rank.
+    """Compares a cut recording with the uncut one. Every rank must create it and make the same calls; the results are
+    on the first rank.
     """
 
     def __init__(
@@ -36,8 +37,9 @@ class Comparison:
         rounding: Rounding,
         exact: Recording | None = None,
     ) -> None:
-        """`uncut` is the first rank's, and `exact`, the same step almost without rounding; the others give None.
-        `tolerance` is how far the first two may lie apart, and `rounding` the last two.
+        """`uncut` and `exact` (the same step almost without rounding) are given on the first rank, and None elsewhere.
+        `tolerance` is the allowed difference of the cut from the uncut step; `rounding` is that of the uncut from the
+        exact step.
         """
         self.cut, self.uncut, self.tolerance, self.exact = cut, uncut, tolerance, exact
         self.allowed_rounding = rounding
@@ -46,14 +48,16 @@ class Comparison:
         """Tensors and numbers that differ between ranks that should hold copies."""
         self._differences: dict[tuple[str, str], float] = {}
         self._allowed: dict[tuple[str, str], float] = {}
-        """Allowed difference of the cut and the uncut tensor, where it is more than the tolerance."""
+        """Allowed difference between the cut and the uncut tensor, if it is larger than the tolerance."""
         self._rounded: dict[tuple[str, str], float] = {}
-        """Difference of the uncut tensor from the exact one."""
+        """Difference between the uncut tensor and the exact one."""
         self._found: dict[tuple[str, str], Difference] = {}
         self._numbers: list[tuple[float, float]] = [(cut.loss, cut.norm)]
 
     def run(self) -> None:
-        """Bring all parts together and compare them. What fails on the first rank is raised when all are through."""
+        """Gather all parts and compare them. An error on the first rank is raised after all ranks have sent their
+        parts.
+        """
         failure: Exception | None = None if self.uncut is None else _failure_to_be_finite(self.uncut)
         self._numbers = gather_to_first((self.cut.loss, self.cut.norm)) or self._numbers
         for kind, cut_ones, uncut_ones, exact_ones in self._recorded():
@@ -77,7 +81,7 @@ class Comparison:
             self._excuse_arrangements()
 
     def rows(self) -> list[Row]:
-        """A row for each module, in the order in which they ended."""
+        """Return a row for each module call, in the order in which the calls ended."""
         assert self.uncut is not None
         rows = []
         for call in self._calls():
@@ -91,19 +95,19 @@ class Comparison:
 
     @property
     def largest_allowed(self) -> float:
-        """Largest difference allowed for any tensor: that of the most badly rounded one, or the tolerance."""
+        """Largest difference allowed for any tensor: that of the tensor with the most rounding, or the tolerance."""
         return max([self.tolerance, *self._allowed.values()])
 
     def _output_difference(self, call: str) -> float | None:
         return max((self._differences[key] for key in self._outputs_of(call)), default=None)
 
     def _outputs_of(self, call: str) -> list[tuple[str, str]]:
-        """Keys of a call's outputs, one or several tensors."""
+        """Return the keys of a call's outputs, one or several tensors."""
         assert self.uncut is not None
         return [("output", name) for name in self.uncut.outputs if INSIDE not in name and call_of(name) == call]
 
     def first(self) -> First | None:
-        """The first module whose result differs: in the forward pass, else in the backward pass."""
+        """Return the first module whose result differs: in the forward pass, otherwise in the backward pass."""
         assert self.uncut is not None
         for name in self.uncut.outputs:
             if ("output", name) in self._found:
@@ -113,7 +117,9 @@ class Comparison:
         return self._first_backward()
 
     def checks(self) -> list[Check]:
-        """Checks that belong to no module: the loss, all gradients together, the optimizer's step, the copies."""
+        """Return the checks of no single module: the loss, the gradients' norm and clipping, the optimizer's step, the
+        copies.
+        """
         assert self.uncut is not None
         norms = [norm for _, norm in self._numbers]
         norm = max(_apart(each, self.uncut.norm) for each in norms)
@@ -128,8 +134,9 @@ class Comparison:
         ]
 
     def rounding(self) -> list[Check]:
-        """Whether the uncut model is no further from the exact one than by rounding, if there is one; told is what is
-        furthest. Parameters are left out: AdamW divides by gradients, also by those that are rounding alone.
+        """Check that the uncut model differs from the exact one only by rounding; empty without an exact model. Each
+        check names the tensor that differs most. Parameters are left out, because AdamW divides by gradients, even by
+        gradients that consist of rounding alone.
         """
         if self.exact is None or self.uncut is None:
             return []
@@ -154,7 +161,7 @@ class Comparison:
         return self._allowed.get(key, self.tolerance)
 
     def _note_rounding(self, key: tuple[str, str], uncut: Tensor, exact: Any, floor: float) -> None:
-        """Allow what the uncut number itself is off by, several times."""
+        """Allow a difference of several times the uncut tensor's own rounding."""
         if exact is None:
             return
         off = relative_difference(uncut, exact.tensor if isinstance(exact, Kept) else exact, floor=floor)
@@ -209,12 +216,14 @@ class Comparison:
         return None
 
     def _backward_order(self) -> list[str]:
-        """Modules as the backward pass comes to them; those that return no gradient, such as embeddings, at its end."""
+        """Modules in the order in which the backward pass reaches them. Modules that return no gradient, such as
+        embeddings, come last.
+        """
         assert self.uncut is not None
         return [*self.uncut.returned, *(call for call in reversed(self._calls()) if call not in self.uncut.returned)]
 
     def _calls(self) -> list[str]:
-        """The rows of the table: calls in the order in which they ended, then modules that only lend parameters."""
+        """Rows of the table: calls in the order in which they ended, then modules that only lend their parameters."""
         assert self.uncut is not None
         calls = list(dict.fromkeys(call_of(name) for name in self.uncut.outputs if INSIDE not in name))
         owners = {self._owner(name) for name in self.uncut.gradients} - set(calls)
@@ -225,15 +234,17 @@ class Comparison:
         return [name for name in self.uncut.gradients if self._owner(name) == call]
 
     def _owner(self, parameter: str) -> str:
-        """The module that holds a parameter; where one gives a tensor for each of its modules, that one."""
+        """Return the module that holds a parameter. If a parent returns one tensor for each of its modules, return the
+        parent.
+        """
         assert self.uncut is not None
         holder = parameter.rpartition(".")[0]
         user = holder.rpartition(".")[0]
         return user if f"{user}[0]" in self.uncut.outputs else holder or self.uncut.root
 
     def _excuse_arrangements(self) -> None:
-        """Between f and g a rank rightly holds parts of sums, or heads in an order of its own. Where the loss
-        and every parameter's gradient agree, what is only arranged in another way is no difference.
+        """Ignore differences that are only arrangements. Between f and g, a rank rightly holds parts of sums, or heads
+        in its own order. This is no difference if the loss and every parameter's gradient agree.
         """
         assert self.uncut is not None
         wrong = {kind for kind, _ in self._found}
@@ -250,7 +261,7 @@ class Comparison:
         return max(_apart(loss, self.uncut.loss) for loss, _ in self._numbers)
 
     def _worst(self, title: str, kind: str) -> Check:
-        """The largest difference of a kind, or the first that is too large."""
+        """Return the check for the largest difference of a kind, or for the first difference above its bound."""
         keys = [key for key in self._differences if key[0] == kind]
         worst = max(keys, key=lambda key: (not self._agrees(key), self._differences[key]))
         return Check(title, self._differences[worst], self._agrees(worst), f"largest at {worst[1]}")
@@ -263,23 +274,25 @@ class Comparison:
 
 
 _LOSS_CAUSE = (
-    "All activations agree and the loss does not: look at the vocabulary's part on each rank (offsets, mask, padding), "
-    "at the target's logit, and at the number of targets that the loss is divided by."
+    "All activations agree and the loss does not: check each rank's part of the vocabulary (offsets, mask, padding), "
+    "the target's logit, and the number of targets that the loss is divided by."
 )
 
 
 def _failure_to_be_finite(uncut: Recording) -> Exception | None:
-    """Error where the uncut loss or gradient norm is not finite: an overflow alike in both models proves nothing."""
+    """Return an error if the uncut loss or gradient norm is not finite: equal overflows in both models would prove
+    nothing.
+    """
     if math.isfinite(uncut.loss) and math.isfinite(uncut.norm):
         return None
     return TrainingError(
-        "The uncut model's step must be finite to be compared with, but its loss is "
-        f"{uncut.loss:g} and its gradient norm {uncut.norm:g}. Verify in a precision with a larger range."
+        "The step of the uncut model must be finite for a comparison, but its loss is "
+        f"{uncut.loss:g} and its gradient norm is {uncut.norm:g}. Verify in a precision with a larger range."
     )
 
 
 def relative_difference(actual: Tensor, expected: Tensor, *, floor: float = 0.0) -> float:
-    """The largest difference of two elements, relative to the largest element; infinite where one is no number."""
+    """Largest difference between two elements, relative to the largest element; infinite if an element is NaN."""
     if not expected.numel():
         return 0.0
     difference = distance(actual, expected).max().item()

@@ -1,8 +1,8 @@
-"""Who draws which random numbers: dropout seen from outside, without asking the modules.
+"""Random draws of each rank's dropout, observed from outside the modules.
 
-An operator that moves the random generator has drawn. With what it drops known, the paper's rule (section 3.1) needs no
-list of places: ranks that drop from the same tensor must draw the same numbers, ranks that hold different tensors must
-draw different ones, and so must ranks that see different data.
+An operator that changes the random generator has drawn. Once it is known from which tensor each draw drops elements,
+the paper's rule (section 3.1) needs no list of places. Ranks that drop from the same tensor must draw the same numbers.
+Ranks that hold different tensors, or see different data, must draw different numbers.
 """
 
 import hashlib
@@ -29,17 +29,17 @@ class Draw(NamedTuple):
     """One use of the random generator."""
 
     module: str
-    """The innermost module that was running."""
+    """Innermost module that was running."""
     state: str
-    """The generator before it, as a digest: the same numbers follow from the same state."""
+    """Digest of the generator's state before the draw. Equal states give equal numbers."""
     dropped: str
-    """The tensor from which elements are dropped, as a digest; empty where none was seen."""
+    """Digest of the tensor from which elements are dropped; empty if no such tensor was seen."""
     operator: str = ""
-    """The operator that drew, with its probabilities."""
+    """Name of the operator that drew, and its probabilities."""
 
 
 class Disagreement(NamedTuple):
-    """The first draw that breaks the rule."""
+    """First draw that breaks the rule: the module, the two ranks and the fault."""
 
     module: str
     ranks: tuple[int, int]
@@ -47,20 +47,22 @@ class Disagreement(NamedTuple):
 
 
 def draws_of(model: nn.Module, mesh: ParallelMesh, forward: Callable[[], object]) -> list[Draw]:
-    """List the draws of this rank while `forward` runs, with the model in training mode."""
+    """List the draws of this rank while `forward` runs. The model must be in training mode."""
     with _Draws(model, mesh) as drawn:
         forward()
     return drawn.draws
 
 
 def compare_draws(mine: list[Draw], mesh: ParallelMesh) -> Disagreement | None:
-    """The first disagreement of all ranks' draws; known on the first rank only. Every rank calls it."""
+    """Return the first disagreement between all ranks' draws, on the first rank; None on the others. Every rank must
+    call this.
+    """
     every = gather_to_first(mine)
     return None if every is None else first_disagreement(every, layout_of(mesh))
 
 
 def first_disagreement(draws: Sequence[Sequence[Draw]], layout: Layout) -> Disagreement | None:
-    """Look through the draws of every rank of a layout, in order."""
+    """Return the first disagreement in the draws of all ranks of a layout, compared draw by draw."""
     splits_tokens = [row.name for row in AXES if row.splits_tokens]
     data = [[layout.place_of(rank)[name] for name in splits_tokens] for rank in range(layout.world_size)]
     for together in zip(*draws, strict=False):
@@ -71,25 +73,27 @@ def first_disagreement(draws: Sequence[Sequence[Draw]], layout: Layout) -> Disag
     if len(set(counts)) > 1:
         j = next(j for j, count in enumerate(counts) if count != counts[0])
         longest = max(draws, key=len)
-        return Disagreement(longest[min(counts)].module, (0, j), "do not draw equally often")
+        return Disagreement(longest[min(counts)].module, (0, j), "draw different numbers of times")
     return None
 
 
 def _judge(one: Draw, other: Draw, *, same_data: bool) -> str:
-    """Describe the fault in two ranks' draws; empty where they keep the rule."""
+    """Describe the fault in a draw of two ranks; empty if they follow the rule."""
     if not same_data:
-        return "see different data, but draw the same numbers" if one.state == other.state else ""
+        return "see different data but draw the same numbers" if one.state == other.state else ""
     if not one.dropped or not other.dropped:
         return ""
     if one.dropped == other.dropped and one.state != other.state:
-        return "drop from the same tensor, but each draws its own numbers: their copies drift apart"
+        return "drop from the same tensor but draw different numbers, so their replicas drift apart"
     if one.dropped != other.dropped and one.state == other.state:
-        return "drop from different tensors, but draw the same numbers: what is dropped is correlated"
+        return "drop from different tensors but draw the same numbers, so the dropped elements are correlated"
     return ""
 
 
 class _Draws(TorchDispatchMode):
-    """A context that notes every draw of a module inside it; what is drawn outside of all is a batch."""
+    """Context that notes every draw inside a module's forward call. Draws outside all modules belong to the batch and
+    are ignored.
+    """
 
     def __init__(self, model: nn.Module, mesh: ParallelMesh) -> None:
         super().__init__()
@@ -99,7 +103,9 @@ class _Draws(TorchDispatchMode):
         self._model = model
         self._running: list[str] = []
         self._noise: dict[int, tuple[Tensor, frozenset[int]]] = {}
-        """Tensors made of drawn numbers alone, held so that no other gets their id, and the draws behind each."""
+        """Tensors computed from random numbers alone, by id, with the draws that they come from. They are kept alive so
+        that no other tensor gets the same id.
+        """
         self._hooks: Any = None
 
     def __enter__(self) -> Self:
@@ -119,10 +125,10 @@ class _Draws(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Let the operator run, and note it if it drew."""
+        """Run the operator, and note the draw if it drew."""
         if comes_again(types):
             return NotImplemented
-        if is_recomputing():  # what is drawn again there was noted before
+        if is_recomputing():  # a recomputed module repeats draws that were noted before
             return func(*args, **(kwargs or {}))
         if torch.Tag.nondeterministic_seeded not in func.tags:
             unmet = self._meet(args) if self._noise else frozenset()
@@ -135,11 +141,11 @@ class _Draws(TorchDispatchMode):
         source = next((a for a in args if isinstance(a, Tensor)), None)
         digest = _digest(source) if source is not None and _is_fused(func) else ""
         result = func(*args, **(kwargs or {}))
-        if self._running and self._state(generator) != before:  # such as attention without dropout does not draw
+        if self._running and self._state(generator) != before:  # attention without dropout, for example, does not draw
             state = hashlib.blake2b(before, digest_size=8).hexdigest()
             probabilities = [a for a in args if isinstance(a, float)]
             self.draws.append(Draw(self._running[-1], state, digest, f"{func.name()} {probabilities}"))
-            if not digest:  # what the numbers meet tells from what they drop
+            if not digest:  # the dropped tensor is known once another operator combines the numbers with it
                 self._hold(result, frozenset([len(self.draws) - 1]))
         return result
 
@@ -149,9 +155,10 @@ class _Draws(TorchDispatchMode):
                 self._noise[id(tensor)] = (tensor, draws)
 
     def _meet(self, args: tuple[Any, ...]) -> frozenset[int]:
-        """Before an operator brings drawn numbers together with the tensor that they drop from, note which one it is.
+        """Before an operator combines random numbers with another tensor, note this tensor as the dropped one of their
+        draws.
 
-        Gives the draws behind its result where there is no such tensor yet.
+        Returns the draws that the operator's result comes from, if no other tensor is involved.
         """
         tensors = [a for a in args if isinstance(a, Tensor)]
         draws = frozenset[int]().union(*(self._noise[id(t)][1] for t in tensors if id(t) in self._noise))
@@ -164,7 +171,7 @@ class _Draws(TorchDispatchMode):
         return frozenset()
 
     def _state(self, generator: torch.Generator | None) -> bytes:
-        """State of the given generator, or of all default generators that an operator may draw from."""
+        """Return the state of the given generator, or of all default generators that an operator may use."""
         states = [torch.get_rng_state()] if generator is None else [generator.get_state()]
         if generator is None and self._device.type == "cuda":
             states.append(torch.cuda.get_rng_state(self._device))
@@ -191,7 +198,7 @@ class _Draws(TorchDispatchMode):
 
 
 def _is_fused(func: Any) -> bool:
-    """Whether an operator draws and drops at once."""
+    """Whether an operator draws random numbers and drops elements in one call."""
     return "dropout" in func.name() or "attention" in func.name()
 
 

@@ -1,4 +1,4 @@
-"""The proof for a model of one's own, built from the layers of `parallel`."""
+"""Proof for a model of your own that is built from the layers of `parallel`."""
 
 from collections.abc import Callable
 
@@ -20,33 +20,35 @@ def verify_module(
     *,
     name: str = "model",
 ) -> Report:
-    """Compare a model of your own on `mesh` with the same model on one rank. Every rank calls it; all get the report.
+    """Compare a model of your own on `mesh` with the same model on one rank. Every rank must call this and gets the
+    report.
 
-    `build(mesh)` makes the model, with weights that depend on seeds and names alone (`parallel.normal_`); give biases
-    values too, since a fault in what is zero cannot be seen. On a mesh that shards, it calls `parallel.shard_model`
-    before it sets them. `loss(model, mesh)` is this data rank's part of the loss, a scalar: the parts of all data ranks
-    are summed, so divide by the count over all of them. Modules are watched through their forward calls. Dropout is off
-    while numbers are compared (`model.eval()`), then on to see who draws what.
+    `build(mesh)` makes the model, with weights that depend only on seeds and names (`parallel.normal_`). Give biases
+    values, too, because bugs in the use of a zero bias stay invisible. On a mesh that shards, `build` calls
+    `parallel.shard_model` before it sets the weights. `loss(model, mesh)` returns this data rank's part of the loss, a
+    scalar. The parts of all data ranks are summed, so divide by the count over all of them. The proof watches modules
+    through their forward calls. Dropout is off when numbers are compared (`model.eval()`) and on when random draws are
+    compared.
 
         report = verify_module(build, loss, make_mesh(Layout(tensor=2), device))
         assert report.same, report.first
 
-    Use float64 parameters to tell rounding from faults.
+    Use float64 parameters to tell bugs from rounding.
     """
     claim = Claim(make_step=lambda on: _OwnStep(build(on), loss, on), layout=str(layout_of(mesh)), model=name)
     return prove(claim, mesh)
 
 
 class _OwnStep:
-    """One AdamW step with clipping, on a fixed loss."""
+    """One AdamW step with clipping on a given loss."""
 
-    watches_again = True  # a loss may take the model twice
+    watches_again = True  # a loss may call the model twice
 
     def __init__(self, model: nn.Module, loss: Callable[[nn.Module, ParallelMesh], Tensor], mesh: ParallelMesh) -> None:
         self.model, self.loss, self.mesh = model, loss, mesh
         self.parameters = list(model.parameters())
         if not self.parameters:
-            raise ConfigError("A model to verify must have parameters, but has none.")
+            raise ConfigError("A model to verify must have parameters, but this model has none.")
         self.reducer = make_reducer(model, mesh)
 
     def accumulate(self) -> Tensor:
@@ -57,7 +59,7 @@ class _OwnStep:
         self.reducer.finish()
         return all_reduce(loss.detach(), self.mesh.tokens)
 
-    def update(self, loss: Tensor) -> float:  # noqa: ARG002 - a run's step wants it
+    def update(self, loss: Tensor) -> float:  # noqa: ARG002 - the step of a run uses it
         norm = global_gradient_norm(self.parameters, self.mesh.owners).item()
         clip_gradients_(self.parameters, norm, CLIP_NORM)
         size = sum(parameter.numel() for parameter in self.parameters) ** 0.5
@@ -66,8 +68,8 @@ class _OwnStep:
 
 
 CLIP_NORM = 1e-3
-"""Small enough that every gradient is clipped, so that clipping is seen at work."""
+"""Small enough that every gradient is clipped, so that a bug in clipping shows."""
 LEARNING_RATE = 1.0
-"""Large, so that a step is as large as the parameters and does not drown in their rounding; with AdamW's epsilon at the
-size of a typical clipped gradient, since its usual one would turn the rounding of a gradient near zero into a whole
-step."""
+"""Large, so that the step is as large as the parameters and is not lost in their rounding. AdamW's epsilon is set to
+the size of a typical clipped gradient: the usual epsilon would turn rounding of a gradient near zero into a whole step.
+"""

@@ -1,4 +1,4 @@
-"""The proof itself: the same step uncut on the first rank and cut over all of them, then compared."""
+"""Proof of one layout: run the same step uncut on the first rank and cut on all ranks, then compare the two."""
 
 import time
 from collections.abc import Callable
@@ -17,38 +17,43 @@ from crosscut.verification.report import DRAWS, ROUNDING, Check, First, Report
 from crosscut.verification.tolerance import Rounding, num_layers_of, num_summands_of, rounding_of, tolerance_of
 
 MakeStep = Callable[[ParallelMesh], Step]
-"""Builds the model on a mesh, with weights that no layout changes, and the step on this data rank's part of a batch."""
+"""Function that builds the model on a mesh, with weights that do not depend on the layout, and returns the step on this
+data rank's part of a batch.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """Step that is claimed to be the same on every layout, and the words for the report of its proof."""
+    """Step whose equality on all layouts is to be proven, and the words that describe it in the report."""
 
     make_step: MakeStep
     make_uncut: MakeStep | None = None
-    """Builds the step on one rank; None takes `make_step`. Plainer code here shows a fault that both would share."""
+    """Builds the step on one rank; None means `make_step`. Plainer code here exposes bugs that both steps would
+    otherwise share.
+    """
     make_exact: MakeStep | None = None
-    """Builds the step in the parameters' type, where products or activations are narrower. It shows how much rounding
-    the step has, and that its difference is no more than rounding."""
+    """Builds the step in the parameters' type, if products or activations are narrower. It shows how much rounding the
+    step has, and that the step differs from it by rounding only.
+    """
     extra_checks: Callable[[Step], list[Check]] = lambda _: []
-    """Makes further checks on every rank, of the step that was taken."""
+    """Makes further checks of the executed step. Called on every rank."""
 
     layout: str
     model: str
     precision: str = ""
-    """Empty takes the name of the activations' type."""
+    """Name of the precision; empty means the name of the activations' type."""
     compute_dtype: torch.dtype | None = None
-    """Type of the activations; None takes that of the parameters."""
+    """Type of the activations; None means the parameters' type."""
     product_dtype: torch.dtype | None = None
-    """Type of the factors of products; None takes that of the activations."""
+    """Type of the factors of matrix products; None means the activations' type."""
 
 
 def prove(claim: Claim, mesh: ParallelMesh) -> Report:
-    """Compare the step on `mesh` with the step on one rank alone. Every rank calls it and gets the same report.
+    """Compare the step on `mesh` with the same step on one rank. Every rank must call this and gets the same report.
 
-    Both models first go through the step with dropout, to see who draws what. Dropout is off while numbers are
-    compared, since each rank's own numbers differ by design. An error of the first rank is raised on all ranks;
-    `TrainingError` if its step is not finite.
+    Both models first run the step with dropout, to compare the random draws. Dropout is off when numbers are compared,
+    because each rank drops different elements by design. An error on the first rank is raised on all ranks. Raises
+    `TrainingError` if the uncut step is not finite.
     """
     start = time.perf_counter()
     uncut = _uncut(claim.make_uncut or claim.make_step, mesh)
@@ -92,7 +97,7 @@ def _report(
     told: First | None,
     seconds: float,
 ) -> Report:
-    """Report on the first rank; `told` is the first place at which random numbers are drawn otherwise."""
+    """Make the report on the first rank. `told` is the first module whose random draws are wrong."""
     return Report(
         layout=claim.layout,
         model=claim.model,
@@ -107,13 +112,15 @@ def _report(
 
 
 def _uncut(make_step: MakeStep, mesh: ParallelMesh) -> tuple[list[Draw], Recording] | None:
-    """Draws and recording of the uncut model, the reference for the cut one, on the first rank."""
+    """Run the uncut step on the first rank, as the reference; returns its draws and its recording. None on other
+    ranks.
+    """
     alone = make_lone_mesh(mesh.device)
     return _take(make_step(alone)) if mesh.is_first_rank else None
 
 
 def _exact(make_exact: MakeStep, mesh: ParallelMesh) -> Recording | None:
-    """The uncut model's step without its rounding, on the first rank."""
+    """Record the uncut step without narrow types, on the first rank; None on other ranks."""
     alone = make_lone_mesh(mesh.device)
     if not mesh.is_first_rank:
         return None
@@ -123,16 +130,18 @@ def _exact(make_exact: MakeStep, mesh: ParallelMesh) -> Recording | None:
 
 
 def _take(step: Step) -> tuple[list[Draw], Recording]:
-    """Take the step twice: its draws with dropout, and its recording without dropout."""
+    """Run the step twice: with dropout to list its draws, and without dropout to record it."""
     step.model.train()
-    with uncompiled(step.model):  # what draws inside a compiled layer would not be seen
+    with uncompiled(step.model):  # draws inside a compiled layer cannot be seen
         draws = draws_of(step.model, step.mesh, step.accumulate)
     step.model.eval()
     return draws, record(step)
 
 
 def _bounds(step: Step, uncut: Recording, dtype: torch.dtype, product_dtype: torch.dtype) -> tuple[float, Rounding]:
-    """Bounds on the difference of two computations of one step, and of one computation from the unrounded step."""
+    """Return the allowed difference of two computations of the same step, and the allowed difference from the unrounded
+    step.
+    """
     outputs = [output for output in uncut.outputs.values() if output.dim()]
     num_tokens = max((output.numel() // max(output.shape[-1], 1) for output in outputs), default=1)
     size = {"num_layers": num_layers_of(step.model), "num_summands": num_summands_of(step.model, num_tokens)}
@@ -140,46 +149,46 @@ def _bounds(step: Step, uncut: Recording, dtype: torch.dtype, product_dtype: tor
 
 
 def _judge_draws(cut: list[Draw], uncut: list[Draw], disagreement: Disagreement | None) -> tuple[Check, First | None]:
-    """Whether random numbers are drawn as in the uncut model, alike or differently on ranks as they must be."""
+    """Check that the random draws are those of the uncut model, and equal or different between ranks as required."""
     if disagreement is None:
         for mine, other in zip_longest(cut, uncut):
             if mine is None or other is None or (mine.module, mine.operator) != (other.module, other.operator):
                 module = (mine or other).module
-                told = f"{module}: draws otherwise than in the uncut model, or not as often"
-                cause = "Other numbers are drawn than in the uncut model: look at probabilities and at who drops."
+                told = f"{module}: draws differ from those of the uncut model, or their number does"
+                cause = "The uncut model draws other random numbers: check the probabilities and which modules drop."
                 return Check(DRAWS, None, False, told), First(module, "forward", cause)
         unseen = sum(not draw.dropped for draw in cut)
         told = f"{len(cut)} draws on each rank" if cut else "the model has no dropout"
-        more = f", {unseen} of them for what was not seen" if unseen else ""
+        more = f", {unseen} of them with no dropped tensor seen" if unseen else ""
         return Check(DRAWS, None, True, told + more), None
     i, j = disagreement.ranks
     told = f"{disagreement.module}: ranks {i} and {j} {disagreement.told}"
-    cause = f"Ranks {i} and {j} {disagreement.told}. Look at which random stream it uses."
+    cause = f"Ranks {i} and {j} {disagreement.told}. Check which random stream the module uses."
     return Check(DRAWS, None, False, told), First(disagreement.module, "forward", cause)
 
 
 _CHECK_CAUSES = {
     "gradient norm": (
-        "All gradients agree and their norm does not: look at how replicated and cut parameters are counted, and over "
+        "All gradients agree and their norm does not: check how replicated and cut parameters are counted, and over "
         "which ranks squares are summed."
     ),
     "clipped gradients": (
-        "Gradients and norm agree and the clipped gradients do not: look at the norm that they are clipped by."
+        "Gradients and norm agree and the clipped gradients do not: check which norm the clipping uses."
     ),
-    "parameters after a step": "The gradients agree and what the optimizer does with them does not.",
+    "parameters after a step": "The gradients agree and the optimizer's result does not: check the optimizer.",
     "copies on all ranks": (
-        "Values agree to rounding, but ranks that hold copies differ in their last bits: they will drift apart."
+        "Values agree up to rounding, but replicas differ in their last bits: they will drift apart."
     ),
-    "collectives": "All numbers agree, but other messages were sent than the planner accounts for.",
+    "collectives": "All numbers agree, but the messages differ from those that the planner counts.",
     **dict.fromkeys(
         ROUNDING,
-        "Both models agree, and the uncut one is further from itself in a wider type than narrow numbers explain: look "
-        "at what is computed in them, kernels included.",
+        "Both models agree, but the uncut model differs from its computation in a wider type by more than rounding: "
+        "check the operations in the narrow type, including kernels.",
     ),
 }
 
 
 def _first_failed(checks: tuple[Check, ...]) -> First | None:
-    """Rounding comes last: where it alone fails, it is not known whether the cut is at fault."""
+    """Return the first failed check. Rounding comes last: if only rounding fails, the cut need not be the cause."""
     failed = next((check for check in checks if not check.same), None)
     return None if failed is None else First(failed.name, "step", _CHECK_CAUSES.get(failed.name, failed.told))

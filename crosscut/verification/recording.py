@@ -1,7 +1,7 @@
-"""Recording of one training step on one rank: every module's outputs, returned gradients and parameter gradients.
+"""Recording of one training step on one rank: outputs, returned gradients and parameter gradients of every module.
 
-The same recording is made of the uncut model and on every rank of the cut one; only then are they compared. Tensors are
-copied to host memory as they pass.
+The uncut model and every rank of the cut model are recorded in the same way and compared afterwards. Tensors are copied
+to host memory during the step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,50 +19,52 @@ from crosscut.parallel.state.parameters import cut_dim, gathered_over_data
 from crosscut.training.speed.compilation import compiled_modules
 
 LOSS = "loss"
-"""Name in the table for the computation that follows the model's last output."""
+"""Name in the table for the computation after the model's last output."""
 
 INSIDE = " / "
-"""Separator between a call and a tensor that its own code, not one of its modules, made or took."""
+"""Separator in a name between a call and a tensor that the call's own code (not one of its modules) made or used."""
 
 
 def call_of(name: str) -> str:
-    """The call to which something recorded belongs."""
+    """Return the call to which a recorded name belongs."""
     return name.partition(INSIDE)[0].partition("[")[0]
 
 
 class Kept(NamedTuple):
-    """This rank's part of a parameter, or of what belongs to one."""
+    """This rank's part of a parameter, or of its gradient."""
 
     tensor: Tensor
     cut_dim: int | None
-    """The dimension that is cut over the tensor axis."""
+    """Dimension that is cut over the tensor axis; None if it is not cut."""
 
 
 @dataclass
 class Recording:
-    """One step as one rank saw it. Names are those of `named_modules`; a further call of the same module is counted."""
+    """Recording of one step on one rank. Names are those of `named_modules`; further calls of a module are numbered."""
 
     root: str = ""
     """Name of the whole model."""
     loss: float = 0.0
     """Loss over all data ranks."""
     norm: float = 0.0
-    """The global gradient norm before clipping."""
+    """Global gradient norm before clipping."""
     outputs: dict[str, Tensor] = field(default_factory=dict)
-    """Outputs of each call of a module, one of several with its index as in `call[1]`, and inputs that a call's own
-    code made for a module inside it; in order of time."""
+    """Outputs of each call, in order of time. If a call returns several tensors, they are named `call[0]`, `call[1]`
+    and so on. Also inputs that a call's own code made for a module inside it.
+    """
     returned: dict[str, Tensor] = field(default_factory=dict)
-    """The gradient of each call's first input, or of an output that a call's own code took; in the order of the
-    backward pass, innermost modules first."""
+    """Gradient of each call's first input, or of an output that a call's own code used, in the order of the backward
+    pass, innermost modules first.
+    """
     gradients: dict[str, Kept] = field(default_factory=dict)
-    """Gradient of each parameter, reduced over every axis that it has to be reduced over."""
+    """Gradient of each parameter, after the reduction over all axes."""
     clipped: dict[str, Kept] = field(default_factory=dict)
-    """The gradients that the optimizer was given."""
+    """Gradients that the optimizer received."""
     parameters: dict[str, Kept] = field(default_factory=dict)
     """Parameters after the optimizer's step."""
 
     def with_wholes(self, modules: Sequence[str]) -> "Recording":
-        """As if nobody had looked into `modules`, of which only what goes in and comes out is left."""
+        """Return the recording without the insides of `modules`: only their inputs and outputs are left."""
         insides = tuple(f"{name}{sign}" for name in modules for sign in (".", INSIDE))
         outputs, returned = (
             {name: tensor for name, tensor in seen.items() if not name.startswith(insides)}
@@ -72,11 +74,11 @@ class Recording:
 
 
 class Step(Protocol):
-    """A training step in the two halves between which gradients are looked at."""
+    """Training step in two halves. Gradients are recorded between them."""
 
     @property
     def model(self) -> nn.Module:
-        """Watched through its modules' forward calls."""
+        """Model, which is watched through the forward calls of its modules."""
 
     @property
     def mesh(self) -> ParallelMesh:
@@ -84,17 +86,19 @@ class Step(Protocol):
 
     @property
     def watches_again(self) -> bool:
-        """Whether what leaves modules is looked at when the whole model is called once more, too."""
+        """Whether to record further calls of the whole model, too."""
 
     def accumulate(self) -> Tensor:
-        """Forward, backward and the reduction of gradients; gives the loss over all data ranks."""
+        """Run forward, backward and the reduction of gradients. Returns the loss over all data ranks."""
 
     def update(self, loss: Tensor) -> float:
-        """Clip and step; gives the gradient norm before clipping. The clipped gradients stay."""
+        """Clip the gradients and step. Returns the gradient norm before clipping. The clipped gradients stay in
+        `.grad`.
+        """
 
 
 def record(step: Step) -> Recording:
-    """Take the step and write down what it did. Every rank of the step's mesh calls it."""
+    """Run the step and record it. Every rank of the step's mesh must call this."""
     recording = Recording(root=display_name(step.model))
     with _watched(step.model, recording, again=step.watches_again):
         loss = step.accumulate()
@@ -107,7 +111,7 @@ def record(step: Step) -> Recording:
 
 
 def _gradients(model: nn.Module) -> dict[str, Kept]:
-    """A gradient that is missing counts as zeros."""
+    """Copy all gradients; a missing gradient counts as zeros."""
     kept = {}
     for name, parameter in model.named_parameters():
         gradient = torch.zeros_like(_copy(parameter)) if parameter.grad is None else _copy(parameter.grad)
@@ -116,14 +120,14 @@ def _gradients(model: nn.Module) -> dict[str, Kept]:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """The tensor rank's part, on the host."""
+    """Copy the tensor rank's part to the host, gathered over the data ranks. Every rank must call this."""
     return gathered_over_data(tensor).cpu()
 
 
 @contextmanager
 def _watched(model: nn.Module, recording: Recording, *, again: bool) -> Iterator[None]:
-    """While inside, outputs and returned gradients are written down, of the model's first call or `again` of every one.
-    A compiled module is watched as a whole.
+    """Inside, record outputs and returned gradients of the model's first call, or with `again` of every call. A
+    compiled module is recorded as a whole.
     """
     watch = _Watch(recording, again=again)
     handles = []
@@ -144,12 +148,14 @@ def _watched(model: nn.Module, recording: Recording, *, again: bool) -> Iterator
 
 
 def display_name(model: nn.Module) -> str:
-    """Name of the whole model."""
-    return type(model).__name__.removeprefix("FSDP")  # which a sharded model's class gets
+    """Name of the whole model: its class."""
+    return type(model).__name__.removeprefix("FSDP")  # sharding adds this prefix to the class
 
 
 class _Watch:
-    """Names the calls of modules and follows the tensors between them. What a backward pass recomputes is no call."""
+    """Names the calls of modules and follows tensors between the calls. Recomputation in the backward pass does not
+    count as a call.
+    """
 
     def __init__(self, recording: Recording, *, again: bool) -> None:
         self.recording = recording
@@ -158,7 +164,7 @@ class _Watch:
         self._running: list[str] = []
         self._followed: dict[int, _Followed] = {}
         self._held: list[Tensor] = []
-        """Followed tensors and their stand-ins inside calls, kept alive so that no other tensor gets the id of one."""
+        """Followed tensors and their stand-ins inside calls, kept alive so that no other tensor gets the same id."""
         self._entering: _Followed | None = None
 
     def enter(self, name: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -169,13 +175,15 @@ class _Watch:
         parent = self._running[-1] if self._running else LOSS
         self._running.append(call)
         if inputs and isinstance(inputs[0], Tensor) and inputs[0].is_floating_point():
-            if id(inputs[0]) not in self._followed:  # made by the parent's own code
+            if id(inputs[0]) not in self._followed:  # the parent's own code made it
                 self.recording.outputs[f"{parent}{INSIDE}input of {call}"] = inputs[0].detach().cpu().clone()
             self._entering = self._follow(inputs[0], f"{parent}{INSIDE}input of {call}")
             self._entering.consumers.append(call)
 
     def entered(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """After all that wraps a module's input, as sharding does: what the module sees counts as that input."""
+        """Called after hooks that wrap a module's input, as sharding has: the wrapped tensor also counts as that
+        input.
+        """
         if self._looks_away():
             return
         if not inputs or not isinstance(inputs[0], Tensor) or not inputs[0].is_floating_point():
@@ -203,7 +211,7 @@ class _Watch:
         return is_recomputing() or (self._seen and not self._again)
 
     def _follow(self, tensor: Tensor, unless_consumed: str) -> "_Followed":
-        """Have the tensor's gradient noted when the backward pass comes to it."""
+        """Record the tensor's gradient when the backward pass reaches the tensor."""
         found = self._followed.get(id(tensor))
         if found is None:
             found = self._followed[id(tensor)] = _Followed(unless_consumed)
@@ -213,7 +221,7 @@ class _Watch:
         return found
 
     def let_go(self) -> None:
-        """Hold no tensor any more: one that its own hook holds would stay for good, and its whole graph with it."""
+        """Release all tensors. A tensor held by its own hook would never be freed, and neither would its graph."""
         self._held.clear()
         self._followed.clear()
         self._entering = None
@@ -227,6 +235,6 @@ class _Watch:
 @dataclass
 class _Followed:
     unless_consumed: str
-    """The name of its gradient where no module took it in."""
+    """Name under which the gradient is recorded if no module takes the tensor as input."""
     consumers: list[str] = field(default_factory=list)
-    """The calls that took it in, the innermost last."""
+    """Calls that took the tensor as input, innermost last."""

@@ -1,4 +1,4 @@
-"""Report of a verification, as a table to read and as JSON."""
+"""Report of a verification, as a table and as JSON."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -9,26 +9,26 @@ from rich.table import Table
 from rich.text import Text
 
 DRAWS = "random numbers"
-"""The check of who draws what, with dropout."""
+"""Name of the check that compares random draws with dropout on."""
 ROUNDING = ("rounding of outputs", "rounding of gradients")
-"""The checks of the uncut model alone: where one fails, both models may be wrong alike."""
+"""Names of the checks that concern the uncut model alone. If one fails, both models may be wrong in the same way."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One call of a module."""
+    """Result for one call of a module."""
 
     module: str
     forward: float | None
-    """Largest relative difference of its output; None where it has none."""
+    """Largest relative difference of its output; None if it has no output."""
     gradient: float | None
-    """Largest relative difference of its input's and its own parameters' gradients."""
+    """Largest relative difference of the gradients of its input and of its own parameters."""
     same: bool
 
 
 @dataclass(frozen=True)
 class Check:
-    """Result of a check that belongs to no module."""
+    """Result of a check that concerns no single module."""
 
     name: str
     difference: float | None
@@ -38,46 +38,48 @@ class Check:
 
 @dataclass(frozen=True)
 class First:
-    """Place where the difference begins."""
+    """Place of the first difference."""
 
     module: str
     direction: str
-    """`forward`, `backward`, or `step` for what is done with the gradients."""
+    """`forward`, `backward`, or `step` for everything after the backward pass."""
     cause: str
-    """Usual cause of the pattern in the difference."""
+    """Likely cause of this kind of difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The verdict on one layout."""
+    """Verdict on one layout."""
 
     layout: str
     model: str
     precision: str
     tolerance: float
     largest_tolerance: float
-    """Tolerance of the tensor that rounds most: `ROUNDINGS` times its rounding, or `tolerance` if that is more."""
+    """Tolerance of the tensor with the most rounding: `ROUNDINGS` times its rounding, or `tolerance` if that is
+    larger.
+    """
     rows: tuple[Row, ...]
     checks: tuple[Check, ...]
     first: First | None
     seconds: float
     included: tuple[str, ...] = ()
-    """Options of the run, beside its layout, that the step had."""
+    """Options of the run, besides its layout, that the verified step had."""
     left_out: tuple[str, ...] = ()
-    """Options of the run that the step did not have; the report proves nothing of them."""
+    """Options of the run that the verified step did not have. The report proves nothing about them."""
 
     @property
     def same(self) -> bool:
-        """Whether the cut model is the uncut one."""
+        """Whether the cut model equals the uncut model."""
         return self.first is None and all(row.same for row in self.rows) and all(check.same for check in self.checks)
 
     def to_json(self) -> dict[str, Any]:
-        """The whole report as plain values."""
+        """Return the whole report as plain values."""
         return {"same": self.same, **dataclasses.asdict(self)}
 
 
 def print_report(report: Report) -> None:
-    """Print the table, the checks and the verdict."""
+    """Print the table of modules, the checks and the verdict."""
     console = Console()
     title = f"{report.model} on {report.layout}, {report.precision}"
     modules = Table(box=None, pad_edge=False)
@@ -96,7 +98,7 @@ def print_report(report: Report) -> None:
         checks.add_row(check.name, _number(check.difference), _verdict(check.same), Text(check.told, style="dim"))
     scope = [
         Text(f"{title}: {', '.join(items)}.", style="dim")
-        for title, items in (("In the step", report.included), ("Not in it", report.left_out))
+        for title, items in (("Verified with", report.included), ("Not verified", report.left_out))
         if items
     ]
     console.print(
@@ -105,7 +107,7 @@ def print_report(report: Report) -> None:
 
 
 def _conclusion(report: Report) -> Text:
-    more = "" if report.largest_tolerance == report.tolerance else f", by rounding up to {report.largest_tolerance:.1e}"
+    more = "" if report.largest_tolerance == report.tolerance else f", up to {report.largest_tolerance:.1e} by rounding"
     told = (
         f"differences relative to the largest element, tolerance {report.tolerance:.1e}{more}; {report.seconds:.0f} s"
     )
@@ -114,7 +116,7 @@ def _conclusion(report: Report) -> Text:
     assert report.first is not None
     verdict = "is NOT PROVEN to be" if report.first.module in ROUNDING else "is NOT"
     is_check = report.first.direction == "step"
-    where = "The check that fails is " if is_check else f"It begins in the {report.first.direction} pass of "
+    where = "The failed check is " if is_check else f"The first difference is in the {report.first.direction} pass of "
     return Text.assemble(
         (f"{report.layout} {verdict} the uncut model", "bold red"),
         f" ({told}).\n{where}",

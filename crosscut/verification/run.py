@@ -1,4 +1,4 @@
-"""The proof for the model of a run, on any layout."""
+"""Proof for the model of a run, on any layout."""
 
 import dataclasses
 from collections import Counter
@@ -38,17 +38,21 @@ from crosscut.verification.report import DRAWS, ROUNDING, Check, Report
 from crosscut.verification.scope import COMPILED
 
 SEQUENCES_PER_DATA_RANK = 2
-"""In a micro-batch."""
+"""Number of sequences in a micro-batch of one data rank."""
 MICRO_BATCHES = 2
-"""Where the run accumulates over more than one: the first leaves gradients, and every other adds to them."""
+"""Number of micro-batches, if the run accumulates gradients: the first creates gradients and the second adds to
+them.
+"""
 LONGEST_SEQUENCE = 128
-"""Tokens of a sequence, where the run's are longer: a fault of a layout shows at any length."""
+"""Longest sequence, in tokens, to which longer sequences are shortened: a bug of a layout shows at any length."""
 SHORTEST_SEQUENCE = 2
-"""Where the run's are shorter: a token alone attends to itself by 1 in every head, which tells no heads apart."""
+"""Shortest sequence, in tokens, to which shorter sequences are extended: a single token attends only to itself, with
+weight 1 in every head, which hides bugs in the order of heads.
+"""
 
 
 def scale_down(run: RunConfig, *, num_layers: int | None, hidden_size: int | None) -> RunConfig:
-    """The run with fewer layers or a smaller hidden size, of the same structure."""
+    """Return the run with fewer layers or a smaller hidden size, and the same structure."""
     model = run.model if hidden_size is None else run.model.resized(hidden_size)
     if num_layers is not None:
         model = dataclasses.replace(model, num_layers=num_layers)
@@ -56,10 +60,11 @@ def scale_down(run: RunConfig, *, num_layers: int | None, hidden_size: int | Non
 
 
 def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfig:
-    """The run as it is verified: its model, on `layout`, in one clipped step in `precision` over a few sequences.
+    """Return the run in the form in which it is verified: its model on `layout`, one clipped step in `precision` over a
+    few sequences.
 
-    Where the run accumulates over micro-batches, so does the step, over two. Raises `LayoutError` or `ConfigError` for
-    a layout that the model, the run's own precision or `precision` does not allow.
+    If the run accumulates gradients over micro-batches, the step accumulates over two. Raises `LayoutError` or
+    `ConfigError` for a layout that the model, the run's own precision or `precision` does not allow.
     """
     model = dataclasses.replace(run.model, vocab_size=run.model.vocab_size or run.data.vocab_size)
     length = max(min(run.training.sequence_length, LONGEST_SEQUENCE), min(SHORTEST_SEQUENCE, model.max_sequence_length))
@@ -88,36 +93,36 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
         layout=layout,
         training=training,
         optimizer=optimizer,
-        evaluation=EvaluationConfig(),  # the run's windows are as long as its sequences
+        evaluation=EvaluationConfig(),  # the run's evaluation windows may be longer than the shortened sequences
     )
     try:
         return dataclasses.replace(own, training=dataclasses.replace(training, precision=Precision(precision)))
     except ConfigError as error:
-        raise ConfigError(f"{error} The precision that counts here is that of `--precision`.") from error
+        raise ConfigError(f"{error} Here, the precision is the value of `--precision`.") from error
 
 
 def verify_runs(runs: Sequence[RunConfig]) -> list[Report]:
-    """Verify runs prepared by `for_verification` one after the other, with a sign of life on a terminal.
+    """Verify runs prepared by `for_verification` one after the other, with a progress line on a terminal.
 
-    The ranks are started that each layout asks for, or those joined that torchrun started. Gives a report for each run,
-    under torchrun on every rank. Raises `LayoutError` or `ConfigError` before a rank starts, and
-    `RankFailure` when one fails.
+    Starts the ranks that each layout asks for, or joins the ranks that torchrun started. Returns a report for each run;
+    under torchrun, every rank gets the reports. Raises `LayoutError` or `ConfigError` before a rank starts, and
+    `RankFailure` if a rank fails.
     """
     ranks = [_checked_ranks(run) for run in runs]
-    if was_started():  # the ranks meet once and verify all runs
+    if was_started():  # the ranks join once and verify all runs
         return in_ranks(ranks[0], _verify_all, prepare=lambda: list(runs))
     return [_verify_alone(on, run) for on, run in zip(ranks, _shown(runs), strict=True)]
 
 
 def _checked_ranks(run: RunConfig) -> Ranks:
-    """The ranks of a run that this machine can verify."""
+    """Return the ranks of a run, after checking that this machine can verify it."""
     ranks = Ranks(layout=run.layout, device=run.training.device)
     require_capabilities(resolve_on(run, choose_device(run.training.device)), only_to_verify=True)
     return ranks
 
 
 def _shown(runs: Sequence[RunConfig]) -> Iterator[RunConfig]:
-    """The runs, with a line on the first rank's terminal that says which one it is."""
+    """Yield the runs, and show on the first rank's terminal which one is being verified."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not is_first_started()) as bar:
         task = bar.add_task("", total=len(runs))
@@ -140,7 +145,7 @@ def _verify(run: RunConfig, device: torch.device) -> Report:
 
 
 def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
-    """Verify a run prepared by `for_verification` on ranks that are there. Every rank calls it; all get the report."""
+    """Verify a run prepared by `for_verification` on existing ranks. Every rank must call this and gets the report."""
     model = run.model
     layers = "1 layer" if model.num_layers == 1 else f"{model.num_layers} layers"
     shape = f"{layers}, hidden {model.hidden_size}, {model.num_heads} heads"
@@ -158,13 +163,13 @@ def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
     report = prove(claim, mesh)
     if report.first is None or not (suspects := _other_suspects(run, report)):
         return report
-    cause = f"{report.first.cause} Or it is not the cut: the uncut layers are plain ones. Verify with {suspects}, too."
+    cause = f"{report.first.cause} Compilation or recomputation may also be the cause: verify with {suspects}, too."
     return dataclasses.replace(report, first=dataclasses.replace(report.first, cause=cause))
 
 
 def _other_suspects(run: RunConfig, report: Report) -> str:
-    """The settings without which a step has its layers as the uncut one has them; empty where it had them so, or where
-    what failed is not what its layers computed.
+    """Return settings that would run the layers as plainly as in the uncut step. Empty if the layers already ran
+    plainly, or if the failed checks do not depend on what the layers compute.
     """
     failed = {check.name for check in report.checks if not check.same}
     if failed and failed <= {DRAWS, *ROUNDING} and all(row.same for row in report.rows):
@@ -176,7 +181,7 @@ def _other_suspects(run: RunConfig, report: Report) -> str:
 
 
 def _plain(run: RunConfig) -> RunConfig:
-    """The run with layers as they are written and done once: what compiles and recomputes them is proven, too."""
+    """Return the run without compilation, recomputation and offload. Comparing with it proves these options, too."""
     plain = dataclasses.replace(
         run.training, compile=Compile.OFF, recompute=Recompute.NONE, recompute_every=1, offload=()
     )
@@ -184,7 +189,9 @@ def _plain(run: RunConfig) -> RunConfig:
 
 
 def _make_exact(run: RunConfig) -> Callable[[ParallelMesh], Step] | None:
-    """Makes the step in the type of the parameters, with the same weights; None where that is the run's precision."""
+    """Return a function that makes the step in the parameters' type with the same weights; None if the run's precision
+    already has this type.
+    """
     precision = PRECISIONS[run.training.precision].accumulation
     if precision == run.training.precision:
         return None
@@ -193,7 +200,7 @@ def _make_exact(run: RunConfig) -> Callable[[ParallelMesh], Step] | None:
 
     def make(mesh: ParallelMesh) -> Step:
         step = _RunStep(exact, mesh)
-        if needs_loss_scale(run.training.precision):  # what the backward pass hands back is so many times as large
+        if needs_loss_scale(run.training.precision):  # scale the returned gradients in the same way
             step.trainer.loss_scale = LossScale(mesh.device)
         return step
 
@@ -201,16 +208,16 @@ def _make_exact(run: RunConfig) -> Callable[[ParallelMesh], Step] | None:
 
 
 class _RunStep:
-    """The trainer's own step 0, on one made-up batch."""
+    """Trainer's own step 0, on one generated batch."""
 
-    watches_again = False  # a further micro-batch is shown by what it adds to the gradients
+    watches_again = False  # further micro-batches are checked through what they add to the gradients
 
     def __init__(self, run: RunConfig, mesh: ParallelMesh) -> None:
         self.run, self.mesh = run, mesh
         self.trainer = Trainer(resolve_on(run, mesh.device), mesh)
         self.model = self.trainer.model
         for name, parameter in self.model.named_parameters():
-            if parameter.dim() == 1:  # a fault in biases of zero, or in norms of one, could not be seen
+            if parameter.dim() == 1:  # bugs in the use of zero biases, or of norms of one, would not show
                 disturb_(parameter, std=0.1, seed=run.training.seed, name=name)
         self.sent: Counter[tuple[str, str, int]] = Counter()
 
@@ -225,7 +232,9 @@ class _RunStep:
             return self.trainer.update(0, loss).gradient_norm
 
     def _micro_batches(self) -> list[Batch]:
-        """This data rank's part of each: of the same sequences on every layout, so that they can be compared."""
+        """Return this data rank's part of each micro-batch. Every layout gets the same sequences, so that steps can be
+        compared.
+        """
         data, count = self.mesh.data, self.run.num_micro_batches
         parts = (part.chunk(data.size)[data.rank] for part in made_up_batch(self.run).chunk(count))
         return [part.to_device(self.mesh.device) for part in parts]
@@ -238,10 +247,10 @@ class _RunStep:
 
 
 def made_up_batch(run: RunConfig) -> Batch:
-    """Tokens and targets of all data ranks that leave no part of the vocabulary's cut untouched.
+    """Generate tokens and targets of all data ranks that use every part of the vocabulary's cut.
 
-    The first and last ids of every rank's part occur, as tokens and as targets; sequences have unequally many targets,
-    so that data ranks have too.
+    The first and last ids of every rank's part occur as tokens and as targets. Sequences, and so data ranks, have
+    different numbers of targets.
     """
     batch, length, vocabulary = run.training.batch_size, run.training.sequence_length, run.model.vocab_size
     generator = torch.Generator().manual_seed(seed_of("verify", run.training.seed))
@@ -249,7 +258,7 @@ def made_up_batch(run: RunConfig) -> Batch:
     part = padded_vocab_size(vocabulary, run.layout.tensor) // run.layout.tensor
     edges = {0, vocabulary - 1} | {edge + side for edge in range(part, vocabulary, part) for side in (-1, 0)}
     for i, edge in enumerate(sorted(edges)):
-        tokens[i % batch, -2 - (i // batch) % length] = edge  # from the end, where targets count
+        tokens[i % batch, -2 - (i // batch) % length] = edge  # near the end, where every sequence has targets
     targets = tokens[:, 1:].clone()
     for i in range(batch):
         targets[i, : i * length // (2 * batch)] = IGNORED
@@ -257,7 +266,7 @@ def made_up_batch(run: RunConfig) -> Batch:
 
 
 def _compare_collectives(step: Step) -> list[Check]:
-    """Whether every rank sent what the planner's account of the step says."""
+    """Check that every rank sent exactly the messages that the planner counts for the step."""
     assert isinstance(step, _RunStep)
     planned: Counter[tuple[str, str, int]] = Counter()
     for collective in step_traffic(step.run, compiled=bool(compiled_modules(step.model))):
@@ -273,7 +282,7 @@ def _compare_collectives(step: Step) -> list[Check]:
 
 
 def _tell_compiled(step: Step) -> list[Check]:
-    """Check that says how compiled layers were compared; none where no layer was compiled."""
+    """Return a check that says how compiled layers were compared; empty if no layer was compiled."""
     num_compiled = len(compiled_modules(step.model))
     return [Check(COMPILED, None, True, f"{num_compiled}, each compared as a whole")] if num_compiled else []
 

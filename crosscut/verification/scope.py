@@ -1,4 +1,4 @@
-"""Scope of a verification: the options of the run that the step had, and those that it did not have."""
+"""Scope of a verification: options of the run that the verified step had, and options that it did not have."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -9,11 +9,13 @@ from crosscut.planner.activations import num_recomputed_layers
 from crosscut.verification.report import Report
 
 COMPILED = "compiled layers"
-"""The check that a report has where layers were compiled."""
+"""Name of the check that a report has if layers were compiled."""
 
 
 def with_scope(report: Report, *, asked: RunConfig, verified: RunConfig) -> Report:
-    """Add the scope to a report: the options of the run `asked` that the step of the run `verified` had or lacked."""
+    """Add the scope to a report: which options of the run `asked` the verified step (run `verified`) had, and which it
+    lacked.
+    """
     compiled = any(check.name == COMPILED for check in report.checks)
     return dataclasses.replace(
         report, included=tuple(_included(verified, compiled)), left_out=tuple(_left_out(asked, verified, compiled))
@@ -40,19 +42,19 @@ def _left_out(asked: RunConfig, verified: RunConfig, compiled: bool) -> Iterator
     devices = ("cuda", "cpu") if theirs.device == "auto" else (theirs.device,)
     wanted = [precision_on(device) for device in devices] if theirs.precision == "auto" else [theirs.precision]
     if len(wanted) == 1 and ours.precision not in wanted:
-        yield f"the run's {wanted[0]} (--precision {wanted[0]} has it, and finds what is larger than its rounding)"
+        yield f"the run's precision {wanted[0]} (verify it with --precision {wanted[0]}, up to the type's rounding)"
     elif ours.precision not in wanted:
         both = " or ".join(wanted)
-        yield f"the precision of the run's device ({both}: --precision has both, finding what is larger than rounding)"
+        yield f"the run's precision on its device ({both}; verify each with --precision, up to the type's rounding)"
     if not compiled and theirs.device != "cpu" and verified.is_compiled_on_gpus:
-        yield f"{COMPILED}, which the run has on GPUs"
+        yield f"{COMPILED}, which the run uses on GPUs"
     if asked.layout.symmetric_memory and not verified.layout.symmetric_memory:
         yield "symmetric memory"
     if theirs.sequence_length != ours.sequence_length:
-        yield f"sequences of {theirs.sequence_length:,} tokens, which have {ours.sequence_length:,} here"
+        yield f"sequences of {theirs.sequence_length:,} tokens ({ours.sequence_length:,} here)"
     if asked.model.num_layers != verified.model.num_layers:
-        yield f"{asked.model.num_layers} layers, of which there are {verified.model.num_layers} here"
+        yield f"{asked.model.num_layers} layers ({verified.model.num_layers} here)"
     if asked.model.hidden_size != verified.model.hidden_size:
-        yield f"hidden size {asked.model.hidden_size:,}, which is {verified.model.hidden_size:,} here"
+        yield f"hidden size {asked.model.hidden_size:,} ({verified.model.hidden_size:,} here)"
     if theirs.initialize_from:
-        yield f"the weights of {theirs.initialize_from}, in whose place others are drawn"
+        yield f"the weights of {theirs.initialize_from} (random weights here)"

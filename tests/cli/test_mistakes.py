@@ -53,8 +53,8 @@ def test_profile_needs_steps(fail, tmp_path):
     text.write_text("\n\n".join(f"Fellow citizens, address {i} of many, each long enough." * 9 for i in range(60)))
     message = fail("train", *TINY, f"data.text={text}", "--profile", "layout.tensor=1", "output.folder=run")
     assert message == (
-        "`training.steps` must leave at least 6 steps to do with --profile, but leaves 4. Train for more steps, "
-        "or leave out --profile."
+        "`training.steps` must leave at least 6 steps for --profile, but leaves 4. Train for more steps, or "
+        "remove --profile."
     )
 
 
@@ -78,7 +78,9 @@ def test_text_shorter_than_a_sequence_is_told(fail, tmp_path):
 
 def test_vocabulary_smaller_than_the_tokenizers_is_told(fail, book):
     message = fail("train", *TINY, f"data.text={book}", "model.vocab_size=100", "output.folder=run")
-    assert message.startswith("`model.vocab_size` must hold the tokenizer's vocabulary (300), but is 100.")
+    assert message.startswith(
+        "`model.vocab_size` must be at least the size of the tokenizer's vocabulary (300), but is 100."
+    )
 
 
 def test_resuming_without_a_checkpoint_is_told(fail, book):
@@ -130,7 +132,7 @@ def trained(tmp_path_factory, book):
         ("model.num_heads=8", "`model.num_heads` must be 4 as in the checkpoint"),
         (
             "training.steps=4",
-            "`training.steps` must be above the checkpoint's step (4), but is 4. Try training.steps=8.",
+            "`training.steps` must be above the step of the checkpoint (4), but is 4. Try training.steps=8.",
         ),
     ],
 )

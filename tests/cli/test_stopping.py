@@ -93,7 +93,9 @@ def test_stopped_run_exits_75_and_the_same_command_completes_it(crosscut_here, s
     assert process.returncode == 75, errors
     assert time.monotonic() - begin < 30, "at the end of a step, on a busy machine"
     step = only_checkpoint(run)
-    assert errors.splitlines()[-1].startswith(f"crosscut: Stopped as asked, after step {step} of 1000000. The check")
+    assert errors.splitlines()[-1].startswith(
+        f"crosscut: The run was asked to stop and has stopped after step {step} of 1000000. Its check"
+    )
     assert "--resume auto`." in errors
     assert "Traceback" not in errors
     completed = crosscut_here(*command, f"training.steps={step + 3}")
@@ -138,5 +140,5 @@ def test_under_torchrun_the_agents_sigterm_leaves_a_checkpoint(start, book, tmp_
     os.killpg(process.pid, signal.SIGTERM)  # the agent passes it on: the ranks get it twice
     _, errors = process.communicate(timeout=60)
     assert process.returncode != 0
-    assert errors.count("crosscut: Stopped as asked, after step") == 1
+    assert errors.count("crosscut: The run was asked to stop and has stopped after step") == 1
     assert only_checkpoint(run) >= 3

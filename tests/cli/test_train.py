@@ -127,7 +127,7 @@ def test_diverging_run_says_where_and_keeps_the_last_good_checkpoint(crosscut_he
     assert "Traceback" not in failed.stderr
     assert "The loss and its gradient must be finite, but at step" in failed.stderr
     assert "book.txt:" in failed.stderr
-    assert "It began in the " in failed.stderr
+    assert "The first non-finite value appeared in the " in failed.stderr
     names = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert "step-00000004" in names
     resumed = crosscut_here(*command, "training.steps=5", "layout.tensor=1")

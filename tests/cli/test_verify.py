@@ -103,7 +103,7 @@ def test_difference_exits_with_1_and_names_the_module(crosscut_here, monkeypatch
     done = crosscut_here("verify", *RUN, "--layout", "tensor=2")
     assert done.returncode == 1, done.stderr
     assert "tensor 2 x data 1 is NOT the uncut model" in done.stdout
-    assert "blocks.0.attention" in done.stdout.partition("It begins in the forward pass of ")[2]
+    assert "blocks.0.attention" in done.stdout.partition("The first difference is in the forward pass of ")[2]
 
 
 def test_layout_with_an_unknown_axis_names_the_nearest(crosscut_here):

@@ -87,7 +87,7 @@ def test_slurm_script_requeues_a_job_that_has_stopped_and_completes_it(tmp_path)
         os.kill(int(task), signal.SIGUSR1)
     out, errors = first.communicate(timeout=60)
     assert first.returncode == EXIT_REQUEUE, out + errors
-    assert errors.count("crosscut: Stopped as asked") == 1
+    assert errors.count("crosscut: The run was asked to stop") == 1
     assert (tmp_path / "requeued").read_text() == "4711\n"
     step = int(list_checkpoints(tmp_path / "run" / "checkpoints")[-1].name.removeprefix("step-"))
     second = submit(tmp_path, script.replace("$STEPS", str(step + 2)))

@@ -146,6 +146,6 @@ def _ask_for_a_gradient() -> str:
 
 def test_a_gradient_through_packed_weights_is_refused(ranks: RankPool) -> None:
     assert ranks.run(1, _ask_for_a_gradient)[0] == (
-        "A model must have plain weights where a gradient is asked for, but `pack_weights` has packed this one's to "
-        "write text. Load it again."
+        "A model needs plain weights to compute gradients, but this model's weights were packed by `pack_weights` to "
+        "generate text. Load the model again."
     )

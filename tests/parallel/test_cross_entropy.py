@@ -320,7 +320,7 @@ def _twice() -> None:
 
 
 def test_going_backward_twice_is_refused(ranks: RankPool) -> None:
-    message = "^vocab_parallel_cross_entropy gives its gradients once: call backward once.$"
+    message = "^vocab_parallel_cross_entropy can return its gradients only once: call backward once.$"
     with pytest.raises(RuntimeError, match=message):
         ranks.run(2, _twice)
 
@@ -333,15 +333,15 @@ def _call(num_targets: int, num_rows: int, target: int, options: dict[str, Any])
 
 NO_CHUNK = "^`chunk_tokens` must be at least 1, but is {}.$"
 TOO_MANY_TARGETS = (
-    r"^`targets` must hold one target for each row of `hidden` \(4\), but holds 8. Under sequence parallelism "
+    r"^`targets` must hold one target for each row of `hidden` \(4\), but holds 8. Under sequence parallelism, "
     r"gather `hidden` first \(`enter_tensor_parallel`\).$"
 )
 TOO_FEW_ROWS = (
-    r"^`weight` must hold at least `vocab_size` rows \(300\) over the ranks of the tensor axis, but holds 128 x 2. "
+    r"^`weight` must hold at least `vocab_size` rows \(300\) over the ranks of the tensor axis, but has 128 x 2. "
     r"Pad the vocabulary \(`VocabParallelEmbedding` does\).$"
 )
 NO_TARGET = (
-    "^Targets must be from 0 to 299, the last of the vocabulary, or -100 to be ignored, but one is not. "
+    "^Targets must be from 0 to 299, the last id of the vocabulary, or -100 to be ignored, but a target is not. "
     "Tokenize with this model's tokenizer.$"
 )
 

@@ -152,8 +152,9 @@ def _look_up(token: int) -> None:
 @pytest.mark.parametrize("token", [-1, V, 10**6])
 def test_an_id_outside_of_the_vocabulary_is_an_error_not_a_zero(ranks: RankPool, token: int) -> None:
     message = (
-        "^Token ids must be from 0 to 299, the last of the vocabulary, but one is not. Tokenize with this model's "
-        "tokenizer.$"
+        "^Token ids must be from 0 to 299, the last id of the vocabulary, but an id is outside this range. Tokenize "
+        "with "
+        "this model's tokenizer.$"
     )
     with pytest.raises(RuntimeError, match=message):
         ranks.run(2, _look_up, token)
@@ -165,8 +166,9 @@ def _place(length: int) -> None:
 
 def test_a_sequence_longer_than_the_positions_is_refused(ranks: RankPool) -> None:
     message = (
-        r"^A sequence must be at most as long as the model's positions \(10\), but is 11. Shorten it, or train with a "
-        "larger `model.max_sequence_length`.$"
+        r"^A sequence must be at most as long as the model's positions \(10\), but is 11. Shorten the sequence, or "
+        r"train "
+        "with a larger `model.max_sequence_length`.$"
     )
     with pytest.raises(ConfigError, match=message):
         ranks.run(1, _place, P + 1)

@@ -285,8 +285,9 @@ def _too_flat(layout: Layout) -> list[str]:
 
 def test_a_split_sequence_needs_a_dimension(ranks: RankPool) -> None:
     assert ranks.run(2, _too_flat, Layout(tensor=2, sequence_parallel=True))[0] == [
-        "Under sequence parallelism what enters or leaves a parallel region must have at least three dimensions, "
-        f"[batch, sequence, ...], but has the shape [4, {size}]. Give it those, or set layout.sequence_parallel=false."
+        "Under sequence parallelism, a tensor that enters or leaves a parallel region must have at least three "
+        f"dimensions, [batch, sequence, ...], but has the shape [4, {size}]. Add the missing dimensions, or set "
+        "layout.sequence_parallel=false."
         for size in (I, I // 2)
     ]
 

@@ -56,8 +56,9 @@ def test_symmetric_memory_is_refused_on_the_cpu() -> None:
     with pytest.raises(LayoutError) as error:
         require_symmetric_memory(Layout(tensor=2, sequence_parallel=True, symmetric_memory=True), CPU)
     assert str(error.value) == (
-        "`layout.symmetric_memory` must be false here, but is true: it is of GPUs, and the run is on the CPU. Leave it "
-        "out; the sequence's gathers then overlap with the neighbouring products as far as they can."
+        "`layout.symmetric_memory` must be false here, but is true: symmetric memory needs GPUs, and the run is on "
+        "the CPU. Remove it; the gathers of the sequence then overlap with the neighbouring products as far as "
+        "possible."
     )
     require_symmetric_memory(Layout(tensor=2, sequence_parallel=True), CPU)
 
@@ -80,9 +81,7 @@ def test_gpus_that_cannot_reach_each_other_are_refused(
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: {one, other} != {2, 3})
     layout = Layout(tensor=2, data=2, sequence_parallel=True, symmetric_memory=True)
     if refused:
-        with pytest.raises(
-            LayoutError, match=r"GPU [23] cannot reach the memory of GPU [23], for which NVLink is made"
-        ):
+        with pytest.raises(LayoutError, match=r"GPU [23] cannot access the memory of GPU [23], which needs NVLink or"):
             require_symmetric_memory(layout, torch.device("cuda"))
     else:
         require_symmetric_memory(layout, torch.device("cuda"))

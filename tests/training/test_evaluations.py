@@ -137,7 +137,7 @@ def test_a_request_to_stop_is_heard_between_two_batches(ranks, run_with, texts):
 def test_a_text_that_cannot_be_scored_is_told_before_the_run(run_with, texts):
     with pytest.raises(DataError, match=r"^`evaluation.lambada` must be a readable file, but `nowhere.txt` is not"):
         _prepare(resolve_on(run_with(*texts, "evaluation.lambada=nowhere.txt"), CPU), resume=False)
-    with pytest.raises(ConfigError, match=r"^`evaluation.window` must be at most the model.s maximum of 32 tokens"):
+    with pytest.raises(ConfigError, match=r"^`evaluation.window` must be at most the model's maximum of 32 tokens"):
         run_with(*texts, "evaluation.window=64")
     with pytest.raises(ConfigError, match=r"^`evaluation.overlap` must be at most the window's 32 tokens, but is 64"):
         run_with(*texts, "evaluation.overlap=64")

@@ -254,9 +254,9 @@ def test_replica_that_drifts_stops_the_run_by_name_on_all_ranks(ranks, run_with,
     run = run_with(layout, "checkpoint.every=0", "training.compare_replicas_every=2")
     told = ranks.run(2, flipped_bit, run, name, 4)
     assert told[0] == told[1]
-    assert told[0].startswith(f"`{name}` must be the same on all ranks that hold it alike, but after step 4 on ranks ")
-    assert " on ranks 0, 1 it is not, by up to " in told[0]
-    assert " of its largest element. The weights are not saved" in told[0]
+    assert told[0].startswith(f"`{name}` must have identical values in all its replicas, but after step 4 it ")
+    assert " it differs between ranks 0, 1, by up to " in told[0]
+    assert " of its largest element. These weights are not saved" in told[0]
     assert told[0].endswith("run again with --resume auto.")
     assert not list_checkpoints(checkpoint_of(run, 1).parent)
 
@@ -265,7 +265,7 @@ def test_drift_between_tensor_ranks_that_has_spread_is_counted(ranks, run_with):
     run = run_with("layout.tensor=2", "checkpoint.every=0", "training.compare_replicas_every=2")
     told = ranks.run(2, flipped_bit, run, "blocks.0.mlp.contract.bias", 3, 22)[0]
     assert " of its largest element; " in told
-    assert " more parameters differ, too. The weights are not saved" in told
+    assert " more parameters differ, too. These weights are not saved" in told
 
 
 def test_checkpoint_is_not_written_of_replicas_that_differ(ranks, run_with):
@@ -282,8 +282,8 @@ def test_replicas_are_not_compared_when_that_is_off(ranks, run_with):
 def test_one_rank_of_four_is_named(ranks, run_with):
     run = run_with("layout.tensor=2", "layout.data=2", "training.compare_replicas_every=1")
     told = ranks.run(4, flipped_bit_on_one, run, 2)
-    assert all("`final_norm.bias` must be the same" in text for text in told)
-    assert all("after step 1 on rank 2 it is not what most have, by up to " in text for text in told)
+    assert all("`final_norm.bias` must have identical values" in text for text in told)
+    assert all("after step 1 it differs from the majority on rank 2, by up to " in text for text in told)
 
 
 def flipped_bit_on_one(run, rank: int) -> str:

@@ -194,8 +194,8 @@ def test_overflows_without_end_end_the_run(ranks, run_with, options):
     message, unchanged = told[0]
     assert unchanged
     assert message.startswith(
-        "The loss scale must stay at or above 1, but the gradients of step 5 overflowed at 1, so that it would fall to "
-        "0.5. The weights are those from before it overflowed. Lower `optimizer.learning_rate`, or set training."
+        "The loss scale must stay at or above 1, but the gradients of step 5 overflowed at scale 1, so the scale would "
+        "fall to 0.5. The weights are those from before the overflow. Lower `optimizer.learning_rate`, or set training."
     )
     assert message.endswith("and run again with --resume auto.")
     assert list_checkpoints(Path(run.output.folder) / "checkpoints") == []
@@ -209,10 +209,10 @@ def test_a_forward_pass_that_overflows_is_named_when_no_scale_helps(ranks, run_w
     message, unchanged = told[0]
     assert unchanged
     assert message.startswith(
-        "The loss and its gradient must be finite, but at step 5 they are not. It began in the output of "
-        "`blocks.1.mlp.expand`, on a batch made of "
+        "The loss and its gradient must be finite, but at step 5 they are not. The first non-finite value appeared in "
+        "the output of `blocks.1.mlp.expand`, on a batch made of "
     )
     assert message.endswith(
-        ". The weights and checkpoints are those from before the step. Look at these documents, or lower "
+        ". The weights and checkpoints are those from before the step. Check these documents, or lower "
         '`optimizer.learning_rate`, or set training.precision="bfloat16", and run again with --resume auto.'
     )

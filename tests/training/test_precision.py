@@ -19,14 +19,15 @@ def test_float8_is_refused_where_the_device_does_not_have_it(run_with) -> None:
     with pytest.raises(ConfigError) as error:
         run_training(run_with("training.precision=float8", "training.device=cpu"))
     assert str(error.value) == (
-        '`training.precision` must be one that the device multiplies in, but is "float8": GPUs from Ada and Hopper on '
-        '(compute capability 8.9) do, the CPU does not. Set training.precision="bfloat16".'
+        '`training.precision` must be supported by the device, but is "float8", which needs a GPU of compute '
+        "capability 8.9 or higher (Ada, Hopper or later); the CPU does not support it. Set "
+        'training.precision="bfloat16".'
     )
 
 
 NO_FLOAT8 = (
-    '`--precision` must be one that the device multiplies in, but is "float8": GPUs from Ada and Hopper on (compute '
-    "capability 8.9) do, {} does not. Take --precision bfloat16{}."
+    '`--precision` must be supported by the device, but is "float8", which needs a GPU of compute capability 8.9 or '
+    "higher (Ada, Hopper or later); {} does not support it. Use --precision bfloat16{}."
 )
 
 

@@ -62,7 +62,7 @@ def test_what_cannot_be_exported_is_told_before_training(run_with, capsys):
     odd = run_with("model.norm=rms", f"output.folder={run.output.folder}-odd")
     prepare_run(odd, resume=False)
     assert capsys.readouterr().err == (
-        "The model cannot be exported to Hugging Face's form: `model.norm` must be 'layer' in a model of Hugging "
+        "The model cannot be exported to the Hugging Face format: `model.norm` must be 'layer' in a model of Hugging "
         "Face's family 'gpt2', which is the closest family, but is 'rms'.\n"
     )
 
@@ -75,10 +75,13 @@ def test_messages_that_run_beside_nothing_are_told_before_training_on_gpus(run_w
         assert num_pieces(2, 131_072 * run.model.hidden_size) == 2
         with mock.patch.multiple("crosscut.training.run", Sampler=mock.DEFAULT, ValidationSampler=mock.DEFAULT):
             prepare_run(run, resume=False)
-            assert "no product" not in capsys.readouterr().err, "a CPU's messages run beside nothing ever"
+            assert "overlap" not in capsys.readouterr().err, "a CPU's messages run beside nothing ever"
             with mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)):
                 prepare_run(run, resume=False, device=torch.device("cuda"))
-    assert "run beside no product: a micro-batch of 1 sequence has no halves." in capsys.readouterr().err
+    assert (
+        "forward messages do not overlap with matrix products, because a micro-batch of 1 sequence has no halves."
+        in capsys.readouterr().err
+    )
 
 
 def test_run_folder_that_is_a_file_is_refused(run_with, tmp_path):
@@ -88,7 +91,7 @@ def test_run_folder_that_is_a_file_is_refused(run_with, tmp_path):
 
 
 def test_run_folder_with_checkpoints_is_refused_without_resume(trained):
-    with pytest.raises(ConfigError, match=r"holds checkpoints of a run. Pass --resume to go on with it"):
+    with pytest.raises(ConfigError, match=r"already holds checkpoints of a run. Pass --resume to continue"):
         prepare_run(trained, resume=False)
 
 
@@ -125,7 +128,9 @@ def test_damaged_checkpoints_are_no_reason_to_start_anew(trained):
 
 def test_steps_must_be_above_the_checkpoints(trained, run_with):
     for steps, resume in ((6, True), (5, True), (5, "auto")):
-        with pytest.raises(ConfigError, match=r"^`training.steps` must be above the checkpoint's step \(6\), but is"):
+        with pytest.raises(
+            ConfigError, match=r"^`training.steps` must be above the step of the checkpoint \(6\), but is"
+        ):
             prepare_run(run_with(f"training.steps={steps}"), resume=resume)
     assert prepare_run(trained, resume="auto").checkpoint == folder_at(checkpoints(trained) / "step-00000006")
 
@@ -162,7 +167,9 @@ def test_vocabulary_is_the_tokenizers_unless_a_larger_one_is_given(run_with):
     tokens = tokens_of(run_with())
     assert with_vocabulary(run_with("model.vocab_size=0"), tokens).model.vocab_size == tokens.vocab_size
     assert with_vocabulary(run_with("model.vocab_size=1000"), tokens).model.vocab_size == 1000
-    with pytest.raises(ConfigError, match=r"^`model.vocab_size` must hold the tokenizer's vocabulary \(500\), but"):
+    with pytest.raises(
+        ConfigError, match=r"^`model.vocab_size` must be at least the size of the tokenizer's vocabulary \(500\), but"
+    ):
         with_vocabulary(run_with("model.vocab_size=9"), tokens)
 
 
@@ -241,7 +248,7 @@ def test_stopped_run_says_where_it_is_and_how_to_go_on(run_with, monkeypatch):
             signal.signal(number, handler)
     folder = run.output.folder
     assert str(stopped.value).startswith(
-        f"Stopped as asked, after step 17 of 50. The checkpoint `{folder}/checkpoints/step-00000017` is written: "
-        "requeue the job, or go on with `"
+        "The run was asked to stop and has stopped after step 17 of 50. Its checkpoint is "
+        f"`{folder}/checkpoints/step-00000017`. Requeue the job, or resume with `"
     )
     assert str(stopped.value).endswith(f" train {folder}/config.toml --resume auto`.")

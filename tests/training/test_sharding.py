@@ -142,5 +142,5 @@ def test_a_step_whose_loss_is_no_number_is_told_by_all_ranks(ranks, run_with):
     run = run_with("model.dropout=0.0", "layout.data=2", ZERO_3)
     told = ranks.run(2, poisoned_step, run, "blocks.1.mlp.expand.weight", float("nan"))
     assert told[0] == told[1]
-    assert "It began in the output of `blocks.1.mlp.expand`" in told[0]["message"]
+    assert "value appeared in the output of `blocks.1.mlp.expand`" in told[0]["message"]
     assert told[0]["unchanged"]

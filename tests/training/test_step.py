@@ -102,7 +102,7 @@ def test_non_finite_step_names_layer_and_documents_and_changes_nothing(ranks, ru
     assert len({t["message"] for t in told}) == 1
     message = told[0]["message"]
     assert "at step 1 they are not" in message
-    assert "began in the output of `blocks.1.mlp.expand`" in message
+    assert "value appeared in the output of `blocks.1.mlp.expand`" in message
     assert "addresses.txt:" in message
     assert "--resume" in message
 

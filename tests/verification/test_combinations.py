@@ -84,13 +84,14 @@ NOT_TOGETHER = (
 
 KEEPS_SCORES = Refusal(
     lambda v: v["compile"] == "on" and v["dropout"] and v["recompute"] == "selective",
-    'attention with dropout keeps its scores on the CPU, which training.recompute="selective" forbids',
+    'attention with dropout keeps its scores on the CPU, but training.recompute="selective" keeps none',
 )
 NOT_ON_THE_CPU = (
-    Refusal(lambda v: v["precision"] == "float8", 'must be one that the device multiplies in, but is "float8"'),
+    Refusal(lambda v: v["precision"] == "float8", 'must be supported by the device, but is "float8"'),
     KEEPS_SCORES,
     Refusal(
-        lambda v: v["symmetric_memory"], "must be false here, but is true: it is of GPUs, and the run is on the CPU"
+        lambda v: v["symmetric_memory"],
+        "must be false here, but is true: symmetric memory needs GPUs, and the run is on the CPU",
     ),
 )
 """To train with, in the order in which they are found. All but `KEEPS_SCORES` can be proven without a GPU."""

@@ -202,4 +202,4 @@ def _no_parameters() -> str:
 
 
 def test_model_without_parameters_is_refused(ranks: RankPool) -> None:
-    assert ranks.run(1, _no_parameters) == ["A model to verify must have parameters, but has none."]
+    assert ranks.run(1, _no_parameters) == ["A model to verify must have parameters, but this model has none."]

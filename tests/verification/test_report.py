@@ -35,7 +35,7 @@ def test_difference_names_the_first_module_and_what_it_means(capsys):
     told = capsys.readouterr().out
     assert "DIFFERS" in told
     assert "is NOT the uncut model" in told
-    assert "It begins in the forward pass of tokens." in told
+    assert "The first difference is in the forward pass of tokens." in told
     assert "A sum is missing." in told
 
 
@@ -52,8 +52,8 @@ def test_what_was_in_the_step_and_what_was_not_is_said(capsys):
     narrow = dataclasses.replace(GOOD, largest_tolerance=0.5, included=("a loss scale",), left_out=("this", "that"))
     print_report(narrow)
     told = " ".join(capsys.readouterr().out.split())
-    assert "tolerance 1.5e-13, by rounding up to 5.0e-01" in told
-    assert "In the step: a loss scale. Not in it: this, that." in told
+    assert "tolerance 1.5e-13, up to 5.0e-01 by rounding" in told
+    assert "Verified with: a loss scale. Not verified: this, that." in told
     assert narrow.to_json()["left_out"] == ("this", "that")
 
 
@@ -64,7 +64,7 @@ def test_where_both_models_may_be_wrong_alike_nothing_is_proven(capsys):
     )
     told = " ".join(capsys.readouterr().out.split())
     assert "is NOT PROVEN to be the uncut model" in told
-    assert "The check that fails is rounding of outputs. Both models agree." in told
+    assert "The failed check is rounding of outputs. Both models agree." in told
 
 
 def test_json_holds_the_whole_report():

@@ -142,12 +142,12 @@ def test_the_runs_own_precision_has_to_allow_the_layout_that_is_verified() -> No
 def test_a_precision_that_the_widths_do_not_allow_is_refused_by_the_name_of_its_option() -> None:
     with pytest.raises(ConfigError, match="must be a multiple of 16 for float8 products, but is 8") as error:
         for_verification(tiny_run(), Layout(tensor=4), "float8")
-    assert str(error.value).endswith("The precision that counts here is that of `--precision`.")
+    assert str(error.value).endswith("Here, the precision is the value of `--precision`.")
 
 
 def test_float8_is_verified_where_training_in_it_is_refused() -> None:
     run = for_verification(tiny_run(hidden_size=64), Layout(), "float8")
-    with pytest.raises(ConfigError, match="must be one that the device multiplies in"):
+    with pytest.raises(ConfigError, match="must be supported by the device"):
         require_capabilities(resolve_on(run, CPU))
     with mock.patch("crosscut.launch.door.launch", return_value="a report"):
         assert verify_runs([run]) == ["a report"]
@@ -250,7 +250,9 @@ def test_what_is_wrong_in_narrow_numbers_alone_is_not_rounding(
     assert told in check.told
     assert report.first is not None
     assert report.first.module == name
-    assert report.first.cause.startswith("Both models agree, and the uncut one is further from itself in a wider type")
+    assert report.first.cause.startswith(
+        "Both models agree, but the uncut model differs from its computation in a wider type"
+    )
     assert "recompute" not in report.first.cause, "neither of the two that were compared recomputes"
     assert ranks.run(2, _verify_within, fault, "float32")[0].same
 
@@ -277,7 +279,7 @@ def _verify_overflowing() -> Report:
 def test_a_step_that_overflows_proves_nothing(ranks: RankPool) -> None:
     with pytest.raises(
         TrainingError,
-        match=r"step must be finite to be compared with, but its loss is 5\.\d+ and its gradient norm nan",
+        match=r"must be finite for a comparison, but its loss is 5\.\d+ and its gradient norm is nan",
     ):
         ranks.run(2, _verify_overflowing)
 

@@ -49,29 +49,29 @@ def test_what_the_step_had_of_the_runs_options_is_told() -> None:
 
 def test_a_precision_that_is_not_the_runs_is_told_with_the_option_that_has_it() -> None:
     for precision in ("float8", "bfloat16", "float16", "float32"):
-        told = f"the run's {precision} (--precision {precision} has it, and finds what is larger than its rounding)"
+        told = f"the run's precision {precision} (verify it with --precision {precision}, up to the type's rounding)"
         assert scope(run_of(precision=precision)) == ((), (told,))
         assert scope(run_of(precision=precision), precision)[1] == ()
     (told,) = scope(run_of(precision="auto"))[1]
-    assert told.startswith("the precision of the run's device (bfloat16 or float32: --precision has both")
+    assert told.startswith("the run's precision on its device (bfloat16 or float32; verify each with --precision")
     assert scope(run_of(precision="auto"), "bfloat16")[1] == ()
     (told,) = scope(run_of(precision="auto", device="cpu"), "bfloat16")[1]
-    assert told.startswith("the run's float32 (--precision float32 has it")
+    assert told.startswith("the run's precision float32 (verify it with --precision float32")
 
 
 def test_what_is_smaller_or_other_than_in_the_run_is_told() -> None:
-    assert scope(run_of(compile="auto")) == ((), ("compiled layers, which the run has on GPUs",))
+    assert scope(run_of(compile="auto")) == ((), ("compiled layers, which the run uses on GPUs",))
     assert scope(run_of(compile="auto", device="cpu"))[1] == (), "which is on no GPU"
     asked = run_of(compile="auto")
     there = for_verification(asked, asked.layout, asked.training.precision)
     there = replace(there, training=replace(there.training, device="cpu"))  # as where there are too few GPUs
-    assert with_scope(REPORT, asked=asked, verified=there).left_out == ("compiled layers, which the run has on GPUs",)
-    assert scope(run_of(sequence_length=1024))[1] == ("sequences of 1,024 tokens, which have 128 here",)
-    assert scope(run_of(initialize_from="here"))[1] == ("the weights of here, in whose place others are drawn",)
+    assert with_scope(REPORT, asked=asked, verified=there).left_out == ("compiled layers, which the run uses on GPUs",)
+    assert scope(run_of(sequence_length=1024))[1] == ("sequences of 1,024 tokens (128 here)",)
+    assert scope(run_of(initialize_from="here"))[1] == ("the weights of here (random weights here)",)
     run = run_of(layout={"tensor": 2, "sequence_parallel": True, "symmetric_memory": True})
     small = for_verification(scale_down(run, num_layers=1, hidden_size=32), Layout(tensor=2), "float64")
     assert with_scope(REPORT, asked=run, verified=small).left_out == (
         "symmetric memory",
-        "4 layers, of which there are 1 here",
-        "hidden size 64, which is 32 here",
+        "4 layers (1 here)",
+        "hidden size 64 (32 here)",
     )

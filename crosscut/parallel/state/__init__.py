@@ -1,1 +1,1 @@
-"""Parameters, their gradients and their copies as distributed tensors."""
+"""Parameters, gradients and replicas as distributed tensors."""

@@ -1,21 +1,24 @@
-"""Whether the ranks that hold the same parameter still hold the same bits.
+"""Check that replicas of a parameter still have identical bits on all ranks.
 
-Replicas start alike and take the same steps, so they never differ, unless memory or a device fails, or a program error
-gives ranks different gradients; then every rank trains a model of its own, and no loss tells. Which ranks hold the same
-bits follows from the table of axes (`ParallelMesh.copies`): data ranks hold the same part of every parameter, unless
-they share one copy; then only the same shares of different copies are the same. Tensor ranks hold the same of those
-parameters that the tensor axis does not cut, or the same share of it.
+Replicas start with the same values and take the same steps, so they never differ, unless memory or a device fails or a
+bug gives ranks different gradients. Each rank then trains a different model, and the loss does not show it. The table
+of axes says which ranks hold the same bits (`ParallelMesh.copies`):
 
-Each rank hashes its parameters where they are, into one int64 each, and the ranks compare the hashes: one all-reduce of
-16 bytes a parameter along each axis, the maximum of h and of ~h, which agree exactly when all h are equal. With the
-bits of element i as an integer x_i and odd numbers A, B, all arithmetic modulo 2^64:
+- data ranks hold the same part of every parameter, unless they share one copy of the model;
+- with several shared copies, ranks with the same shard of different copies hold the same bits;
+- tensor ranks hold the same values of parameters that the tensor axis does not cut, or the same shard of them.
+
+Each rank hashes every parameter on its device into one int64, and the ranks compare the hashes. For each axis, one
+all-reduce with 16 bytes per parameter computes the maximum of h and of ~h. These two maxima are complements of each
+other exactly if all h are equal. Let x_i be the bits of element i as an integer, and A and B odd numbers. All
+arithmetic is modulo 2^64:
 
     m_i = (x_i + A i) B        h = sum over i of (m_i xor (m_i >> 32)) B
 
-Each term is one-to-one in x_i, so a difference in one element always shows; that the position goes in before the mixing
-makes two swapped elements show, too. -0.0 and 0.0 differ.
+Each term is one-to-one in x_i, so a difference in a single element always changes the hash. The position i enters
+before the mixing, so two swapped elements change it, too. -0.0 and 0.0 count as different.
 
-AdamW's moments are not compared: what differs in them differs in the parameter a step later.
+AdamW's moments are not compared: a difference in them appears in the parameter one step later.
 """
 
 import math
@@ -37,7 +40,7 @@ _SPREAD = 0xD6E8FEB86659FD93 - (1 << 64)
 _LOW_HALF = (1 << 32) - 1
 
 _ELEMENTS_AT_ONCE = 1 << 22
-"""Elements that are hashed together: 32 MiB for their integers."""
+"""Number of elements hashed at once; their integers take 32 MiB."""
 
 _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
@@ -47,26 +50,34 @@ class Drift(NamedTuple):
 
     name: str
     ranks: tuple[int, ...]
-    """The ranks that differ from the majority of ranks that should agree; all such ranks where there is no majority."""
+    """Ranks that differ from the majority; if there is no majority, all ranks that should agree."""
     others: tuple[int, ...]
-    """The ranks that agree with the majority; empty where there is no majority."""
+    """Ranks that agree with the majority; empty if there is no majority."""
     size: float = 0.0
-    """The largest difference of an element between ranks that should hold the same, relative to the largest finite one;
-    infinite where one that is not finite differs."""
+    """Largest difference of an element between ranks that should agree, relative to the largest finite element.
+    Infinite if a NaN or infinite element differs.
+    """
     num_parameters: int = 1
-    """Number of parameters that differ: at the next steps a drift spreads, between tensor ranks to all parameters."""
+    """Number of parameters that differ. A difference spreads in the following steps; between tensor ranks it spreads to
+    all parameters.
+    """
 
 
 @torch.no_grad()
 def find_drift(parameters: Mapping[str, Tensor], mesh: ParallelMesh) -> Drift | None:
-    """The first of the parameters that replicas do not agree on, the same on every rank; None where they all agree.
+    """Return the first parameter whose replicas differ, the same on every rank; None if all replicas agree.
 
-    `parameters` are distributed tensors by name, the same names in the same order on every rank, which all call it.
-    Where data ranks share one copy, give the shares (`sharding.reshard`). Communication: an all-reduce of two int64 a
-    parameter over the ranks that hold copies, which is the data axis, and one of two for each parameter that is whole
-    on the tensor ranks, and one more, over the tensor axis; where shards are compared one element more over the shard
-    group; only after a drift the hashes themselves and, over each axis, twice the parameter. An axis of one rank sends
-    nothing. Waits for the device once where there is no drift.
+    `parameters` maps names to distributed tensors, with the same names in the same order on every rank. Every rank must
+    call this. If data ranks share one copy, pass the shards (call `sharding.reshard` first).
+
+    Communication without a drift (an axis of size 1 sends nothing):
+
+    - over the ranks that hold copies: an all-reduce of two int64 per parameter;
+    - over the tensor axis: an all-reduce of two int64 per replicated parameter, plus one element;
+    - over the shard group, if the model is sharded: an all-reduce of one element.
+
+    After a drift, the hashes and, over each axis, twice the size of the parameter are sent in addition. Without a
+    drift, the host waits for the device once.
     """
     copies, shard = mesh.copies, None if mesh.sharding is None else mesh.sharding.shard
     if (mesh.tensor.size == 1 and copies is None) or not parameters:
@@ -77,7 +88,8 @@ def find_drift(parameters: Mapping[str, Tensor], mesh: ParallelMesh) -> Drift | 
     drifted = torch.zeros((), dtype=torch.bool, device=hashes.device)
     if copies is not None:
         drifted = _differs(hashes, copies).any()
-    # The ranks of one group know of a drift that the others do not: all take the same way from here on.
+    # A drift in one group is unknown to the ranks of other groups. Share it, so that all ranks take the same branch
+    # below.
     chosen = hashes[torch.tensor(replicated, dtype=torch.int64, device=hashes.device)]
     drifted = _differs(chosen, mesh.tensor, also=drifted).any()
     if shard is not None:
@@ -89,7 +101,7 @@ def find_drift(parameters: Mapping[str, Tensor], mesh: ParallelMesh) -> Drift | 
 
 
 def hash_of(tensor: Tensor) -> Tensor:
-    """A hash of the bits of this rank's part of a tensor, an int64 scalar on the tensor's device."""
+    """Hash the bits of this rank's part of a tensor: an int64 scalar on the tensor's device."""
     local = local_part(tensor)
     bits = local.detach().contiguous().view(-1).view(_INTEGERS[local.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=bits.device)
@@ -105,12 +117,14 @@ def hash_of(tensor: Tensor) -> Tensor:
 
 
 def _wrapped(number: int) -> int:
-    """The number modulo 2^64, as a signed one."""
+    """Reduce a number modulo 2^64 to a signed 64-bit integer."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _differs(hashes: Tensor, axis: Axis, *, also: Tensor | None = None) -> Tensor:
-    """Which hashes are not the same along the axis, and, last, whether `also` is true on any of its ranks."""
+    """For each hash, whether it differs along the axis; the last element says whether `also` is true on any rank of the
+    axis.
+    """
     flag = [] if also is None else [also.to(torch.int64).view(1)]
     highest = all_reduce(torch.cat([hashes, ~hashes, *flag]), axis, "max")
     count = hashes.numel()
@@ -119,19 +133,18 @@ def _differs(hashes: Tensor, axis: Axis, *, also: Tensor | None = None) -> Tenso
 
 
 def _difference(parameter: Tensor, mesh: ParallelMesh) -> float:
-    """By how much the ranks that should hold the same of a parameter are apart, relative to its largest element."""
+    """Return the largest difference of a parameter between ranks that should agree, relative to its largest element."""
     axes = [axis for axis in (mesh.copies, mesh.tensor if cut_dim(parameter) is None else None) if axis is not None]
     local = local_part(parameter).detach().reshape(-1)
     apart = largest = 0.0
     for piece in local.split(_ELEMENTS_AT_ONCE) if local.numel() else ():
-        piece = piece.nan_to_num(torch.inf, torch.inf, -torch.inf)  # a maximum may pass over what is no number
+        piece = piece.nan_to_num(torch.inf, torch.inf, -torch.inf)  # the maximum may ignore NaN
         edges = torch.stack([piece, -piece])
         for axis in axes:
             edges = all_reduce(edges, axis, "max")
         edges = edges.double()
-        between = edges.sum(0).nan_to_num(
-            0.0, torch.inf
-        )  # the highest less the lowest; the same infinity is no way off
+        # Maximum minus minimum. Where all ranks have the same infinity, the difference is 0.
+        between = edges.sum(0).nan_to_num(0.0, torch.inf)
         finite = edges.abs().nan_to_num(posinf=0.0)
         apart, largest = max(apart, between.max().item()), max(largest, finite.max().item())
     told: list[tuple[float, float]] = from_all_ranks((apart, largest), mesh)
@@ -140,7 +153,7 @@ def _difference(parameter: Tensor, mesh: ParallelMesh) -> float:
 
 
 def _describe(names: list[str], replicated: set[int], mine: list[int], mesh: ParallelMesh) -> Drift:
-    """Gather all hashes and find the first parameter that differs, and where."""
+    """Gather all hashes and describe the first parameter that differs. Every rank must call this."""
     held_by: list[list[int]] = from_all_ranks(mine, mesh)
     groups = {is_replicated: _same_ranks(layout_of(mesh), is_replicated) for is_replicated in (False, True)}
     found: list[Drift] = []
@@ -157,7 +170,9 @@ def _describe(names: list[str], replicated: set[int], mine: list[int], mesh: Par
 
 
 def _same_ranks(layout: Layout, is_replicated: bool) -> list[list[int]]:
-    """Groups of ranks that should hold the same bits of a parameter, which the tensor axis cuts or not."""
+    """Return the groups of ranks that should hold the same bits of a parameter. `is_replicated` says that the tensor
+    axis does not cut the parameter.
+    """
     distinct = [row.name for row in AXES if not (row.holds_copies or (is_replicated and row.role is Role.CUTS))]
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank in range(layout.world_size):

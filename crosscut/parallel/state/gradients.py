@@ -1,11 +1,11 @@
 """Reduction of gradients between the backward pass and the optimizer.
 
 The ranks that see different tokens (`ParallelMesh.tokens`, the data ranks) sum their gradients in buckets, which are
-sent while the backward pass goes on (paper, section 3.2). The tensor ranks reduce only the gradients of parameters that
-every rank holds whole, and only under sequence parallelism: each rank has seen a part of the tokens, so these gradients
-are `Partial`, and one message sums them all. Gradients are sums, never averages: the loss is divided by the number of
-target tokens over all ranks before the backward pass. Where data ranks share one copy, `sharding.ShardedReducer` stands
-in the place of `GradientReducer`.
+sent during the backward pass (paper, section 3.2). The tensor ranks reduce only gradients of replicated parameters, and
+only under sequence parallelism or inside parallel regions: each rank has then seen only a part, so these gradients are
+`Partial`, and one message sums them all. Gradients are sums, never averages: the loss is divided by the number of
+target tokens over all ranks before the backward pass. If data ranks share one copy, `sharding.ShardedReducer` replaces
+`GradientReducer`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,36 +21,39 @@ from crosscut.parallel.mesh import Axis, ParallelMesh
 from crosscut.parallel.state.parameters import cut_dim, cuts_of
 
 NORM_PIECE = 1 << 16
-"""Elements of which a norm is taken at once on the CPU: float32 rounds it by less than a millionth then."""
+"""Number of elements in one partial norm on the CPU. At this length, float32 rounding changes the norm by less than a
+millionth.
+"""
 
 
 _Placements = tuple[Placement, ...] | None
 
 
 class _Bucket:
-    """Parameters whose gradients travel over the token axis in one message."""
+    """Parameters whose gradients are sent over the token axis in one message."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
         self.missing = len(parameters)
         self.sent: Tensor | None = None
         self.placements: list[_Placements] = []
-        """Placements of the gradients that were sent; None for a parameter without a gradient."""
+        """Placements of the sent gradients; None for a parameter without a gradient."""
 
 
 class GradientReducer:
-    """Sums gradients over the ranks that see different tokens, and partial ones over the tensor axis.
+    """Sums gradients over the ranks that see different tokens, and partial gradients over the tensor axis.
 
-    With gradient accumulation only the last backward pass of a step may send: enclose it by `arm` and `finish`.
+    With gradient accumulation, only the last backward pass of a step may send. Enclose it in `arm` and `finish`:
 
         reducer.arm()
         loss.backward()
         reducer.finish()
 
-    Every rank must call them alike. Parameters that need no gradient when this is made are left alone; one that a
-    backward pass does not reach gets a gradient of zeros. Communication: one all-reduce per bucket over `mesh.tokens`,
-    the data axis, overlapped with the backward pass, and at most one over the tensor axis. Raises `LayoutError` for a
-    parameter that is not a `DTensor` on the tensor axis, and on a mesh that shards.
+    Every rank must make the same calls. Parameters that need no gradient when this object is made are ignored. A
+    parameter that the backward pass does not reach gets a gradient of zeros. Communication: one all-reduce per bucket
+    over `mesh.tokens` (the data axis), overlapped with the backward pass, and at most one all-reduce per element type
+    over the tensor axis. Raises `LayoutError` for a parameter that is not a `DTensor` on the tensor axis, and on a mesh
+    that shards.
     """
 
     def __init__(
@@ -58,8 +61,8 @@ class GradientReducer:
     ) -> None:
         if mesh.sharding is not None:
             raise LayoutError(
-                "`GradientReducer` must have a mesh on which every data rank holds a whole copy, but this one shards. "
-                "Call `make_reducer`, which gives the right one."
+                "`GradientReducer` needs a mesh on which every data rank holds a whole copy, but this mesh shards the "
+                "model. Call `make_reducer`, which returns the right reducer."
             )
         self.mesh = mesh
         self.parameters = [p for p in parameters if p.requires_grad]
@@ -72,29 +75,29 @@ class GradientReducer:
             self._fill_buckets(bucket_bytes)
 
     def arm(self) -> None:
-        """Let the next backward pass send its gradients as they become ready."""
+        """Make the next backward pass send its gradients as they become ready."""
         self._armed = True
         self._num_sent = 0
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
 
     def finish(self) -> None:
-        """Wait for what was sent and leave the summed gradients in `.grad`."""
+        """Wait for all messages and leave the summed gradients in `.grad`."""
         self._armed = False
         for bucket in self._buckets:
-            if bucket.sent is None:  # a parameter without a gradient held it back
+            if bucket.sent is None:  # not sent during the backward pass, because a parameter had no gradient
                 self._send(bucket)
         for bucket in self._buckets:
             self._receive(bucket)
         for parameter in self.parameters:
-            if parameter.grad is None:  # on every layout alike: an optimizer passes over what has no gradient
+            if parameter.grad is None:  # zeros on every layout: an optimizer skips parameters without a gradient
                 parameter.grad = torch.zeros_like(parameter)
         _sum_partial([p for p in self.parameters if _is_partial(p.grad)], self.mesh.tensor)
 
     def _fill_buckets(self, bucket_bytes: int) -> None:
         pending: list[nn.Parameter] = []
         size = 0
-        for parameter in reversed(self.parameters):  # the backward pass reaches the last ones first
+        for parameter in reversed(self.parameters):  # the backward pass reaches the last parameters first
             if pending and (size >= bucket_bytes or parameter.dtype != pending[0].dtype):
                 self._buckets.append(_Bucket(pending))
                 pending, size = [], 0
@@ -113,17 +116,18 @@ class GradientReducer:
         bucket = self._bucket_of[parameter]  # type: ignore[index]  # the hook is given the parameter itself
         if bucket.missing <= 0:
             raise RuntimeError(
-                "`GradientReducer.arm` must be followed by one backward pass and `finish`, but a second one has begun "
-                "when gradients were sent already. Arm the last backward pass of a step only."
+                "`GradientReducer.arm` must be followed by one backward pass and `finish`, but a second backward pass "
+                "has begun after gradients were sent. Arm the last backward pass of a step only."
             )
         bucket.missing -= 1
-        # Only in the buckets' order: ranks on which different parameters lack a gradient would else mix them up.
+        # Send buckets in a fixed order. Otherwise ranks on which different parameters lack a gradient would mix up
+        # buckets.
         while self._num_sent < len(self._buckets) and self._buckets[self._num_sent].missing == 0:
             self._send(self._buckets[self._num_sent])
             self._num_sent += 1
 
     def _send(self, bucket: _Bucket) -> None:
-        """The gradients leave their parameters here, so that they are there once and not twice."""
+        """Start to sum a bucket over the token axis. The gradients are removed from their parameters to save memory."""
         flat = torch.cat([_flat_gradient(p) for p in bucket.parameters])
         bucket.placements = [_placements(p.grad) for p in bucket.parameters]
         for parameter in bucket.parameters:
@@ -140,21 +144,22 @@ class GradientReducer:
 
 
 def global_gradient_norm(parameters: Sequence[nn.Parameter], owners: Iterable[Axis] = ()) -> Tensor:
-    """The 2-norm of all gradients as if on one device: a scalar, the same on every rank.
+    """Return the 2-norm of all gradients as if on one device: a float64 scalar, the same on every rank.
 
-    Every element counts once. A replicated parameter counts once and a sharded one in all its parts: the gradients'
-    placements say over which axes. Along `owners` (`ParallelMesh.owners`) ranks hold different parameters, and all of
-    them count.
-    In float64, and on the CPU from short pieces: PyTorch's own norm of 20 million float32 elements is off by a
-    thousandth there, which would clip each layout otherwise. Communication: an all-reduce of one element over each axis
-    that cuts gradients, the tensor axis and, where they are sharded over data ranks, these, and over each of `owners`.
-    Needs summed gradients (`finish` of the reducer).
+    Every element counts once: a replicated parameter counts once, and a sharded parameter in all its parts. The
+    placements of the gradients tell over which axes to sum. Along `owners` (`ParallelMesh.owners`), ranks hold
+    different parameters, and all of them count.
+
+    Squares are summed in float64, and on the CPU from norms of short pieces: PyTorch's own norm of 20 million float32
+    elements is off by a thousandth there, so layouts would clip differently. Communication: an all-reduce of one
+    element over each axis that cuts gradients (the tensor axis and, with sharding, data axes), and over each axis of
+    `owners`. The gradients must be summed first (`finish` of the reducer).
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     assert not any(map(_is_partial, gradients)), "gradients must be summed before their norm is taken"
     sums = {cuts: _sum_of_squares([_local(g) for g in alike]) for cuts, alike in _by_cuts(gradients).items()}
-    spread = sum(sums.values()) * 0.0  # what is no number on one rank, of those that hold copies, is so on all
-    while cuts := max(sums, key=len, default=()):  # the sums over the first axis join those that it does not cut
+    spread = sum(sums.values()) * 0.0  # a NaN or infinity on one replica thereby reaches all replicas
+    while cuts := max(sums, key=len, default=()):  # after the first axis, the sum joins that of the remaining axes
         squares = all_reduce(sums.pop(cuts) + spread, _axis(gradients[0], cuts[0]))
         sums[cuts[1:]] = squares + sums.get(cuts[1:], 0.0)
     total = sums[()] if sums else torch.zeros((), dtype=torch.float64)
@@ -164,7 +169,9 @@ def global_gradient_norm(parameters: Sequence[nn.Parameter], owners: Iterable[Ax
 
 
 def _axis(gradient: Tensor, name: str) -> Axis:
-    """An axis of a gradient's mesh; `Axis.of` would make a mesh of it, which takes longer than to send a number."""
+    """Return an axis of a gradient's mesh. `Axis.of` would create a submesh, which takes longer than sending a
+    number.
+    """
     assert isinstance(gradient, DTensor)
     mesh = gradient.device_mesh
     assert mesh.mesh_dim_names is not None
@@ -173,7 +180,7 @@ def _axis(gradient: Tensor, name: str) -> Axis:
 
 
 def _by_cuts(gradients: Iterable[Tensor]) -> dict[tuple[str, ...], list[Tensor]]:
-    """Gradients by the axes that cut them, over which the sum over all their elements goes on."""
+    """Group gradients by the axes that cut them."""
     found: dict[tuple[str, ...], list[Tensor]] = {}
     for gradient in gradients:
         found.setdefault(tuple(cut.axis for cut in cuts_of(gradient) if cut.num_parts > 1), []).append(gradient)
@@ -181,7 +188,9 @@ def _by_cuts(gradients: Iterable[Tensor]) -> dict[tuple[str, ...], list[Tensor]]
 
 
 def _sum_of_squares(tensors: list[Tensor]) -> Tensor:
-    """A float64 scalar. Norms are taken of short pieces where the kernel adds one element after the other."""
+    """Return the sum of all squares as a float64 scalar. On the CPU, whose kernel adds elements one after another,
+    norms are taken of short pieces.
+    """
     if tensors[0].device.type == "cpu":
         tensors = [piece for tensor in tensors for piece in tensor.reshape(-1).split(NORM_PIECE)]
     tensors = [t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in tensors]
@@ -193,10 +202,10 @@ def _sum_of_squares(tensors: list[Tensor]) -> Tensor:
 
 
 def clip_gradients_(parameters: Sequence[nn.Parameter], norm: Tensor | float, max_norm: float) -> None:
-    """Scale all gradients down to a global norm of `max_norm` where `norm` is larger (paper, section 4.1.1).
+    """Scale all gradients down to a global norm of `max_norm` if `norm` is larger (paper, section 4.1.1).
 
-    The same arithmetic as PyTorch's `clip_grad_norm_`. Gradients that are small enough keep their bits: a norm that the
-    host knows leaves them alone, one that is still on the device multiplies them by 1, and no host waits for it.
+    The arithmetic is that of PyTorch's `clip_grad_norm_`. Small gradients keep their bits: if `norm` is a float, they
+    are not touched; if it is a tensor on the device, they are multiplied by 1, and the host does not wait.
     """
     gradients = [_local(p.grad) for p in parameters if p.grad is not None]
     if isinstance(norm, Tensor):
@@ -211,11 +220,13 @@ def _sum_partial(parameters: list[nn.Parameter], axis: Axis) -> None:
     for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
         alike = [parameter for parameter in parameters if parameter.dtype == dtype]
         summed = all_reduce(torch.cat([_flat_gradient(p) for p in alike]), axis)
-        _set_gradients(alike, summed, [None] * len(alike))  # a Partial placement no longer holds
+        _set_gradients(alike, summed, [None] * len(alike))  # they are no longer Partial
 
 
 def _set_gradients(parameters: list[nn.Parameter], flat: Tensor, placements: Sequence[_Placements]) -> None:
-    """Make each parameter's gradient a view of its piece of `flat`, placed as said, or else as the parameter."""
+    """Make each parameter's gradient a view of its piece of `flat`. A gradient without a given placement gets the
+    parameter's.
+    """
     for (parameter, piece), placed in zip(_pieces(parameters, flat), placements, strict=True):
         assert isinstance(parameter, DTensor)
         parameter.grad = DTensor.from_local(
@@ -233,7 +244,7 @@ def _pieces(parameters: list[nn.Parameter], flat: Tensor) -> Iterator[tuple[nn.P
 
 
 def require_distributed(parameters: Iterable[Tensor]) -> None:
-    """Raise `LayoutError` for a parameter that is not on the tensor axis."""
+    """Raise `LayoutError` for a parameter that is not a `DTensor`."""
     for parameter in parameters:
         if not isinstance(parameter, DTensor):
             raise LayoutError(
@@ -243,17 +254,18 @@ def require_distributed(parameters: Iterable[Tensor]) -> None:
 
 
 def _require_use_alike(bucket: _Bucket, summed: Tensor) -> None:
-    """Raise where another data rank has a gradient, perhaps a partial one, for what was not used on this one.
+    """Raise `RuntimeError` if a parameter without a gradient here has a gradient, perhaps a partial one, on another
+    data rank.
 
-    On CUDA when the device gets there: a step does not wait for it.
+    On CUDA, the error is raised when the device reaches the check; the step does not wait for it.
     """
     for (parameter, piece), placed in zip(_pieces(bucket.parameters, summed), bucket.placements, strict=True):
         if placed is None and cut_dim(parameter) is None:
             torch._assert_async(
                 ~piece.any(),
-                "Under sequence parallelism a parameter that every rank holds whole must be used on all data ranks or "
-                f"on none, but one of shape {tuple(parameter.shape)} was used on some. Let every rank use it, if with "
-                "weight zero.",
+                "Under sequence parallelism, a parameter that every rank holds whole must be used on all data ranks or "
+                f"on none, but a parameter of shape {tuple(parameter.shape)} was used on some only. Use it on every "
+                "rank, if necessary with weight zero.",
             )
 
 
@@ -268,7 +280,7 @@ def _flat_gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def _local(tensor: Tensor | None) -> Tensor:
-    """The local part of a distributed tensor, outside autograd."""
+    """Return the local part of a distributed tensor, without autograd."""
     assert isinstance(tensor, DTensor)
     return tensor._local_tensor
 

@@ -1,17 +1,18 @@
-"""Parameters as distributed tensors, and the local tensors that arithmetic is done on.
+"""Parameters as distributed tensors, and access to the local tensors that the arithmetic uses.
 
-Every parameter is a `DTensor` on the tensor axis: `Shard(0)` for columns of the paper's A (PyTorch keeps a linear
-weight transposed, [out, in]), `Shard(1)` for its rows, `Replicate()` for what every rank holds whole. So the optimizer,
-checkpoints and resharding are PyTorch's. The forward pass calls `local` and sees ordinary tensors.
+Every parameter is a `DTensor` on the tensor axis: `Shard(0)` for columns of the paper's A (PyTorch stores a linear
+weight transposed, [out, in]), `Shard(1)` for its rows, and `Replicate()` if every rank holds the whole parameter.
+PyTorch's optimizer, checkpoints and resharding therefore work unchanged. The forward pass calls `local` and computes
+with ordinary tensors.
 
-A replicated parameter that is used on a split sequence, or inside a parallel region, gets only a part of its gradient
-on each rank. `local_on_sequence` and `local_inside` say so in the gradient's own placement, `Partial`;
-`gradients.GradientReducer` sums exactly these.
+If a replicated parameter is used on a split sequence or inside a parallel region, each rank gets only a part of its
+gradient. `local_on_sequence` and `local_inside` give this gradient the placement `Partial`; `gradients.GradientReducer`
+sums exactly these gradients.
 
-Where data ranks share one copy (`sharding`), a parameter at rest is cut once more, the tensor rank's part in rows over
-the shard group. Its mesh then has the data axes before the tensor axis. While a layer runs, its parameters are gathered
-and have the tensor axis alone. So axes are found by their names and their roles in the table of axes (`cuts_of`), never
-by their place in a mesh.
+If data ranks share one copy (`sharding`), a stored parameter is cut once more: the rows of the tensor rank's part are
+split over the shard group. Its mesh then has the data axes before the tensor axis. While a layer runs, its parameters
+are gathered and only the tensor axis is left. Axes are therefore found by name and by their role in the table of axes
+(`cuts_of`), never by their position in a mesh.
 """
 
 from math import prod
@@ -31,9 +32,9 @@ from crosscut.parallel.mesh import Axis, ParallelMesh
 def sharded_parameter(
     shape: tuple[int, ...], axis: Axis, *, dim: int, dtype: torch.dtype, device: torch.device
 ) -> nn.Parameter:
-    """A parameter of global `shape`, cut along `dim` over the axis, of zeros until initialised.
+    """Create a parameter of global shape `shape`, cut along `dim` over the axis and filled with zeros.
 
-    Raises `LayoutError` when the axis does not divide the dimension.
+    Raises `LayoutError` if the axis does not divide the dimension.
     """
     if shape[dim] % axis.size:
         raise LayoutError(
@@ -49,30 +50,31 @@ def sharded_parameter(
 def replicated_parameter(
     shape: tuple[int, ...], axis: Axis, *, dtype: torch.dtype, device: torch.device, value: float = 0.0
 ) -> nn.Parameter:
-    """A parameter that every rank of the axis holds whole, filled with `value`."""
+    """Create a parameter that every rank of the axis holds whole, filled with `value`."""
     local_tensor = torch.full(shape, value, dtype=dtype, device=device)
     parameter = nn.Parameter(DTensor.from_local(local_tensor, axis.device_mesh, [Replicate()], run_check=False))
-    parameter.initial_value = value  # type: ignore[attr-defined]  # what `meta` forgets, see `initial_value_of`
+    parameter.initial_value = value  # type: ignore[attr-defined]  # `meta` tensors have no values
     return parameter
 
 
 def initial_value_of(parameter: Tensor) -> float:
-    """Value with which a new parameter is filled."""
+    """Value that fills a new parameter: the `value` of `replicated_parameter`, otherwise 0."""
     value: float = getattr(parameter, "initial_value", 0.0)
     return value
 
 
 def local(parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    """This rank's part of a sharded parameter, or a replicated one used on whole sequences, cast to `dtype`.
+    """Return this rank's part of a parameter, cast to `dtype`. Use it for sharded parameters, and for replicated ones
+    that are used on whole sequences.
 
-    The cast is part of the graph: with float32 parameters and bfloat16 activations, gradients arrive as float32.
+    Autograd records the cast: with float32 parameters and bfloat16 activations, gradients arrive as float32.
     """
     return _own_part(parameter, None, dtype)
 
 
 def _own_part(parameter: Tensor, gradient: tuple[Placement, ...] | None, dtype: torch.dtype) -> Tensor:
     assert isinstance(parameter, DTensor)
-    if torch.compiler.is_compiling():  # a compiler knows `to_local`, and runs its checks once
+    if torch.compiler.is_compiling():  # the compiler supports `to_local` and runs its checks only once
         return parameter.to_local(grad_placements=gradient).to(dtype)
     if torch.is_grad_enabled() and parameter.requires_grad:
         part: Tensor = _OwnPart.apply(parameter, gradient)
@@ -82,10 +84,11 @@ def _own_part(parameter: Tensor, gradient: tuple[Placement, ...] | None, dtype: 
 
 
 class _OwnPart(torch.autograd.Function):
-    """A parameter's part, with a gradient that is placed as said: what `DTensor.to_local` does, in a third of the time.
+    """A parameter's local part, with a gradient of the given placement. It does the work of `DTensor.to_local` in a
+    third of the time.
 
-    PyTorch's makes every gradient a distributed tensor by way of `from_local`, which works out and checks what the
-    parameter knows.
+    PyTorch's version makes every gradient a distributed tensor through `from_local`, which works out and checks again
+    what the parameter already knows.
     """
 
     @staticmethod
@@ -95,7 +98,7 @@ class _OwnPart(torch.autograd.Function):
             spec = DTensorSpec(spec.mesh, gradient, tensor_meta=spec.tensor_meta)
         ctx.spec = spec
         ctx.set_materialize_grads(False)
-        return parameter._local_tensor.view_as(parameter._local_tensor)  # a tensor of its own, for autograd's notes
+        return parameter._local_tensor.view_as(parameter._local_tensor)  # a new tensor object, as autograd requires
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None]:
@@ -107,22 +110,24 @@ class _OwnPart(torch.autograd.Function):
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """This rank's part of any tensor of a run's state: of a distributed one its shard, of another one all of it."""
+    """Return this rank's shard of a distributed tensor; an ordinary tensor is returned unchanged."""
     if not isinstance(tensor, DTensor):
         return tensor
     return tensor.to_local() if torch.is_grad_enabled() and tensor.requires_grad else tensor._local_tensor
 
 
 def with_local_part(tensor: Tensor, part: Tensor) -> Tensor:
-    """A tensor placed as `tensor`, of which this rank holds `part`, also in other memory than that of its mesh."""
+    """Return a tensor with the placement of `tensor` whose local part is `part`. The part may be in other memory than
+    the mesh's device.
+    """
     if not isinstance(tensor, DTensor):
         return part
-    # `DTensor.from_local` would take the part to the mesh's device. PyTorch's own offload makes them like this, too.
+    # `DTensor.from_local` would copy the part to the mesh's device. PyTorch's own offload also calls the constructor.
     return DTensor(part, tensor._spec, requires_grad=False)
 
 
 def placement_of(tensor: Tensor) -> str:
-    """Description of a tensor's placement, such as `Shard(0) over tensor=2`; `whole` where each rank holds all."""
+    """Description of a tensor's placement, such as `Shard(0) over tensor=2`; `whole` for an ordinary tensor."""
     if not isinstance(tensor, DTensor):
         return "whole"
     mesh = tensor.device_mesh
@@ -137,26 +142,26 @@ def _word(placement: Placement) -> str:
 
 
 def dim_cut_by(placement: Placement) -> int | None:
-    """The dimension that a placement cuts, None if it cuts none.
+    """Return the dimension that a placement cuts; None if it cuts none.
 
-    PyTorch has a second kind of `Shard` for a dimension that two axes cut, the later axis first.
+    PyTorch has a second kind of `Shard` for a dimension that two axes cut, where the later axis cuts first.
     """
     dim: int | None = getattr(placement, "dim", None)
     return dim
 
 
 def local_on_sequence(parameter: Tensor, mesh: ParallelMesh, dtype: torch.dtype) -> Tensor:
-    """A replicated parameter used between the parallel regions, where the sequence may be split.
+    """Return the local tensor of a replicated parameter that is used outside the parallel regions, cast to `dtype`.
 
-    Under sequence parallelism its gradient is `Partial`: each rank has seen a part of the tokens.
+    Under sequence parallelism its gradient is `Partial`, because each rank has seen only a part of the tokens.
     """
     return _own_part(parameter, (Partial(),) if mesh.sequence_parallel else (Replicate(),), dtype)
 
 
 def local_inside(parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    """A replicated parameter used inside a parallel region, where each rank has a part of the work.
+    """Return the local tensor of a replicated parameter that is used inside a parallel region, cast to `dtype`.
 
-    Its gradient is `Partial`: each rank has used it on what is its own.
+    Its gradient is `Partial`, because each rank does only a part of the region's work.
     """
     return _own_part(parameter, (Partial(),), dtype)
 
@@ -167,20 +172,24 @@ class Cut(NamedTuple):
     axis: str
     """Name of the axis."""
     mesh_dim: int
-    """Place of the axis in the mesh."""
+    """Index of the axis in the mesh."""
     dim: int
-    """The dimension that is cut."""
+    """Dimension that is cut."""
     num_parts: int
-    """Ranks along the axis; 1 where the axis would cut the tensor if it had several."""
+    """Number of ranks along the axis; 1 if the axis has one rank, so that nothing is really cut."""
 
     @property
     def is_of_model(self) -> bool:
-        """Whether the axis cuts parameters by its role; along the other axes ranks store slices of what is left."""
+        """Whether the axis cuts the model's matrices (the tensor axis). Along other axes, ranks store shards of the
+        remaining part.
+        """
         return role_of(self.axis) is Role.CUTS
 
 
 def cuts_of(tensor: Tensor) -> list[Cut]:
-    """Cuts of a distributed tensor in the order in which they are made: over the tensor axis, then over data axes."""
+    """Return the cuts of a distributed tensor in the order in which they are made: first over the tensor axis, then
+    over data axes.
+    """
     assert isinstance(tensor, DTensor)
     mesh = tensor.device_mesh
     assert mesh.mesh_dim_names is not None
@@ -193,12 +202,14 @@ def cuts_of(tensor: Tensor) -> list[Cut]:
 
 
 def cut_dim(parameter: Tensor) -> int | None:
-    """The dimension along which a parameter is cut over the tensor axis; None where every rank holds it whole."""
+    """Return the dimension along which a parameter is cut over the tensor axis; None if every tensor rank holds the
+    whole.
+    """
     return next((cut.dim for cut in cuts_of(parameter) if cut.is_of_model), None)
 
 
 def local_offsets(tensor: Tensor) -> list[int]:
-    """Where this rank's part of a distributed tensor begins in the whole, by dimension."""
+    """Return the start of this rank's part in the whole tensor, for each dimension."""
     assert isinstance(tensor, DTensor)
     offsets, sizes = [0] * tensor.dim(), list(tensor.shape)
     for cut in cuts_of(tensor):
@@ -209,16 +220,16 @@ def local_offsets(tensor: Tensor) -> list[int]:
 
 
 def _chunk(size: int, num_parts: int, index: int) -> tuple[int, int]:
-    """Start and length of a part, as `torch.chunk` cuts: the last ones may be short or empty."""
+    """Return start and length of part `index`, as `torch.chunk` cuts: the last parts may be shorter or empty."""
     length = -(-size // num_parts)
     first = min(size, index * length)
     return first, min(length, size - first)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a distributed tensor, on every rank of its mesh, for writing it down; every one calls it.
+    """Gather a distributed tensor whole on every rank of its mesh, for writing it to disk. Every rank must call this.
 
-    Communication: an all-gather along each axis that cuts it.
+    Communication: an all-gather along each axis that cuts the tensor.
     """
     assert isinstance(tensor, DTensor)
     gathered: Tensor = tensor.full_tensor()
@@ -226,9 +237,10 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def gathered_over_data(tensor: Tensor) -> Tensor:
-    """This rank's part on the tensor axis: the shares that data ranks hold of it, put together; a copy.
+    """Return this rank's part on the tensor axis, gathered over the data ranks that share it, as a copy.
 
-    For looking at parameters and gradients, not for training. Communication: an all-gather where it is shared.
+    Use it to inspect parameters and gradients, not for training. Communication: an all-gather if data ranks share the
+    tensor.
     """
     assert isinstance(tensor, DTensor)
     local, cuts = local_part(tensor).detach(), cuts_of(tensor)

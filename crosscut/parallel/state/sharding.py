@@ -1,13 +1,13 @@
-"""Data ranks that share one copy of the model between them: PyTorch's `fully_shard` on top of the tensor axis.
+"""Sharding of one model copy over data ranks: PyTorch's `fully_shard` on top of the tensor axis.
 
-At rest every parameter, its gradient and its optimizer state are cut over the shard group, in rows of the tensor rank's
-part. A *unit*, one layer of the model, is gathered before it runs; what is gathered has the type of the products. Its
-gradients are summed over the group and scattered in one message, at every backward pass, so that no rank ever holds
-more whole gradients than a unit's and the root's. With several copies (`layout.shard_group`) the shares are then summed
-over these, once a step.
+Between uses, every parameter, its gradient and its optimizer state are cut over the shard group, along the rows of the
+tensor rank's part. A *unit* is one layer of the model. A unit's parameters are gathered before it runs, in the element
+type of the products. In every backward pass, one reduce-scatter sums the unit's gradients over the group. A rank
+therefore never holds whole gradients of more than one unit and the root. With several copies (`layout.shard_group`),
+the shards' gradients are then summed over the copies, once per step.
 
-What belongs to no unit, such as embeddings tied with the output and the last norm, is one more unit, the root. It stays
-gathered from the forward pass to the end of the backward pass, and in float32: tokens that are looked up often add up
+Parameters outside all units, such as tied embeddings and the last norm, form one more unit, the root. The root stays
+gathered from the forward pass to the end of the backward pass, in float32, because a token that occurs often adds up
 many gradients.
 """
 
@@ -24,7 +24,9 @@ from crosscut.parallel.state.gradients import GradientReducer, require_distribut
 from crosscut.parallel.state.parameters import initial_value_of, local_part
 
 _SUMS_UNUSED = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
-"""Whether gradients are summed also of parameters that a backward pass reaches on some ranks only: from torch 2.12."""
+"""Whether PyTorch (2.12 or later) also sums gradients of parameters that the backward pass reaches on some ranks
+only.
+"""
 
 
 def shard_model(
@@ -35,19 +37,20 @@ def shard_model(
     compute_dtype: torch.dtype | None = None,
     always_used: bool = False,
 ) -> None:
-    """Cut a model over the shard groups of the mesh, in place; leaves it alone where the layout shards nothing.
+    """Shard a model over the mesh's shard groups, in place. Does nothing if the layout does not shard.
 
-    `units` are submodules that are gathered as wholes, in the order in which they run. `compute_dtype` is the type in
-    which their parameters are gathered, by default their own; gradients are summed in the type of the parameters.
-    `always_used` says that every backward pass of every rank reaches every parameter: PyTorch before 2.12 can sum no
-    others.
+    `units` are submodules that are gathered as a whole, in the order in which they run. `compute_dtype` is the element
+    type in which their parameters are gathered (default: their own); gradients are summed in the parameters' type.
+    `always_used` promises that every backward pass reaches every parameter on every rank; PyTorch before 2.12 needs
+    this.
 
-    Layers make their parameters on `meta` on such a mesh, so that no rank ever holds the whole. Afterwards they have
-    memory and their first values (zeros, ones for norms): give them theirs now (`normal_`), and make reducer and
-    optimizer now, since the parameters are new objects. Outside a unit's forward pass `named_parameters` gives the
-    shares, but those of the root only after a backward pass or `reshard`. Every rank calls it. Raises `LayoutError`
-    for a parameter that is not a `DTensor` on the tensor axis, for one without a dimension, for a buffer on `meta`, and
-    with PyTorch before 2.12 unless parameters are `always_used`.
+    On such a mesh, layers create their parameters on `meta`, so no rank ever holds the whole model. Afterwards the
+    parameters have memory and default values (ones for norms, zeros otherwise). Set their initial values (`normal_`)
+    and create the reducer and the optimizer after this call, because the parameters are new objects. Outside a unit's
+    forward pass, `named_parameters` returns the shards; for the root, only after a backward pass or `reshard`.
+
+    Every rank must call this. Raises `LayoutError` for a parameter that is not a `DTensor` on the tensor axis, a scalar
+    parameter, a buffer on `meta`, and, with PyTorch before 2.12, if parameters are not `always_used`.
     """
     if mesh.sharding is None:
         return
@@ -65,8 +68,8 @@ def shard_model(
             mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False),
         )
         assert isinstance(unit, FSDPModule)
-        unit.set_gradient_divide_factor(1.0)  # gradients are sums
-        unit.set_force_sum_reduction_for_comms(True)  # a plain sum, which every backend has
+        unit.set_gradient_divide_factor(1.0)  # gradients are sums, not averages
+        unit.set_force_sum_reduction_for_comms(True)  # a plain sum, which every backend supports
         if _SUMS_UNUSED:
             unit.set_reduce_scatter_unused_params(True, recurse=False)
     model._apply(lambda tensor: torch.empty_like(tensor, device=mesh.device) if tensor.is_meta else tensor)
@@ -78,9 +81,9 @@ def shard_model(
 def _require_sums(always_used: bool) -> None:
     if not (always_used or _SUMS_UNUSED):
         raise LayoutError(
-            "A sharded model must be `always_used` with PyTorch before 2.12, which sums wrongly what some ranks do not "
-            f"use, but this is {torch.__version__} and nothing is said of it. Install a later one, or pass "
-            "always_used=True where every backward pass reaches every parameter."
+            "A sharded model must be `always_used` with PyTorch before 2.12, which sums gradients wrongly if a "
+            f"parameter is unused on some ranks, but `always_used` is false and this is PyTorch {torch.__version__}. "
+            "Install PyTorch 2.12, or pass always_used=True if every backward pass reaches every parameter."
         )
 
 
@@ -89,21 +92,22 @@ def _require_shareable(parameters: Mapping[str, nn.Parameter], buffers: Mapping[
     for name, buffer in buffers.items():
         if buffer.is_meta:
             raise LayoutError(
-                f"`{name}` must have its values before the model is sharded, but is a buffer on `meta`. Make it on the "
-                "mesh's `device`."
+                f"`{name}` must have its values before the model is sharded, but is a buffer on `meta`. Create it on "
+                "the mesh's `device`."
             )
     for name, parameter in parameters.items():
         if not parameter.dim():
             raise LayoutError(
-                f"`{name}` must have a dimension along which data ranks can share it, but is a scalar. Give it the "
+                f"`{name}` must have a dimension along which data ranks can shard it, but is a scalar. Give it the "
                 "shape (1,)."
             )
 
 
 def reshard(model: nn.Module) -> None:
-    """Give back what forward passes without gradient have gathered, so that parameters are shares again.
+    """Release the parameters that a forward pass without gradients has gathered, so that each rank holds only its
+    shards again.
 
-    A forward pass with a backward pass does so by itself.
+    A backward pass does this by itself.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -111,32 +115,33 @@ def reshard(model: nn.Module) -> None:
 
 
 class Reducer(Protocol):
-    """Sums the gradients of a step over all ranks that have a part in them.
+    """Sums the gradients of a step over all ranks that contribute to them.
 
-    With gradient accumulation `arm` comes before the last backward pass of a step, `finish` after it.
+    With gradient accumulation, call `arm` before the last backward pass of a step, and `finish` after it.
     """
 
     def arm(self) -> None:
-        """Let the next backward pass complete the sums."""
+        """Make the next backward pass complete the sums."""
 
     def finish(self) -> None:
-        """Wait for what was sent and leave the summed gradients in `.grad`."""
+        """Wait for all messages and leave the summed gradients in `.grad`."""
 
 
 class ShardedReducer:
-    """The `Reducer` of a model that `shard_model` has cut.
+    """`Reducer` of a model that `shard_model` has sharded.
 
-    Each backward pass leaves sums over the shard group, each rank its share; the armed one also sums over copies. Under
-    ZeRO-2 gathered weights stay until then. Parameters that need no gradient are left alone; one that no backward pass
-    reaches gets a gradient of zeros, and one that only some data ranks use gets their sum (on a torch that has
-    `FSDPModule.set_reduce_scatter_unused_params`; on an older one all must use the same).
+    Each backward pass leaves sums over the shard group, one shard per rank. The armed backward pass also sums over
+    copies. Under ZeRO-2, gathered weights stay in memory until then. Parameters that need no gradient are ignored. A
+    parameter that no backward pass reaches gets a gradient of zeros. A parameter that only some data ranks use gets
+    their sum; PyTorch before 2.12 (without `FSDPModule.set_reduce_scatter_unused_params`) requires all ranks to use the
+    same parameters.
     """
 
     def __init__(self, model: nn.Module, mesh: ParallelMesh) -> None:
         if not isinstance(model, FSDPModule):
             raise LayoutError(
-                "A model must be sharded as its mesh says before it is trained, but this one is not. Call "
-                "`shard_model` after it is built and before its weights are set."
+                "A model must be sharded before it is trained on a mesh that shards, but this model is not. Call "
+                "`shard_model` after building the model and before setting its weights."
             )
         assert mesh.sharding is not None
         self.model: FSDPModule = model
@@ -145,14 +150,14 @@ class ShardedReducer:
         self._set_last(False)
 
     def arm(self) -> None:
-        """Let the next backward pass complete the sums."""
+        """Make the next backward pass complete the sums."""
         self._set_last(True)
 
     def finish(self) -> None:
-        """Leave the summed gradients in `.grad`; what was sent is waited for by the backward pass."""
+        """Leave the summed gradients in `.grad`. The backward pass has already waited for the messages."""
         self._set_last(False)
         for parameter in self.parameters:
-            if parameter.grad is None:  # on every layout alike: an optimizer passes over what has no gradient
+            if parameter.grad is None:  # zeros on every layout: an optimizer skips parameters without a gradient
                 parameter.grad = torch.zeros_like(parameter)
 
     def _set_last(self, is_last: bool) -> None:
@@ -162,8 +167,8 @@ class ShardedReducer:
 
 
 def make_reducer(model: nn.Module, mesh: ParallelMesh) -> Reducer:
-    """Reducer that sums the gradients of a model on this mesh.
+    """Make the reducer that sums the gradients of a model on this mesh.
 
-    Raises `LayoutError` as `GradientReducer` does, and where the mesh shards but the model is not sharded.
+    Raises `LayoutError` as `GradientReducer` does, or if the mesh shards but the model is not sharded.
     """
     return GradientReducer(model.parameters(), mesh) if mesh.sharding is None else ShardedReducer(model, mesh)

@@ -1,1 +1,1 @@
-"""Recomputation and host memory: fewer bytes on the device for more time."""
+"""Recomputation and host memory: both save device memory and cost time."""

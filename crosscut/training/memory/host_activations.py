@@ -1,11 +1,12 @@
-"""Activations that autograd keeps for the backward pass, held in host memory.
+"""Offload of activations: tensors that autograd saves for the backward pass are held in host memory.
 
-On a GPU the copies run on streams of their own, beside the layers: out while the forward pass goes on, and back one
-tensor ahead of the backward pass, which needs them in the opposite order. On the CPU both are plain copies.
+On a GPU, the copies run on streams of their own and overlap with the layers. Copies to the host run during the forward
+pass. In the backward pass, which needs the tensors in reverse order, each tensor is copied back while the one before is
+in use. On the CPU, both are plain copies.
 
-Both directions are bounded in the device's own time, for the host gives out work long before it is done: a layer waits
-until the inputs of all layers but the last `_NUM_LEAVING` are out, and no copy back begins before the layer is done
-whose memory it may take.
+The host queues work long before the device runs it, so both directions are limited by events on the device. Before a
+layer runs, the inputs of all layers except the last `_NUM_LEAVING` must have arrived in host memory. A copy back starts
+only after the layer whose memory it may reuse has finished.
 """
 
 from collections import deque
@@ -18,28 +19,30 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 _NUM_LEAVING = 2
-"""Tensors that may still be on their way out: the one of the layer that runs, and one more for an uneven bus."""
+"""Number of tensors that may still be on their way to the host: the tensor of the running layer, and one more in case
+the bus is uneven.
+"""
 
 
 @dataclass(eq=False)
 class _Waiting:
-    """A tensor in host memory."""
+    """Tensor in host memory."""
 
     host: Tensor
     before: "ReferenceType[_Waiting] | None"
-    """The tensor that was put away before this one; the backward pass needs it after this one."""
+    """Tensor that was offloaded just before this one. The backward pass needs it just after this one."""
     is_out: torch.cuda.Event | None = None
     """Event at the end of the copy to the host."""
     device: Tensor | None = None
-    """The copy back, once it has begun."""
+    """Copy of the tensor on the device, once the copy back has started."""
     is_back: torch.cuda.Event | None = None
     """Event at the end of the copy back."""
     is_used: bool = False
-    """Whether the backward pass has taken the tensor."""
+    """Whether the backward pass has used the tensor."""
 
 
 class HostActivations:
-    """Keeps tensors of one device in host memory, in the order of a forward pass."""
+    """Offloads saved tensors of one device to host memory and copies them back in reverse order."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -48,19 +51,19 @@ class HostActivations:
         self._back = torch.cuda.Stream(device) if self._is_cuda else None
         self._last: ReferenceType[_Waiting] | None = None
         self._leaving: deque[tuple[Tensor, torch.cuda.Event]] = deque()
-        """Tensors on their way to the host, each held until the event that marks the end of its copy."""
+        """Tensors on their way to the host. Each is held until the event at the end of its copy."""
 
     def instead_of_device(self) -> AbstractContextManager[None]:
         """Context in which autograd saves its tensors in host memory."""
         return saved_tensors_hooks(self._put, self._get)
 
     def _put(self, tensor: Tensor) -> _Waiting | Tensor:
-        if tensor.device.type != self.device.type or not tensor.numel():  # such as PyTorch's own marks
+        if tensor.device.type != self.device.type or not tensor.numel():  # empty tensors: internal markers of PyTorch
             return tensor
         host = torch.empty_like(tensor, device="cpu", pin_memory=self._is_cuda)
         waiting = _Waiting(host, self._last)
         if self._out is not None:
-            self._out.wait_stream(torch.cuda.current_stream(self.device))  # until it is computed
+            self._out.wait_stream(torch.cuda.current_stream(self.device))  # wait until the tensor is computed
         with self._on(self._out):
             host.copy_(tensor, non_blocking=self._is_cuda)
         if self._out is not None:
@@ -82,24 +85,27 @@ class HostActivations:
         waiting.device = waiting.is_back = None
         waiting.is_used = True
         before = waiting.before() if waiting.before is not None else None
-        if before is not None and not before.is_used:  # else it is of an earlier forward pass
+        if before is not None and not before.is_used:  # used before: it belongs to an earlier forward pass
             self._fetch(before)
         return tensor
 
-    # Who may use memory again, without `record_stream`, whose blocks stay taken for as long as the host runs ahead:
-    # - What leaves was made on the layers' stream, so that stream may have its memory once it has waited for the copy.
-    # - What comes back is made on the stream of the copies back and used by the layers'. The host frees it when all
-    #   that uses it is given out. Only the next copy back can have its memory, and waits for what is given out by then,
-    #   so that copies run no further ahead than one layer. A copy that nobody asks for is safe likewise.
+    # Reuse of memory, without `record_stream`, which would keep blocks occupied for as long as the host runs ahead:
+    # - A tensor on its way out was allocated on the layers' stream. That stream may reuse its memory once it has waited
+    #   for the copy.
+    # - A tensor that comes back is allocated on the copy-back stream and used by the layers' stream. The host frees it
+    #   once all work that uses it is queued. Only the next copy back can get its memory, and that copy waits for all
+    #   work queued until then. So copies run at most one layer ahead. The same holds for a copy that nobody uses.
 
     def _let_go(self, num_left: int) -> None:
-        """Let the layers use the memory of all but the last tensors that leave, after waiting until they are out."""
+        """Free all but the last `num_left` tensors on their way to the host, after making the layers' stream wait for
+        their copies.
+        """
         while len(self._leaving) > num_left:
             _, is_out = self._leaving.popleft()
             torch.cuda.current_stream(self.device).wait_event(is_out)
 
     def _fetch(self, waiting: _Waiting) -> None:
-        """Begin the copy back, unless it has begun."""
+        """Start the copy back to the device, unless it has started."""
         if waiting.device is not None:
             return
         if self._back is not None and waiting.is_out is not None:

@@ -1,12 +1,13 @@
-"""AdamW's moments in host memory, on the device only while they are used.
+"""Offload of AdamW's moments: they are held in host memory and are on the device only while they are used.
 
-A step goes through them piece by piece. While the device works on one piece, the next is copied to it and the one
-before is copied back, each on a stream of its own, so that both directions of the bus are busy at once. Two pieces of
-each moment are on the device at a time. Elements do not meet in AdamW, so the numbers are those of a step in one go.
+A step updates the moments piece by piece. While the device updates one piece, the next piece is copied to the device
+and the previous one is copied back. Each direction has its own stream, so both directions of the bus are busy at once.
+Two pieces of each moment are on the device at a time. AdamW works on each element separately, so the result equals that
+of an update in one go.
 
     device     | step of k-1 | step of k   | step of k+1 |
-    to it      | copy of k   | copy of k+1 | ...
-    from it    |             | copy of k-1 | copy of k   | ...
+    to device  | copy of k   | copy of k+1 | ...
+    from device|             | copy of k-1 | copy of k   | ...
 """
 
 from collections.abc import Iterator
@@ -20,11 +21,13 @@ from crosscut.parallel.state.parameters import local_part, with_local_part
 from crosscut.training.optimizer import Piece
 
 _ALIGNMENT = 1 << 10
-"""A cut of a tensor stands at a multiple of it, so that vector units group elements as in the whole one."""
+"""Pieces of a tensor start at multiples of this number of elements, so that vector instructions group the elements as
+in the whole tensor.
+"""
 
 
 class _Slice(NamedTuple):
-    """Some elements of one entry of the whole."""
+    """Elements `first` to `last` (exclusive) of entry `entry` of the whole `Piece`."""
 
     entry: int
     first: int
@@ -32,9 +35,9 @@ class _Slice(NamedTuple):
 
 
 class InHostMemory:
-    """Moments lie in host memory, pinned where the parameters are on a CUDA device.
+    """Moments stored in host memory, in pinned memory if the parameters are on a CUDA device.
 
-    On the CPU the moments are used where they are, in the same pieces.
+    On the CPU, the moments are updated in place, in the same pieces.
     """
 
     def __init__(self, piece_elements: int = PIECE_ELEMENTS) -> None:
@@ -42,21 +45,25 @@ class InHostMemory:
         self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
 
     def new(self, parameter: Tensor) -> Tensor:
-        """Zeros placed as a parameter."""
+        """Return zeros in host memory with the shape and sharding of `parameter`."""
         part = local_part(parameter)
         return with_local_part(parameter, _host_zeros(part))
 
     def keep(self, moment: Tensor, parameter: Tensor) -> Tensor:
-        """A moment that was loaded, in host memory: itself where it was read into what this made."""
+        """Move a loaded moment to host memory. Returns the moment itself if it already has the right memory and
+        type.
+        """
         part, like = local_part(moment), local_part(parameter)
         if not part.is_cuda and part.dtype == like.dtype and part.is_pinned() == like.is_cuda:
             return moment
         return with_local_part(parameter, _host_zeros(like).copy_(part))
 
     def pieces(self, whole: Piece) -> Iterator[Piece]:
-        """All of `whole`, piece by piece, with the moments on the device; the user changes a piece before the next."""
+        """Yield all of `whole` in pieces, with the moments on the device. The caller updates each piece before it asks
+        for the next.
+        """
         cuts = cut_in_pieces([p.numel() for p in whole.parameters], self.piece_elements)
-        if not cuts:  # of what is shared, this rank may have nothing
+        if not cuts:  # with sharded parameters, a rank may hold no elements
             return
         flat = _in_rows(whole)
         device = whole.parameters[0].device
@@ -68,15 +75,18 @@ class InHostMemory:
             yield from self._copied(flat, cuts)
 
     def _copied(self, flat: Piece, cuts: list[list[_Slice]]) -> Iterator[Piece]:
-        """The pieces with their moments in one of two places on the device, to which they are copied ahead."""
+        """Yield the pieces with their moments on the device. Each piece is copied to one of two buffers ahead of its
+        use.
+        """
         if self._streams is None:
             self._streams = torch.cuda.Stream(), torch.cuda.Stream()
         inward, outward = self._streams
         main = torch.cuda.current_stream()
         size = min(self.piece_elements, max(sum(s.last - s.first for s in cut) for cut in cuts))
-        # Made and freed on the main stream, which waits for both others before the memory is used again.
+        # The buffers are allocated and freed on the main stream, which waits for both other streams before reusing the
+        # memory.
         places = torch.empty(2, 2, size, dtype=flat.parameters[0].dtype, device=main.device)
-        inward.wait_stream(main)  # what the step before has copied back is in host memory
+        inward.wait_stream(main)  # the previous step's copies to host memory are complete
         outward.wait_stream(main)
         loaded = [torch.cuda.Event() for _ in cuts]
         stored = [torch.cuda.Event() for _ in cuts]
@@ -108,14 +118,16 @@ class InHostMemory:
 
 
 def cut_in_pieces(sizes: list[int], piece_elements: int) -> list[list[_Slice]]:
-    """Slices of tensors of these sizes, in order, in pieces of at most `piece_elements` together."""
+    """Cut tensors of these sizes into slices, in order, and group the slices into pieces of at most `piece_elements`
+    elements.
+    """
     pieces: list[list[_Slice]] = []
     room = 0
     for entry, size in enumerate(sizes):
         first = 0
         while first < size:
             take = min(size - first, room)
-            if take < size - first:  # the tensor goes on in the next piece
+            if take < size - first:  # the tensor continues in the next piece
                 take = take // _ALIGNMENT * _ALIGNMENT
             if take == 0:
                 pieces.append([])
@@ -135,7 +147,7 @@ def _of(flat: Piece, cut: list[_Slice]) -> Piece:
 
 
 def _placed(like: list[Tensor], place: Tensor) -> list[Tensor]:
-    """Consecutive parts of `place` [elements], as many and as long as the tensors."""
+    """Split `place` [elements] into consecutive parts with the sizes of the tensors in `like`."""
     sizes = [tensor.numel() for tensor in like]
     return list(place[: sum(sizes)].split(sizes))
 
@@ -147,7 +159,7 @@ def _copy(targets: tuple[list[Tensor], ...], sources: tuple[list[Tensor], ...]) 
 
 
 def _in_rows(whole: Piece) -> Piece:
-    """All elements of each tensor in one row: views of what is changed, so that the change is seen outside."""
+    """Flatten each tensor to one dimension. Parameters and moments are views, so that updates reach the originals."""
     return Piece(
         [tensor.view(-1) for tensor in whole.parameters],
         [tensor.reshape(-1) for tensor in whole.gradients],

@@ -1,14 +1,14 @@
-"""Activations that the backward pass computes again, because keeping them takes more memory than they are worth.
+"""Recomputation: the backward pass computes activations again instead of keeping them, which saves memory.
 
-| `training.recompute` | a layer keeps                                 | the backward pass runs again        |
-|----------------------|-----------------------------------------------|-------------------------------------|
-| `none`               | all that autograd saves                       | nothing                             |
-| `selective`          | all but the inside of the attention core      | scores, softmax, dropout and values |
-| `operators`          | inputs, what products and attention gave      | norms and what follows an expansion |
-| `full`               | its input                                     | the layer, but for its last product |
+| `training.recompute` | a layer keeps                                  | the backward pass runs again            |
+|----------------------|------------------------------------------------|-----------------------------------------|
+| `none`               | everything that autograd saves                 | nothing                                 |
+| `selective`          | everything except the inside of attention      | scores, softmax, dropout and values     |
+| `operators`          | inputs, outputs of products and of attention   | norms and activation functions          |
+| `full`               | its input                                      | the whole layer except its last product |
 
-The classes here are calls of a layer's `Runner`, so modules have the names, parameters and hooks of the plain model.
-Nothing changes in the numbers, dropout included: a repetition draws what the first pass drew.
+The classes here are callables of a layer's `Runner`, so the names, parameters and hooks of modules do not change.
+Numbers do not change either, dropout included: the second pass draws the same random numbers as the first.
 
 Sources: Chen et al. 2016 (arXiv 1604.06174) and the paper, section 4.1.1, for whole layers; Korthikanti et al. 2022
 (arXiv 2205.05198), section 5, for the attention core.
@@ -32,9 +32,9 @@ from crosscut.training.memory.host_activations import HostActivations
 
 @final
 class Recomputed:
-    """Calls a function of which only the inputs are kept; the backward pass calls it again.
+    """Calls a function and keeps only its inputs; the backward pass calls the function again.
 
-    `call` makes both calls. With a `host` the inputs wait in host memory.
+    `call` makes both calls. With `host`, the inputs are kept in host memory.
     """
 
     def __init__(self, streams: RandomStreams, *, call: Call = call, host: HostActivations | None = None) -> None:
@@ -59,7 +59,9 @@ class Recomputed:
 
 
 class _SameNumbers(AbstractContextManager[None]):
-    """A context in which both random streams begin where they were when it was made; it may be entered many times."""
+    """Context in which both random streams start from their position at the time this object was made. It can be
+    entered many times.
+    """
 
     def __init__(self, streams: RandomStreams) -> None:
         self._streams, self._place = streams, streams.place()
@@ -74,28 +76,30 @@ class _SameNumbers(AbstractContextManager[None]):
 
 
 class _Recipe(NamedTuple):
-    """Recipe to compute a tensor again, from sources that autograd keeps anyway for the cheap operator."""
+    """Recipe for computing a tensor again from the inputs of the cheap function that made it. Autograd keeps these
+    inputs in any case.
+    """
 
     make: Callable[..., Tensor]
     sources: tuple[Tensor, ...]
     versions: tuple[int, ...]
-    """Version counters of the sources when they were used."""
+    """Version counters of the sources at the time they were used."""
 
 
 @final
 class CheapOutputs:
-    """Calls a layer and the cheap functions inside it; autograd saves the recipe of a cheap output in its place.
+    """Calls a layer and the cheap functions inside it. In place of a cheap function's output, autograd saves a recipe.
 
-    An output that was changed after its function returned, or replaced by a hook, is saved as a tensor, as without
-    recipes. The layers of a model run one after the other, so they may share one object.
+    An output that was changed in place after its function returned, or replaced by a hook, is saved as a tensor. Layers
+    of a model run one after the other, so they can share one object.
     """
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[ReferenceType[Tensor], int, _Recipe]] = {}
-        """Output, its version and its recipe, by the storage, which is the output's own."""
+        """Output, version counter and recipe of each cheap call, by the output's storage."""
 
     def layer(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-        """Return the output of a layer, inside which autograd saves recipes."""
+        """Return the output of a layer. Inside the call, autograd saves recipes."""
         if not torch.is_grad_enabled():
             return function(*inputs)
         with saved_tensors_hooks(self._pack, self._unpack):
@@ -113,7 +117,7 @@ class CheapOutputs:
         return y
 
     def _pack(self, saved: Tensor) -> Tensor | _Recipe:
-        """Recipe of a tensor that autograd saves, where it has one; otherwise the tensor."""
+        """Return the recipe of a tensor that autograd saves; the tensor itself if it has no valid recipe."""
         if (found := self._made.get(_storage(saved))) is None:
             return saved
         output, version, recipe = found
@@ -126,13 +130,13 @@ class CheapOutputs:
         return recipe if is_same else saved
 
     def _unpack(self, kept: Tensor | _Recipe) -> Tensor:
-        """The tensor that was to be saved."""
+        """Return the saved tensor, or compute it again from its recipe."""
         if isinstance(kept, Tensor):
             return kept
         if tuple(source._version for source in kept.sources) != kept.versions:
             raise RuntimeError(
-                'A layer\'s activations must not be changed in place under training.recompute="operators", but one '
-                "was between the forward and the backward pass. Change a copy."
+                'A layer\'s activations must not be changed in place under training.recompute="operators", but an '
+                "activation was changed between the forward and the backward pass. Change a copy instead."
             )
         with torch.no_grad():
             return kept.make(*kept.sources)

@@ -1,1 +1,1 @@
-"""Compiled layers."""
+"""Compilation of layers."""

@@ -1,12 +1,12 @@
-"""Each layer's forward and backward pass as one compiled graph, its collectives inside.
+"""Compilation of each layer's forward and backward pass into one graph, including its collectives.
 
-All layers share one graph, since their weights are its inputs; validation, which keeps nothing for a backward pass, is
-a second one. The layer's `Runner` calls the compiled code inside the call of the module, so names and hooks of modules
-stay as they are, and whatever wraps the runner's call (recomputation) or hooks on the module (sharding) stays outside.
-Code that was asked for and did not run is an error.
+All layers share one graph, because their weights are inputs of the graph. Validation needs no backward pass and uses a
+second graph. The layer's `Runner` calls the compiled code inside the module's call. Names and hooks of modules are
+therefore unchanged, and recomputation (which wraps the runner's call) and sharding (which hooks on the module) stay
+outside the graph. If compiled code was requested and did not run, an error is raised.
 
-What a layer keeps for its backward pass is then for the compiler to choose, which takes whatever a product of the
-backward pass reads as worth keeping. Layers that recompute such operators say so in the graph.
+The compiler decides which activations a compiled layer keeps for its backward pass: it keeps every tensor that a matrix
+product of the backward pass reads. Layers that recompute cheap operators mark these operators in the graph.
 """
 
 import importlib.util
@@ -33,25 +33,28 @@ from crosscut.model.block import Block
 from crosscut.parallel import ParallelMesh
 
 BACKEND = "inductor"
-"""Compiler of graphs, by its name in `torch.compile`."""
+"""Backend of `torch.compile` that compiles the graphs."""
 
 _IN_ORDER = {"reorder_for_peak_memory": False}
-"""Settings of Inductor where layers communicate: its default reorders operators to take less memory, and then waits at
-once for a collective that was begun early."""
+"""Inductor settings for layers that communicate. By default, Inductor reorders operators to save memory; it then waits
+for a collective right after starting it, so nothing overlaps with the collective.
+"""
 
 _ALIKE = {"deterministic": True}
-"""Further settings of Inductor where tensor ranks compute the same: its default times the reduction kernels on each GPU
-and takes the fastest, and two kernels may add a norm's row in different orders."""
+"""Further Inductor settings for tensor ranks that compute the same values. By default, Inductor times its reduction
+kernels on each GPU and takes the fastest. Two ranks may then sum a norm's row in different orders and get different
+bits.
+"""
 
 _CHEAP = "crosscut_cheap"
-"""Key of the mark on operators that layers compute again under `training.recompute = "operators"`."""
+"""Key of the mark on operators that are recomputed under `training.recompute = "operators"`."""
 
 
 def make_compiler(run: ResolvedRun, mesh: ParallelMesh) -> "Compiler | None":
-    """Compiler of the layers, if the run asks for compiled code.
+    """Make the compiler of the layers, if the run asks for compiled code.
 
-    None if nothing is compiled: the first rank says why if `training.compile` is `auto` on a GPU. Raises `ConfigError`
-    as `require_compilation`.
+    Returns None if nothing is compiled. If `training.compile` is `auto` on a GPU, the first rank then prints the
+    reason. Raises `ConfigError` as `require_compilation` does.
     """
     require_compilation(run, mesh.device)
     if not _is_wanted(run, mesh.device):
@@ -64,7 +67,7 @@ def make_compiler(run: ResolvedRun, mesh: ParallelMesh) -> "Compiler | None":
 
 
 def compiled_loss_passes() -> LossPasses:
-    """The passes of the loss as compiled code."""
+    """Passes over the logits in the loss, as compiled code."""
     return LossPasses(Compiler(BACKEND).compiled)
 
 
@@ -75,7 +78,7 @@ def _inductor_settings(run: ResolvedRun) -> dict[str, bool]:
 
 
 def require_compilation(run: ResolvedRun, device: torch.device) -> None:
-    """Raise `ConfigError` where `training.compile` is `on` and this machine does not allow it."""
+    """Raise `ConfigError` if `training.compile` is `on` but layers cannot be compiled on this machine."""
     if run.training.compile == "on" and (reason := _reason_against(run, device)):
         raise ConfigError(not_compilable(reason))
 
@@ -85,20 +88,20 @@ def _is_wanted(run: ResolvedRun, device: torch.device) -> bool:
 
 
 def _reason_against(run: ResolvedRun, device: torch.device) -> str:
-    """Why layers cannot be compiled, in words that follow a colon; empty where they can be."""
+    """Reason why layers cannot be compiled, as text to follow a colon; empty if they can be compiled."""
     if reason := run.config.reason_against_compiling:
         return reason
-    if torch._dynamo.config.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1":  # the latter when a layer is met
-        return "compilation is turned off by TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE in the environment"
+    if torch._dynamo.config.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1":  # PyTorch reads it only later
+        return "TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE in the environment turns compilation off"
     if device.type == "cpu" and run.training.recompute == "selective" and run.model.dropout:
-        return 'attention with dropout keeps its scores on the CPU, which training.recompute="selective" forbids'
+        return 'attention with dropout keeps its scores on the CPU, but training.recompute="selective" keeps none'
     if device.type == "cuda" and run.training.recompute == "selective":
         compute = run.numbers.compute
         if keeps_scores(compute, capability=torch.cuda.get_device_capability(device)):
-            return f'attention in {compute} keeps its scores on this GPU, which training.recompute="selective" forbids'
+            return f'attention in {compute} keeps its scores on this GPU, but training.recompute="selective" keeps none'
     if device.type == "cuda":
-        return "" if importlib.util.find_spec("triton") else "Triton, which writes the GPU's kernels, is not installed"
-    return "" if _has_cpp_compiler() else "there is no C++ compiler for the CPU's kernels (g++ or what CXX names)"
+        return "" if importlib.util.find_spec("triton") else "Triton, which generates the GPU kernels, is not installed"
+    return "" if _has_cpp_compiler() else "no C++ compiler was found for the CPU kernels (g++, or the value of CXX)"
 
 
 def _has_cpp_compiler() -> bool:
@@ -113,16 +116,16 @@ def _has_cpp_compiler() -> bool:
 
 
 class Compiler:
-    """Compiles the layers of one model, or its loss, and counts the graphs and how often they ran.
+    """Compiles the layers of one model, or its loss, and counts the graphs and their runs.
 
-    `inductor_settings` are for PyTorch's own compiler, in the place of its defaults, and for no other.
+    `inductor_settings` override the defaults of Inductor; other backends ignore them.
     """
 
     def __init__(self, backend: str, inductor_settings: Mapping[str, bool] = MappingProxyType({})) -> None:
         self.num_graphs = 0
-        """Graphs that were made: one for all layers in training, one more for validation."""
+        """Number of graphs compiled so far: one for all layers in training, one more for validation."""
         self.num_runs = 0
-        """Number of times that one of the graphs ran."""
+        """Number of graph runs so far."""
         self.is_paused = False
         compile_graph: Callable[..., Any] = torch._dynamo.lookup_backend(backend)
         told = {"config_patches": dict(inductor_settings)} if inductor_settings and backend == "inductor" else {}
@@ -130,15 +133,19 @@ class Compiler:
         self._copies: dict[types.FunctionType, types.FunctionType] = {}
 
     def compiled(self, function: Any) -> Callable[..., Tensor]:
-        """The function as compiled code; raises `TrainingError` as `run` does."""
+        """Return the function as compiled code. Calls raise `TrainingError` as `run` does."""
         return partial(self.run, "The loss", self.trace(function, self.make_graph))
 
     def trace(self, function: Any, make_graph: Callable[..., Any]) -> Callable[..., Tensor]:
-        """The function as code that `make_graph` will make when it is first called, and again for other shapes."""
+        """Return the function as code that `make_graph` compiles at its first call, and again for each new input
+        shape.
+        """
         return torch.compile(self._own_copy(function), fullgraph=True, dynamic=False, backend=make_graph)
 
     def run(self, what: str, compiled: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        """Output of `compiled`; raises `TrainingError`, which names `what`, where other code would run in its place."""
+        """Return `compiled(*arguments)`. Raises `TrainingError` if PyTorch runs uncompiled code instead; `what` names
+        the code in the message.
+        """
         before = self.num_runs
         try:
             result = compiled(*arguments)
@@ -151,13 +158,13 @@ class Compiler:
             if "no compiled frames" in str(error):
                 raise _not_compiled(what, _RUN_UNCOMPILED) from error
             raise
-        if self.num_runs == before:  # PyTorch before 2.13 says nothing then
+        if self.num_runs == before:  # PyTorch before 2.13 raises no error in this case
             raise _not_compiled(what, _RUN_UNCOMPILED)
         return result
 
     def _own_copy(self, function: Any) -> types.FunctionType:
-        """The function with a code object of its own for this model: PyTorch limits the graphs of a code object, and
-        several models of a process would share the limit.
+        """Copy the function with a code object of its own for this model. PyTorch limits the number of graphs per code
+        object, and all models in a process would otherwise share this limit.
         """
         if function not in self._copies:
             self._copies[function] = types.FunctionType(
@@ -170,7 +177,7 @@ class Compiler:
         return self._copies[function]
 
     def make_graph(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        """Compile a graph that PyTorch has traced."""
+        """Compile a graph that PyTorch has traced, and count its runs."""
         self.num_graphs += 1
         compiled = self._compile(graph, inputs)
 
@@ -181,12 +188,14 @@ class Compiler:
         return run
 
     def make_recomputing_graph(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        """Compile a traced graph whose backward pass runs cheap operators again, so none of their outputs is kept."""
+        """Compile a traced graph whose backward pass recomputes the cheap operators, so that their outputs are not
+        kept.
+        """
         for node in graph.graph.nodes:
-            if _CHEAP in node.meta.get("custom", ()):  # then the marks that `torch.utils.checkpoint` leaves
+            if _CHEAP in node.meta.get("custom", ()):  # set the marks that `torch.utils.checkpoint` uses
                 node.meta.update(recompute=CheckpointPolicy.MUST_RECOMPUTE, ac_graph_id=0)
         config: Any = torch.compiler.config
-        with config.patch(cache_key_tag=f"{config.cache_key_tag} recomputing"):  # caches of code do not look at marks
+        with config.patch(cache_key_tag=f"{config.cache_key_tag} recomputing"):  # cache keys do not include the marks
             return self.make_graph(graph, inputs)
 
 
@@ -198,9 +207,10 @@ def marked_cheap(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
 
 @final
 class CompiledCode:
-    """Calls a layer's method as compiled code, which all layers share; raises `TrainingError` if other code would run.
+    """Calls a layer's method as compiled code, which all layers share. Raises `TrainingError` if PyTorch runs
+    uncompiled code.
 
-    `recomputes_operators` says that layers keep no outputs of cheap operators.
+    With `recomputes_operators`, layers do not keep the outputs of cheap operators.
     """
 
     def __init__(self, compiler: Compiler, *, recomputes_operators: bool = False) -> None:
@@ -209,7 +219,7 @@ class CompiledCode:
         self._traced: dict[Any, Callable[..., Tensor]] = {}
 
     def __call__(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-        """Return `function(*inputs)`; the function is a method of a layer."""
+        """Return `function(*inputs)`, where `function` is a bound method of a layer."""
         if self._compiler.is_paused:
             return function(*inputs)
         assert isinstance(function, types.MethodType)
@@ -218,18 +228,18 @@ class CompiledCode:
         return self._compiler.run("A layer", self._traced[method], function.__self__, *inputs)
 
 
-_RUN_UNCOMPILED = "PyTorch has run it uncompiled"
+_RUN_UNCOMPILED = "PyTorch ran it uncompiled"
 
 
 def _not_compiled(what: str, reason: str) -> TrainingError:
     return TrainingError(
         f"{what} must run as compiled code (`training.compile`), but does not: {reason}. Set "
-        'training.compile="off", or look at what TORCH_LOGS=graph_breaks,recompiles prints.'
+        'training.compile="off", or look at the output of TORCH_LOGS=graph_breaks,recompiles.'
     )
 
 
 def compiled_modules(model: nn.Module) -> tuple[str, ...]:
-    """Names of the modules whose insides are compiled and so not seen from outside."""
+    """Names of the compiled modules. Modules inside them make no calls of their own."""
     return tuple(
         name
         for name, module in model.named_modules()
@@ -239,7 +249,9 @@ def compiled_modules(model: nn.Module) -> tuple[str, ...]:
 
 @contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
-    """Inside, run the plain code: to look into layers, or for shapes that come once. Not for training."""
+    """Inside, run layers uncompiled. Use it to look into layers or for input shapes that occur once, not for
+    training.
+    """
     runners = [module.runner for module in model.modules() if isinstance(module, Block)]
     compilers = {runner.compiler for runner in runners if runner.compiler is not None}
     passes = model.loss_passes if isinstance(model, GPT) else None

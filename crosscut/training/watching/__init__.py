@@ -1,1 +1,1 @@
-"""Progress, figures, profiles and diagnosis of a run."""
+"""Progress, metrics, profiles and failure diagnosis of a training run."""

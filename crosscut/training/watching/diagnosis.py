@@ -1,4 +1,4 @@
-"""Origin of a loss that is not a number: the step, the layer, the documents."""
+"""Origin of a loss or gradient that is NaN or infinite: the step, the layer and the documents."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,11 +17,11 @@ _MAX_DOCUMENTS = 8
 
 
 class _Origin(NamedTuple):
-    """Place at which a value that is not finite was first seen; the smallest is the earliest."""
+    """Place where a non-finite value was first seen. Origins sort by time: the smallest is the earliest."""
 
     micro_batch: int
     order: int
-    """Number of modules that had run before in the micro-batch."""
+    """Number of modules (or, in the backward pass, parameters) that were checked before this one."""
     data_rank: int
     place: str
 
@@ -29,11 +29,13 @@ class _Origin(NamedTuple):
 def explain_non_finite(
     step: int, trainer: Trainer, batches: Batches, *, exhausted: TrainingError | None = None
 ) -> TrainingError:
-    """The error that tells a user where the loss or gradient of `step` stopped being finite. Every rank calls it.
+    """Return the error that tells the user where the loss or gradient of `step` stopped being finite. Every rank must
+    call this.
 
-    It repeats the step, with the same dropout and weights, and finds the first module whose input or output is not
-    finite on any rank; where all are finite, the parameter nearest the loss whose gradient is not. Where a loss scale
-    is `exhausted`, it tells of that in place of a gradient: the forward pass knows nothing of the scale.
+    The step is repeated with the same dropout and weights. The origin is the first module whose input or output is not
+    finite on any rank. If all are finite, the origin is the non-finite parameter gradient closest to the loss.
+    `exhausted`, the error of a loss scale that has fallen too low, is returned if the forward pass is finite: the
+    forward pass does not use the scale.
     """
     forward = _first_over_ranks(_origin_in_forward(step, trainer, batches), trainer)
     if forward is None and exhausted is not None:
@@ -49,24 +51,27 @@ def explain_non_finite(
     shown = ", ".join(f"{source}:{record}" for source, record in documents[:_MAX_DOCUMENTS])
     more = f" and {len(documents) - _MAX_DOCUMENTS} more" if len(documents) > _MAX_DOCUMENTS else ""
     way_out = "lower `optimizer.learning_rate`"
-    if exhausted is not None:  # what is above 65,504
+    if exhausted is not None:  # the precision is float16, which overflows above 65,504
         way_out = 'lower `optimizer.learning_rate`, or set training.precision="bfloat16",'
     return TrainingError(
-        f"The loss and its gradient must be finite, but at step {step + 1} they are not. It began in {origin.place}, "
-        f"on a batch made of {shown}{more}. The weights and checkpoints are those from before the step. "
-        f"Look at these documents, or {way_out} and run again with --resume auto."
+        f"The loss and its gradient must be finite, but at step {step + 1} they are not. The first non-finite value "
+        f"appeared in {origin.place}, on a batch made of {shown}{more}. The weights and checkpoints are those from "
+        f"before the step. Check these documents, or {way_out} and run again with --resume auto."
     )
 
 
 def _first_over_ranks(origin: _Origin | None, trainer: Trainer) -> _Origin | None:
-    """The earliest origin that any rank saw."""
+    """Return the earliest origin that any rank saw; None if no rank saw one. Every rank must call this."""
     for axis in reversed(trainer.mesh.axes):
         origin = min(filter(None, all_gather_objects(origin, axis)), default=None)
     return origin
 
 
 def _origin_in_forward(step: int, trainer: Trainer, batches: Batches) -> _Origin | None:
-    """All ranks go through all micro-batches, whatever each of them sees: they meet in every one."""
+    """Run the forward pass of every micro-batch and return the first non-finite place on this rank.
+
+    A rank never stops early: the other ranks need it for the collectives of every micro-batch.
+    """
     first: _Origin | None = None
     for index, batch in enumerate(batches.micro_batches(step)):
         seen: list[str] = []
@@ -82,9 +87,10 @@ def _origin_in_forward(step: int, trainer: Trainer, batches: Batches) -> _Origin
 
 @contextmanager
 def _watched(model: nn.Module, seen: list[str]) -> Iterator[list[int]]:
-    """While inside, the first place that is not finite is appended to `seen`; the value counts modules until then.
+    """Inside, append the first place with a non-finite value to `seen`. Yields a list with one number: how many places
+    were checked up to then.
 
-    The pass is never cut short: the other ranks wait for this one's collectives.
+    The pass is never cut short, because the other ranks wait for this rank's collectives.
     """
     order = [0]
 
@@ -106,7 +112,7 @@ def _watched(model: nn.Module, seen: list[str]) -> Iterator[list[int]]:
 
 
 def _origin_in_backward(step: int, trainer: Trainer, batches: Batches) -> _Origin | None:
-    trainer.optimizer.zero_grad()  # a step that was launched since may have left some
+    trainer.optimizer.zero_grad()  # remove gradients of a step that was launched after the failed one
     trainer.accumulate(step, batches.micro_batches(step))
     backward_order = reversed(list(trainer.model.named_parameters()))
     for order, (name, parameter) in enumerate(backward_order):

@@ -1,7 +1,8 @@
-"""Telling of each step while the next one runs.
+"""Reporting of each step while the next step runs.
 
-A GPU must have its next step before it is done with the last, so the loop launches a step and only then waits for the
-one before. What is made of a step (a checkpoint, a validation, a report) waits until it is known to be good.
+A GPU must have its next step queued before it finishes the current one. The loop therefore launches a step and only
+then waits for the previous one. Anything that uses a step (a checkpoint, a validation, a report) waits until the step
+is known to be good.
 """
 
 from collections.abc import Callable
@@ -11,26 +12,28 @@ import torch
 from crosscut.training.result import Moment, StepResult
 
 Tell = Callable[[StepResult, float], None]
-"""Function that receives the result of a good step and the seconds that the step took."""
+"""Function that receives the result of a good step and the seconds that the step took on the device."""
 
 
 class Follower:
-    """One step behind the device, until it is asked to catch up."""
+    """Launches steps and reports each one after the next has been launched, or when asked to catch up."""
 
     def __init__(self, tell: Tell, device: torch.device) -> None:
         self.tell, self.device = tell, device
         self.seconds = 0.0
-        """Seconds of all reported steps on the device, without the time between them."""
+        """Seconds of all reported steps on the device, without the time between steps."""
         self._running: tuple[Moment, StepResult] | None = None
 
     def launch(self, step: Callable[[], StepResult]) -> None:
-        """Let `step` launch a step, and tell of the one before. Raises what that one's result raises."""
+        """Call `step`, which launches a step, then report the previous step. Raises any error of the previous step's
+        result.
+        """
         launched = Moment(self.device), step()
         self.catch_up()
         self._running = launched
 
     def catch_up(self) -> None:
-        """Wait for the step that was launched last and tell of it. Raises what its result raises."""
+        """Wait for the step that was launched last and report it. Raises any error of its result."""
         if self._running is None:
             return
         (begin, result), self._running = self._running, None

@@ -1,9 +1,10 @@
-"""Who holds the memory when a step needs most of it.
+"""Account of memory during a step: which code holds the memory at the peak.
 
-An account is what is held before the step, and then every piece of memory that is taken and given back, in order. On
-the CPU a dispatch mode sees each tensor's storage come and go; on CUDA the caching allocator's own history tells, which
-also knows of compiled code and of what is no tensor. Memory is put down to the lines of this package that asked for it:
-the innermost one and the one in the next file outwards, such as `parallel/linear.py:38 < model/mlp.py:27`.
+An account lists the memory held before the step, then every allocation and release in order. On the CPU, a dispatch
+mode sees each tensor's storage come and go. On CUDA, the account comes from the caching allocator's own history, which
+also covers compiled code and memory that is not a tensor. Each allocation is attributed to the lines of this package
+that requested it: the innermost line, and the innermost line in another file, such as `parallel/linear.py:38 <
+model/mlp.py:27`. This text is called the holder.
 """
 
 import sys
@@ -23,26 +24,28 @@ from torch.utils._pytree import tree_leaves
 PACKAGE = Path(__file__).resolve().parents[2]
 _ELSEWHERE = "outside of crosscut"
 _NO_HOLDERS = {__file__, str(Path(__file__).with_name("profiling.py")), str(PACKAGE / "kernels" / "functions.py")}
-"""Files that watch, or that only call functions of other files."""
+"""Files that never count as holders: they only watch, or only call functions of other files."""
 
 
 @dataclass
 class Account:
-    """Memory as it was held, taken and given back."""
+    """Allocations and releases of memory, with the holder of each."""
 
     before: dict[int, tuple[int, str]] = field(default_factory=dict)
-    """Key of a piece to its bytes and its holder."""
+    """Memory held before the step: key of a block -> (bytes, holder)."""
     events: list[tuple[int, int, str]] = field(default_factory=list)
-    """Key, bytes (0: given back), holder."""
+    """Allocations and releases in order, as (key, bytes, holder). A release has 0 bytes."""
     names: dict[int, str] = field(default_factory=dict)
-    """Key to the holder of the last piece that had it, whoever asked for it."""
+    """Names that replace the holder of the last block with a given key."""
 
     def call(self, tensors: Iterable[Tensor], holder: str) -> None:
-        """Put what these tensors hold down to `holder`, from when it was taken. They must be the last to have it."""
+        """Attribute the memory of `tensors` to `holder`, from its allocation on. Call this while the tensors exist: a
+        later tensor may reuse their keys.
+        """
         self.names.update({_key(tensor): holder for tensor in _plain(tensors)})
 
     def peak(self) -> tuple[int, dict[str, int]]:
-        """The most bytes held at once, and by whom, the largest first."""
+        """Return the peak number of bytes, and the bytes of each holder at the peak, largest first."""
         before, events = self._by_name()
         live = dict(before)
         total = most = sum(size for size, _ in live.values())
@@ -64,7 +67,7 @@ class Account:
         return most, dict(sorted(held.items(), key=lambda item: -item[1]))
 
     def _by_name(self) -> tuple[dict[int, tuple[int, str]], list[tuple[int, int, str]]]:
-        """Memory held before and the events since, with holders by `names`."""
+        """Memory held before the step, and the events, with holders replaced by `names`."""
         names = dict(self.names)
         events = [(key, size, names.pop(key, holder) if size else holder) for key, size, holder in self.events[::-1]]
         before = {key: (size, names.get(key, holder)) for key, (size, holder) in self.before.items()}
@@ -72,7 +75,9 @@ class Account:
 
 
 def holder_of(frames: Iterable[tuple[str, int]]) -> str:
-    """The lines of this package among (file, line), innermost first, as a holder is called."""
+    """Return the holder for a stack of (file, line), innermost first: up to two lines of this package, in different
+    files.
+    """
     lines: list[tuple[str, int]] = []
     for file, line in frames:
         inside = file.startswith(f"{PACKAGE}/") and file not in _NO_HOLDERS
@@ -85,9 +90,9 @@ def holder_of(frames: Iterable[tuple[str, int]]) -> str:
 
 @contextmanager
 def account_of(named: Mapping[str, Iterable[Tensor]], device: torch.device) -> Iterator[Account]:
-    """Keep the account of what runs inside. `named` are the tensors that are held before, by what they are called.
+    """Record the memory of the code inside. `named` gives the tensors that exist before it, by holder.
 
-    On the CPU nothing inside may be compiled: what compiled code takes is seen by no dispatch mode.
+    On the CPU, the code inside must not be compiled: a dispatch mode does not see the memory of compiled code.
     """
     account = Account()
     names = {_key(tensor): name for name, tensors in named.items() for tensor in _plain(tensors)}
@@ -104,8 +109,8 @@ def account_of(named: Mapping[str, Iterable[Tensor]], device: torch.device) -> I
 
 @contextmanager
 def resizing_told_to(tell: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
-    """Inside, `tell` is called with every storage whose size Python changes: what sharding gathers comes and goes so,
-    without an operator.
+    """Inside, call `tell` with every storage that Python resizes. Sharding resizes the storage of gathered parameters
+    without calling an operator, so a dispatch mode does not see it.
     """
     storages: Any = torch.UntypedStorage
     plain = storages.resize_
@@ -123,7 +128,7 @@ def resizing_told_to(tell: Callable[[torch.UntypedStorage], None]) -> Iterator[N
 
 
 def _plain(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The local tensors with memory of their own."""
+    """Yield the local tensors that have memory."""
     for tensor in tensors:
         local: Any = getattr(tensor, "_local_tensor", tensor)
         if local.untyped_storage().nbytes():
@@ -131,13 +136,13 @@ def _plain(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def _key(tensor: Tensor) -> int:
-    """Key of a local tensor's memory, by which the account of its device tells pieces of memory apart."""
+    """Return the key of a local tensor's memory block: its address on CUDA, its storage's identity on the CPU."""
     storage = tensor.untyped_storage()
     return storage.data_ptr() if storage.device.type == "cuda" else storage._cdata
 
 
 class _StorageMode(TorchDispatchMode):
-    """Notes every new storage, and when it is gone."""
+    """Dispatch mode that notes every new storage and its release."""
 
     def __init__(self, account: Account) -> None:
         super().__init__()
@@ -151,9 +156,9 @@ class _StorageMode(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Let the operator run, and look at what it made."""
+        """Run the operator and note the storages of its results."""
         if any(hasattr(kind, "_local_tensor") or kind.__name__ == "DTensor" for kind in types):
-            return NotImplemented  # it comes again as operators on local tensors
+            return NotImplemented  # PyTorch calls again with the operators on local tensors
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and type(tensor).__name__ not in ("DTensor", "FakeTensor"):
@@ -161,7 +166,7 @@ class _StorageMode(TorchDispatchMode):
         return result
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Note that a storage has another size now."""
+        """Note that a storage has been resized."""
         self._note(storage, is_new_size=True)
 
     def _note(self, storage: torch.UntypedStorage, *, is_new_size: bool = False) -> None:
@@ -187,7 +192,7 @@ def _frames() -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def _history(device: torch.device, names: Mapping[int, str], account: Account) -> Iterator[None]:
-    """The caching allocator's account, read when it is over."""
+    """Record the caching allocator's history of the code inside, and put it into the account at the end."""
     torch.cuda.synchronize(device)
     torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=1_000_000, device=device)
     try:
@@ -201,10 +206,10 @@ def _history(device: torch.device, names: Mapping[int, str], account: Account) -
 
 
 def read_snapshot(snapshot: Mapping[str, Any], device: int, names: Mapping[int, str], account: Account) -> None:
-    """Turn the allocator's history and its state at the end into an account.
+    """Turn the allocator's history, and its state at the end, into an account.
 
-    `names` are holders by the address of their memory; a block that is older than the history and has no name is called
-    so.
+    `names` maps the address of a memory block to its holder. A block that is older than the history and has no name
+    gets the holder "held before the step".
     """
     taken: set[int] = set()
     given_back: dict[int, int] = {}

@@ -1,7 +1,8 @@
-"""Metrics of a running training: a progress bar, `metrics.jsonl` and TensorBoard.
+"""Metrics of a training run: a progress bar, `metrics.jsonl` and TensorBoard.
 
-Only the first rank writes; the other ranks hold a `Metrics` that does nothing. A run that resumes goes on in the same
-file, without the rows after the checkpoint that it resumed from; a step that was validated before keeps that row.
+Only the first rank writes; on the other ranks, `Metrics` does nothing. A resumed run appends to the same file, after
+removing the rows of steps after its checkpoint. The validation row of the checkpoint's step is kept and not written
+again.
 """
 
 import json
@@ -29,9 +30,10 @@ Value = float | int | str | None
 
 
 class Metrics:
-    """The metrics of one run; a context that closes its files.
+    """Metrics of one run. As a context manager, it closes its files.
 
-    `start` is the step that the run goes on from: rows of later steps, left by a run that was stopped, are dropped.
+    `start` is the step from which the run continues. Rows of later steps, written by an earlier start of the run, are
+    removed.
     """
 
     def __init__(self, folder: Path, *, num_steps: int, start: int, active: bool) -> None:
@@ -61,27 +63,27 @@ class Metrics:
                 self._board.close()
 
     def step(self, step: int, values: Mapping[str, Value]) -> None:
-        """Note the values of a training step; `step` counts the steps done."""
+        """Record the values of a training step. `step` is the number of steps done."""
         if self.active:
             self._write(step, values)
             self._display.step(step, values)
 
     def validation(self, step: int, *, loss: float, perplexity: float) -> None:
-        """Note a validation after `step` steps."""
+        """Record a validation after `step` steps."""
         if self.active:
             if step not in self._validated:
                 self._write(step, {"validation_loss": loss, "validation_perplexity": perplexity})
             self._display.line(f"step {step:>6}  validation loss {loss:.4f}  perplexity {perplexity:.2f}")
 
     def scores(self, step: int, figures: Mapping[str, float]) -> None:
-        """Note the figures of an evaluation after `step` steps."""
+        """Record the figures of an evaluation after `step` steps."""
         if self.active:
             self._write(step, figures)
             self._display.line(f"step {step:>6}  {in_a_line(figures)}")
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """The progress bar gives way to another one for as long as this lasts."""
+        """Inside, hide the progress bar so that another one can be shown."""
         if not self.active:
             yield
             return
@@ -98,7 +100,9 @@ class Metrics:
 
     @contextmanager
     def _disk_errors_told(self) -> Iterator[None]:
-        """A full disk costs rows of the metrics, not the run: whether that stops is for its checkpoints to decide."""
+        """Print disk errors instead of raising them. A full disk loses rows of the metrics but does not stop the run;
+        only a failed checkpoint may stop it.
+        """
         try:
             yield
         except OSError as error:
@@ -108,18 +112,20 @@ class Metrics:
 
 
 def _as_json(value: Value) -> Value:
-    """JSON has no infinities."""
+    """Replace NaN and infinity by None, because JSON has neither."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's `metrics.jsonl`."""
+    """Read the rows of a run's `metrics.jsonl`."""
     with (folder / METRICS_FILE).open(encoding="utf-8") as file:
         return [json.loads(line) for line in file if line.endswith("\n")]
 
 
 def _drop_after(path: Path, start: int) -> list[dict[str, Any]]:
-    """Leave in the file only the whole rows of at most `start` steps, none where that is 0, and return them."""
+    """Remove rows after step `start` and incomplete lines from the file, or all rows if `start` is 0. Returns the rows
+    that are left.
+    """
     rows = read_metrics(path.parent) if start and path.exists() else []
     kept = [row for row in rows if row["step"] <= start]
     write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
@@ -127,14 +133,14 @@ def _drop_after(path: Path, start: int) -> list[dict[str, Any]]:
 
 
 def _scale(value: Mapping[str, float]) -> str:
-    """A loss scale, where one is in use, and whether its step was skipped."""
+    """Text for the loss scale of a step and whether the step was skipped; empty without a loss scale."""
     if "loss_scale" not in value:
         return ""
     return f"scale {value['loss_scale']:g}{' (skipped)' if value['skipped'] else ''}  "
 
 
 class _Display:
-    """A progress bar on a terminal; elsewhere, such as in a log file, a line every ten seconds."""
+    """Progress bar on a terminal. Elsewhere, such as in a log file, one line every ten seconds."""
 
     def __init__(self, num_steps: int, start: int) -> None:
         self.console = Console()
@@ -142,7 +148,7 @@ class _Display:
         self._last_line = time.monotonic()
         self._start, self._began = start, time.monotonic()
         self._bar = Progress(
-            # One text, so that on a narrow terminal its end gives way and neither the step nor the time left does.
+            # One column, so that a narrow terminal cuts off its end and keeps the step and the time left.
             TextColumn("{task.fields[told]}", table_column=Column(no_wrap=True)),
             BarColumn(bar_width=None, table_column=Column(ratio=1)),
             console=self.console,
@@ -171,7 +177,7 @@ class _Display:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Two bars on one terminal would write over each other, so this one goes without a trace and comes back."""
+        """Hide this bar and show it again afterwards: two bars on one terminal would overwrite each other."""
         self._bar.live.transient = True
         self._bar.stop()
         self._bar.live.transient = False

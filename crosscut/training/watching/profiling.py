@@ -1,8 +1,8 @@
-"""`crosscut train --profile`: where the time of a step goes, and who holds its memory.
+"""Profile of a few steps (`crosscut train --profile`): the time of each operator, and the holders of the memory.
 
-After two steps of warm-up the first rank records three steps with `torch.profiler` and keeps an account of the memory
-of one more; then the run goes on as it was. What is computed is the same, only slower in these steps. A recorded step
-begins and ends with nothing left to do on the device. Every other rank only notes how long the same steps took it.
+After two warm-up steps, the first rank records three steps with `torch.profiler` and the memory of one more step. The
+run then continues normally. The recorded steps compute the same results, only more slowly. The device is idle at the
+start and at the end of each recorded step. All other ranks only measure how long their steps took.
 """
 
 import gzip
@@ -43,26 +43,26 @@ _TOLD = 10
 """Number of operators and of holders in the printed tables."""
 
 _COMPILED_GRAPH = re.compile(r"## Call CompiledFxGraph \w+ ##")
-"""PyTorch's name for a compiled graph, with a hash of its code."""
+"""PyTorch's name for a compiled graph, which contains a hash of its code."""
 
 
 @dataclass
 class Profile:
-    """Result of profiling, as `profile.json` holds it."""
+    """Result of profiling, as `profile.json` stores it."""
 
     steps: list[Shares]
     """Shares of each recorded step on the first rank."""
     operators: list[dict[str, Any]]
-    """Name, calls and milliseconds per step, the longest first; of kernels on a GPU."""
+    """Name, calls and milliseconds per step of each operator (on a GPU: of each kernel), longest first."""
     peak_bytes: int
     holders: dict[str, int]
-    """Bytes at the peak of a step, by who holds them, the largest first."""
+    """Bytes of each holder at the peak of a step, largest first."""
     seconds_of_ranks: list[list[float]] = field(default_factory=list)
     """Seconds of each recorded step, by rank."""
 
 
 class Profiler:
-    """Enclose every step by `around`; the steps that are to be recorded are, the others pass."""
+    """Profiles the first steps after the warm-up. Every step of the run must run inside `around`."""
 
     def __init__(self, trainer: Trainer, folder: Path) -> None:
         self.trainer, self.mesh, self.folder = trainer, trainer.mesh, folder / PROFILE_FOLDER
@@ -73,7 +73,7 @@ class Profiler:
 
     @contextmanager
     def around(self, step: int) -> Iterator[None]:
-        """Inside, a step of the trainer is done. Steps count on from the first one that comes."""
+        """Run one step of the trainer inside. The first call counts as the first step of the warm-up."""
         self._first = step if self._first is None else self._first
         index = step - self._first - WARM_UP_STEPS
         if 0 <= index < RECORDED_STEPS:
@@ -89,7 +89,7 @@ class Profiler:
     @contextmanager
     def _recorded(self, step: int, *, last: bool) -> Iterator[None]:
         if self.mesh.is_first_rank and self._recorder is None:
-            # It has one cycle; without `acc_events` PyTorch 2.11 warns that it keeps no other's events.
+            # Only one cycle is recorded; `acc_events` stops PyTorch 2.11 from warning that it drops earlier cycles.
             self._recorder = torch.profiler.profile(activities=_activities(self.mesh), acc_events=True)
             self._recorder.start()
         synchronize(self.mesh.device)
@@ -107,7 +107,7 @@ class Profiler:
             yield
             return
         if self.mesh.device.type == "cpu" and self.trainer.compiler is not None:
-            yield  # what compiled code takes on the CPU is not seen
+            yield  # a dispatch mode does not see the memory of compiled code on the CPU
             self._profile = _profile_of(self._recorder, Account(), self._write_trace())
             return
         optimizer = self.trainer.optimizer
@@ -119,7 +119,9 @@ class Profiler:
 
     @contextmanager
     def _before_the_update(self, account: Account) -> Iterator[None]:
-        """Inside, gradients are called so when the optimizer is given them: a step begins and ends without any."""
+        """Inside, name the holder of gradients "gradients" as soon as the optimizer runs. No gradients exist at the
+        start or end of a step.
+        """
 
         def call_gradients(*_: Any) -> None:
             account.call((p.grad for p in self.trainer.parameters if p.grad is not None), "gradients")
@@ -131,7 +133,9 @@ class Profiler:
             handle.remove()
 
     def _finish(self) -> None:
-        """Gather the ranks' seconds; write and print on the first. All ranks get here in the same step."""
+        """Gather the seconds of all ranks; the first rank writes and prints the profile. All ranks call this in the
+        same step.
+        """
         seconds = gather_to_first(self._seconds)
         self._recorder = None
         if self._profile is None or seconds is None:
@@ -142,7 +146,7 @@ class Profiler:
         print_profile(self._profile, self.folder, Console())
 
     def _write_trace(self) -> list[dict[str, Any]]:
-        """Write the trace for Perfetto; its events."""
+        """Write the trace for Perfetto and return its events."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.folder) as temporary:
             plain, packed = Path(temporary) / "trace.json", Path(temporary) / TRACE_FILE
@@ -155,12 +159,12 @@ class Profiler:
 
 
 def require_steps(num_left: int) -> None:
-    """Raise `ConfigError` where a run has fewer steps left than a profile takes."""
+    """Raise `ConfigError` if a run has fewer steps left than a profile needs."""
     needed = WARM_UP_STEPS + RECORDED_STEPS + 1
     if num_left < needed:
         raise ConfigError(
-            f"`training.steps` must leave at least {needed} steps to do with --profile, but leaves {num_left}. Train "
-            "for more steps, or leave out --profile."
+            f"`training.steps` must leave at least {needed} steps for --profile, but leaves {num_left}. Train for more "
+            "steps, or remove --profile."
         )
 
 
@@ -176,7 +180,7 @@ def _profile_of(recorder: Any, account: Account, events: list[dict[str, Any]]) -
 
 
 def _operators(events: Any) -> list[dict[str, Any]]:
-    """Operators inside the recorded steps, the longest first; only kernels where there are any."""
+    """Return the operators inside the recorded steps, longest first; on a GPU, only the kernels."""
     steps = [e.time_range for e in events if e.name.startswith(STEP_NAME) and e.device_type == DeviceType.CPU]
     inside = [
         e
@@ -199,7 +203,7 @@ def _operators(events: Any) -> list[dict[str, Any]]:
 
 
 def print_profile(profile: Profile, folder: Path, console: Console) -> None:
-    """Print the shares of each step, the longest operators and the largest holders."""
+    """Print the shares of each step, the longest operators and the largest holders of memory."""
     shares = _table("step", "seconds", "compute", "overlapped", "communication", "idle")
     for step in profile.steps:
         parts = (step.compute, step.overlapped, step.communication, step.idle)
@@ -218,7 +222,7 @@ def print_profile(profile: Profile, folder: Path, console: Console) -> None:
     if profile.holders:
         console.print(_holders(profile))
     else:
-        console.print("holders of memory: not seen where layers are compiled for the CPU (training.compile=off)\n")
+        console.print("holders of memory: not known for layers compiled for the CPU (try training.compile=off)\n")
     text = f"{folder}/: {TRACE_FILE} (open it at ui.perfetto.dev), {FIGURES_FILE}"
     console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""Report of a run for people: a plot of its losses, a sample of its text, a summary."""
+"""Report of a finished run: a plot of its losses, a sample of its text and a summary."""
 
 import io
 import json
@@ -33,12 +33,14 @@ SUMMARY_FILE = "summary.json"
 
 
 def write_report(run: RunConfig, model: GPT, tokens: TokenFolder, outcome: Outcome) -> None:
-    """Sample a text on all ranks, where one is asked for; on the first, write the files and print the summary."""
+    """Generate the sample text on all ranks, if the run asks for one. The first rank writes the files and prints the
+    summary. Every rank must call this.
+    """
     folder = Path(run.output.folder)
     text = ""
     if run.output.sample_tokens:
         sampling = Sampling(num_tokens=run.output.sample_tokens, seed=run.training.seed)
-        with uncompiled(model):  # every token makes the text longer, which would need a graph of its own
+        with uncompiled(model):  # each token lengthens the text, and each length would need its own compiled graph
             begin = begin_of_run(run, tokens.path)
             text = continue_text(model, tokens, run.output.sample_prompt, sampling, begin_of_text=begin)
     if not model.mesh.is_first_rank:
@@ -52,7 +54,7 @@ def write_report(run: RunConfig, model: GPT, tokens: TokenFolder, outcome: Outco
 
 
 def summarize(run: RunConfig, outcome: Outcome) -> dict[str, Any]:
-    """The figures of a run, as `summary.json` holds them."""
+    """Figures of a run, as `summary.json` stores them."""
     steps = run.training.steps - outcome.first_step
     rates = outcome.throughput.rates(outcome.seconds / steps) if steps and outcome.seconds else {}
     return {
@@ -76,7 +78,7 @@ def summarize(run: RunConfig, outcome: Outcome) -> dict[str, Any]:
 
 
 def plot_losses(folder: Path) -> None:
-    """Draw the training and validation losses of a run's `metrics.jsonl` into `loss.png`."""
+    """Plot the training and validation losses of a run's `metrics.jsonl` to `loss.png`."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -106,7 +108,9 @@ def plot_losses(folder: Path) -> None:
 
 
 def _smoothed(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Each point's mean with those before it, a twentieth of all, fewer at the start where the loss falls fast."""
+    """Average each point with the points before it: with a twentieth of all points, and with fewer at the start, where
+    the loss falls fast.
+    """
     means = []
     for i in range(len(points)):
         near = points[i - min(i // 4, len(points) // 20) : i + 1]
@@ -115,7 +119,7 @@ def _smoothed(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def print_summary(run: RunConfig, summary: dict[str, Any], text: str, console: Console) -> None:
-    """Print what the run came to, where its files are and what to type next."""
+    """Print the results of the run, the paths of its files and commands to type next."""
     if text:
         console.print(Panel(Text(text), title="sample", title_align="left", padding=(1, 2), style="dim"))
     table = Table.grid(padding=(0, 3))
@@ -163,12 +167,12 @@ _RATES = ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"))
 
 
 def _short(number: float, letters: tuple[tuple[float, str], ...]) -> str:
-    """A number as people say it: 812k, 2.6M, 8.3B."""
+    """Format a number with three digits and a unit letter, such as 812k, 2.6M or 8.3B."""
     size, letter = next(((size, letter) for size, letter in letters if number >= size), (1.0, ""))
     return f"{number / size:.3g}{letter}"
 
 
 def typed_command() -> str:
-    """Command that started Crosscut, so that the next command can be pasted."""
+    """Command as the user typed it, so that suggested commands can be pasted."""
     typed = Path(sys.argv[0])
     return "python -m crosscut" if typed.name == "__main__.py" else shlex.quote(str(typed))

@@ -1,6 +1,6 @@
-"""Throughput of a run, in tokens and in model FLOP/s, against a named peak.
+"""Throughput of a run, in tokens/s and in model FLOP/s, and its share of a named peak.
 
-The FLOPs are the planner's formula, so forecast and report cannot differ.
+FLOPs are counted with the planner's formula, so the forecast and the report cannot differ.
 """
 
 import time
@@ -16,14 +16,16 @@ from crosscut.planner import find_hardware, model_flops_per_token
 from crosscut.training.precision import compute_dtype
 
 _WARM_UP = 2
-"""Number of matrix products before those that count against the time."""
+"""Number of matrix products that are run before the time budget starts."""
 _SECONDS_TO_MEASURE = 0.1
-"""A CPU without instructions for float16 takes a tenth of a second for one product of 512 rows."""
+"""Time budget of the measurement. A CPU without float16 instructions takes a tenth of a second for one product of 512
+rows.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """The matrix rate that utilisation is measured against."""
+    """Peak matrix rate that utilisation is measured against."""
 
     name: str
     flops_per_second: float
@@ -32,7 +34,7 @@ class Peak:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """Turns the seconds of a step into rates."""
+    """Conversion of seconds per step into rates."""
 
     tokens_per_step: int
     flops_per_token: float
@@ -40,7 +42,9 @@ class Throughput:
 
     @classmethod
     def of(cls, run: ResolvedRun, mesh: ParallelMesh) -> "Throughput":
-        """Make the throughput of a run's steps. Every rank calls this, since the ranks measure a peak together."""
+        """Make the throughput of a run's steps. Every rank must call this, because the ranks measure the peak rate
+        together.
+        """
         length = run.training.sequence_length
         return cls(
             tokens_per_step=run.training.batch_size * length,
@@ -49,7 +53,7 @@ class Throughput:
         )
 
     def rates(self, seconds: float) -> dict[str, float]:
-        """Tokens per second, model FLOP/s and utilisation of a step that took `seconds`."""
+        """Return tokens per second, model FLOP/s and utilisation (0 to 1) of a step that took `seconds`."""
         tokens_per_second = self.tokens_per_step / seconds
         flops_per_second = tokens_per_second * self.flops_per_token
         return {
@@ -61,7 +65,9 @@ class Throughput:
 
 
 def find_peak(precision: str, mesh: ParallelMesh) -> Peak:
-    """The published dense peak where every rank's GPU is known, else the matrix rate measured on all ranks at once."""
+    """Return the published dense peak of all ranks' GPUs. If any GPU is unknown, or on CPUs, return the matrix rate
+    measured on all ranks at the same time. Every rank must call this.
+    """
     published = from_all_ranks(_published_peak(precision, mesh.device), mesh)
     known = [peak for peak in published if peak is not None]
     if len(known) == len(published):
@@ -83,8 +89,8 @@ def _published_peak(precision: str, device: torch.device) -> tuple[str, float] |
 
 @torch.no_grad()
 def measure_matrix_rate(device: torch.device, dtype: torch.dtype, *, size: int = 0, repeats: int = 10) -> float:
-    """FLOP/s of a square matrix product on this rank's device, as a layer calls it: the best of `repeats`, or of as
-    many as fit in the time that a run's start may take for it.
+    """Measure the FLOP/s of a square matrix product on this rank's device. Returns the best of at most `repeats`
+    measurements, which stop after `_SECONDS_TO_MEASURE`. 0 for `size` means 8192 on CUDA and 512 on CPUs.
     """
     size = size or (8192 if device.type == "cuda" else 512)
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
@@ -103,6 +109,6 @@ def measure_matrix_rate(device: torch.device, dtype: torch.dtype, *, size: int =
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the device to have done what it was given."""
+    """Wait until the device has finished all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,12 +1,12 @@
-"""Shares of a step in a profiler's trace: computation, communication and neither.
+"""Shares of a step in a profiler's trace: computation, communication, overlap and idle time.
 
-A trace is the file that `torch.profiler` writes for Perfetto. On a GPU the kernels count, on a CPU the operators of
-the thread that trains (the autograd engine's work is on it, too) and the communication beside that thread. With C the
-time in which something computes and K the time in which something is sent:
+A trace is the file that `torch.profiler` writes for Perfetto. On a GPU, the kernels are counted. On a CPU, the
+operators of the training thread are counted (the autograd engine runs on the same thread), and the communication on all
+threads. C is the time during which something is computed, and K the time during which something is sent:
 
     compute = C without K     overlapped = C and K     communication = K without C     idle = neither
 
-so the four add up to the step.
+The four shares add up to the step.
 """
 
 import re
@@ -26,7 +26,7 @@ _COMPUTING_OPERATOR = re.compile(r"(aten|mkldnn|inductor|prims)::|Torch-Compiled
 
 
 class Shares(NamedTuple):
-    """Shares of one step, counted from 1."""
+    """Shares of one step. Steps count from 1; each share is a fraction of the step's time, from 0 to 1."""
 
     step: int
     seconds: float
@@ -37,7 +37,7 @@ class Shares(NamedTuple):
 
 
 def shares_of_steps(events: Sequence[Event]) -> list[Shares]:
-    """The shares of every step in a trace's events, in order."""
+    """Return the shares of every step in a trace's events, in order."""
     whole = [e for e in events if e.get("ph") == "X"]
     steps = [e for e in whole if str(e["name"]).startswith(STEP_NAME) and e.get("cat") == "user_annotation"]
     on_gpu = any(e.get("cat") in _KERNELS for e in whole)
@@ -72,7 +72,9 @@ def _kernels(events: Iterable[Event]) -> tuple[list[Span], list[Span]]:
 
 
 def _operators(events: Iterable[Event], thread: Any) -> tuple[list[Span], list[Span]]:
-    """Operators on the CPU; work inside an operator that sends, such as a copy, is communication."""
+    """Split the CPU operators into computing and sending spans. Operators inside a sending operator, such as a copy,
+    count as communication.
+    """
     computing, sending, sending_here = [], [], []
     for event in events:
         name = str(event["name"])
@@ -86,7 +88,7 @@ def _operators(events: Iterable[Event], thread: Any) -> tuple[list[Span], list[S
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """The same time in spans that neither touch nor overlap, in order."""
+    """Merge spans that touch or overlap. Returns disjoint spans in order that cover the same time."""
     joined: list[Span] = []
     for start, end in sorted(spans):
         if joined and start <= joined[-1][1]:
@@ -97,7 +99,7 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 def _without(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
-    """Parts of the spans outside of the holes; both as `union` gives them."""
+    """Return the parts of `spans` outside `holes`. Both must be disjoint and in order, as `union` returns them."""
     left = []
     next_hole = 0
     for start, end in spans:

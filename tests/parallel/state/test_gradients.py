@@ -299,8 +299,8 @@ def _backward_twice() -> None:
 
 def test_a_second_backward_pass_after_the_armed_one_is_refused(ranks: RankPool) -> None:
     message = (
-        r"^`GradientReducer.arm` must be followed by one backward pass and `finish`, but a second one has begun when "
-        r"gradients were sent already. Arm the last backward pass of a step only.$"
+        r"^`GradientReducer.arm` must be followed by one backward pass and `finish`, but a second backward pass has "
+        r"begun after gradients were sent. Arm the last backward pass of a step only.$"
     )
     with pytest.raises(RuntimeError, match=message):
         ranks.run(2, _backward_twice)
@@ -342,8 +342,9 @@ def _switch() -> None:
 
 def test_a_partial_gradient_that_one_data_rank_lacks_is_refused(ranks: RankPool) -> None:
     message = (
-        "^Under sequence parallelism a parameter that every rank holds whole must be used on all data ranks or on "
-        r"none, but one of shape \(8,\) was used on some. Let every rank use it, if with weight zero.$"
+        "^Under sequence parallelism, a parameter that every rank holds whole must be used on all data ranks or on "
+        r"none, but a parameter of shape \(8,\) was used on some only. Use it on every rank, if necessary with weight "
+        r"zero.$"
     )
     with pytest.raises(RuntimeError, match=message):
         ranks.run(4, _switch)

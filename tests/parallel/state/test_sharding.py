@@ -100,7 +100,7 @@ def _train_unshared() -> None:
 
 
 def test_a_model_that_is_not_shared_as_its_mesh_says_is_refused(ranks: RankPool) -> None:
-    with pytest.raises(LayoutError, match="must be sharded as its mesh says before it is trained, but this one is not"):
+    with pytest.raises(LayoutError, match="must be sharded before it is trained on a mesh that shards, but this model"):
         ranks.run(2, _train_unshared)
 
 
@@ -133,7 +133,7 @@ def _reduce_shares_as_copies() -> None:
 
 
 def test_buckets_of_whole_gradients_are_refused_where_they_are_shared(ranks: RankPool) -> None:
-    with pytest.raises(LayoutError, match="must have a mesh on which every data rank holds a whole copy, but this one"):
+    with pytest.raises(LayoutError, match="needs a mesh on which every data rank holds a whole copy, but this mesh"):
         ranks.run(2, _reduce_shares_as_copies)
 
 
@@ -161,8 +161,8 @@ def test_a_buffer_without_values_is_refused(ranks: RankPool) -> None:
     with pytest.raises(LayoutError) as error:
         ranks.run(2, _mask_after_sharding, "meta")
     assert str(error.value) == (
-        "`mask` must have its values before the model is sharded, but is a buffer on `meta`. Make it on the mesh's "
-        "`device`."
+        "`mask` must have its values before the model is sharded, but is a buffer on `meta`. Create it on the "
+        "mesh's `device`."
     )
 
 
@@ -175,7 +175,7 @@ def _shard_with_an_older_torch() -> None:
 
 
 def test_an_older_torch_must_be_told_that_all_is_used(ranks: RankPool) -> None:
-    with pytest.raises(LayoutError, match=r"must be `always_used` with PyTorch before 2\.12, which sums wrongly"):
+    with pytest.raises(LayoutError, match=r"must be `always_used` with PyTorch before 2\.12, which sums gradients"):
         ranks.run(2, _shard_with_an_older_torch)
 
 

@@ -208,8 +208,8 @@ def changed_between(run) -> str:
 def test_an_input_that_was_changed_before_it_is_needed_again_is_an_error(ranks, run_with):
     told = ranks.run(1, changed_between, run_with('training.recompute="operators"', "model.dropout=0.0"))[0]
     assert told == (
-        'A layer\'s activations must not be changed in place under training.recompute="operators", but one was between '
-        "the forward and the backward pass. Change a copy."
+        'A layer\'s activations must not be changed in place under training.recompute="operators", but an activation '
+        "was changed between the forward and the backward pass. Change a copy instead."
     )
 
 

@@ -327,8 +327,8 @@ def watched_by_a_mode(run: RunConfig, layers: bool) -> str:
 @pytest.mark.parametrize("what", ["A layer", "The loss"])
 def test_what_would_run_uncompiled_is_an_error(ranks: RankPool, run_with: Any, what: str) -> None:
     assert ranks.run(1, watched_by_a_mode, run_with(ON, "model.dropout=0.0"), what == "A layer")[0] == (
-        f"{what} must run as compiled code (`training.compile`), but does not: PyTorch has run it uncompiled. Set "
-        'training.compile="off", or look at what TORCH_LOGS=graph_breaks,recompiles prints.'
+        f"{what} must run as compiled code (`training.compile`), but does not: PyTorch ran it uncompiled. Set "
+        'training.compile="off", or look at the output of TORCH_LOGS=graph_breaks,recompiles.'
     )
 
 
@@ -376,13 +376,15 @@ def test_a_machine_without_a_compiler_is_refused_before_the_start(run_with: Any)
     with torch._dynamo.config.patch(disable=True), pytest.raises(ConfigError) as error:
         require_compilation(resolve_on(run, CPU), CPU)
     assert str(error.value) == (
-        '`training.compile` must be "auto" or "off" here, but is "on": compilation is turned off by '
-        "TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE in the environment. Change that, or set "
+        '`training.compile` must be "auto" or "off" here, but is "on": TORCH_COMPILE_DISABLE or '
+        "TORCHDYNAMO_DISABLE in the environment turns compilation off. Change that, or set "
         'training.compile="auto".'
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHDYNAMO_DISABLE", "1")
-        with pytest.raises(ConfigError, match="turned off by TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE"):
+        with pytest.raises(
+            ConfigError, match="TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE in the environment turns compilation off"
+        ):
             require_compilation(resolve_on(run, CPU), CPU)
     with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
         with pytest.raises(ConfigError, match=r"there is no C\+\+ compiler for the CPU's kernels"):
@@ -403,6 +405,6 @@ def test_attention_that_keeps_its_scores_on_a_gpu_is_not_compiled_where_they_are
         if not dtype:
             require_compilation(resolve_on(run, device), device)
             return
-        with pytest.raises(ConfigError, match=f"attention in {dtype} keeps its scores on this GPU, which training"):
+        with pytest.raises(ConfigError, match=f"attention in {dtype} keeps its scores on this GPU, but training"):
             require_compilation(resolve_on(run, device), device)
         require_compilation(resolve_on(replace(run, training=replace(run.training, recompute="full")), device), device)

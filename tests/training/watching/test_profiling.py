@@ -87,6 +87,6 @@ def test_run_with_too_few_steps_for_a_profile_is_refused():
     with pytest.raises(ConfigError) as error:
         require_steps(5)
     assert str(error.value) == (
-        "`training.steps` must leave at least 6 steps to do with --profile, but leaves 5. Train for more steps, "
-        "or leave out --profile."
+        "`training.steps` must leave at least 6 steps for --profile, but leaves 5. Train for more steps, or "
+        "remove --profile."
     )
