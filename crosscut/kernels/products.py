@@ -142,8 +142,9 @@ def product_in(buffer: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, *, is_first: bool = False) -> None:
-    """Add a product in place: total [M, K] += a [M, N] @ b [N, K]. With `is_first`, overwrite: total = a @ b. `total` may
-    have a wider type than the factors.
+    """Add a product in place: total [M, K] += a [M, N] @ b [N, K]. With `is_first`, overwrite: total = a @ b.
+
+    `total` may have a wider type than the factors.
     """
     if total.dtype == a.dtype and onednn.suits(a, b.t()):
         onednn.add_product(total, a, b, is_first=is_first)

@@ -110,47 +110,57 @@ class Plans:
 
 
 def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
-    """Plan `run`, whose own layout does not matter, on `num_ranks` devices.
+    """Plan `run` on this many devices. The layout of `run` itself does not matter.
 
-    Raises `ConfigError` where there is nothing to choose from: no devices, a precision that they do not have, a batch
-    that is too small or cannot be split.
+    Raises `ConfigError` if there is nothing to choose from: no devices, a precision that the devices do not have, or a
+    batch that is too small or cannot be split.
     """
-    if num_ranks < 1:
-        raise ConfigError(f"`--gpus` must be at least 1, but is {num_ranks}.")
-    if num_ranks > _MOST_RANKS:
-        raise ConfigError(f"`--gpus` must be at most {_MOST_RANKS:,}, but is {num_ranks:,}. Take fewer.")
-    if hardware.network is None and num_ranks > hardware.ranks_per_node:
-        raise ConfigError(
-            f"`--gpus` must be at most the {hardware.ranks_per_node} of one node of {hardware.name}, for which no "
-            f"network is known, but is {num_ranks}. Take fewer, or add a section [network] to a file of it."
-        )
+    _require_ranks(hardware, num_ranks)
     run = resolve(run, device=hardware.device, precision=hardware.fast_precision).config
     require_precision(run, hardware)
     require_device(run, hardware)
     if run.layout.symmetric_memory and hardware.device == "cpu":
         raise LayoutError(
-            f"`layout.symmetric_memory` must be false for {hardware.name}, but is true: it is of GPUs. Leave it out."
+            f"`layout.symmetric_memory` must be false for {hardware.name}, but is true: it needs GPUs. Leave it out."
         )
     tensors = [tensor for tensor in divisors(num_ranks) if not _reason_against_tensor(run.model, tensor)]
     _require_batch(run, num_ranks, max(tensors))
     rejected = _impossible(run, num_ranks)
+    forbidden = {entry.candidate.layout.tensor for entry in rejected}
     speed = Speed(hardware, run.training.precision, ranks=num_ranks)
     fitting: list[Plan] = []
-    forbidden = {entry.candidate.layout.tensor for entry in rejected}
     for tensor in (tensor for tensor in tensors if tensor not in forbidden):
         layouts = list(_layouts(run, hardware, tensor, num_ranks // tensor))
         rejected += _not_compilable(run, layouts)
         for candidate in _candidates(run, hardware, layouts):
-            memory = forecast_memory(candidate, device=hardware.device, capability=hardware.capability)
-            if reason := _reason_against_memory(candidate, memory, hardware):
-                rejected.append(Rejected(candidate=candidate, reason=reason, needed=memory.total))
-                continue
-            time = step_time(candidate, hardware, speed=speed)
-            fitting.append(Plan(candidate=candidate, memory=memory, time=time, peak=speed.stated_peak))
+            found = _plan(candidate, hardware, speed)
+            fitting.append(found) if isinstance(found, Plan) else rejected.append(found)
     if not fitting and max(tensors) == 1 < num_ranks:
         raise LayoutError(_nothing_cuts(run.model, hardware, num_ranks))
     fitting.sort(key=lambda plan: (plan.time.total, plan.memory.total))
     return Plans(asked=run, hardware=hardware, num_ranks=num_ranks, fitting=tuple(fitting), rejected=tuple(rejected))
+
+
+def _require_ranks(hardware: Hardware, num_ranks: int) -> None:
+    if num_ranks < 1:
+        raise ConfigError(f"`--gpus` must be at least 1, but is {num_ranks}.")
+    if num_ranks > _MOST_RANKS:
+        raise ConfigError(f"`--gpus` must be at most {_MOST_RANKS:,}, but is {num_ranks:,}. Use fewer.")
+    if hardware.network is None and num_ranks > hardware.ranks_per_node:
+        raise ConfigError(
+            f"`--gpus` must be at most {hardware.ranks_per_node}, the number in one node of {hardware.name}, because "
+            f"the file of this device describes no network, but is {num_ranks}. Use fewer, or add a section [network] "
+            "to a device file of your own."
+        )
+
+
+def _plan(candidate: Candidate, hardware: Hardware, speed: Speed) -> Plan | Rejected:
+    """Plan of a candidate, which is timed only if it fits into memory."""
+    memory = forecast_memory(candidate, device=hardware.device, capability=hardware.capability)
+    if reason := _reason_against_memory(candidate, memory, hardware):
+        return Rejected(candidate=candidate, reason=reason, needed=memory.total)
+    time = step_time(candidate, hardware, speed=speed)
+    return Plan(candidate=candidate, memory=memory, time=time, peak=speed.stated_peak)
 
 
 def _not_compilable(run: RunConfig, layouts: list[Layout]) -> Iterator[Rejected]:

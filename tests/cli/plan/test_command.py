@@ -56,7 +56,7 @@ def test_symmetric_memory_is_told_with_the_layouts_that_have_it() -> None:
     assert {plan["symmetric_memory"] for plan in plans if plan["sequence_parallel"]} == {True}
     told = message("plan", "--model", "1.2B", "--gpu", "laptop", *SYMMETRIC)
     assert told == (
-        "`layout.symmetric_memory` must be false for a laptop's processor, but is true: it is of GPUs. Leave it out."
+        "`layout.symmetric_memory` must be false for a laptop's processor, but is true: it needs GPUs. Leave it out."
     )
 
 
@@ -155,7 +155,7 @@ MISTAKES = [
     (("--gpus", "0"), "`--gpus` must be at least 1, but is 0."),
     (
         ("--gpus", "9007199254740993"),
-        "`--gpus` must be at most 100,000,000, but is 9,007,199,254,740,993. Take fewer.",
+        "`--gpus` must be at most 100,000,000, but is 9,007,199,254,740,993. Use fewer.",
     ),
     (
         ("training.device=cpu",),
@@ -176,8 +176,8 @@ MISTAKES = [
     (
         ("--gpu", "laptop"),
         (
-            "`--gpus` must be at most the 8 of one node of a laptop's processor, for which no network is known, but is "
-            "512. Take fewer, or add a section [network] to a file of it."
+            "`--gpus` must be at most 8, the number in one node of a laptop's processor, because the file of this device "
+            "describes no network, but is 512. Use fewer, or add a section [network] to a device file of your own."
         ),
     ),
     (("--tokens", "many"), "`--tokens` must be a number above 0 such as 300B or 1.5T, but is `many`."),
