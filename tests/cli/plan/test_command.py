@@ -177,7 +177,8 @@ MISTAKES = [
         ("--gpu", "laptop"),
         (
             "`--gpus` must be at most 8, the number in one node of a laptop's processor, because the file of this "
-            "device describes no network, but is 512. Use fewer, or add a section [network] to a device file of your own."
+            "device describes no network, but is 512. Use fewer, or add a section [network] to a device file of your "
+            "own."
         ),
     ),
     (("--tokens", "many"), "`--tokens` must be a number above 0 such as 300B or 1.5T, but is `many`."),
