@@ -5,7 +5,7 @@ Where the fault would change the uncut model as well, it is planted in the cut o
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -15,9 +15,11 @@ from torch import Tensor, fx, nn
 from torch.autograd import Function
 from torch.distributed.fsdp import FSDPModule
 
+from crosscut.architecture import GatedMLP
 from crosscut.config import IGNORED, Layout
 from crosscut.config.model import FeedForward
-from crosscut.model import attention, gpt, mlp
+from crosscut.model import attention, block, gated_mlp, gpt, mlp
+from crosscut.model.building import Builder
 from crosscut.parallel import (
     GradientReducer,
     LayerNorm,
@@ -480,6 +482,28 @@ def recomputed_otherwise(patch: Patch) -> None:
     gelu = mlp.ACTIVATIONS[FeedForward.GELU]
     otherwise = {FeedForward.GELU: lambda x: F.relu(x) if linear.is_recomputing() else gelu(x)}
     patch.setattr(mlp, "ACTIVATIONS", otherwise)
+
+
+# --- layers that differ, and parts of their own ----------------------------------------------------------------------
+
+
+@fault("a gate has another layer's activation", "blocks.1.mlp.contract", mlp_pattern=["swiglu", "geglu"])
+def gate_of_another_layer(patch: Patch) -> None:
+    def of_first_layer(part: GatedMLP, build: Builder) -> nn.Module:
+        is_cut = build.mesh.tensor.size > 1
+        return gated_mlp.GatedMLP(replace(part, kind=FeedForward.SWIGLU) if is_cut else part, build)
+
+    patch.setattr(block, "GatedMLP", of_first_layer)
+
+
+@fault(
+    "a layer norm of heads takes its gradient for whole",
+    "blocks.1.attention.key_norm",
+    qk_norm=True,
+    qk_norm_kind="layer",
+)
+def head_norm_taken_for_whole(patch: Patch) -> None:
+    patch.setattr(norm, "local_inside", local)
 
 
 @fault("a compiled layer has another activation", "blocks.0", SPLIT, training={"compile": "on"})
