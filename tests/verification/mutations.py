@@ -487,7 +487,7 @@ def recomputed_otherwise(patch: Patch) -> None:
 # --- layers that differ, and parts of their own ----------------------------------------------------------------------
 
 
-@fault("a gate has another layer's activation", "blocks.1.mlp.contract", mlp_pattern=["swiglu", "geglu"])
+@fault("a gate has another layer's activation", "blocks.1.mlp", mlp_pattern=["swiglu", "geglu"])
 def gate_of_another_layer(patch: Patch) -> None:
     def of_first_layer(part: GatedMLP, build: Builder) -> nn.Module:
         is_cut = build.mesh.tensor.size > 1
