@@ -1,4 +1,4 @@
-"""The way into the ranks of a run and out of them: starting or joining processes, signals, allocator settings."""
+"""Start and end of the ranks of a run: starting or joining processes, signals, and settings of the memory allocator."""
 
 from crosscut.launch.door import Done, Ranks, in_ranks
 from crosscut.launch.processes import launch, process_group

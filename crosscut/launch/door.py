@@ -1,13 +1,13 @@
-"""The door to the ranks: every command that computes on ranks goes through `in_ranks`.
+"""Entry to the ranks: every command that computes on ranks calls `in_ranks`.
 
-| step                               | the command starts the ranks | torchrun started them            |
-|------------------------------------|------------------------------|----------------------------------|
-| check world size and devices       | before a process starts      | on every rank                    |
-| `prepare`: find files, read, check | before a process starts      | on the first rank, others wait   |
-| `work(prepared, device)`           | on every rank                | on every rank                    |
-| result                             | the first rank's             | on every rank, that rank's own   |
+| step                               | the command starts the ranks | torchrun started the ranks           |
+|------------------------------------|------------------------------|--------------------------------------|
+| check world size and devices       | before a process starts      | on every rank                        |
+| `prepare`: find files, read, check | before a process starts      | on the first rank; the others wait   |
+| `work(prepared, device)`           | on every rank                | on every rank                        |
+| returned result                    | the first rank's             | on each rank, its own                |
 
-A rank does its work inside a process group. The steps of starting, joining and ending are in `processes`.
+A rank does its work inside a process group. `processes` contains the steps of starting, joining and ending.
 """
 
 from collections.abc import Callable
@@ -40,19 +40,21 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """Ranks that a command asks for, checked against the machine.
+    """Ranks that a command needs, checked against this machine.
 
-    Raises `LayoutError` where torchrun started another number of ranks, or where this machine has too few GPUs, and
-    `ConfigError` where `device` is cuda and there is none.
+    Raises `LayoutError` if torchrun started a different number of ranks or this machine has too few GPUs, and
+    `ConfigError` if `device` is cuda and there is no GPU.
     """
 
     layout: Layout = field(default_factory=Layout)
     device: str = "auto"
-    """`cpu`, `cuda`, or `auto`: cuda where there is one."""
+    """`cpu`, `cuda`, or `auto`, which means cuda if there is a GPU."""
     signals: tuple[int, ...] = REQUESTS
-    """Signals that a starting process passes on to its ranks (see `processes.launch`)."""
+    """Signals that the starting process passes on to its ranks (see `processes.launch`)."""
     joins: bool = True
-    """Whether torchrun's ranks are joined. If false, this process starts ranks of its own even under torchrun."""
+    """Whether to join ranks that torchrun started. If false, this process starts ranks of its own even under
+    torchrun.
+    """
 
     def __post_init__(self) -> None:
         if self.are_there and started_world_size() != self.layout.world_size:
@@ -62,32 +64,32 @@ class Ranks:
 
     @property
     def are_there(self) -> bool:
-        """Whether torchrun started the ranks, and this process is one of them."""
+        """Whether torchrun started the ranks and this process is one of them."""
         return self.joins and was_started()
 
 
 @dataclass(frozen=True)
 class Done(Generic[_T]):
-    """Result of a command that `prepare` finds to have no work left: no rank starts."""
+    """Result of a command if `prepare` finds that there is no work left. No rank starts."""
 
     result: _T
 
 
 @dataclass(frozen=True)
 class _Failed:
-    """Error of `prepare` on the first rank, for all ranks to raise."""
+    """Error of `prepare` on the first rank, to be raised on all ranks."""
 
     error: CrosscutError
 
 
 def in_ranks(ranks: Ranks, work: Callable[[_P, torch.device], _T], *, prepare: Callable[[], _P | Done[_T]]) -> _T:
-    """Call `prepare` once and `work(prepared, device)` on every rank; gives the result of the first rank.
+    """Call `prepare` once and `work(prepared, device)` on every rank, and return the first rank's result.
 
-    `work` is a function at the top level of a module; the prepared value and the result can be pickled. Under torchrun
-    each rank gets the result of its own work.
+    Under torchrun, each rank returns its own result. `work` must be a function at module level; the prepared value and
+    the result must be picklable.
 
-    A `CrosscutError` of `prepare` is raised before a rank starts, under torchrun on every rank. Otherwise raises what
-    `work` raises, and as `processes.launch` where ranks were started.
+    A `CrosscutError` of `prepare` is raised before a rank starts; under torchrun it is raised on every rank. Otherwise
+    raises the errors of `work` and, if this process started the ranks, those of `processes.launch`.
     """
     if ranks.are_there:
         with joined_rank(), process_group(choose_device(ranks.device)):
@@ -104,10 +106,10 @@ def in_ranks(ranks: Ranks, work: Callable[[_P, torch.device], _T], *, prepare: C
 
 
 def stay_in_ranks(ranks: Ranks, *, prepare: Callable[[], _P]) -> tuple[_P, torch.device]:
-    """Join the ranks until this process ends; gives the value of the first rank's `prepare`, and this rank's device.
+    """Join the ranks until this process ends. Returns the value of the first rank's `prepare`, and this rank's device.
 
-    For a program that is not ours, which `in_ranks` cannot call: it starts no ranks, and a process group that is there
-    already stays in use. Raises a `CrosscutError` of `prepare` on every rank.
+    Use this in a program that Crosscut does not control and that `in_ranks` therefore cannot call. No ranks are
+    started, and an existing process group is used. A `CrosscutError` of `prepare` is raised on every rank.
     """
     if was_started():
         share_cores()
@@ -117,14 +119,14 @@ def stay_in_ranks(ranks: Ranks, *, prepare: Callable[[], _P]) -> tuple[_P, torch
 
 
 def _work_in_group(work: Callable[[_P, torch.device], _T], prepared: _P, name: str) -> _T:
-    """The work of a rank that `launch` started."""
+    """Run `work` in a process group on a rank that `launch` started."""
     device = choose_device(name)
     with process_group(device):
         return work(prepared, device)
 
 
 def _share_prepared(prepare: Callable[[], _T]) -> _T:
-    """The first rank's prepared value, on every rank; the others wait for it."""
+    """Return the first rank's prepared value on every rank. The other ranks wait for it."""
     outcome: Any = None
     if is_first_started():
         try:

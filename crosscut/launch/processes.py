@@ -1,8 +1,9 @@
-"""Starting and joining the processes of a run.
+"""Start of a run's processes, and joining of processes that were already started.
 
-A rank learns its place from the environment, in torchrun's words (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...).
-Under torchrun, or anything that speaks like it, a command joins what was started; otherwise `launch` starts the ranks
-of one machine in the same words. When a rank fails, the others are stopped and the user sees that one rank's traceback.
+A rank reads its position from the environment variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...).
+If torchrun, or any launcher that sets these variables, has started the ranks, a command joins them. Otherwise `launch`
+starts the ranks of one machine with the same variables. If a rank fails, the other ranks are stopped, and the user sees
+the traceback of the failed rank only.
 """
 
 import atexit
@@ -34,24 +35,26 @@ _T = TypeVar("_T")
 _LOOPBACK = "127.0.0.1"
 
 _WAIT_FOR_CAUSE = 5.0
-"""Seconds that a rank which lost its connection waits, so that the rank at fault is seen to fail first."""
+"""Number of seconds that a rank with a lost connection waits, so that the rank that failed first is reported as the
+cause.
+"""
 
 _POLL = 0.1
-"""Seconds between two looks at the ranks."""
+"""Number of seconds between two checks of the ranks."""
 
 
 def was_started() -> bool:
-    """Whether torchrun or the like started this process as one rank of several."""
+    """Whether torchrun or a similar launcher started this process as one of several ranks."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def started_world_size() -> int:
-    """The number of ranks that were started, 1 where none were."""
+    """Number of ranks that torchrun started; 1 without torchrun."""
     return int(os.environ["WORLD_SIZE"]) if was_started() else 1
 
 
 def ranks_on_this_machine(world_size: int) -> int:
-    """Number of a run's ranks on this machine: the number that torchrun gives; without torchrun, all ranks."""
+    """Number of a run's ranks on this machine: under torchrun, the number that it reports; otherwise all of them."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if was_started() else world_size
 
 
@@ -61,43 +64,43 @@ def is_first_started() -> bool:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of this rank for `cpu`, `cuda` or `auto`."""
+    """Device of this rank for the setting `cpu`, `cuda` or `auto`."""
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def has_too_few_gpus(num_ranks: int) -> bool:
-    """Whether this machine has GPUs, but not one for each of `num_ranks` ranks that are to be started here."""
+    """Whether this machine has GPUs, but too few to start one rank per GPU for `num_ranks` ranks."""
     return not was_started() and 0 < torch.cuda.device_count() < num_ranks
 
 
 def require_devices(name: str, num_ranks: int) -> None:
-    """Raise unless this machine has a device for each of `num_ranks` ranks: `ConfigError` or `LayoutError`."""
+    """Check that this machine has a device for each of `num_ranks` ranks. Raises `ConfigError` or `LayoutError`."""
     num_devices = torch.cuda.device_count()
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("`training.device` must be a device that is there, but is cuda and there is none. Try cpu.")
+        raise ConfigError("`training.device` must be available, but is cuda and this machine has no GPU. Try cpu.")
     if choose_device(name).type == "cuda" and num_ranks > num_devices:
         raise LayoutError(
             f"`layout.tensor` x `layout.data` must be at most this machine's {num_devices} CUDA devices, but is "
-            f"{num_ranks}. Choose a smaller layout, start with torchrun on several machines, or set "
+            f"{num_ranks}. Choose a smaller layout, start several machines with torchrun, or set "
             "`training.device` to cpu."
         )
 
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """Around all that a rank does with others: a process group of the started ranks, or of this process alone.
+    """Process group of the started ranks, or of this process alone. All communication between ranks happens inside.
 
-    On the CPU it uses gloo, and all ranks compute with as many threads as the one that has the fewest; on CUDA nccl for
-    tensors on devices, gloo for those on the host, and `device` becomes the current one. After an error the group of
-    several ranks is left as it is, so that no rank waits for one that failed and the error is seen: the process must
-    end then.
+    On the CPU, the group uses gloo, and all ranks use the same number of threads: the smallest of any rank. On CUDA, it
+    uses nccl for device tensors and gloo for host tensors, and `device` becomes the current device. After an error, the
+    group of several ranks is not destroyed, because destroying it could wait for a failed rank; the process must then
+    end.
     """
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")  # messages begin before products that run beside them
+        os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")  # start messages before the products that they overlap
     if was_started():
         dist.init_process_group(backend)
     else:
@@ -108,7 +111,7 @@ def process_group(device: torch.device) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # Taking the group apart may wait for the other ranks; a rank that failed must not, so that its error is seen.
+        # Destroying the group may wait for other ranks. A failed rank must not wait, so that its error is shown.
         if dist.get_world_size() == 1:
             dist.destroy_process_group()
         raise
@@ -116,9 +119,10 @@ def process_group(device: torch.device) -> Iterator[None]:
 
 
 def keep_process_group(device: torch.device) -> None:
-    """The process group that there is, or else one as `process_group` makes it, until this process ends.
+    """Use the existing process group, or create one as `process_group` does, until this process ends.
 
-    For a program that is not ours; where an uncaught error ends it the group is left as it is.
+    Use this in a program that Crosscut does not control. If an uncaught error ends the program, the group is not
+    destroyed.
     """
     if dist.is_initialized():
         return
@@ -128,20 +132,21 @@ def keep_process_group(device: torch.device) -> None:
 
 
 def share_cores() -> None:
-    """Let torch compute with this rank's share of the cores that it may run on, at least one thread.
+    """Limit torch to this rank's share of the machine's cores, at least one thread.
 
-    The cores are divided by `LOCAL_WORLD_SIZE`, by 1 where that is not set; what `OMP_NUM_THREADS` says, such as the
-    1 that torchrun sets, no longer holds. A rank that was bound to cores of its own should be started without it.
+    The share is the number of usable cores divided by `LOCAL_WORLD_SIZE` (1 if unset). It overrides `OMP_NUM_THREADS`,
+    which torchrun sets to 1. If each rank is already bound to its own cores, start the ranks without
+    `LOCAL_WORLD_SIZE`.
     """
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     torch.set_num_threads(max(1, available_cores() // ranks))
 
 
 def _take_as_many_threads() -> None:
-    """Let every rank compute with the fewest threads that any of them has.
+    """Set the number of threads on every rank to the smallest of any rank.
 
-    A kernel's sums depend in their last bits on how many threads share them, so copies on machines with different
-    numbers of cores would drift apart.
+    The last bits of a kernel's sums depend on the number of threads. Replicas on machines with different numbers of
+    cores would otherwise drift apart.
     """
     threads = torch.tensor([torch.get_num_threads()])
     dist.all_reduce(threads, dist.ReduceOp.MIN)
@@ -151,16 +156,16 @@ def _take_as_many_threads() -> None:
 def launch(
     function: Callable[..., _T], arguments: tuple[Any, ...], *, num_ranks: int, signals: tuple[int, ...] = REQUESTS
 ) -> _T:
-    """Run `function(*arguments)` in `num_ranks` processes of this machine; in this process when it is one.
+    """Run `function(*arguments)` in `num_ranks` processes on this machine and return the first rank's result.
 
-    `function` must be importable by name, and return something that can be pickled; the first rank's is returned.
-    Raises the user error that a rank raised, or `RankFailure` with the traceback of the rank at fault; the other ranks
-    are stopped.
+    With one rank, the function runs in this process. `function` must be importable by name, and its result must be
+    picklable. Raises the user error that a rank raised, or `RankFailure` with the traceback of the rank that failed
+    first; the other ranks are stopped.
 
-    The first SIGTERM or SIGUSR1 is passed on to the ranks (see `stopping`), which then are waited for. An interrupt or
-    a second SIGTERM stops them all at once, as does the first where a rank takes no requests: `SystemExit` with 128 +
-    the signal. The ranks also end when this process is killed. `signals` may name SIGINT beside the two that are passed
-    on; then a second interrupt is the one that stops them all.
+    The first SIGTERM or SIGUSR1 is passed on to the ranks (see `stopping`), and this process waits for them. An
+    interrupt or a second SIGTERM stops all ranks at once. So does the first SIGTERM if a rank does not handle requests.
+    In these cases `SystemExit` is raised with 128 + the signal's number. The ranks also end if this process is killed.
+    `signals` may also contain SIGINT, which is then passed on, too; only a second interrupt stops all ranks at once.
     """
     if num_ranks == 1:
         return function(*arguments)
@@ -183,13 +188,13 @@ def launch(
                 raise KeyboardInterrupt from None
             raise SystemExit(128 + stopped.sigval) from None
         finally:
-            for rank in set(multiprocessing.active_children()) - others:  # also where starting them was cut short
+            for rank in set(multiprocessing.active_children()) - others:  # also if the start itself was interrupted
                 rank.kill()
                 rank.join(5)
     assert result is not None
     if result.is_failed():
-        (failure,) = result.failures.values()  # the first that was seen; the rest were stopped for it
-        if requests.first and -failure.exitcode in signals:  # it was not where it could take a request
+        (failure,) = result.failures.values()  # the first failure; the other ranks were stopped because of it
+        if requests.first and -failure.exitcode in signals:  # the rank was not yet handling requests
             raise SystemExit(128 + requests.first)
         _raise(failure, num_ranks)
     value: _T = result.return_values[0]
@@ -197,12 +202,14 @@ def launch(
 
 
 class _PassedOn:
-    """Passes the first request to stop on to the ranks; put in place of PyTorch's handlers, which would end them."""
+    """Passes the first stop request on to the ranks. It replaces PyTorch's signal handlers, which would end the
+    ranks.
+    """
 
     def __init__(self, ranks: list[int], signals: tuple[int, ...]) -> None:
         self.ranks = ranks
         self.first = 0
-        """The signal that asked first, 0 until then."""
+        """Number of the first signal; 0 until then."""
         self._when = 0.0
         if threading.current_thread() is threading.main_thread():
             for number in signals:
@@ -221,7 +228,9 @@ class _PassedOn:
 
 @contextmanager
 def _signals_and_logs_restored() -> Iterator[None]:
-    """Keep PyTorch's launcher from logging what `launch` tells, and put its signal handlers away afterwards."""
+    """Silence PyTorch's launcher, whose messages `launch` reports itself, and restore the signal handlers
+    afterwards.
+    """
     in_main_thread = threading.current_thread() is threading.main_thread()
     caught = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1) if in_main_thread else ()
     handlers = {number: signal.getsignal(number) for number in caught}
@@ -241,7 +250,8 @@ def _signals_and_logs_restored() -> Iterator[None]:
 def _run_rank(function: Callable[..., _T], arguments: tuple[Any, ...]) -> _T:
     """Run `function` in a rank's process and record its error.
 
-    A rank that merely lost its connection waits, so that the launcher sees the rank at fault first and stops this one.
+    A rank that only lost its connection waits, so that the launcher notices the rank that failed first and stops this
+    one.
     """
     leave_with_parent()
     share_cores()
@@ -253,7 +263,7 @@ def _run_rank(function: Callable[..., _T], arguments: tuple[Any, ...]) -> _T:
         get_error_handler().record_exception(error)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(1)  # the threads of a broken connection can crash an interpreter that is taken down in order
+        os._exit(1)  # with a broken connection, threads can crash the interpreter during an orderly exit
 
 
 def _environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
@@ -264,7 +274,7 @@ def _environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": num_ranks,
         "MASTER_ADDR": _LOOPBACK,
         "MASTER_PORT": port,
-        "TORCHELASTIC_USE_AGENT_STORE": True,  # the launching process serves the store
+        "TORCHELASTIC_USE_AGENT_STORE": True,  # the launching process hosts the store
     }
     loopback = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)
     if loopback:
@@ -273,10 +283,10 @@ def _environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
 
 
 def _raise(failure: ProcessFailure, num_ranks: int) -> NoReturn:
-    """Raise for a failed rank what the user is to see."""
+    """Raise the error of a failed rank in the form that the user should see."""
     told = failure.error_file_data.get("message", {})
     if not isinstance(told, dict):
-        told = {}  # the rank had no time to tell anything
+        told = {}  # the rank ended before it could record an error
     kind, _, text = str(told.get("message", "")).partition(": ")
     user_error = getattr(errors, kind, None)
     if isinstance(user_error, type) and issubclass(user_error, CrosscutError):
@@ -284,16 +294,16 @@ def _raise(failure: ProcessFailure, num_ranks: int) -> NoReturn:
     place = f"rank {failure.local_rank} of {num_ranks}"
     if told:
         stack = str(told["extraInfo"]["py_callstack"]).rstrip()
-        raise RankFailure(f"{stack}\n{place} failed as above; the other ranks were stopped.")
+        raise RankFailure(f"{stack}\n{place} failed (traceback above); the other ranks were stopped.")
     if failure.exitcode < 0:
         name = signal.Signals(-failure.exitcode).name
-        hint = " This is often the system running out of memory." if name == "SIGKILL" else ""
+        hint = " The usual cause is that the system ran out of memory." if name == "SIGKILL" else ""
         raise RankFailure(f"{place} was ended by {name}; the other ranks were stopped.{hint}")
     raise RankFailure(f"{place} exited with code {failure.exitcode}; the other ranks were stopped.")
 
 
 def is_lost_connection(error: Exception) -> bool:
-    """Whether a rank failed only because another one did, by what gloo, nccl and the store say then."""
+    """Whether a rank failed only because another rank did, judged by the error messages of gloo, nccl and the store."""
     signs = (
         "Connection closed by peer",
         "Connection reset by peer",
@@ -306,10 +316,10 @@ def is_lost_connection(error: Exception) -> bool:
 
 @contextmanager
 def joined_rank() -> Iterator[None]:
-    """Around the work of a rank that torchrun started: show the traceback of the rank at fault, and only that.
+    """Context for the work of a rank that torchrun started. Only the rank that failed first shows its traceback.
 
-    A rank that merely lost its connection to another waits a little, so that the cause is printed first and torchrun
-    can stop it, and then leaves with one line.
+    A rank that only lost its connection to another rank waits a few seconds, so that the cause is printed first and
+    torchrun can stop this rank. It then exits with a one-line message.
     """
     share_cores()
     try:
@@ -320,8 +330,8 @@ def joined_rank() -> Iterator[None]:
         rank = os.environ.get("RANK", "0")
         if is_lost_connection(error):
             time.sleep(_WAIT_FOR_CAUSE)
-            print(f"crosscut: rank {rank} stopped, since another rank did.", file=sys.stderr)  # noqa: T201
+            print(f"crosscut: rank {rank} stopped because another rank stopped.", file=sys.stderr)  # noqa: T201
         else:
             traceback.print_exc()
-            print(f"crosscut: rank {rank} failed as above.", file=sys.stderr, flush=True)  # noqa: T201
+            print(f"crosscut: rank {rank} failed (traceback above).", file=sys.stderr, flush=True)  # noqa: T201
         sys.exit(1)

@@ -1,13 +1,13 @@
-"""Stopping between two steps, on all ranks alike, when a scheduler asks for it by SIGTERM or SIGUSR1.
+"""Stop between two steps, at the same step on all ranks, when a scheduler sends SIGTERM or SIGUSR1.
 
-A signal reaches ranks at different times, or only some of them, and a rank that left by itself would leave the others
-waiting. So every look at the request is a vote: an all-reduce (max) of one byte over all ranks, started at one look and
-read at the next, when it has long arrived. It goes through gloo, from host memory, in a group of its own: it waits for
-no device and stands in no collective's way.
+A signal reaches ranks at different times, or only some of them. If one rank left alone, the others would wait for it
+forever. Ranks therefore vote at every check: an all-reduce (max) of one byte over all ranks, started at one check and
+read at the next one, when it has long arrived. The vote uses gloo, host memory and a process group of its own, so it
+does not wait for a device and does not block other collectives.
 
-Signals are taken by a thread, which is told of them even while the main thread waits inside a collective. Where
-`launch` started this rank it alone decides: it passes a request on as SIGUSR1, and a SIGTERM that none goes with says
-that another rank has failed.
+A thread receives the signals, so they are noticed even while the main thread waits inside a collective. If `launch`
+started this rank, then `launch` alone decides: it passes a request on as SIGUSR1. A SIGTERM without a following SIGUSR1
+means that another rank has failed.
 """
 
 import multiprocessing
@@ -25,29 +25,31 @@ import torch
 import torch.distributed as dist
 
 REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
-"""The signals that ask a run to stop. A program that ends well by Ctrl-C, too, takes SIGINT beside them."""
+"""Signals that ask a run to stop. Programs that also end in good order on Ctrl-C add SIGINT."""
 
 SAME_REQUEST = 2.0
-"""Seconds within which further signals are copies of the first: to a process, to its group, and passed on by torchrun.
-A SIGTERM that comes later ends the process at once, as does a SIGINT where it is taken."""
+"""Number of seconds during which further signals count as copies of the first one, because schedulers signal a process
+and its group, and torchrun passes signals on. A later SIGTERM (or SIGINT, if it is handled) ends the process at once.
+"""
 
 _UNTIL_PASSED_ON = 2.0
-"""Seconds in which `launch` passes on the request that a SIGTERM to all processes is."""
+"""Number of seconds within which `launch` passes on a request, if a scheduler sent SIGTERM to all processes."""
 
 _PATIENCE = timedelta(days=1)
 
 _T = TypeVar("_T")
 
 
-class Stopped(Exception):  # noqa: N818 - it tells what happened
-    """All ranks have agreed to stop here."""
+class Stopped(Exception):  # noqa: N818 - the name describes an event
+    """All ranks have agreed to stop."""
 
 
 def ignore_requests() -> None:
-    """Let no further copy of a request change how a process ends that has done what was asked.
+    """Ignore further stop requests, so that a repeated signal does not change the exit status of a process that is
+    ending.
 
-    Schedulers send a request several times, and to the process, its group and its children. SIGINT and SIGKILL still
-    end it at once.
+    Schedulers send a request several times: to the process, its group and its children. SIGINT and SIGKILL still end
+    the process at once.
     """
     if threading.current_thread() is threading.main_thread():
         for number in REQUESTS:
@@ -55,19 +57,21 @@ def ignore_requests() -> None:
 
 
 class StopRequest:
-    """A context in which SIGTERM and SIGUSR1 no longer end the process, but make `check` raise on all ranks alike.
+    """Context in which SIGTERM and SIGUSR1 do not end the process, but make `check` raise `Stopped` on all ranks
+    together.
 
-    `signals` may name others to take so. `told` is called, in a thread of its own, when this rank is asked.
+    `signals` may name other signals to handle in this way. `told` is called, in a separate thread, when this rank
+    receives a request.
 
-    Every rank enters it, and calls `check` and `meet` equally often and in the same order. Outside the main thread of a
-    process signals cannot be taken, but the votes of other ranks hold. After it both signals do what they did before;
-    but where `check` has raised, or `accept` was called, and no error followed, the process is about to end with what
-    it has written, and they are ignored from then on (`ignore_requests`).
+    Every rank must enter the context and make the same calls of `check` and `meet` in the same order. Outside the main
+    thread, a process cannot handle signals, but it still takes part in the votes. On exit, the signals get their
+    previous handlers back. However, if the ranks agreed to stop (`check` raised, or `accept` was called) and no error
+    followed, the signals are ignored from then on (`ignore_requests`), because the process is about to end.
     """
 
     def __init__(self, signals: tuple[int, ...] = REQUESTS, told: Callable[[], None] | None = None) -> None:
         self.asked = False
-        """Whether this rank was asked to stop; the others may not know of it yet."""
+        """Whether this rank was asked to stop. Other ranks may not know it yet."""
         self._told = told
         self._agreed = False
         self._signals = _Signals(self._ask, signals)
@@ -84,14 +88,14 @@ class StopRequest:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._signals.give_back(finished=error is None, ignored=error is None and self._agreed)
-        if self._group is not None and error is None:  # after an error the other ranks may not come any more
+        if self._group is not None and error is None:  # after an error, the other ranks may never get here
             self._read_vote()
             dist.destroy_process_group(self._group)
 
     def check(self) -> None:
-        """Raise `Stopped` on all ranks at the same call, the one after that which saw a request on one of them.
+        """Raise `Stopped` at the same call on all ranks: at the first check after one in which a rank had a request.
 
-        On a single rank it is the same call. Sends one byte to all ranks and waits for what the last call sent.
+        On a single rank, it is raised at once. Sends one byte to all ranks and waits for the previous call's message.
         """
         if self._group is None:
             agreed = self.asked
@@ -105,17 +109,17 @@ class StopRequest:
             raise Stopped
 
     def accept(self) -> None:
-        """Say that all ranks stop here, which they have agreed on by other means than `check`."""
+        """Note that all ranks stop here, if they agreed on it by other means than `check`."""
         self._agreed = True
 
     def checked(self, items: Iterable[_T]) -> Iterator[_T]:
-        """The items, with a `check` before each: for work of many parts, as many on every rank."""
+        """Yield the items, with a `check` before each one. All ranks must have the same number of items."""
         for item in items:
             self.check()
             yield item
 
     def meet(self) -> None:
-        """Wait until all ranks are here: what one of them was writing is written."""
+        """Wait until all ranks get here, so that a rank that is still writing can finish."""
         if self._group is not None:
             dist.barrier(self._group)
 
@@ -133,7 +137,7 @@ class StopRequest:
 
 
 class _Signals:
-    """Takes the process's signals from Python's main thread to a thread of its own."""
+    """Receives the process's signals in a thread of its own, instead of Python's main thread."""
 
     def __init__(self, ask: Callable[[], None], numbers: tuple[int, ...]) -> None:
         self._ask = ask
@@ -153,9 +157,9 @@ class _Signals:
         self._thread.start()
 
     def give_back(self, *, finished: bool, ignored: bool) -> None:
-        """Let signals do what they did before, or nothing where they are to be `ignored`.
+        """Restore the previous signal handlers or, with `ignored`, ignore the signals.
 
-        Unless `finished`, a SIGTERM that may be for a rank that failed still holds.
+        Unless `finished`, a SIGTERM that may mean the failure of another rank still ends this process.
         """
         if not self._handlers:
             return
@@ -193,4 +197,6 @@ class _Signals:
 
 
 def _do_nothing(*_: object) -> None:
-    """Python calls this in the main thread when it gets there; the thread has been told by then."""
+    """Do nothing. Python calls handlers in the main thread when it can; by then, the thread has already seen the
+    signal.
+    """

@@ -1,6 +1,6 @@
-"""The dry run: the real training step of one rank of any layout, in one process without its tensors' memory.
+"""Dry run: the real training step of one rank of any layout, run in one process without memory for its tensors.
 
-What a step holds, computes and sends is counted from the program itself, beside the planner's formulas.
+The dry run counts what the step holds, computes and sends, for comparison with the planner's formulas.
 """
 
 from crosscut.rehearsal.comparison import Row, compare

@@ -1,4 +1,4 @@
-"""Formulas and dry run side by side."""
+"""Comparison of the planner's formulas with a dry run."""
 
 from collections import Counter
 from dataclasses import replace
@@ -12,7 +12,7 @@ from crosscut.rehearsal.rehearse import Rehearsal
 
 
 class Row(NamedTuple):
-    """One figure of a step of one rank, by formulas and by the program."""
+    """One figure of a rank's step: planned by formulas and counted in the program."""
 
     name: str
     planned: int
@@ -20,15 +20,15 @@ class Row(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Error of the formula, as a share of the program's count."""
+        """Relative error of the formula: planned / counted - 1."""
         return self.planned / self.counted - 1 if self.counted else float(self.planned != 0)
 
 
 def compare(rehearsal: Rehearsal) -> list[Row]:
-    """Peak bytes without the allowance for fragmentation, FLOPs, and the bytes of what is sent.
+    """Compare peak bytes (without the allowance for fragmentation), FLOPs and the bytes of messages.
 
-    FLOPs are of the vocabulary as it is padded, which the planner's count of a model's work leaves out. Messages are
-    counted by axis, each as the whole tensor's bytes: their number is no figure where gradients go in buckets.
+    FLOPs include the vocabulary's padding, which the planner's model FLOPs leave out. Messages are compared per axis,
+    by the bytes of the whole tensors; their number is not compared, because gradients are sent in buckets.
     """
     run = rehearsal.run
     held = rehearsed_forecast(run, rehearsal.device)
@@ -50,7 +50,9 @@ def compare(rehearsal: Rehearsal) -> list[Row]:
 
 
 def rehearsed_forecast(run: RunConfig, device: Device) -> MemoryForecast:
-    """The forecast of the peak among what a dry run does: it copies no moments from the host to a device."""
+    """Return the planner's forecast of the peak over the phases that a dry run has. A dry run copies no moments from
+    the host to the device.
+    """
     instants = forecast_instants(run, device=device)
     if device == "cuda" and "optimizer" in run.training.offload:
         instants = [instant for instant in instants if instant.instant != "step"]

@@ -1,20 +1,20 @@
-"""The account of a step, kept while it runs: every piece of memory that comes and goes, every product.
+"""Ledger of a step: every allocation and release of memory, and the FLOPs of every product.
 
-A piece is a tensor's storage. What it is for follows from where it was made, of what and, for gradients, from what it
-became:
+A piece is a tensor's storage. Its category depends on the code that made it, on the tensors that it was made from and,
+for gradients, on its later use:
 
-| category       | a piece is of it that                                                                     |
+| category       | a piece has this category if it                                                           |
 |----------------|-------------------------------------------------------------------------------------------|
 | weights        | is a parameter, or was cast from one                                                      |
-| master_weights | is a parameter, where products take another type                                          |
+| master_weights | is a parameter, and products use another type                                             |
 | optimizer      | is a moment                                                                               |
-| gradients      | became a parameter's gradient, or was made in a backward pass with the shape of a parameter |
-| logits         | was made by the loss and is as wide as a rank's vocabulary                                |
-| buffers        | a collective gave, or what prepares collectives made                                      |
-| activations    | is nothing of these                                                                       |
+| gradients      | became a parameter's gradient, or was made in a backward pass with a parameter's shape    |
+| logits         | was made by the loss and is as wide as a rank's part of the vocabulary                    |
+| buffers        | is the result of a collective, or was made by code that prepares collectives              |
+| activations    | has no other category                                                                     |
 
-It belongs to the module whose forward pass made it, or, in a backward pass, to that of the first tensor from before
-that it was made of.
+A piece belongs to the module whose forward pass made it. In a backward pass, it belongs to the module of its first
+source tensor from before the backward pass.
 """
 
 import re
@@ -43,41 +43,41 @@ _LOSS = f"{_OURS}parallel/cross_entropy.py"
 _GRADIENTS = f"{_OURS}parallel/state/gradients.py"
 _HOST = f"{_OURS}training/memory/host_activations.py"
 _FOR_OTHERS = (f"{_OURS}rehearsal/", f"{_OURS}kernels/")
-"""Files whose functions make tensors on behalf of their callers."""
+"""Files whose functions make tensors for their callers."""
 _SHARDING = "torch/distributed/fsdp/"
 _SHAPES = "torch/distributed/tensor/_sharding_prop.py"
-"""Where PyTorch learns the shapes of distributed tensors, from tensors that it pretends to have."""
+"""File in which PyTorch computes shapes of distributed tensors, with fake tensors of its own."""
 aten = torch.ops.aten
 
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """A storage."""
+    """Memory of one storage."""
 
     size: int
     category: str
     module: str
     is_kept: bool
-    """Whether it was there before the backward pass."""
+    """Whether it existed before the backward pass."""
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Bytes held at the instant at which most are held."""
+    """Bytes held at the peak of the step."""
 
     total: int
     categories: dict[str, int]
     modules: dict[str, int]
-    """Bytes by module, the largest first; layer numbers are written as `*`."""
+    """Bytes of each module, largest first. `*` stands for the layer number."""
     instant: str
-    """The pass or phase that ran at the peak."""
+    """Pass or phase during which the peak occurred."""
 
 
 class Ledger(TorchDispatchMode):
-    """A context that keeps the account of what runs inside.
+    """Context that records memory and FLOPs of the code inside.
 
-    `vocabulary` is the width of a rank's logits, `shapes` are those of a rank's parameters as they are multiplied by.
-    With `host_apart`, tensors made to wait in host memory are not counted.
+    `vocabulary` is the width of a rank's logits. `shapes` are the shapes of a rank's parameters as the products use
+    them. With `host_apart`, tensors that are offloaded to host memory are not counted.
     """
 
     def __init__(self, *, vocabulary: int, shapes: Iterable[Sequence[int]], host_apart: bool) -> None:
@@ -90,7 +90,7 @@ class Ledger(TorchDispatchMode):
         self._running: list[str] = []
 
     def watch(self, model: nn.Module) -> None:
-        """Know the modules of `model` by their names, and its gradients, for as long as the model lives."""
+        """Track the forward passes and gradients of `model` and its modules, for the model's lifetime."""
         for name, module in model.named_modules():
             module.register_forward_pre_hook(lambda _m, _x, name=name: self._running.append(name))
             module.register_forward_hook(lambda _m, _x, _y: self._left(), always_call=True)
@@ -98,23 +98,23 @@ class Ledger(TorchDispatchMode):
             parameter.register_post_accumulate_grad_hook(self._became_gradient)
 
     def enter(self, category: str, tensors: Mapping[str, Tensor]) -> None:
-        """Put down what is held before, by the names of its modules."""
+        """Record memory that exists before the step, by the names of its parameters."""
         for name, tensor in tensors.items():
             storage = local_part(tensor.detach()).untyped_storage()
             if storage.nbytes() and storage._cdata not in self._known:
                 self._take(storage, category, name.rpartition(".")[0], instant="before")
 
     def pass_over(self, tensors: Iterable[Tensor]) -> None:
-        """Count nothing of these, which lie elsewhere for as long as the ledger is kept."""
+        """Exclude these tensors from the count, because they are stored elsewhere during the step."""
         self._elsewhere.update(local_part(tensor).untyped_storage()._cdata for tensor in tensors)
 
     def name_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Put down as gradients what parameters have as such."""
+        """Assign the category `gradients` to the gradients of these parameters."""
         for parameter in parameters:
             self._became_gradient(parameter)
 
     def peak(self) -> Peak:
-        """When most was held at once, and what."""
+        """Return the peak of the memory held, and its division by category and module."""
         total = most = until = 0
         for index, (piece, comes, _) in enumerate(self._events):
             total += piece.size if comes else -piece.size
@@ -141,7 +141,7 @@ class Ledger(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Let the operator run, and look at what it made."""
+        """Run the operator, count its FLOPs and record the storages of its results."""
         if comes_again(types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
@@ -158,7 +158,7 @@ class Ledger(TorchDispatchMode):
         return result
 
     def _sources(self, args: tuple[Any, ...]) -> list[Piece]:
-        """The pieces that an operator was given, lists of them left out."""
+        """Return the known pieces among an operator's tensor arguments. Tensors inside lists are ignored."""
         known = (self._known.get(x.untyped_storage()._cdata) for x in args if isinstance(x, Tensor))
         return [piece for piece in known if piece is not None]
 
@@ -171,7 +171,7 @@ class Ledger(TorchDispatchMode):
         self._take(storage, category, module, instant=self._instant(module))
 
     def _category(self, func: Any, tensor: Tensor, sources: list[Piece]) -> str | None:
-        """Category of a new tensor; None for a tensor that no device will hold."""
+        """Return the category of a new tensor; None for a tensor that no device would hold."""
         file, function = _maker()
         if _SHAPES in file:
             return None
@@ -193,7 +193,7 @@ class Ledger(TorchDispatchMode):
         weakref.finalize(storage, self._gone, storage._cdata)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Put down that a storage has another size now."""
+        """Record that a storage has been resized."""
         if (piece := self._known.get(storage._cdata)) is None:
             return
         self._events.append((piece, False, ""))
@@ -204,7 +204,7 @@ class Ledger(TorchDispatchMode):
         self._events.append((self._known.pop(key), False, ""))
 
     def _instant(self, module: str) -> str:
-        """Name of the work that runs: a module's forward or backward pass, the loss, or the work after these passes."""
+        """Name of the running work: a module's forward or backward pass, the loss, or a later phase."""
         if _is_backward():
             return f"backward, {module}"
         if self._running:
@@ -227,7 +227,7 @@ def _is_backward() -> bool:
 
 
 def _maker() -> tuple[str, str]:
-    """File and function of this package, or of PyTorch's sharding, that called an operator; the innermost."""
+    """Return file and function of the innermost caller of an operator in this package or in PyTorch's sharding."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -239,7 +239,7 @@ def _maker() -> tuple[str, str]:
 
 
 def _scores_and_values(query: Tensor, key: Tensor) -> int:
-    """Two products of [S, D] and [D, S] for each head, whatever the kernel leaves out or does again."""
+    """FLOPs of two products of [S, D] and [D, S] per head. Kernels that skip or repeat parts count the same."""
     batch, heads, length, width = query.shape
     return 4 * batch * heads * length * key.shape[-2] * width
 
@@ -268,4 +268,6 @@ _COUNTS: dict[Any, Callable[..., int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu: _forward,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
 }
-"""FLOPs of operators that PyTorch has no formula for, and of attention as the planner counts it (`planner.compute`)."""
+"""FLOPs of operators for which PyTorch has no formula, and of attention as the planner counts it
+(`planner.compute`).
+"""

@@ -1,10 +1,16 @@
-"""Pretence of a dry run beside the other ranks: tensors without memory, and PyTorch's choices on a GPU.
+"""Fake tensors for the dry run, and the choices that PyTorch would make on a GPU.
 
-Tensors are PyTorch's fake ones, which have all but values. They are of the CPU, since PyTorch without CUDA has no
-backward pass for others. Where a run is to be on GPUs, five choices that are made there are made here: attention
-in a kernel that keeps one number per query and head, keys and values repeated where no such kernel takes shared ones,
-a dropout mask of one byte per element, chunks of the loss as large as a GPU's, and no products by oneDNN. The GPU is of
-Ampere or later. For the CPU they are this machine's choices.
+Tensors are PyTorch's fake tensors, which have a shape and a type but no values. They are CPU tensors, because PyTorch
+without CUDA supports no backward pass for others. For a run on GPUs, five choices are made as on a GPU of Ampere or
+later:
+
+- attention uses a kernel that keeps one number per query and head;
+- keys and values are repeated if no such kernel accepts fewer heads of them;
+- a dropout mask has one byte per element;
+- the loss uses chunks of a GPU's size;
+- products do not use oneDNN.
+
+For a run on CPUs, this machine makes the choices.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,8 +32,8 @@ Device = Literal["cpu", "cuda"]
 
 
 class WithoutMemory(FakeTensorMode):
-    """Inside, new tensors have no memory. What is done among tensors that have some, such as the ranks of a mesh and
-    the state of a random generator, is really done.
+    """Context in which new tensors have no memory. Operators on tensors with memory, such as the ranks of a mesh or the
+    state of a random generator, really run.
     """
 
     def __torch_dispatch__(
@@ -37,9 +43,9 @@ class WithoutMemory(FakeTensorMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Let the operator run, or pretend to."""
+        """Run the operator, or fake its result."""
         if is_wait(func):
-            return args[0]  # as it is when it is really sent; PyTorch's pretence would be a copy
+            return args[0]  # as with a real message; PyTorch's fake version would be a copy
         tensors = [x for x in tree_leaves((args, kwargs or {})) if isinstance(x, Tensor)]
         if tensors and all(type(x) in (Tensor, nn.Parameter) for x in tensors):
             return func(*args, **(kwargs or {}))
@@ -48,7 +54,9 @@ class WithoutMemory(FakeTensorMode):
 
 @contextmanager
 def as_on(device: Device) -> Iterator[None]:
-    """Inside, attention, dropout and products are the operators that are chosen on `device`, by models made here."""
+    """Inside, attention, dropout and products of newly made models use the operators that PyTorch would choose on
+    `device`.
+    """
     if device == "cpu":
         yield
         return

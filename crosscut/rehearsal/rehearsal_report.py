@@ -1,4 +1,4 @@
-"""A dry run, told to a person or to a program."""
+"""Report of a dry run, as tables or as JSON."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from crosscut.rehearsal.comparison import compare, rehearsed_forecast
 from crosscut.rehearsal.rehearse import Rehearsal
 
 CATEGORIES = ("weights", "master_weights", "gradients", "optimizer", "activations", "logits", "buffers")
-"""As the planner names them (`planner.memory.MemoryForecast`)."""
+"""Categories of memory, with the planner's names (`planner.memory.MemoryForecast`)."""
 
 
 def to_json(rehearsal: Rehearsal) -> dict[str, Any]:
-    """The figures by name."""
+    """Return the figures by name."""
     return {
         "layout": str(rehearsal.run.layout),
         "rank": rehearsal.rank,
@@ -29,12 +29,12 @@ def to_json(rehearsal: Rehearsal) -> dict[str, Any]:
 
 
 def print_rehearsal(rehearsal: Rehearsal) -> None:
-    """Print what was counted, beside the formulas."""
+    """Print the counted figures next to the planner's."""
     console = Console()
     run, peak = rehearsal.run, rehearsal.peak
     console.print(
         f"dry run of rank {rehearsal.rank} of {run.layout} as on {rehearsal.device}, {rehearsal.seconds:.1f} s; "
-        f"at most at: {peak.instant}",
+        f"peak during: {peak.instant}",
         highlight=False,
     )
     forecast = rehearsed_forecast(run, rehearsal.device)
@@ -48,7 +48,7 @@ def print_rehearsal(rehearsal: Rehearsal) -> None:
     for name, size in peak.modules.items():
         modules.add_row(name or "root", _mib(size), f"{size / peak.total:.1%}")
     console.print(modules)
-    rows = _table("of a step", "counted", "planned", "apart")
+    rows = _table("per step", "counted", "planned", "difference")
     for row in compare(rehearsal):
         rows.add_row(row.name, f"{row.counted:,}", f"{row.planned:,}", f"{row.error:+.2%}")
     console.print(rows)

@@ -1,4 +1,4 @@
-"""One rank's training step, with nothing behind it."""
+"""Dry run of one rank's training step."""
 
 import time
 from dataclasses import dataclass, replace
@@ -23,28 +23,28 @@ from crosscut.training.watching.memory_account import resizing_told_to
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:
-    """Memory, FLOPs and messages of a step of one rank, counted from the program."""
+    """Memory, FLOPs and messages of one rank's step, counted in the program."""
 
     run: RunConfig
     rank: int
     device: Device
     peak: Peak
-    """Peak of the bytes held, from the second step on."""
+    """Peak of the bytes held, from the second step on (with optimizer state)."""
     flops: int
-    """FLOPs of the rank's products."""
+    """FLOPs of the rank's matrix products."""
     sent: list[Sent]
     element_bytes: list[int]
-    """Bytes of an element, for each collective in `sent`."""
+    """Bytes per element of each collective in `sent`."""
     seconds: float
     """Seconds that the dry run took."""
 
 
 def rehearse(run: RunConfig, *, rank: int = 0, device: Device = "cuda", precision: str | None = None) -> Rehearsal:
-    """Do a step of rank `rank` of `run`, as on `device`, with ranks and tensors that are pretended.
+    """Run a step of rank `rank` of `run` as on `device`, with simulated ranks and fake tensors.
 
-    `training.precision = "auto"` stands for `precision`, which by default is the one of such devices today.
-    Layers run as they are written: what `training.compile` would fuse is not fused. Raises `ConfigError` where
-    `model.vocab_size` is still 0, and `LayoutError` for a rank that the layout has not.
+    `precision` replaces `training.precision = "auto"`; the default is the usual precision of the device. Layers run
+    uncompiled, so fusions of `training.compile` do not show. Raises `ConfigError` if `model.vocab_size` is 0, and
+    `LayoutError` if the layout has no such rank.
     """
     known_vocab_size(run.model)
     start = time.perf_counter()
@@ -89,7 +89,7 @@ def _count(run: ResolvedRun, mesh: ParallelMesh) -> tuple[Ledger, CollectiveReco
 
 
 def _enter_state(ledger: Ledger, trainer: Trainer) -> None:
-    """Weights, and moments where they are on the device."""
+    """Record the weights, and the moments if they are on the device."""
     precision = trainer.run.numbers
     is_mixed = precision.compute != precision.accumulation
     parameters = dict(trainer.model.named_parameters())

@@ -167,4 +167,4 @@ def test_under_torchrun_the_failed_ranks_traceback_comes_once_and_first(tmp_path
     assert done.stderr.count("Traceback (most recent call last)") >= 1
     first = done.stderr.index("Traceback (most recent call last)")
     assert "this rank is at fault" in done.stderr[first : first + 800]
-    assert "crosscut: rank 1 failed as above." in done.stderr
+    assert "crosscut: rank 1 failed (traceback above)." in done.stderr

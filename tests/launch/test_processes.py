@@ -73,7 +73,8 @@ def nothing_left(
 
 
 KILLED = (
-    "rank 1 of 2 was ended by SIGKILL; the other ranks were stopped. This is often the system running out of memory."
+    "rank 1 of 2 was ended by SIGKILL; the other ranks were stopped. The usual cause is that the system ran out of "
+    "memory."
 )
 LEFT = "rank 1 of 2 exited with code 3; the other ranks were stopped."
 
@@ -92,7 +93,10 @@ def test_the_traceback_is_that_of_the_rank_at_fault(tmp_path: Path) -> None:
         launch(work, (str(tmp_path), "raise"), num_ranks=2)
     lines = str(caught.value).splitlines()
     assert lines[0] == "Traceback (most recent call last):"
-    assert lines[-2:] == ["ValueError: the cause", "rank 1 of 2 failed as above; the other ranks were stopped."]
+    assert lines[-2:] == [
+        "ValueError: the cause",
+        "rank 1 of 2 failed (traceback above); the other ranks were stopped.",
+    ]
     assert "in work" in str(caught.value)
     assert "by peer" not in str(caught.value)
 
@@ -317,7 +321,7 @@ def test_the_device_is_the_one_that_is_named_or_the_one_that_is_there(monkeypatc
 
 def test_cuda_where_there_is_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ConfigError, match=r"`training\.device` must be a device that is there, but is cuda"):
+    with pytest.raises(ConfigError, match=r"`training\.device` must be available, but is cuda"):
         require_devices("cuda", 1)
 
 
