@@ -1,9 +1,10 @@
-"""Two ranks of this machine at once: what each has of a processor that they share, and the messages between them.
+"""Measurement with two ranks of this machine: the rate of each while they share a processor, and the messages between
+them.
 
-A processor is measured as training uses it, one rank for a half of the cores, both at work. A step goes on when the
-slower rank is there, so of each turn of a piece its seconds count; what the ranks do in all is as much for each of
-them. A message is sent after a product, when both ranks have come from work as in a step, and counts from when the
-later of them is there, which is the one that waits the shorter.
+A processor is measured as training uses it: each of two ranks uses half of the cores, and both work at once. A step
+waits for the slower rank, so the slower rank's seconds count in each turn. The rate of both together is twice the
+slower rank's. A message is sent after a product, as in a step. Its time counts from when the later rank is ready; that
+rank measures the shorter time.
 """
 
 import time
@@ -23,31 +24,34 @@ from crosscut.parallel.collectives import all_gather, all_gather_objects, all_re
 
 RANKS = 2
 _SMALL, _LARGE = 16, {"cpu": (1 << 20, 1 << 23), "cuda": (1 << 23, 1 << 27)}
-"""Elements of float32: next to none, and two sizes in bytes that a step sends. Gradients go in buckets of 32 MiB, for
-which new memory is taken and which no cache holds: the second on a processor, whose models have activations of some
-4 MiB; the first on a GPU, whose models have up to some 512 MiB."""
+"""Numbers of float32 elements in a small message and in two large ones per device. Gradients are sent in buckets of 32
+MiB, for which memory is newly allocated and which do not fit in a cache. On a CPU this is the second size; activations
+of CPU models have about 4 MiB. On a GPU it is the first size; activations of GPU models have up to about 512 MiB.
+"""
 _MESSAGES = 10
-"""Messages in each turn."""
+"""Number of messages in each turn."""
 _TURNS = 8
 _STEPS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
-"""Steps of each operation in a ring of two ranks; in each step a rank sends half of the tensor."""
+"""Number of ring steps of each operation with two ranks. In each step, a rank sends half of the tensor."""
 
 
 class LinkRate(NamedTuple):
-    """Latency and rates that one kind of collective has of a link."""
+    """Latency and rates of one kind of collective on a link."""
 
     latency_microseconds: float
     """Latency of one step of a ring."""
     rates: list[tuple[float, float]]
-    """MB that one rank sends in a message, and its rate in GB/s."""
+    """Pairs of message size per rank (MB) and rate (GB/s)."""
 
 
 Links = dict[str, LinkRate]
-"""Rate of the link, by operation."""
+"""Measured link for each operation."""
 
 
 def measure_ranks(device: str, sizes: Sizes | None) -> tuple[Rates | None, Links]:
-    """Start two ranks, on gloo or nccl; without `sizes` only the link between them is measured."""
+    """Measure with two new ranks, on gloo or nccl. Without `sizes`, only the link between them is measured, and the
+    rates are None.
+    """
     ranks = Ranks(layout=Layout(tensor=RANKS), device=device, joins=False)
     seconds, waits = in_ranks(ranks, _seconds, prepare=lambda: sizes)
     rates = rates_of(seconds, torch.device(device), sizes) if sizes else None
@@ -55,7 +59,9 @@ def measure_ranks(device: str, sizes: Sizes | None) -> tuple[Rates | None, Links
 
 
 def _seconds(sizes: Sizes | None, device: torch.device) -> tuple[list[float], list[float]]:
-    """Seconds of each piece of work on the slower rank, and of each message on the rank that waited the shorter."""
+    """Return the seconds of each piece of work on the slower rank, and of each message on the rank that was ready
+    later.
+    """
     mesh = make_mesh(Layout(tensor=RANKS), device)
     work = pieces(device, sizes) if sizes else []
     turns = in_turns([*work, *_messages(mesh)], sizes.turns if sizes else _TURNS)
@@ -66,12 +72,12 @@ def _seconds(sizes: Sizes | None, device: torch.device) -> tuple[list[float], li
 
 
 def joined(ranks: Sequence[list[list[float]]], choose: Callable[[Iterable[float]], float]) -> list[list[float]]:
-    """Turns of repeats in which each is one rank's, by `choose`, from those of all ranks."""
+    """Combine the turns of all ranks into one list: for each repeat, `choose` selects one rank's value."""
     return [[choose(repeat) for repeat in zip(*turn, strict=True)] for turn in zip(*ranks, strict=True)]
 
 
 def together(each: Rates) -> Rates:
-    """Rates of all ranks together, where each does as much as the slower one, `each`."""
+    """Return the rates of all ranks together, if each rank is as fast as the slower one, `each`."""
     measured = {
         precision: [(m, k, n, RANKS * rate) for m, k, n, rate in points] for precision, points in each.measured.items()
     }
@@ -80,7 +86,9 @@ def together(each: Rates) -> Rates:
 
 
 def links(seconds: Sequence[float], large: Sequence[int]) -> Links:
-    """Links from the seconds of a small message and of messages of `large` elements, by operation in `_STEPS` order."""
+    """Compute the links from seconds of a small message and of messages with `large` elements, for the operations in
+    the order of `_STEPS`.
+    """
     found: Links = {}
     sizes = 1 + len(large)
     for index, (operation, steps) in enumerate(_STEPS.items()):
@@ -94,7 +102,7 @@ def links(seconds: Sequence[float], large: Sequence[int]) -> Links:
 
 
 def _messages(mesh: ParallelMesh) -> list[Times]:
-    """Messages of each operation: a small one and the large ones."""
+    """Return functions that send the messages of each operation: a small one and the large ones."""
     device = mesh.device
     a, b = torch.randn(1024, 256, device=device), torch.randn(256, 1024, device=device)
     send = {
@@ -109,7 +117,7 @@ def _messages(mesh: ParallelMesh) -> list[Times]:
 
 
 def _sent_after_work(send: Callable[[], Tensor], work: Callable[[], Tensor], device: torch.device) -> list[float]:
-    """Seconds of each message, from when this rank has done its work."""
+    """Return the seconds of each message, counted from the end of this rank's work."""
     seconds = []
     for _ in range(_MESSAGES):
         work()

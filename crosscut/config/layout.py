@@ -1,4 +1,4 @@
-"""Layout of the ranks: sizes of the axes of `axes.AXES`, and what the ranks along them share."""
+"""Layout of the ranks: sizes of the axes of `axes.AXES`, and properties of the ranks along them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,45 +19,53 @@ class ZeroStage(Choice):
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The number of ranks along each axis. No value of it changes the model that is trained. One file serves a cluster
-    and a laptop: `sequence_parallel` over one tensor rank and `sharding` over one data rank have no effect and give no
-    warning. `shard_group` and `symmetric_memory` are refused without the ranks that they need.
+    """Number of ranks along each axis. No layout changes the model that is trained.
 
-    Tensor groups are adjacent ranks and data groups stride across them, as in the paper's Figure 5: rank =
-    data_rank * tensor + tensor_rank.
+    The same file works on a cluster and on a laptop: `sequence_parallel` with one tensor rank, and `sharding` with one
+    data rank, have no effect and give no warning. `shard_group` and `symmetric_memory` raise `LayoutError` without the
+    ranks that they need.
+
+    Tensor groups are adjacent ranks, and data groups stride across them, as in the paper's Figure 5: rank = data_rank *
+    tensor + tensor_rank.
     """
 
     tensor: int = 1
-    """Ranks that share every layer: columns of the first matrix, rows of the second. Must divide the heads."""
+    """Number of ranks that share every layer: columns of the first matrix, rows of the second. Must divide the
+    heads.
+    """
 
     data: int = 1
-    """Copies of the model, each on its own part of the batch."""
+    """Number of data-parallel ranks. Each trains on its own part of the batch."""
 
     context: int = 1
-    """Ranks that share each sequence. Must be 1: Crosscut cannot share sequences yet."""
+    """Number of ranks that share each sequence. Must be 1: Crosscut cannot split sequences yet."""
 
     pipeline: int = 1
-    """Ranks that share the model's layers, in stages. Must be 1: Crosscut has no stages yet."""
+    """Number of ranks that share the model's layers, in stages. Must be 1: Crosscut has no pipeline stages yet."""
 
     expert: int = 1
-    """Ranks that share the experts of a layer. Must be 1: Crosscut has no experts yet."""
+    """Number of ranks that share the experts of a layer. Must be 1: Crosscut has no experts yet."""
 
     sequence_parallel: bool = False
-    """Also split layer norms, dropout and residuals along the sequence over the tensor ranks: a T-th of the memory for
-    what lies between the cut matrices, for half as much traffic again in the backward pass."""
+    """Whether layer norms, dropout and residuals are also split over the tensor ranks, along the sequence. The
+    activations between the cut matrices then take 1 / `tensor` of the memory, and the backward pass sends half as much
+    again.
+    """
 
     sharding: ZeroStage = ZeroStage.NONE
-    """State that is sharded over the data ranks: `none` gives each rank a whole copy (the paper's); `zero2` shards
-    gradients and optimizer state; `zero3` shards the weights as well and gathers them layer by layer when they are
-    used."""
+    """State that is sharded over the data ranks: `none` gives each rank a whole copy (as in the paper); `zero2` shards
+    gradients and optimizer state; `zero3` also shards the weights, and gathers them layer by layer when they are used.
+    """
 
     shard_group: int = 0
-    """Adjacent data ranks that share one copy under `sharding`, such as those of a node; the groups then hold copies
-    of each other. 0 takes all data ranks."""
+    """Number of adjacent data ranks that share one copy under `sharding`, such as the ranks of a node. Each group holds
+    a whole copy. 0 means one group of all data ranks.
+    """
 
     symmetric_memory: bool = False
-    """Let the tensor ranks' products run in pieces beside their gathers, through PyTorch's symmetric memory. Needs
-    sequence parallelism and GPUs that reach each other's memory."""
+    """Whether products of the tensor ranks overlap with their gathers piece by piece, through PyTorch's symmetric
+    memory. Needs sequence parallelism, and GPUs that can access each other's memory.
+    """
 
     def __post_init__(self) -> None:
         for row in AXES:
@@ -67,8 +75,8 @@ class Layout:
         self._check_shard_group()
         if self.symmetric_memory and not (self.sequence_parallel and self.tensor > 1):
             raise LayoutError(
-                "`layout.symmetric_memory` must go with sequence parallelism over several tensor ranks, but is set for "
-                f"{self}. Set layout.sequence_parallel=true and layout.tensor above 1, or leave it out."
+                "`layout.symmetric_memory` needs sequence parallelism over several tensor ranks, but is set for "
+                f"{self}. Set layout.sequence_parallel=true and layout.tensor above 1, or remove it."
             )
 
     def _check_size(self, row: AxisRow) -> None:
@@ -76,15 +84,15 @@ class Layout:
         require_at_least(f"layout.{row.option}", size, 1)
         if size > 1 and not row.is_supported:
             raise LayoutError(
-                f"`layout.{row.option}` must be 1, since this version of Crosscut cannot share {row.shares} between "
-                f"ranks, but is {size}. Leave it out, and raise layout.tensor or layout.data instead."
+                f"`layout.{row.option}` must be 1, because this version of Crosscut cannot split {row.shares} between "
+                f"ranks, but is {size}. Remove it, and raise layout.tensor or layout.data instead."
             )
 
     def _check_shard_group(self) -> None:
         if self.shard_group and self.sharding is ZeroStage.NONE:
             raise LayoutError(
-                f"`layout.shard_group` must be 0 where nothing is sharded, but is {self.shard_group}. Set "
-                'layout.sharding="zero3" or leave it out.'
+                f"`layout.shard_group` must be 0 without sharding, but is {self.shard_group}. Set "
+                'layout.sharding="zero3" or remove `layout.shard_group`.'
             )
         if self.shard_group and self.data % self.shard_group:
             raise LayoutError(
@@ -94,26 +102,29 @@ class Layout:
 
     @property
     def shard_size(self) -> int:
-        """Data ranks that share one copy of gradients and optimizer state; 1 where each holds them whole."""
+        """Number of data ranks that share one copy of gradients and optimizer state; 1 if each rank holds a whole
+        copy.
+        """
         return 1 if self.sharding is ZeroStage.NONE else self.shard_group or self.data
 
     @property
     def num_replicas(self) -> int:
-        """Whole copies of gradients and optimizer state along the data axis."""
+        """Number of whole copies of gradients and optimizer state along the data axis."""
         return self.data // self.shard_size
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Ranks along each axis of the table, by name, outermost first."""
+        """Number of ranks along each axis of the table, by name, outermost first."""
         parts = {"replica": self.num_replicas, "shard": self.shard_size}
         return {row.name: parts.get(row.name) or getattr(self, row.option) for row in AXES}
 
     @property
     def axes(self) -> dict[str, int]:
-        """Ranks along each axis in use, by its field, outermost first; `replica` and `shard` are one axis, `data`.
+        """Number of ranks along each axis in use, by its field, outermost first. `replica` and `shard` count as one
+        axis, `data`.
 
-        An axis is in use when it is permanent or has several ranks. Folded axes are left out: the product is the number
-        of ranks.
+        An axis is in use if it is permanent or has several ranks. Folded axes are left out, so the product of the sizes
+        is the number of ranks.
         """
         in_use = {}
         for option, (row, *_) in OPTIONS.items():
@@ -124,9 +135,9 @@ class Layout:
 
     @property
     def mesh_axes(self) -> dict[str, int]:
-        """Ranks along each axis of the device mesh, by name, outermost first.
+        """Number of ranks along each axis of the device mesh, by name, outermost first.
 
-        They are the axes in use, with `replica` and `shard` in the place of `data` where both have several ranks.
+        These are the axes in use. If both `replica` and `shard` have several ranks, they replace `data`.
         """
         mesh: dict[str, int] = {}
         sizes = self.sizes
@@ -147,7 +158,7 @@ class Layout:
 
     @property
     def slice_axes(self) -> tuple[str, ...]:
-        """Axes of the device mesh along which several ranks store a slice of every parameter each."""
+        """Axes of the device mesh along which several ranks each store a slice of every parameter."""
         return self._mesh_axes_of(lambda row: row.stores_slices)
 
     def _mesh_axes_of(self, has_role: Callable[[AxisRow], bool]) -> tuple[str, ...]:
@@ -156,7 +167,7 @@ class Layout:
         return tuple(dict.fromkeys(row.name if row.name in mesh else row.option for row in rows))
 
     def place_of(self, rank: int) -> dict[str, int]:
-        """Place of a rank along each axis of the table, by name, outermost first; folded axes are left out."""
+        """Position of a rank along each axis of the table, by name, outermost first. Folded axes are left out."""
         sizes, place = self.sizes, {}
         for row in reversed(AXES):
             if not row.is_folded:
@@ -165,11 +176,13 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """Ranks in all."""
+        """Total number of ranks."""
         return prod(self.axes.values())
 
     def __str__(self) -> str:
-        """Active parts of the layout: no sequence parallelism over one tensor rank, no sharding over one data rank."""
+        """Text such as `tensor 2 x data 4, zero3`. Options without effect (sequence parallelism over one tensor rank,
+        sharding over one data rank) are left out.
+        """
         axes = " x ".join(f"{name} {size}" for name, size in reversed(self.axes.items()))
         folded = "".join(
             f", {row.name} {self.sizes[row.name]}" for row in AXES if row.is_folded and self.sizes[row.name] > 1

@@ -1,4 +1,4 @@
-"""The shape of a decoder: GPT-2 by default, Llama and its kin by options."""
+"""Shape of a decoder model: GPT-2 by default; Llama and similar models through options."""
 
 from dataclasses import dataclass, replace
 
@@ -21,7 +21,7 @@ class NormKind(Choice):
 
 
 class FeedForward(Choice):
-    """Feed-forward part of a layer."""
+    """Kind of feed-forward part of a layer."""
 
     GELU = "gelu"
     RELU2 = "relu2"
@@ -39,78 +39,88 @@ class Biases(Choice):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A decoder with a norm before attention and before the MLP.
+    """Decoder with a norm before attention and before the MLP.
 
     The defaults are the GPT-2 of the paper's section 2.2: layer norm, GeLU, learned positions, biases, tied embeddings.
-    Llama is `positions = "rotary"`, `norm = "rms"`, `mlp = "swiglu"`, `biases = "none"`; Qwen2 has `biases = "qkv"`
-    instead, Qwen3 `qk_norm = true` besides Llama's. Sizes of 0 take what they say.
+    Other families differ in these options:
+
+    - Llama: `positions = "rotary"`, `norm = "rms"`, `mlp = "swiglu"`, `biases = "none"`
+    - Qwen2: as Llama, with `biases = "qkv"`
+    - Qwen3: as Llama, with `qk_norm = true`
+
+    For sizes that allow it, 0 means the default that the field's text names.
     """
 
     num_layers: int
-    """Transformer layers."""
+    """Number of transformer layers."""
 
     hidden_size: int
-    """Width of the residual stream; a multiple of `num_heads` unless `head_size` is given."""
+    """Width of the residual stream. Must be a multiple of `num_heads` unless `head_size` is given."""
 
     num_heads: int
-    """Attention heads, each with its own queries."""
+    """Number of attention heads. Each has its own queries."""
 
     num_kv_heads: int = 0
-    """Heads of keys and values, each for as many query heads: 1 is multi-query, fewer than `num_heads` grouped-query
-    attention. 0 takes `num_heads`."""
+    """Number of heads of keys and values. Each serves the same number of query heads: 1 is multi-query attention, a
+    number below `num_heads` is grouped-query attention. 0 means `num_heads`.
+    """
 
     head_size: int = 0
-    """Width of one head. 0 takes `hidden_size` / `num_heads`."""
+    """Width of one head. 0 means `hidden_size` / `num_heads`."""
 
     mlp_size: int = 0
-    """Width between the matrices of the MLP. 0 takes four times `hidden_size`, as in GPT-2."""
+    """Width between the matrices of the MLP. 0 means four times `hidden_size`, as in GPT-2."""
 
     vocab_size: int = 0
-    """Entries of the vocabulary; 0 takes the tokenizer's."""
+    """Number of vocabulary entries. 0 means the tokenizer's vocabulary size."""
 
     max_sequence_length: int = 1024
-    """The longest sequence: as many positions are learned, or rotated by."""
+    """Length of the longest sequence, and number of positions."""
 
     dropout: float = 0.1
-    """Probability of dropping an element, at the paper's three places: embeddings, attention, residuals."""
+    """Dropout probability at the paper's three places: embeddings, attention, residuals."""
 
     positions: Positions = Positions.LEARNED
-    """Encoding of a token's position: `learned` adds a vector to the embedding, `rotary` rotates queries and keys."""
+    """Encoding of a token's position: `learned` adds a vector to the embedding; `rotary` rotates queries and keys."""
 
     rotary_base: float = 10_000.0
-    """The slowest rotation's wavelength grows with it."""
+    """Base of the rotary frequencies (theta)."""
 
     rotary_factor: float = 1.0
-    """Slow rotations are this many times slower than `rotary_base` makes them, as in Llama 3.1; 1 leaves them."""
+    """Factor by which low rotary frequencies are divided, as in Llama 3.1. 1 leaves them unchanged."""
 
     rotary_original_length: int = 8192
-    """The length that a model with a `rotary_factor` was first trained on; what turns less than once in it is slow."""
+    """Sequence length of the original training of a model with a `rotary_factor`. Frequencies with less than one turn
+    within this length count as low.
+    """
 
     norm: NormKind = NormKind.LAYER
-    """`layer` takes off the mean and scales to unit variance, `rms` only scales."""
+    """Norm: `layer` subtracts the mean and scales to unit variance; `rms` only scales."""
 
     norm_epsilon: float = 1e-5
-    """Added to the variance, or the mean square."""
+    """Number added to the variance or the mean square."""
 
     mlp: FeedForward = FeedForward.GELU
-    """`gelu` is two matrices with GeLU between them, `relu2` two matrices with squared ReLU. `swiglu` and `geglu`
-    multiply by a third one's output through SiLU and through GeLU."""
+    """Kind of MLP: `gelu` and `relu2` have two matrices with GeLU or squared ReLU in between. `swiglu` and `geglu` add a
+    third matrix, whose output through SiLU or GeLU is multiplied in.
+    """
 
     mlp_pattern: tuple[FeedForward, ...] = ()
-    """Kinds of MLP of successive layers, from the values of `mlp`. The pattern repeats until every layer has one.
-    Empty gives every layer the kind that `mlp` names."""
+    """Kinds of MLP of successive layers, from the values of `mlp`. The pattern repeats until every layer has one. Empty
+    means that every layer has the kind `mlp`.
+    """
 
     biases: Biases = Biases.ALL
-    """Which matrices of a layer have one: `all`, those of queries, keys and values (`qkv`), or `none`."""
+    """Matrices of a layer that have a bias: `all`, only those of queries, keys and values (`qkv`), or `none`."""
 
     qk_norm: bool = False
-    """Whether each head's queries and keys go through a norm of their own, as in Qwen3."""
+    """Whether queries and keys of each head pass through a norm of their own, as in Qwen3."""
 
     qk_norm_kind: NormKind = NormKind.RMS
-    """Norm that `qk_norm` gives queries and keys: `rms` as in Qwen3, `layer` as in Persimmon."""
+    """Norm of queries and keys under `qk_norm`: `rms` as in Qwen3, `layer` as in Persimmon."""
 
     tied: bool = True
-    """Whether the output projection is the token embedding."""
+    """Whether the output projection shares its weight with the token embedding."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "num_heads", "max_sequence_length", "rotary_original_length"):
@@ -144,21 +154,21 @@ class ModelConfig:
             )
         if self.positions == "rotary" and self.head_size % 2:
             raise ConfigError(
-                f"`model.head_size` must be even for rotary positions, which turn pairs, but is {self.head_size}."
+                f"`model.head_size` must be even for rotary positions, which rotate pairs, but is {self.head_size}."
             )
 
     @property
     def query_size(self) -> int:
-        """Width of all heads' queries together."""
+        """Width of the queries of all heads together."""
         return self.num_heads * self.head_size
 
     @property
     def key_value_size(self) -> int:
-        """Width of all heads' keys and values together."""
+        """Width of the keys and values of all heads together."""
         return 2 * self.num_kv_heads * self.head_size
 
     def mlp_of(self, layer: int) -> FeedForward:
-        """Kind of MLP of a layer."""
+        """Kind of MLP of a layer, given by its index."""
         return self.mlp_pattern[layer % len(self.mlp_pattern)] if self.mlp_pattern else self.mlp
 
     @property
@@ -167,7 +177,9 @@ class ModelConfig:
         return "GPT-2" if self.positions == "learned" and self.mlp == "gelu" else "Llama"
 
     def resized(self, hidden_size: int) -> "ModelConfig":
-        """The same structure at another hidden size: what was a share of the old one is the same share of the new."""
+        """Return the same structure with another hidden size. Sizes that were a share of the hidden size keep that
+        share.
+        """
         fits = self.query_size == self.hidden_size
         mlp_size = self.mlp_size * hidden_size // self.hidden_size // self.num_heads * self.num_heads
         return replace(
@@ -178,12 +190,14 @@ class ModelConfig:
         )
 
     def shares_key_value_heads(self, tensor: int) -> bool:
-        """Whether so many tensor ranks are more than there are heads of keys and values, and several hold each."""
+        """Whether there are more tensor ranks than heads of keys and values, so that several ranks hold the same
+        head.
+        """
         return tensor > self.num_kv_heads
 
 
 def require_tensor_axis(model: ModelConfig, tensor: int) -> None:
-    """Raise `LayoutError` where so many tensor ranks cannot cut the model evenly, with the sizes that can."""
+    """Raise `LayoutError` if `tensor` ranks cannot cut the model evenly. The message lists the sizes that can."""
     heads, kv_heads, mlp = model.num_heads, model.num_kv_heads, model.mlp_size
     allowed = [t for t in divisors(heads) if _cuts(kv_heads, t) and mlp % t == 0]
     if tensor in allowed:

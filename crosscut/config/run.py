@@ -158,12 +158,14 @@ class RunConfig:
 
     @property
     def reason_against_compiling(self) -> str:
-        """Why the layers of such a run cannot be compiled, in words that follow a colon; empty where they can be."""
+        """Reason why the layers of this run cannot be compiled, as text to follow a colon; empty if they can be
+        compiled.
+        """
         return reason_against_compiling(self.model, self.layout)
 
     @property
     def is_compiled_on_gpus(self) -> bool:
-        """Whether layers are compiled where the run is on GPUs that allow it."""
+        """Whether the run compiles its layers on GPUs that support it."""
         return self.training.compile != Compile.OFF and not self.reason_against_compiling
 
     def _check_batch(self) -> None:
@@ -184,8 +186,8 @@ class RunConfig:
         warm_up, steps = self.optimizer.warmup_steps, self.training.steps
         if warm_up >= steps:
             raise ConfigError(
-                f"`optimizer.warmup_steps` must be below `training.steps` ({steps}), but is {warm_up}: the highest "
-                f"rate would never be reached. Try {steps // 10}."
+                f"`optimizer.warmup_steps` must be below `training.steps` ({steps}), but is {warm_up}: the run would "
+                f"never reach its maximum rate. Try {steps // 10}."
             )
 
     def _check_float8(self) -> None:
@@ -193,8 +195,8 @@ class RunConfig:
             self._require_multiples(FLOAT8_MULTIPLE)
         if self.training.precision == Precision.FLOAT8 and self.layout.symmetric_memory:
             raise ConfigError(
-                '`training.precision` must not be "float8" with layout.symmetric_memory, whose pieces are of 16 bits. '
-                'Set training.precision="bfloat16", or leave symmetric memory out.'
+                '`training.precision` must not be "float8" with layout.symmetric_memory, which supports 16-bit pieces '
+                'only. Set training.precision="bfloat16", or remove `layout.symmetric_memory`.'
             )
 
     def _require_multiples(self, multiple: int) -> None:
@@ -203,7 +205,7 @@ class RunConfig:
         widths = {
             "`model.hidden_size`": model.hidden_size,
             "`model.num_heads` x `model.head_size` / `layout.tensor`": model.query_size // tensor,
-            "what a rank has of keys and values": key_value,
+            "The width of keys and values on one rank": key_value,
             "`model.mlp_size` / `layout.tensor`": model.mlp_size // tensor,
         }
         for name, width in widths.items():
@@ -232,25 +234,25 @@ class RunConfig:
 
 
 def reason_against_compiling(model: ModelConfig, layout: Layout) -> str:
-    """Why layers cannot be compiled on any machine, in words that follow a colon; empty where they can be."""
+    """Reason why layers cannot be compiled on any machine, as text to follow a colon; empty if they can be compiled."""
     if layout.tensor > 1 and model.dropout and not layout.sequence_parallel:
         return (
             f"dropout (`model.dropout` {model.dropout}) under tensor parallelism (`layout.tensor` {layout.tensor}) "
-            "switches between two random streams, which a compiler cannot follow, unless the sequence is split "
+            "switches between two random streams, which a compiler cannot trace, unless the sequence is split "
             "(`layout.sequence_parallel`)"
         )
     return ""
 
 
 def not_compilable(reason: str) -> str:
-    """The message for a run that asks to be compiled and cannot be."""
+    """Error message for a run that must be compiled but cannot be."""
     return (
-        f'`training.compile` must be "auto" or "off" here, but is "on": {reason}. Change that, or set '
+        f'`training.compile` must be "auto" or "off" here, but is "on": {reason}. Remove the cause, or set '
         'training.compile="auto".'
     )
 
 
 def _multiples_around(number: int, divisor: int) -> list[int]:
-    """The positive multiples of `divisor` next below and next above `number`."""
+    """Return the nearest positive multiples of `divisor` below and above `number`."""
     below = number // divisor * divisor
     return [multiple for multiple in (below, below + divisor) if multiple]

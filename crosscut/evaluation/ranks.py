@@ -1,4 +1,4 @@
-"""A model at a place, loaded on all ranks of a layout, and something done with it there."""
+"""Loading of a model on all ranks of a layout, and calling a function with it on every rank."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,12 +18,12 @@ from crosscut.pretrained import ModelSource, find_model
 _T = TypeVar("_T")
 
 Work = Callable[[GPT, ModelSource, Any], _T]
-"""Function that every rank calls with the model, its source and the prepared value; it must be at module level."""
+"""Function that every rank calls with the model, its source and the prepared value. It must be at module level."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machinery:
-    """Layout, device and precision with which a model is scored; they change a score in its last digits only."""
+    """Layout, device and precision with which a model is scored. They change only the last digits of a score."""
 
     layout: Layout = field(default_factory=Layout)
     device: str = "auto"
@@ -31,17 +31,17 @@ class Machinery:
     """Precision of the weights and the matrix products."""
 
     def ranks(self) -> Ranks:
-        """The ranks of the layout. Raises `ConfigError` or `LayoutError` as `Ranks`."""
+        """Return the ranks of the layout. Raises `ConfigError` or `LayoutError` as `Ranks` does."""
         return Ranks(layout=self.layout, device=self.device)
 
 
 def with_model(
     place: str, on: Machinery, prepare: Callable[[ModelSource], Any], work: Work[_T]
 ) -> tuple[ModelSource, _T]:
-    """The model's source, and the result of `work` on the first rank.
+    """Load the model at `place` on all ranks, call `work`, and return the model's source and the first rank's result.
 
-    The ranks are those of `launch.in_ranks`: `find_model` finds the model and `prepare` makes the value that all ranks
-    get before a rank starts, under torchrun on the first rank. Raises the errors of both, and `ConfigError` or
+    Before a rank starts (under torchrun: on the first rank), `find_model` finds the model, and `prepare` makes the
+    value that every rank receives (see `launch.in_ranks`). Raises the errors of both, and `ConfigError` or
     `LayoutError`.
     """
 
@@ -53,9 +53,10 @@ def with_model(
 
 
 def joined_model(place: str, on: Machinery) -> tuple[GPT, ModelSource]:
-    """The model and its source on the ranks that were started, for a program that is not ours and ends when it likes.
+    """Load the model at `place` on ranks that have already been started. Returns the model and its source.
 
-    Every rank calls it. Raises as `with_model`.
+    Use this in a program that Crosscut does not control, such as lm-eval. Every rank must call this. Raises as
+    `with_model` does.
     """
     source, device = stay_in_ranks(on.ranks(), prepare=lambda: _found(place, on))
     return source.load(make_mesh(on.layout, device), precision=on.precision), source

@@ -1,4 +1,4 @@
-"""A whole evaluation: finds the model, reads the texts, scores on all ranks, writes what came out."""
+"""A whole evaluation: find the model, read the texts, score on all ranks and write the results."""
 
 import json
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from crosscut.pretrained import ModelSource
 
 @dataclass(frozen=True)
 class _Told:
-    """Arguments that every rank gets beside the model."""
+    """Arguments that every rank receives in addition to the model."""
 
     tasks: list[Task]
     batch_size: int
@@ -30,10 +30,10 @@ class _Told:
 def evaluate_place(
     place: str, config: EvaluationConfig, on: Machinery, *, output: Path | None = None, shown: bool = True
 ) -> dict[str, Any]:
-    """Score the model at `place` on the tasks of `config`; gives the report, and writes it to `output` as JSON.
+    """Score the model at `place` on the tasks of `config`. Returns the report and writes it to `output` as JSON.
 
-    Files, sizes and the model are looked at before a rank starts. With `shown` progress is. Raises `ConfigError`,
-    `LayoutError`, `DataError` or `CheckpointError`.
+    Files, sizes and the model are checked before a rank starts. With `shown`, a progress bar is shown. Raises
+    `ConfigError`, `LayoutError`, `DataError` or `CheckpointError`.
     """
     require_writable(output)
 
@@ -59,7 +59,9 @@ def _score(model: GPT, _source: ModelSource, told: _Told) -> list[Result]:
 
 
 def described(place: str, source: ModelSource, on: Machinery) -> dict[str, Any]:
-    """Description of the model and the machinery: with a task's own protocol, enough to reproduce its figures."""
+    """Describe the model, layout, device and versions. Together with a task's own protocol, this reproduces the
+    scores.
+    """
     return {
         "model": {
             "name": source.name,
@@ -75,15 +77,15 @@ def described(place: str, source: ModelSource, on: Machinery) -> dict[str, Any]:
 
 
 def require_writable(output: Path | None) -> None:
-    """Raise `ConfigError` where a result file cannot be, before it has taken hours to have something to write."""
+    """Raise `ConfigError` if the result file cannot be written, before hours are spent on its content."""
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         raise ConfigError(
-            f"`--output` must be a file in a folder that is there, but is `{output}`. Make the folder, or choose "
-            "another name."
+            f"`--output` must be a file in an existing folder, but is `{output}`. Create the folder, or choose another "
+            "name."
         )
 
 
 def write_report(report: Mapping[str, Any], output: Path | None) -> None:
-    """Write the result file, where one is asked for, beside and renamed; the first rank does."""
+    """Write the result file atomically on the first rank, if one was requested."""
     if output is not None and is_first_started():
         write_whole(output, json.dumps(report, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""`crosscut generate`: from a place where a model is and an order to texts on the screen."""
+"""Text generation for `crosscut generate`: loads the model on all ranks and prints the texts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,29 +22,29 @@ from crosscut.parallel.collectives import share_from_first
 from crosscut.pretrained import ModelSource, find_model
 
 USUAL_TOKENS = 200
-"""Longest continuation where none is asked for, or what the window has room for."""
+"""Maximum number of generated tokens if `--tokens` is not given; the window may allow fewer."""
 
 _MOST_ROWS = 16
-"""Texts that are written at a time; the others wait."""
+"""Number of texts that are generated at once; further texts wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """Request of one `crosscut generate`: the texts to write and the ranks to write them on."""
+    """Request of one `crosscut generate`: the texts to generate and the ranks to use."""
 
     prompts: tuple[str, ...]
-    """Empty to ask for one after the other at the terminal."""
+    """Prompts to continue; if empty, the user is asked for prompts at the terminal."""
     samples: int
-    """Texts for each prompt."""
+    """Number of texts for each prompt."""
     sampling: Sampling
     """Sampling options of every text, except its length."""
     num_tokens: int | None
-    """Longest continuation; None takes `USUAL_TOKENS`, or as many as the window has room for."""
+    """Maximum number of generated tokens; None means `USUAL_TOKENS`, or fewer if the window has less room."""
     slide: bool
-    """Whether texts may outgrow the model's window."""
+    """Whether texts may become longer than the model's window."""
     as_json: bool
     tensor: int
-    """Ranks to cut the model over."""
+    """Number of tensor ranks."""
     device: str
     precision: str
 
@@ -60,12 +60,12 @@ class Order:
 
 
 def write_order(place: str, order: Order) -> None:
-    """Write with the model at `place`, cut over the ranks that are asked for or that torchrun started.
+    """Generate texts with the model at `place`, on new ranks or on the ranks that torchrun started.
 
     Raises `ConfigError`, `LayoutError`, `DataError` or `CheckpointError` before a rank starts.
     """
     ranks = Ranks(layout=order.layout, device=order.device)
-    # Only one process looks for the model: a run in progress may write another checkpoint in the meantime.
+    # Only one process looks for the model, because a running training may write another checkpoint in the meantime.
     in_ranks(ranks, partial(_write, order), prepare=lambda: _checked(place, order))
 
 
@@ -88,7 +88,7 @@ def _write(order: Order, source: ModelSource, device: torch.device) -> None:
     for prompts in _rounds(order, mesh):
         try:
             requests = [_request(prompt, tokenizer, source, order) for prompt in prompts]
-        except ConfigError as error:  # of a prompt that was just typed; the others have been checked
+        except ConfigError as error:  # an error in a prompt just typed; prompts from the command line were checked
             if mesh.is_first_rank:
                 click.echo(f"crosscut: {error}", err=True)
             continue
@@ -96,7 +96,7 @@ def _write(order: Order, source: ModelSource, device: torch.device) -> None:
 
 
 def _rounds(order: Order, mesh: ParallelMesh) -> Iterator[tuple[str, ...]]:
-    """Prompts that are written together: all that there are, or each as it is typed."""
+    """Yield the prompts that are continued together: all prompts of the command line, or each typed prompt."""
     if order.prompts:
         yield order.prompts
         return
@@ -105,21 +105,21 @@ def _rounds(order: Order, mesh: ParallelMesh) -> Iterator[tuple[str, ...]]:
 
 
 def _request(prompt: str, tokenizer: Tokenizer, source: ModelSource, order: Order) -> tuple[list[int], Sampling]:
-    """The ids of a prompt and how to go on. Raises `ConfigError` where that does not fit the window."""
+    """Return a prompt's ids and its sampling options. Raises `ConfigError` if they do not fit the model's window."""
     ids = tokenizer.encode_prompt(prompt, begin=source.begin_of_text) or [source.end_of_text]
     most = USUAL_TOKENS if order.num_tokens is None else order.num_tokens
     window = source.model.max_sequence_length
-    room = window - len(ids) + 1  # the last token need not be read
+    room = window - len(ids) + 1  # the model never reads the last generated token
     start = f"{prompt[:40]}..." if len(prompt) > 40 else prompt
     if room < 1 and not order.slide:
         raise ConfigError(
-            f"The prompt {start!r} must fit the model's window of {window} tokens, but has {len(ids)}. Shorten it, or "
-            "pass --slide."
+            f"The prompt {start!r} must fit the model's window of {window} tokens, but has {len(ids)}. Shorten the "
+            "prompt, or pass --slide."
         )
     if order.num_tokens is not None and most > room and not order.slide:
         raise ConfigError(
             f"`--tokens` must be at most {room} after the prompt {start!r} of {len(ids)} tokens in the model's window "
-            f"of {window}, but is {most}. Ask for fewer, or pass --slide."
+            f"of {window}, but is {most}. Ask for fewer tokens, or pass --slide."
         )
     return ids, replace(order.sampling, num_tokens=most if order.slide else min(most, room))
 

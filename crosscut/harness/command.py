@@ -1,4 +1,4 @@
-"""lm-eval's own command line, on which `--model crosscut` is one of its models, and which starts that model's ranks."""
+"""lm-eval's own command line with `--model crosscut` as one of its models; starts the ranks of that model."""
 
 import os
 import sys
@@ -16,10 +16,11 @@ from crosscut.launch.processes import is_first_started, was_started
 
 
 def run_command(arguments: Sequence[str]) -> None:
-    """Do what `lm-eval ARGUMENTS` does; ours are cut over the ranks that `--model_args` asks for, or torchrun started.
+    """Run `lm-eval ARGUMENTS`. A Crosscut model runs on the ranks that `--model_args` asks for, or that torchrun
+    started.
 
-    Raises `ConfigError` or `LayoutError` before a rank starts where lm-eval is not installed or is asked for what our
-    models do not do, and otherwise what lm-eval raises.
+    Raises `ConfigError` or `LayoutError` before a rank starts, if lm-eval is not installed or an option is not
+    supported for Crosscut models; otherwise raises the errors of lm-eval.
     """
     require_installed("`crosscut lm-eval`")
     model = _model_of(arguments)
@@ -32,7 +33,7 @@ def run_command(arguments: Sequence[str]) -> None:
 
 
 def _model_of(arguments: Sequence[str]) -> ModelArguments | None:
-    """Which of our models is asked for; None where none is."""
+    """Return the Crosscut model that the arguments ask for; None if they ask for another model or for none."""
     asked = _asked(arguments)
     if asked is None or asked.model != MODEL:
         return None
@@ -46,7 +47,7 @@ def _model_of(arguments: Sequence[str]) -> ModelArguments | None:
 
 
 def _asked(arguments: Sequence[str]) -> Any:
-    """The arguments as lm-eval reads them, with the file of `--config`; None where nothing is to be run."""
+    """Parse the arguments as lm-eval does, including the file of `--config`; None if there is nothing to run."""
     from lm_eval._cli import HarnessCLI
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
@@ -55,11 +56,11 @@ def _asked(arguments: Sequence[str]) -> Any:
     if parsed.command != "run":
         return None
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-        return EvaluatorConfig.from_cli(parsed)  # says what it will say once more
+        return EvaluatorConfig.from_cli(parsed)  # its messages are silenced, because lm-eval prints them again later
 
 
 def _do_on_rank(arguments: Sequence[str], _device: torch.device) -> None:
-    """Do what the arguments ask for on one rank; all ranks but the first do it in silence."""
+    """Run lm-eval on one rank. All ranks except the first run silently."""
     if is_first_started():
         _do(arguments)
     else:
@@ -70,7 +71,7 @@ def _do_on_rank(arguments: Sequence[str], _device: torch.device) -> None:
 def _do(arguments: Sequence[str]) -> None:
     from lm_eval.__main__ import cli_evaluate
 
-    import crosscut.harness.adapter  # noqa: F401 - lm-eval of before it had plugins knows only what was imported
+    import crosscut.harness.adapter  # noqa: F401 - lm-eval before its plugin system finds only imported models
 
     sys.argv = ["lm-eval", *arguments]
     cli_evaluate()

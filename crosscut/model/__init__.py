@@ -1,4 +1,4 @@
-"""Decoders, written as for one device from the layers of `parallel`: GPT-2, Llama and their kin."""
+"""Decoder models (GPT-2, Llama and similar), built from the layers of `parallel` and written as for one device."""
 
 from crosscut.model.batch import Batch
 from crosscut.model.cache import KeyValueCache

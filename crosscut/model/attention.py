@@ -1,10 +1,10 @@
 """Self-attention with its heads split over the tensor ranks (paper, section 3, Figure 3b).
 
-The products for queries, keys and values are column-parallel, head by head: a rank's contiguous part holds whole heads,
-of keys and values with the rows of its weight ordered (head, key or value, element). The output product is
-row-parallel. Where there are fewer heads of keys and values than queries, each serves as many adjacent query heads; and
-where they are fewer than the ranks, several ranks have the same one. They are repeated, one for each query head, only
-where a GPU's fused kernel cannot share them.
+The products for queries, keys and values are column-parallel, cut between heads: a rank's contiguous part holds whole
+heads. The weight rows of keys and values are ordered (head, key or value, element). The output product is row-parallel.
+If there are fewer heads of keys and values than query heads, each serves the same number of adjacent query heads; if
+there are fewer than ranks, several ranks hold the same one. Keys and values are repeated per query head only if a GPU's
+fused kernel cannot share them.
 
 Shapes: B batch, S sequence, H hidden, A query heads, K heads of keys and values, D elements of a head, T tensor ranks.
 """
@@ -24,7 +24,7 @@ _NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "
 
 
 class SelfAttention(nn.Module):
-    """Causal self-attention: [B, S, H] to [B, S, H] (the sequence split where the layout splits it)."""
+    """Causal self-attention: [B, S, H] to [B, S, H], or [B, S/T, H] to [B, S/T, H] under sequence parallelism."""
 
     def __init__(self, part: architecture.Attention, build: Builder) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class SelfAttention(nn.Module):
         self.output = build.rows(part.output)
 
     def forward(self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None) -> Tensor:
-        """Attend to this and earlier positions, those in the `cache` before them."""
+        """Attend to this and earlier positions, including those in `cache`."""
         query, key_value = self.qkv(x)
         q = query.unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # [B, A/T, S, D]
         k, v = key_value.unflatten(-1, (-1, 2, self.head_size)).transpose(1, 2).unbind(-2)  # each [B, K/T, S, D]
@@ -56,7 +56,9 @@ class SelfAttention(nn.Module):
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, enable_gqa=grouped)
 
     def _repeats_keys(self, q: Tensor, k: Tensor, dropout: float) -> bool:
-        """Whether keys and values are repeated for each head of queries, since no fused kernel takes them shared."""
+        """Whether keys and values must be repeated for each query head, because no fused kernel accepts fewer of
+        them.
+        """
         if q.shape[1] == k.shape[1] or self._capability is None:
             return False
         return not takes_shared_heads(
@@ -65,12 +67,12 @@ class SelfAttention(nn.Module):
 
 
 def capability_of(device: torch.device) -> tuple[int, int] | None:
-    """A GPU's compute capability, which decides what its attention kernels take; None elsewhere."""
+    """Compute capability of a GPU, which decides which attention kernels it has; None on other devices."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
 def _placed(heads: Tensor, norm: nn.Module | None, rotation: Rotation | None) -> Tensor:
-    """Queries or keys, normalised and turned where the model does so."""
+    """Normalise and rotate queries or keys, if the model does so."""
     if norm is not None:
         heads = norm(heads)
     return heads if rotation is None else rotate(heads, rotation)

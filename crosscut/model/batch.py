@@ -1,4 +1,4 @@
-"""Input of a model: token ids, the ids that are to follow them, and what else a model may be told of them."""
+"""Input of a model: token ids, target ids and optional information about each token."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -12,56 +12,58 @@ from crosscut.config import IGNORED
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """Sequences that one rank's model reads together; tensors of dimensions [B, S], None where there is nothing to
-    say.
+    """Sequences that one rank's model reads together. All tensors are [B, S]; None means that the information is not
+    given.
     """
 
     tokens: Tensor
     """Token ids."""
     targets: Tensor
-    """The ids that follow the tokens; `IGNORED` where none is to be predicted."""
+    """Ids that follow the tokens; `IGNORED` where nothing is to be predicted."""
     positions: Tensor | None = None
-    """Place of each token in its sequence or document, from 0; None counts from the start of the sequence."""
+    """Position of each token in its sequence or document, from 0. None counts from the start of the sequence."""
     documents: Tensor | None = None
-    """Number of the document that each token is of; None where a sequence is read as one document."""
+    """Number of the document to which each token belongs. None means that each sequence is one document."""
     segments: Tensor | None = None
-    """Number of the segment that each token is of, such as one of two sentences; None where there are no segments."""
+    """Number of the segment to which each token belongs, such as one of two sentences. None means no segments."""
     mask: Tensor | None = None
-    """Whether each token may be attended to; None where every token may."""
+    """Whether each token may be attended to. None means that every token may."""
 
     @classmethod
     def from_ids(cls, ids: Tensor) -> Self:
-        """Batch in which every token of `ids` [B, S + 1] but the first is to be predicted from the earlier ones."""
+        """Make a batch from `ids` [B, S + 1]. Every token except the first is predicted from the earlier tokens."""
         return cls(tokens=ids[:, :-1], targets=ids[:, 1:])
 
     @property
     def num_targets(self) -> Tensor:
-        """Number of targets that are to be predicted: an integer scalar on the device."""
+        """Number of targets to predict: an integer scalar on the device."""
         return (self.targets != IGNORED).sum()
 
     def plain(self) -> tuple[Tensor, Tensor]:
-        """Tokens and targets, for a model that reads nothing else; an assert fails where more is given."""
+        """Return tokens and targets, for a model that uses nothing else. Fails with an assertion if the batch has
+        more.
+        """
         given = list(self._given())
         assert given == ["tokens", "targets"], f"the model reads tokens and targets alone, but the batch has {given}"
         return self.tokens, self.targets
 
     def chunk(self, num_parts: int) -> list[Self]:
-        """Equal parts along the sequences, in their order."""
+        """Split the sequences into equal parts, in order."""
         parts = {name: tensor.chunk(num_parts) for name, tensor in self._given().items()}
         return [replace(self, **{name: part[i] for name, part in parts.items()}) for i in range(num_parts)]
 
     def tensors(self) -> Iterator[Tensor]:
-        """All tensors that there are, in the order of the fields."""
+        """Yield all tensors that are given, in the order of the fields."""
         return iter(self._given().values())
 
     def to_device(self, device: torch.device) -> Self:
-        """The same batch on a device. The copy to a GPU goes through pinned memory, in its stream's turn: no host
-        waits for it.
+        """Copy the batch to a device. The copy to a GPU goes through pinned memory and is queued on the current stream,
+        so the host does not wait for it.
         """
         return replace(self, **{name: _on_device(tensor, device) for name, tensor in self._given().items()})
 
     def record_stream(self, stream: "torch.cuda.Stream") -> None:
-        """Keep the memory of all tensors until `stream` has used them, where another stream made them."""
+        """Keep the memory of all tensors until `stream` has used them, if another stream allocated them."""
         for tensor in self.tensors():
             tensor.record_stream(stream)
 
@@ -73,5 +75,5 @@ class Batch:
 def _on_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
-    # Contiguous, since what is not is copied by way of other memory, and waited for.
+    # Make it contiguous first: other tensors are copied through extra memory, and the host waits.
     return tensor.contiguous().pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,6 @@
-"""One transformer layer, with norms before attention and the feed-forward part (paper, section 2.2, Figure 2)."""
+"""One transformer layer, with norms before attention and before the feed-forward part (paper, section 2.2, Figure
+2).
+"""
 
 from torch import Tensor, nn
 
@@ -12,9 +14,9 @@ from crosscut.model.rotary import Rotation
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)): [B, S, H] to the same.
+    """x + attention(norm(x)), then x + mlp(norm(x)): [B, S, H] to [B, S, H].
 
-    The builder's runner calls the layer and functions inside it. The plain runner does nothing else.
+    The builder's runner calls the layer and the functions inside it. The plain runner adds nothing to these calls.
     """
 
     def __init__(self, part: architecture.Layer, build: Builder) -> None:
@@ -27,7 +29,9 @@ class Block(nn.Module):
         self.dropout = build.dropout(part.dropout)
 
     def forward(self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None) -> Tensor:
-        """Apply the layer. Only attention needs the `rotation` of queries and keys, and the `cache` of earlier ones."""
+        """Apply the layer. `rotation` (for queries and keys) and `cache` (earlier keys and values) are passed to
+        attention.
+        """
         return self.runner.layer(self._forward, x, rotation, cache)
 
     def _forward(self, x: Tensor, rotation: Rotation | None, cache: LayerCache | None) -> Tensor:
@@ -37,5 +41,5 @@ class Block(nn.Module):
 
 
 def build_feed_forward(part: architecture.MLP | architecture.GatedMLP, build: Builder) -> MLP | GatedMLP:
-    """Module of a feed-forward part."""
+    """Build the module of a feed-forward part."""
     return MLP(part, build) if isinstance(part, architecture.MLP) else GatedMLP(part, build)

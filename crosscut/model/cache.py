@@ -1,11 +1,11 @@
-"""Keys and values of what a model has read, so that text goes on without reading it again.
+"""Cache of keys and values, so that a text is continued without reading it again.
 
-Each rank keeps those of its own heads. Every row is a text of its own length. What is read next is given as [B, S],
-row by row filled up at the end where rows get unequally much: keys of what only fills up lie after a row's last token,
-where no query of that row looks, until its next tokens take their place.
+Each rank keeps keys and values of its own heads. Every row is a text with its own length. The next tokens are read as
+[B, S]; rows with fewer tokens are padded at the end. Keys of padding are stored after a row's last token. No query of
+that row attends to them, and the row's next tokens overwrite them.
 
-Shapes: B rows, S tokens of each that are read at once, C tokens that fit, A query heads, K heads of keys and values, D
-elements of a head, T tensor ranks.
+Shapes: B rows, S tokens of each row that are read at once, C capacity in tokens, A query heads, K heads of keys and
+values, D elements of a head, T tensor ranks.
 """
 
 from collections.abc import Sequence
@@ -22,38 +22,39 @@ from crosscut.parallel import ParallelMesh
 
 
 class KeyValueCache:
-    """Room for `capacity` tokens of each of `num_rows` texts, in the type of the activations; see `GPT.read`."""
+    """Cache for `num_rows` texts of up to `capacity` tokens each, in the type of the activations. See `GPT.read`."""
 
     def __init__(
         self, config: ModelConfig, *, mesh: ParallelMesh, dtype: torch.dtype, num_rows: int, capacity: int
     ) -> None:
         self.num_rows, self.capacity = num_rows, capacity
         self.lengths = [0] * num_rows
-        """Tokens that each row has read."""
+        """Number of tokens that each row has read."""
         self._last_place = config.max_sequence_length
         own_heads = max(config.num_kv_heads // mesh.tensor.size, 1)
-        # One place more than tokens fit: what only fills up and would lie beyond goes there.
+        # One place more than the capacity: padding that lies beyond the capacity is written there.
         shape = (2, num_rows, own_heads, capacity + 1, config.head_size)
         self._layers = [torch.zeros(shape, dtype=dtype, device=mesh.device) for _ in range(config.num_layers)]
 
     def set_length(self, row: int, length: int) -> None:
-        """Forget what a row has read after `length` tokens; 0 frees it."""
+        """Forget the tokens of a row after the first `length`. 0 frees the row."""
         self.lengths[row] = min(length, self.lengths[row])
 
     def grow(self, capacity: int) -> None:
-        """Make room for so many tokens of each row."""
+        """Increase the capacity of every row to `capacity` tokens, if it is smaller."""
         more = capacity - self.capacity
         if more > 0:
-            for i, layer in enumerate(self._layers):  # one after the other: never all of them twice
+            for i, layer in enumerate(self._layers):  # one by one, so that only one layer exists twice
                 self._layers[i] = F.pad(layer, (0, 0, 0, more))
             self.capacity = capacity
-            if self._layers[0].device.type == "cpu":  # where no larger layer fits into a smaller one's place
+            if self._layers[0].device.type == "cpu":  # the larger layers do not fit into the freed blocks
                 return_freed_memory()
 
     def begin(self, counts: Sequence[int], *, length: int, first_row: int) -> "Reading":
-        """Prepare to read `length` tokens for each of as many rows as there are `counts`, from `first_row` on.
+        """Prepare to read `length` tokens in each of the rows from `first_row` on. `counts` gives the number of real
+        tokens per row.
 
-        Raises `ConfigError` where the tokens that count do not fit.
+        Raises `ConfigError` if the real tokens do not fit.
         """
         rows = slice(first_row, first_row + len(counts))
         before = self.lengths[rows]
@@ -67,20 +68,20 @@ class KeyValueCache:
         return Reading(self, rows, before, length)
 
     def advance(self, counts: Sequence[int], *, first_row: int) -> None:
-        """Count the tokens that `begin` announced as read."""
+        """Count the tokens announced by `begin` as read."""
         for row, count in enumerate(counts, start=first_row):
             self.lengths[row] += count
 
     def layer(self, index: int) -> Tensor:
-        """Keys and values of one layer: [2, B, K/T, C + 1, D]."""
+        """Return keys and values of one layer: [2, B, K/T, C + 1, D]."""
         return self._layers[index]
 
 
 def reading_kernels(device: torch.device) -> AbstractContextManager[object]:
-    """Inside, attention is of kernels that take any number of keys.
+    """Context that limits attention to kernels that work with any number of keys.
 
-    PyTorch prefers cuDNN's on Hopper, which makes a plan for each new shape, tens of milliseconds on the host, and
-    there is one more key with every token.
+    On Hopper, PyTorch prefers cuDNN's kernel, which prepares a plan for each new shape. That takes tens of milliseconds
+    on the host, and the shape changes with every token.
     """
     if device.type != "cuda":
         return nullcontext()
@@ -88,43 +89,47 @@ def reading_kernels(device: torch.device) -> AbstractContextManager[object]:
 
 
 class Reading:
-    """One forward pass over the next tokens: the places of the tokens, and the keys that their queries see."""
+    """One forward pass over the next tokens: the positions of the tokens and the keys that each query may see."""
 
     def __init__(self, cache: KeyValueCache, rows: slice, before: Sequence[int], length: int) -> None:
         self._cache, self._rows, self._is_every_row = cache, rows, len(before) == cache.num_rows
         device = cache.layer(0).device
         first = torch.tensor(before, device=device)
         self.places = first.unsqueeze(1) + torch.arange(length, device=device)
-        """Places of the tokens in their texts: [B, S]."""
+        """Positions of the tokens in their texts: [B, S]."""
         self.start = before[0] if len(set(before)) == 1 and before[0] + length <= cache.capacity + 1 else None
-        """Place at which all rows go on; None where they go on at different places, or past the capacity."""
+        """Position at which all rows continue; None if rows continue at different positions or exceed the capacity."""
         self.end = min(max(before) + length, cache.capacity + 1)
         self.slots = self.places.clamp(max=cache.capacity)
         self.sees: Tensor | None = None
-        """Mask of the keys that each query sees, [B, 1, S, keys]; None where it sees all, or those up to its place."""
+        """Mask of the keys that each query may see, [B, 1, S, keys]. None if no mask is needed: each query sees all
+        keys, or all up to its own position.
+        """
         if self.start is None or (self.start > 0 and length > 1):
             keys = torch.arange(self.end, device=device)
             self.sees = (keys <= self.places.unsqueeze(-1)).unsqueeze(1)
 
     def layer(self, index: int) -> "LayerCache":
-        """Cache of one layer that its attention reads and extends in this pass."""
+        """Cache of one layer, which the layer's attention reads and extends in this pass."""
         kept = self._cache.layer(index)
         return LayerCache(self, kept if self._is_every_row else kept[:, self._rows])
 
 
 class LayerCache:
-    """The attention of one layer to what it has read and now reads."""
+    """Keys and values of one layer during a forward pass."""
 
     def __init__(self, reading: Reading, kept: Tensor) -> None:
         self._reading, self._kept = reading, kept
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Keep keys and values [B, K/T, S, D] and attend with the queries [B, A/T, S, D] to all that they may see."""
+        """Store keys and values [B, K/T, S, D], and attend with the queries [B, A/T, S, D] to all keys that they may
+        see.
+        """
         reading = self._reading
         self._keep(k, v)
         keys, values = self._kept.narrow(3, 0, reading.end).unbind()
         num_groups = q.shape[1] // k.shape[1]
-        if q.shape[2] == 1:  # the queries of a group look at the same keys: as if they were as many places
+        if q.shape[2] == 1:  # treat the queries of a group, which see the same keys, like several positions
             grouped = q.reshape(*k.shape[:2], num_groups, -1)
             return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=reading.sees).reshape(q.shape)
         return F.scaled_dot_product_attention(

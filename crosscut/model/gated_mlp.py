@@ -1,4 +1,4 @@
-"""The gated MLP: two matrices by columns with one input, then one by rows (paper, Figure 3a, with a gate).
+"""Gated MLP: two column-parallel matrices with the same input, then a row-parallel one (paper, Figure 3a, with a gate).
 
 Shapes: B batch, S sequence, H hidden, F width between the matrices, T tensor ranks.
 """
@@ -29,13 +29,13 @@ class GatedMLP(nn.Module):
         self._activate = GATES[part.kind]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Expand twice, multiply, contract."""
+        """Multiply by both expanding matrices, apply the gate and contract."""
         y: Tensor = self.contract(self.runner.cheap(self._activate, *self.expand(x)))
         return y
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """SiLU(gate) * up. The backward pass keeps gate and up alone."""
+    """SiLU(gate) * up. The backward pass keeps only gate and up."""
     y: Tensor = run(_SwiGLU, gate, up, twin=_swiglu)
     return y
 
@@ -45,7 +45,7 @@ def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 class _SwiGLU(Function):
-    """Same as `_swiglu`; it keeps gate and up alone for the backward pass."""
+    """Autograd function that computes `_swiglu` and keeps only gate and up for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class _SwiGLU(Function):
 
 
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
-    """GeLU(gate) * up, GeLU in its tanh form. The backward pass keeps gate and up alone."""
+    """GeLU(gate) * up, with the tanh approximation of GeLU. The backward pass keeps only gate and up."""
     y: Tensor = run(_GeGLU, gate, up, twin=_geglu)
     return y
 
@@ -71,7 +71,7 @@ def _geglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 class _GeGLU(Function):
-    """Same as `_geglu`; it keeps gate and up alone for the backward pass."""
+    """Autograd function that computes `_geglu` and keeps only gate and up for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
@@ -87,4 +87,4 @@ class _GeGLU(Function):
 
 
 GATES = {FeedForward.SWIGLU: swiglu, FeedForward.GEGLU: geglu}
-"""Functions of the gate and of the other branch."""
+"""Functions of the gate and the other branch, by the kind of MLP."""

@@ -1,8 +1,8 @@
-"""The decoder: tokens to hidden states through pre-norm blocks, and what is made of these.
+"""Decoder model: token ids to hidden states through pre-norm blocks, and from hidden states to a loss or to scores.
 
-By default GPT-2 as in the paper's section 2.2: learned positions, layer norms, GeLU, tied embeddings. What differs in
-Llama and its kin (`ModelConfig`) is a matter of which layers a block is built of. Nothing here asks for the layout: on
-one device the layers of `parallel` are ordinary layers.
+The default is GPT-2 as in the paper's section 2.2: learned positions, layer norms, GeLU and tied embeddings. Llama and
+similar models (`ModelConfig`) differ only in the layers that their blocks consist of. This code does not depend on the
+layout: on one device, the layers of `parallel` are ordinary layers.
 
 Shapes: B batch, S sequence, H hidden, V vocabulary, T tensor ranks.
 """
@@ -39,10 +39,10 @@ from crosscut.parallel.state.parameters import local
 
 
 class GPT(nn.Module):
-    """The model, its weights zero until `initialize` or a checkpoint fills them.
+    """Decoder model. Its weights are zero until `initialize` or a checkpoint fills them.
 
-    Parameters are kept in `dtype`; activations and products are in `compute_dtype` (the same by default). The layer at
-    index i is built with the runner `runner_of(i)`.
+    Parameters are stored in `dtype`; activations and products use `compute_dtype` (default: the same type). The layer
+    at index i uses the runner `runner_of(i)`.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class GPT(nn.Module):
         super().__init__()
         self.config, self.mesh = config, mesh
         self.loss_passes: LossPasses | None = None
-        """Passes of the loss over the logits, where they are compiled."""
+        """Compiled passes of the loss over the logits; None if they are not compiled."""
         self.loss_chunk_tokens: int | None = None
-        """Tokens whose logits the loss holds at once; None takes what suits the device."""
+        """Number of tokens whose logits the loss holds at once; None means the device's default."""
         parts = describe(config)
         build = Builder(mesh=mesh, streams=streams, dtype=dtype, epsilon=config.norm_epsilon)
         types: Any = {"dtype": dtype, "output_dtype": compute_dtype or dtype}
@@ -77,23 +77,26 @@ class GPT(nn.Module):
 
     @property
     def output_weight(self) -> nn.Parameter:
-        """The rows [V, H] that logits are products with: the token embedding's, where it is tied."""
+        """Weight [V, H] of the product that gives the logits: the token embedding's, if it is tied."""
         return self.tokens.weight if self.output is None else self.output.weight
 
     @property
     def padded_rows(self) -> dict[str, int]:
-        """Real rows of the parameters that are padded, by name, for loading a checkpoint of another layout."""
+        """Number of real rows of each padded parameter, by name. Checkpoints of another layout need it, because padding
+        differs.
+        """
         described = describe(self.config).root_parameters()
         return {parameter.name: parameter.shape[0] for parameter in described if parameter.cut is Cut.VOCABULARY}
 
     def forward(
         self, tokens: Tensor, *, num_filled: int = 0, reading: Reading | None = None, with_weight: bool = False
     ) -> Tensor | tuple[Tensor, TiedWeight]:
-        """Token ids [B, S] to the last hidden states [B, S, H] (the sequence split where the layout splits it).
+        """Compute the last hidden states [B, S, H] of token ids [B, S]. Under sequence parallelism, the result is [B,
+        S/T, H].
 
-        The last `num_filled` tokens of each sequence only fill it up to a length that can be split. Where they go on
-        with what was read before, `reading` says where they stand. `with_weight` gives the token embedding's weight
-        too, for its second use.
+        The last `num_filled` tokens of each sequence are padding that makes its length divisible by the ranks.
+        `reading` gives the positions of tokens that continue earlier text. `with_weight` also returns the token
+        embedding's weight, for its second use.
         """
         x, tied = self.tokens(tokens, with_weight=True) if with_weight else (self.tokens(tokens), None)
         if self.positions is not None:
@@ -110,15 +113,15 @@ class GPT(nn.Module):
         return y if tied is None else (y, tied)
 
     def _rotation(self, tokens: Tensor, reading: Reading | None, dtype: torch.dtype) -> Rotation:
-        """Rotation of queries and keys, which all layers share."""
+        """Compute the rotation of queries and keys, which all layers share."""
         places = torch.arange(tokens.shape[1], device=tokens.device) if reading is None else reading.places
         return rotations(places, self.config, dtype)
 
     def loss(self, tokens: Tensor, targets: Tensor, *, scale: float | Tensor = 1.0) -> Tensor:
-        """`scale` times the sum of the cross entropies of `targets` [B, S] given `tokens` [B, S]; a scalar.
+        """Return `scale` times the sum of the cross entropies of `targets` [B, S] given `tokens` [B, S]: a scalar.
 
-        To train on a mean, divide by the number of targets over all data ranks: `scale = 1 / count`, a number or a
-        scalar tensor on the device.
+        To train on the mean, set `scale` to 1 / (number of targets over all data ranks), as a number or a scalar tensor
+        on the device.
         """
         if self.output is None and torch.is_grad_enabled():
             hidden, tied = self(tokens, with_weight=True)
@@ -138,10 +141,10 @@ class GPT(nn.Module):
         )
 
     def hidden_states(self, tokens: Tensor) -> Tensor:
-        """The last hidden states [B, S, H] of `tokens` [B, S], whole on all tensor ranks.
+        """Return the last hidden states [B, S, H] of `tokens` [B, S], whole on all tensor ranks.
 
-        Where the layout splits the sequence, any length will do: it is filled up after the last position, which does
-        not see what comes later.
+        Any length is allowed. Under sequence parallelism, the sequence is padded at its end, which earlier positions do
+        not see.
         """
         length = tokens.shape[1]
         num_filled = self._num_filled(length)
@@ -149,18 +152,19 @@ class GPT(nn.Module):
         return enter_tensor_parallel(hidden, self.mesh)[:, :length]
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """Scores of the next token after the last position of `tokens` [B, S], of any length: [B, V], the same on all
-        ranks.
+        """Return the scores [B, V] of the next token after `tokens` [B, S], the same on all ranks. Any length is
+        allowed.
         """
         return self.logits_of(self.hidden_states(tokens)[:, -1])
 
     @torch.no_grad()
     def read(self, tokens: Tensor, cache: KeyValueCache, *, counts: Sequence[int], first_row: int = 0) -> Tensor:
-        """The last hidden states [B, S or more, H] of `tokens` [B, S] after what the cache's rows have read.
+        """Read `tokens` [B, S] after what the cache's rows have read, and return the last hidden states [B, S or more,
+        H].
 
-        `tokens` go on with B rows from `first_row` on. Of row b the first `counts[b]` count (at least one); the rest
-        only fills up. They are the same on all tensor ranks; `logits_of` makes scores of some. Raises `ConfigError`
-        where a text grows longer than the cache or the model's positions allow.
+        The B rows start at `first_row`. Of row b, the first `counts[b]` tokens are real (at least one); the rest is
+        padding. All tensor ranks get the same result; `logits_of` turns hidden states into scores. Raises `ConfigError`
+        if a text would exceed the cache or the model's positions.
         """
         num_filled = self._num_filled(tokens.shape[1])
         reading = cache.begin(counts, length=tokens.shape[1] + num_filled, first_row=first_row)
@@ -170,11 +174,13 @@ class GPT(nn.Module):
         return hidden
 
     def _num_filled(self, length: int) -> int:
-        """Number of tokens to add so that the layout can split the sequence."""
+        """Number of padding tokens needed so that the sequence can be split over the ranks."""
         return -length % self.mesh.tensor.size if self.mesh.sequence_parallel else 0
 
     def logits_of(self, hidden: Tensor) -> Tensor:
-        """Scores [N, V] of the tokens after N last hidden states [N, H] that all tensor ranks have; on all of them."""
+        """Return the scores [N, V] of the next tokens from N last hidden states [N, H]. All tensor ranks must hold the
+        same hidden states, and all get the scores.
+        """
         products = ORDINARY if self.output is None else self.output.products
         columns = products.output(hidden, local(self.output_weight, hidden.dtype))
         return gather_from_tensor_parallel(columns, self.mesh.tensor)[:, : self.config.vocab_size]

@@ -1,4 +1,4 @@
-"""Initial weights as in the paper's section 4.1.1, a function of the seed and each parameter's name."""
+"""Initial weights as in the paper's section 4.1.1. They depend only on the seed and each parameter's name."""
 
 import torch
 
@@ -9,10 +9,11 @@ from crosscut.parallel.state.parameters import local_offsets, local_part
 
 
 def initialize(model: GPT, seed: int) -> None:
-    """Draw the weights by their role: N(0, 0.02), and N(0, 0.02 / sqrt(2 layers)) right before a residual sum.
+    """Draw the weights according to their role: N(0, 0.02), and N(0, 0.02 / sqrt(2 layers)) directly before a residual
+    sum.
 
-    Biases stay zero and norms stay the identity. The padding of the vocabulary is set to zero, so that it is the same
-    on every layout. Call this when the parameters are in their final place, after `parallel.shard_model`.
+    Biases stay zero and norms stay the identity. Padding rows of the vocabulary are set to zero, so that they are the
+    same on every layout. Call this after `parallel.shard_model`, when the parameters have their final placement.
     """
     roles = {described.name: described.role for described in describe(model.config).parameters()}
     for name, parameter in model.named_parameters():

@@ -1,4 +1,5 @@
-"""The MLP: first matrix by columns, second by rows, what lies between them on each rank alone (paper, Figure 3a).
+"""MLP: the first matrix is column-parallel and the second is row-parallel, so the part in between is local (paper,
+Figure 3a).
 
 Shapes: B batch, S sequence, H hidden, F width between the matrices, T tensor ranks.
 """
@@ -17,7 +18,7 @@ from crosscut.model.building import Builder
 
 
 class MLP(nn.Module):
-    """Y = act(X A) B: [B, S, H] to [B, S, H] through [B, S, F/T]. GeLU is in GPT-2's tanh form."""
+    """Y = act(X A) B: [B, S, H] to [B, S, H] through [B, S, F/T]. GeLU uses GPT-2's tanh approximation."""
 
     def __init__(self, part: architecture.MLP, build: Builder) -> None:
         super().__init__()
@@ -27,7 +28,7 @@ class MLP(nn.Module):
         self._activate = ACTIVATIONS[part.kind]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Expand, activate, contract."""
+        """Multiply by the first matrix, apply the activation and multiply by the second matrix."""
         y: Tensor = self.contract(self.runner.cheap(self._activate, self.expand(x)))
         return y
 
@@ -42,7 +43,7 @@ def _relu2(x: Tensor) -> Tensor:
 
 
 class _SquaredReLU(Function):
-    """max(x, 0)^2, which keeps x alone for the backward pass (So et al. 2021, arXiv 2109.08668, section 3)."""
+    """max(x, 0)^2. Keeps only x for the backward pass (So et al. 2021, arXiv 2109.08668, section 3)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -57,4 +58,4 @@ class _SquaredReLU(Function):
 
 
 ACTIVATIONS = {FeedForward.GELU: _gelu, FeedForward.RELU2: _relu2}
-"""Functions between the two matrices."""
+"""Activation functions between the two matrices, by the kind of MLP."""

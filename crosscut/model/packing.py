@@ -1,7 +1,7 @@
-"""Packing of a model's weights in the order in which oneDNN reads them, for a model that from now on only writes text.
+"""Packing of a model's weights into oneDNN's memory order, for a model that will only generate text.
 
-A packed weight takes the plain one's place, since both would be twice the memory, and nothing but products without
-gradients can be made of it (`kernels.packed`).
+A packed weight replaces the plain one, because keeping both would double the memory. A packed weight supports only
+products without gradients (`kernels.packed`).
 """
 
 import torch
@@ -19,21 +19,22 @@ _PACKABLE = (ColumnParallelLinear, RowParallelLinear, VocabParallelOutput)
 
 
 def pack_weights(model: nn.Module, mesh: ParallelMesh, *, num_texts: int) -> None:
-    """Pack a model's linear layers, and an output that is not tied, in place, to write so many texts at once.
+    """Pack the weights of a model's linear layers, and of an output that is not tied, in place, to generate `num_texts`
+    texts at once.
 
-    Only on the CPU in float32, where oneDNN is and where data ranks share no weights; and not for so few texts that
-    products are faster with plain ones. Otherwise the model is left alone. A packed one may only be run, without
-    gradients: it can not be trained, saved or compared. Meanwhile one weight is held twice, the largest at worst.
+    Nothing happens unless the model is on the CPU in float32, oneDNN is available, data ranks share no weights, and
+    products for this many texts are faster with packed weights. A packed model can only be run without gradients: it
+    can not be trained, saved or compared. During packing, one weight at a time is held twice.
     """
     layers = [module for module in model.modules() if isinstance(module, _PACKABLE)]
     if not is_faster_packed(num_texts) or mesh.sharding is not None or not all(map(_suits, layers)):
         return
     for layer in layers:
         layer.products = PACKED
-        if cut_dim(layer.weight) is not None:  # of one that all ranks hold whole, each multiplies by some rows
+        if cut_dim(layer.weight) is not None:  # of a replicated weight, a rank uses only some rows: leave it plain
             own = packed(local_part(layer.weight.detach()))
             layer.weight = nn.Parameter(with_local_part(layer.weight, own), requires_grad=False)
-            # It is aligned to more than a plain one, and would fit into no hole that one of these has left.
+            # A packed weight has a stricter alignment, so it would not fit into the block that a plain one has freed.
             return_freed_memory()
 
 

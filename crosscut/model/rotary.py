@@ -1,9 +1,10 @@
-"""Rotary positions: each pair of a head's elements turns by an angle that grows with the token's place.
+"""Rotary positions: each pair of a head's elements is rotated by an angle proportional to the token's position.
 
     angle(place, i) = place * base^(-2 i / D)          i = 0 ... D/2 - 1, the pair of elements i and i + D/2
 
-so that the product of a query and a key depends on how far they are apart (Su et al. 2021, arXiv 2104.09864, section
-3.2). Elements are paired as in Llama's published weights. Angles are computed in float32 in any precision, as there.
+The product of a query and a key then depends on the distance between them (Su et al. 2021, arXiv 2104.09864, section
+3.2). Elements are paired as in Llama's published weights, and angles are computed in float32 in every precision, as in
+Llama.
 
 Shapes: B batch, A heads, S sequence, D elements of a head.
 """
@@ -16,16 +17,16 @@ from torch import Tensor
 from crosscut.config import ModelConfig
 
 Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines of the angles, one pair for all layers."""
+"""Cosines and sines of the angles. All layers use the same pair."""
 
 LOW, HIGH = 1.0, 4.0
-"""Turns within `rotary_original_length` below which a rotation is slow, and above which it is fast."""
+"""Number of turns within `rotary_original_length` below which a frequency is low, and above which it is high."""
 
 
 def rotations(places: Tensor, config: ModelConfig, dtype: torch.dtype) -> Rotation:
-    """For tokens at `places` [S] or [B, S]: [S, D] or [B, 1, S, D] each.
+    """Compute cosines and sines for tokens at `places` [S] or [B, S]: [S, D] or [B, 1, S, D] each.
 
-    The sines of a pair's first element are negative, as `rotate` needs them.
+    The sines of a pair's first element are negated, as `rotate` needs them.
     """
     angles = places.float().unsqueeze(-1) * _frequencies(config, places.device)
     if angles.dim() > 2:
@@ -35,18 +36,20 @@ def rotations(places: Tensor, config: ModelConfig, dtype: torch.dtype) -> Rotati
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turn queries or keys [B, A, S, D] by what `rotations` gave, in its type."""
+    """Rotate queries or keys [B, A, S, D] by the result of `rotations`, in its element type."""
     cos, sin = rotation
     turned: Tensor = x * cos + x.roll(x.shape[-1] // 2, -1) * sin
     return turned
 
 
 def _frequencies(config: ModelConfig, device: torch.device) -> Tensor:
-    """Radians per place [D/2]; slow ones stretched as in Llama 3.1, those between slow and fast in proportion."""
+    """Return the frequencies in radians per position [D/2]. As in Llama 3.1, low frequencies are divided by
+    `rotary_factor`, and frequencies between low and high are interpolated.
+    """
     exponents = torch.arange(0, config.head_size, 2, device=device).float() / config.head_size
     frequencies: Tensor = 1.0 / (config.rotary_base**exponents)
     if config.rotary_factor == 1.0:
         return frequencies
-    turns = config.rotary_original_length / (2 * math.pi / frequencies)  # in the order of Llama's own program
-    share = ((turns - LOW) / (HIGH - LOW)).clamp(0.0, 1.0)  # 0 is slow, 1 is fast
+    turns = config.rotary_original_length / (2 * math.pi / frequencies)  # same order as in Llama's code
+    share = ((turns - LOW) / (HIGH - LOW)).clamp(0.0, 1.0)  # 0 for low frequencies, 1 for high ones
     return (1 - share) * frequencies / config.rotary_factor + share * frequencies

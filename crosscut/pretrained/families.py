@@ -1,8 +1,11 @@
-"""Whose rows our parameters are: one table a family, read in both directions.
+"""Names and layouts of published weights: one table per model family, used for reading and for writing.
 
-A published model names the same matrices otherwise and cuts them otherwise. Three things differ: queries, keys and
-values are three tensors (GPT-2: one on top of the other in one), where ours are the queries and, head by head, keys and
-values; GPT-2 keeps its matrices the other way round, [in, out]; and the vocabulary is not padded.
+A published model has the same matrices under other names and in other layouts. Three things differ:
+
+- Queries, keys and values are three tensors (in GPT-2: stacked in one tensor). In Crosscut, queries are one parameter;
+  keys and values are another one, in which they alternate head by head.
+- GPT-2 stores its matrices transposed, [in, out].
+- The published vocabulary is not padded.
 
 H hidden size, A heads, K heads of keys and values, D head size, F width of the MLP, V vocabulary, P positions.
 """
@@ -20,33 +23,33 @@ from crosscut.config import ModelConfig
 
 @dataclass(frozen=True)
 class Source:
-    """A published tensor, or some of its rows, as we have rows."""
+    """Published tensor, or some of its rows, as the source of rows of a Crosscut parameter."""
 
     name: str
     stacked: int | None = None
-    """Which of queries (0), keys (1) and values (2) it is, where one tensor holds all three in this order."""
+    """Part of the tensor if it stacks queries (0), keys (1) and values (2); None if it is not stacked."""
     transposed: bool = False
-    """Whether our rows are its columns."""
+    """Whether our rows are the tensor's columns."""
     start: int = 0
-    """The first of its rows that is ours."""
+    """Index of the first of the tensor's rows that belongs to this source."""
     num_rows: int = 0
-    """All rows that it has; 0 where all are ours."""
+    """Total number of the tensor's rows; 0 if all belong to this source."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One of our parameters: the rows of its sources, `group` of them of each in turn."""
+    """Crosscut parameter and its sources. Its rows are taken from the sources in turn, `group` rows at a time."""
 
     name: str
     shape: tuple[int, ...]
     """Shape without the vocabulary's padding."""
     sources: tuple[Source, ...]
     group: int
-    """Rows of one source that follow each other; all of them where there is one source."""
+    """Number of consecutive rows from one source; with one source, all rows."""
 
     @property
     def source_rows(self) -> int:
-        """Rows that each source has."""
+        """Number of rows from each source."""
         return self.shape[0] // len(self.sources)
 
     def shape_of(self, source: Source) -> tuple[int, ...]:
@@ -55,25 +58,27 @@ class Weight:
         return shape[::-1] if source.transposed else shape
 
     def rows(self, index: int) -> Tensor:
-        """Indices of our parameter's rows that come from source number `index`, in the source's order: ascending."""
+        """Indices of the parameter's rows that come from source number `index`, in the source's order (ascending)."""
         theirs = torch.arange(self.source_rows)
         return (theirs // self.group * len(self.sources) + index) * self.group + theirs % self.group
 
 
 @dataclass(frozen=True)
 class _Names:
-    """Names of a family's published tensors; a module's name stands for its weight and its bias."""
+    """Names of a family's published tensors. A module's name stands for its weight and its bias."""
 
     prefix: str
-    """Prefix of all names but the output's; the files of a model without its output leave the prefix out."""
+    """Prefix of all names except the output's. Files of a model without its output omit the prefix."""
     layer: str
     """Prefix of the names in a layer."""
     root: Mapping[str, Source]
-    """Sources by our name of a module outside of the layers."""
+    """Sources of modules outside the layers, by Crosscut's name of the module."""
     block: Mapping[str, tuple[Source, ...]]
-    """Sources by our name of a module in a layer."""
+    """Sources of modules in a layer, by Crosscut's name of the module."""
     buffers: str
-    """Pattern for the names of buffers that older versions stored beside the parameters, and that are computed now."""
+    """Pattern for names of buffers that older versions stored with the parameters. Newer versions compute the
+    buffers.
+    """
 
 
 _OUTPUT = Source("lm_head")
@@ -142,7 +147,9 @@ def _names_of(config: ModelConfig) -> _Names:
 
 
 def weights_of(config: ModelConfig) -> list[Weight]:
-    """All parameters of a model and their places in a published one: those outside of the layers, then the layers."""
+    """All parameters of a model with their places in the published model: first those outside the layers, then the
+    layers.
+    """
     names, decoder = _names_of(config), describe(config)
     weights = []
     for parameter in decoder.root_parameters():
@@ -158,38 +165,40 @@ def weights_of(config: ModelConfig) -> list[Weight]:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """A parameter's module and its name in the module: `weight` or `bias`."""
+    """Split a parameter's name into its module and `weight` or `bias`."""
     module, _, kind = name.rpartition(".")
     return module, kind
 
 
 def _weight(config: ModelConfig, parameter: Parameter, sources: tuple[Source, ...], prefix: str, kind: str) -> Weight:
-    """A parameter and the published tensors that hold it. Rows of several tensors alternate head by head."""
+    """Return a parameter with the published tensors that hold it. Rows of several tensors alternate head by head."""
     placed = tuple(replace(_placed(config, source), name=f"{prefix}{source.name}.{kind}") for source in sources)
     group = config.head_size if len(sources) > 1 else parameter.shape[0]
     return Weight(parameter.name, parameter.shape, placed, group)
 
 
 def published_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The tensors of the published model, by name, in the order of `weights_of`."""
+    """Shapes of the published model's tensors, by name, in the order of `weights_of`."""
     return {source.name: weight.shape_of(source) for weight in weights_of(config) for source in weight.sources}
 
 
 def with_prefix(config: ModelConfig, names: list[str]) -> dict[str, str]:
-    """Names of a file by those that a whole model's has: a model without its output is stored without the prefix."""
+    """Map the names of a whole published model to the names in a file. A model stored without its output omits the
+    prefix.
+    """
     prefix = _names_of(config).prefix
     bare = not any(name.startswith(prefix) for name in names)
     return {f"{prefix}{name}" if bare and not name.startswith(_OUTPUT.name) else name: name for name in names}
 
 
 def is_harmless(config: ModelConfig, name: str) -> bool:
-    """Whether a tensor that is no parameter of the model may be in its files."""
+    """Whether a file may contain this tensor although it is no parameter of the model."""
     tied = config.tied and name == f"{_OUTPUT.name}.weight"
     return tied or re.fullmatch(_names_of(config).buffers, name) is not None
 
 
 def _placed(config: ModelConfig, source: Source) -> Source:
-    """With the rows that it has in a tensor of queries, keys and values."""
+    """Return the source with its rows in a stacked tensor of queries, keys and values."""
     if source.stacked is None:
         return source
     rows = [heads * config.head_size for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]

@@ -1,4 +1,4 @@
-"""Training the cases of a study on real ranks, in turns."""
+"""Measurement of the cases of a scaling study: each case trains on real ranks, in turns with the others."""
 
 import time
 from collections.abc import Sequence
@@ -19,23 +19,23 @@ from crosscut.training.step import Trainer
 from crosscut.training.watching.throughput import synchronize
 
 _WARM_UP = 1
-"""Turns that do not count: memory is taken, the optimizer makes its moments."""
+"""Number of first turns that are not counted: memory is allocated, and the optimizer creates its moments."""
 _STEPS = 2
-"""Steps of a case in a turn, of which the last one counts."""
+"""Number of steps of a case in one turn. Only the last step is counted."""
 
 
 def measure(cases: Sequence[Case], devices: Devices, *, turns: int) -> list[list[float]]:
-    """Seconds of a step of each case, one for each turn: those of its slowest rank.
+    """Return the seconds per step of each case, one value per turn: the seconds of the slowest rank.
 
-    All ranks start once. In a turn each case takes two steps while the ranks that it does not use wait, of which the
-    second counts, as in a run: the first one finds the heap as another case left it and takes new memory. Each turn
-    begins with another case, so that other work on the machine falls on all of them. Raises `ConfigError` before a rank
-    starts where the machine cannot do what a run asks for, and under torchrun; `RankFailure` when a rank fails.
+    All ranks are started once. In each turn, every case takes two steps while ranks that it does not use wait. Only the
+    second step is counted, because the first one finds the heap as another case left it and allocates new memory. Each
+    turn starts with a different case, so that other load on the machine affects all cases. Raises `ConfigError` before
+    a rank starts if the machine does not support a run, or under torchrun; `RankFailure` if a rank fails.
     """
     if was_started():
         raise ConfigError(
-            "`crosscut study measure` must start its ranks itself, but was started as one of several. Leave torchrun "
-            "out."
+            "`crosscut study measure` must start its ranks itself, but torchrun has started several. Run it without "
+            "torchrun."
         )
     for case in cases:
         require_capabilities(case.run)
@@ -48,7 +48,7 @@ def _train_on_rank(turns: int, cases: list[Case], device: torch.device) -> list[
 
 
 def train_in_turns(cases: Sequence[Case], turns: int, everyone: ParallelMesh) -> list[list[float]]:
-    """Seconds as `measure` gives them, on ranks already started: every rank along `everyone`'s data axis calls this."""
+    """Measure as `measure` does, on ranks already started. Every rank along `everyone`'s data axis must call this."""
     rank = everyone.data.rank
     stepping = [Stepping(case, everyone.device, rank) for case in cases]
     seconds: list[list[float]] = [[] for _ in cases]
@@ -65,12 +65,12 @@ def train_in_turns(cases: Sequence[Case], turns: int, everyone: ParallelMesh) ->
 
 
 def order(turn: int, num_cases: int) -> list[int]:
-    """In which a turn takes the cases: each turn begins one later."""
+    """Return the order of the cases in a turn. Each turn starts with the next case."""
     return [(turn + place) % num_cases for place in range(num_cases)]
 
 
 class Stepping:
-    """One case as a rank sees it: a trainer on the first ranks, which it uses; nothing on the others."""
+    """One case on one rank: a trainer on the ranks that the case uses, nothing on the others."""
 
     def __init__(self, case: Case, device: torch.device, rank: int) -> None:
         run = case.run
@@ -80,7 +80,7 @@ class Stepping:
         self._trainer = Trainer(run, mesh) if rank < run.layout.world_size else None
 
     def step(self, number: int) -> float:
-        """Do one optimizer step; gives its seconds on this rank, 0 where it has no part in it."""
+        """Run one optimizer step. Returns its seconds on this rank, or 0 if the case does not use this rank."""
         if self._trainer is None:
             return 0.0
         if self._device.type == "cpu":

@@ -1,7 +1,6 @@
-"""Starting and ending a server: the model on all ranks, the web in a thread of the first.
+"""Start and end of a server: the model runs on all ranks, and a thread of the first rank talks to clients.
 
-The first rank computes like the others; a thread of it talks to clients. A signal asks the server to stop: it takes no
-new requests, answers those that it has, and ends well.
+A signal asks the server to stop. It then accepts no new requests, answers the current ones and exits.
 """
 
 import ipaddress
@@ -38,33 +37,33 @@ SIGNALS = (*REQUESTS, signal.SIGINT)
 """Signals that end a server in good order."""
 
 _UNTIL_CLOSED = 5
-"""Seconds that connections have to close once all is answered."""
+"""Seconds that connections have to close after all requests are answered."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Where a server listens, who may ask, and what computes. Raises `ConfigError` for what cannot be."""
+    """Options of a server: address, access, and the ranks that compute. Raises `ConfigError` for invalid options."""
 
     host: str = "127.0.0.1"
     port: int = 8000
-    """0 takes any that is free."""
+    """Port; 0 means any free port."""
     api_key: str | None = None
-    """Key that clients must show; needed where other machines can reach the server."""
+    """Key that clients must send. Required if other machines can reach the server."""
     tensor: int = 1
     device: str = "auto"
     precision: str = "float32"
     rows: int = 16
-    """Texts that are written at once."""
+    """Number of texts that are generated at once."""
     slide: bool = False
-    """Whether texts may outgrow the model's window, and forget their beginning then."""
+    """Whether texts may become longer than the model's window, which then forgets their beginning."""
 
     def __post_init__(self) -> None:
         if self.api_key == "":
-            raise ConfigError("`--api-key` must hold a key, but is empty. Leave it out, or unset CROSSCUT_API_KEY.")
+            raise ConfigError("`--api-key` must not be empty, but is. Remove it, or unset CROSSCUT_API_KEY.")
         if self.api_key is None and not _is_loopback(self.host):
             raise ConfigError(
-                f"`--api-key` must be set where other machines reach the server, but is not, and `--host` is "
-                f"{self.host}. Set CROSSCUT_API_KEY, or leave out --host."
+                f"`--api-key` must be set if other machines can reach the server, but is not set, and `--host` is "
+                f"{self.host}. Set CROSSCUT_API_KEY, or remove --host."
             )
 
     @property
@@ -76,7 +75,7 @@ class ServerOptions:
 def serve(place: str, options: ServerOptions) -> None:
     """Serve the model at `place` until a signal asks to stop.
 
-    On ranks of its own, or on those that torchrun started. Raises `ConfigError`, `LayoutError`, `DataError` or
+    Starts ranks, or joins the ranks that torchrun started. Raises `ConfigError`, `LayoutError`, `DataError` or
     `CheckpointError` before a rank starts.
     """
     ranks = Ranks(layout=options.layout, device=options.device, signals=SIGNALS)
@@ -87,8 +86,8 @@ def serve(place: str, options: ServerOptions) -> None:
 def _checked(place: str, options: ServerOptions) -> ModelSource:
     source = find_model(place)
     require_tensor_axis(source.model, options.tensor)
-    ChatTemplate.find(source.tokenizer)  # a broken one is told before any process starts,
-    with _bound(options):  # as is a port that is taken
+    ChatTemplate.find(source.tokenizer)  # raises before any process starts, if the template is invalid
+    with _bound(options):  # raises if the port is taken
         return source
 
 
@@ -128,7 +127,7 @@ def _serve(options: ServerOptions, source: ModelSource, device: torch.device) ->
 
 @contextmanager
 def _bound(options: ServerOptions) -> Iterator[socket.socket]:
-    """The address to listen at, reserved. Raises `ConfigError` where it cannot be had."""
+    """Context with a socket bound to the server's address. Raises `ConfigError` if the address is not available."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -136,15 +135,15 @@ def _bound(options: ServerOptions) -> Iterator[socket.socket]:
             listener.bind((options.host, options.port))
         except (OSError, OverflowError) as error:
             raise ConfigError(
-                f"`--host` and `--port` must be an address of this machine that is free, but are {options.host} and "
-                f"{options.port}: {error}. Try another port."
+                f"`--host` and `--port` must be a free address of this machine, but {options.host} and {options.port} "
+                f"fail: {error}. Try another port."
             ) from None
         yield listener
 
 
 @contextmanager
 def _talking(application: Starlette, listener: socket.socket, desk: Desk) -> Iterator[None]:
-    """A thread that talks to clients meanwhile; without it, the server is to stop."""
+    """Context in which a thread talks to clients. If the thread ends, the server stops."""
     settings = uvicorn.Config(
         application,
         ws="none",
@@ -161,7 +160,7 @@ def _talking(application: Starlette, listener: socket.socket, desk: Desk) -> Ite
     def talk() -> None:
         try:
             server.run(sockets=[listener])
-        except BaseException as error:  # uvicorn leaves by SystemExit, too
+        except BaseException as error:  # uvicorn may also raise SystemExit
             failures.append(error)
         finally:
             desk.stop()
@@ -185,7 +184,7 @@ def _greeting(source: ModelSource, options: ServerOptions, listener: socket.sock
     host = f"[{options.host}]" if ":" in options.host else options.host
     return (
         f"{source.name} at http://{host}:{listener.getsockname()[1]} (tensor {options.tensor}, {options.rows} texts at "
-        "once). Open it in a browser, or point an OpenAI client at its /v1. Ctrl-C ends it."
+        "once). Open it in a browser, or point an OpenAI client at /v1. Ctrl-C stops the server."
     )
 
 

@@ -153,11 +153,12 @@ def test_an_older_checkpoint_writes_another_text(generate, trained, monkeypatch,
 def test_what_cannot_be_is_told_before_a_rank_starts(fail, tmp_path):
     assert fail("--tensor", "3") == "`--tensor` must divide `model.num_heads` (4), but is 3. Try 1, 2 or 4."
     assert fail("--prompt", "é" * 40).startswith(
-        f"The prompt '{'é' * 40}' must fit the model's window of 64 tokens, but has 80. Shorten it, or pass --slide."
+        f"The prompt '{'é' * 40}' must fit the model's window of 64 tokens, but has 80. Shorten the prompt, or pass "
+        f"--slide."
     )
     assert fail("--prompt", "é", "--tokens", "64") == (
         "`--tokens` must be at most 63 after the prompt 'é' of 2 tokens in the model's window of 64, but is 64. Ask "
-        "for fewer, or pass --slide."
+        "for fewer tokens, or pass --slide."
     )
     assert fail("--tokens", "0") == "`--tokens` must be at least 1, but is 0."
     assert fail("--samples", "0") == "`--samples` must be at least 1, but is 0."

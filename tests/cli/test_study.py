@@ -53,7 +53,7 @@ def fails(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
             (
                 '`training.compile` must be "auto" or "off" here, but is "on": dropout (`model.dropout` 0.1) under '
                 "tensor parallelism (`layout.tensor` 2) switches between two random streams, which a compiler cannot "
-                "follow, unless the sequence is split (`layout.sequence_parallel`). Change that, or set "
+                "trace, unless the sequence is split (`layout.sequence_parallel`). Remove the cause, or set "
                 'training.compile="auto".'
             ),
         ),
@@ -69,7 +69,8 @@ def test_a_study_under_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert fails(monkeypatch, *TINY) == (
-        "`crosscut study measure` must start its ranks itself, but was started as one of several. Leave torchrun out."
+        "`crosscut study measure` must start its ranks itself, but torchrun has started several. Run it without "
+        "torchrun."
     )
 
 

@@ -46,8 +46,8 @@ def test_an_axis_that_nothing_supports_is_refused(row: object) -> None:
     with pytest.raises(LayoutError) as error:
         load_run({"model": {"preset": "gpt2-small"}}, [f"layout.{option}=2"])
     assert str(error.value) == (
-        f"`layout.{option}` must be 1, since this version of Crosscut cannot share {shares} between ranks, but is 2. "
-        "Leave it out, and raise layout.tensor or layout.data instead."
+        f"`layout.{option}` must be 1, because this version of Crosscut cannot split {shares} between ranks, but is 2. "
+        "Remove it, and raise layout.tensor or layout.data instead."
     )
 
 

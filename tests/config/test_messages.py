@@ -166,16 +166,16 @@ def test_a_divisor_is_above_zero(name: str, value: float) -> None:
             "layout.shard_group",
             2,
             (
-                '`layout.shard_group` must be 0 where nothing is sharded, but is 2. Set layout.sharding="zero3" or '
-                "leave it out."
+                '`layout.shard_group` must be 0 without sharding, but is 2. Set layout.sharding="zero3" or '
+                "remove `layout.shard_group`."
             ),
         ),
         (
             "layout.symmetric_memory",
             True,
             (
-                "`layout.symmetric_memory` must go with sequence parallelism over several tensor ranks, but is set for "
-                "tensor 1 x data 1. Set layout.sequence_parallel=true and layout.tensor above 1, or leave it out."
+                "`layout.symmetric_memory` needs sequence parallelism over several tensor ranks, but is set for "
+                "tensor 1 x data 1. Set layout.sequence_parallel=true and layout.tensor above 1, or remove it."
             ),
         ),
         ("training.device", "gpu", "`training.device` must be 'auto', 'cpu' or 'cuda', but is 'gpu'."),

@@ -125,7 +125,7 @@ def test_what_cannot_be_compiled_as_asked_is_rejected() -> None:
     reasons = {rejected.label: rejected.reason for rejected in plans.rejected}
     assert reasons["tensor 4 x data 2"] == (
         '`training.compile` is "on", but dropout (`model.dropout` 0.1) under tensor parallelism (`layout.tensor` 4) '
-        "switches between two random streams, which a compiler cannot follow, unless the sequence is split "
+        "switches between two random streams, which a compiler cannot trace, unless the sequence is split "
         "(`layout.sequence_parallel`)"
     )
     assert {plan.candidate.layout.tensor for plan in plans_of(0.0).fitting} == {1, 2, 4, 8}

@@ -142,12 +142,12 @@ def test_weights_are_packed_where_some_texts_are_written_at_once(model_folder, m
 
 
 def test_another_host_needs_a_key():
-    with pytest.raises(ConfigError, match="`--api-key` must be set where other machines reach the server, but is not"):
+    with pytest.raises(ConfigError, match="`--api-key` must be set if other machines can reach the server, but"):
         ServerOptions(host="0.0.0.0")
 
 
 def test_an_empty_key_is_refused():
-    with pytest.raises(ConfigError, match="`--api-key` must hold a key, but is empty"):
+    with pytest.raises(ConfigError, match="`--api-key` must not be empty, but is"):
         ServerOptions(api_key="")
 
 
@@ -156,7 +156,7 @@ def test_a_port_that_is_taken_is_told(model_folder):
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"that is free, but are 127.0.0.1 and {port}: "):
+        with pytest.raises(ConfigError, match=f"free address of this machine, but 127.0.0.1 and {port} fail: "):
             serve(str(model_folder), ServerOptions(port=port, device="cpu"))
 
 

@@ -54,14 +54,14 @@ class Refusal(NamedTuple):
 
 
 NOT_TOGETHER = (
-    Refusal(lambda v: v["shard_group"] and v["sharding"] == "none", "must be 0 where nothing is sharded, but is 2"),
+    Refusal(lambda v: v["shard_group"] and v["sharding"] == "none", "must be 0 without sharding, but is 2"),
     Refusal(
         lambda v: v["shard_group"] and v["data"] % v["shard_group"],
         "`layout.shard_group` must divide `layout.data` (1), but is 2",
     ),
     Refusal(
         lambda v: v["symmetric_memory"] and not (v["sequence_parallel"] and v["tensor"] > 1),
-        "`layout.symmetric_memory` must go with sequence parallelism over several tensor ranks",
+        "`layout.symmetric_memory` needs sequence parallelism over several tensor ranks",
     ),
     Refusal(
         lambda v: v["recompute_every"] > 1 and v["recompute"] == "none",

@@ -377,7 +377,7 @@ def test_a_machine_without_a_compiler_is_refused_before_the_start(run_with: Any)
         require_compilation(resolve_on(run, CPU), CPU)
     assert str(error.value) == (
         '`training.compile` must be "auto" or "off" here, but is "on": TORCH_COMPILE_DISABLE or '
-        "TORCHDYNAMO_DISABLE in the environment turns compilation off. Change that, or set "
+        "TORCHDYNAMO_DISABLE in the environment turns compilation off. Remove the cause, or set "
         'training.compile="auto".'
     )
     with pytest.MonkeyPatch.context() as patch:
