@@ -101,8 +101,8 @@ class ModelConfig:
     """Number added to the variance or the mean square."""
 
     mlp: FeedForward = FeedForward.GELU
-    """Kind of MLP: `gelu` and `relu2` have two matrices with GeLU or squared ReLU in between. `swiglu` and `geglu` add a
-    third matrix, whose output through SiLU or GeLU is multiplied in.
+    """Kind of MLP: `gelu` and `relu2` have two matrices with GeLU or squared ReLU in between. `swiglu` and `geglu` add
+    a third matrix, whose output through SiLU or GeLU is multiplied in.
     """
 
     mlp_pattern: tuple[FeedForward, ...] = ()
