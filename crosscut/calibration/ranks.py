@@ -24,9 +24,10 @@ from crosscut.parallel.collectives import all_gather, all_gather_objects, all_re
 
 RANKS = 2
 _SMALL, _LARGE = 16, {"cpu": (1 << 20, 1 << 23), "cuda": (1 << 23, 1 << 27)}
-"""Numbers of float32 elements in a small message and in two large ones per device. Gradients are sent in buckets of 32
-MiB, for which memory is newly allocated and which do not fit in a cache. On a CPU this is the second size; activations
-of CPU models have about 4 MiB. On a GPU it is the first size; activations of GPU models have up to about 512 MiB.
+"""Number of float32 elements in a small message, and in two large messages per device.
+
+One large message has the size of a gradient bucket, 32 MiB; its memory is newly allocated and does not fit in a cache.
+The other has the size of an activation: about 4 MiB for models on a CPU, and up to about 512 MiB for models on a GPU.
 """
 _MESSAGES = 10
 """Number of messages in each turn."""
@@ -102,7 +103,7 @@ def links(seconds: Sequence[float], large: Sequence[int]) -> Links:
 
 
 def _messages(mesh: ParallelMesh) -> list[Times]:
-    """Return functions that send the messages of each operation: a small one and the large ones."""
+    """Return functions that send the messages of each operation: a small message and the large messages."""
     device = mesh.device
     a, b = torch.randn(1024, 256, device=device), torch.randn(256, 1024, device=device)
     send = {

@@ -1,4 +1,4 @@
-"""Construction of a model's modules from its description in `architecture`, where every shape and cut stands."""
+"""Construction of a model's modules from its description in `architecture`, which defines every shape and cut."""
 
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ class Builder:
     runner: Runner = PLAIN
 
     def columns(self, matrix: Matrix) -> ColumnParallelLinear:
-        """Column-parallel layer."""
+        """Build a column-parallel layer."""
         weight, heads = matrix.weight, matrix.weight.heads
         return ColumnParallelLinear(
             matrix.in_features,
@@ -46,7 +46,7 @@ class Builder:
         )
 
     def rows(self, matrix: Matrix, *, is_last: bool = False) -> RowParallelLinear:
-        """Row-parallel layer. `is_last` marks the last product of a layer, whose result only the residual sum reads."""
+        """Build a row-parallel layer. `is_last` marks the last product, whose result only the residual sum reads."""
         how: Multiplication = self.runner.last_linear if is_last else self.runner.linear
         return RowParallelLinear(
             matrix.in_features,
@@ -58,11 +58,11 @@ class Builder:
         )
 
     def stream_norm(self, norm: Norm) -> LayerNorm | RMSNorm:
-        """Norm of the residual stream, which the runner may compute again in the backward pass."""
+        """Build a norm of the residual stream, which the runner may recompute in the backward pass."""
         return self._norm(norm, self.runner.cheap)
 
     def head_norm(self, norm: Norm | None) -> LayerNorm | RMSNorm | None:
-        """Norm of each head, if the model has one."""
+        """Build a norm of each head, if the model has one."""
         return None if norm is None else self._norm(norm, call)
 
     def _norm(self, norm: Norm, call: Call) -> LayerNorm | RMSNorm:
@@ -71,5 +71,5 @@ class Builder:
         return kind(norm.size, mesh=self.mesh, epsilon=self.epsilon, dtype=self.dtype, inside=inside, call=call)
 
     def dropout(self, probability: float) -> Dropout:
-        """Dropout of the residual stream."""
+        """Build the dropout of the residual stream."""
         return Dropout(probability, streams=self.streams)

@@ -1,7 +1,7 @@
 """Messages of `enter_tensor_parallel` and `leave_tensor_parallel` in two halves, so that products can run in between.
 
-The first half starts a message and returns at once; the second half waits for the result. Entering sends in its
-backward pass what leaving sends in its forward pass, and vice versa. So two messages serve both operators:
+The first half starts a message and returns at once; the second half waits for the result. Entering a region sends in
+its backward pass what leaving sends in its forward pass, and vice versa. So two messages serve both operators:
 
 | message | with a split sequence | without    | entering | leaving  |
 |---------|-----------------------|------------|----------|----------|

@@ -6,8 +6,8 @@ r"""Linear layers with the two cuts of the paper's section 3: one matrix cut by 
 
 The first product needs no communication in the forward pass; the second is followed by one sum. f is
 `operators.enter_tensor_parallel`, and g is `operators.leave_tensor_parallel`. Each layer runs its operator and its
-product as one function of `fused`, which overlaps messages with products. In that file, the same two steps also stand
-one after the other, as the plain twin of the function.
+product as one function of `fused`, which overlaps messages with products. In that file, the plain twin of
+each function shows the two steps separately.
 
 Shapes: B batch, S sequence, I in, O out, T tensor ranks. PyTorch stores weights as [O, I], so the paper's columns are
 dimension 0 here and its rows are dimension 1.

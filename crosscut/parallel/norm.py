@@ -46,7 +46,8 @@ class LayerNorm(nn.Module):
         weight, bias = (_own(p, self.mesh, x.dtype, inside=self.inside) for p in (self.weight, self.bias))
         if not self.inside:
             return F.layer_norm(x, weight.shape, weight, bias, self.epsilon)
-        # Heads [B, A, S, D] lie in memory as [B, S, A, D]. PyTorch would give another order, and attention a copy.
+        # Heads [B, A, S, D] are stored as [B, S, A, D]. The result of PyTorch's norm would be stored in another order,
+        # and attention would have to copy it.
         return F.layer_norm(x.transpose(1, 2), weight.shape, weight, bias, self.epsilon).transpose(1, 2)
 
 

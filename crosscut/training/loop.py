@@ -242,7 +242,7 @@ class Loop:
 
     @contextmanager
     def _failures_explained(self) -> Iterator[None]:
-        """Turn the failure of a step into an error that tells where it began.
+        """Turn the failure of a step into an error that names its origin.
 
         The failed step is run again to find its origin. Its weights are still in place, because the trainer changes
         nothing after a failure.

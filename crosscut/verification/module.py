@@ -23,12 +23,12 @@ def verify_module(
     """Compare a model of your own on `mesh` with the same model on one rank. Every rank must call this and gets the
     report.
 
-    `build(mesh)` makes the model, with weights that depend only on seeds and names (`parallel.normal_`). Give biases
-    values, too, because bugs in the use of a zero bias stay invisible. On a mesh that shards, `build` calls
-    `parallel.shard_model` before it sets the weights. `loss(model, mesh)` returns this data rank's part of the loss, a
-    scalar. The parts of all data ranks are summed, so divide by the count over all of them. The proof watches modules
-    through their forward calls. Dropout is off when numbers are compared (`model.eval()`) and on when random draws are
-    compared.
+    `build(mesh)` makes the model, with weights that depend only on seeds and names (`parallel.normal_`). Set biases to
+    values other than zero, too, because bugs in the use of a zero bias stay invisible. On a mesh that shards, `build`
+    calls `parallel.shard_model` before it sets the weights. `loss(model, mesh)` returns this data rank's part of the
+    loss, a scalar. The parts of all data ranks are summed, so divide by the count over all of them. The proof watches
+    modules through their forward calls. Dropout is off when numbers are compared (`model.eval()`) and on when random
+    draws are compared.
 
         report = verify_module(build, loss, make_mesh(Layout(tensor=2), device))
         assert report.same, report.first
