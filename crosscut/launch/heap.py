@@ -24,11 +24,11 @@ HEAP_SETTINGS = frozenset({"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "
 def give_freed_tensors_back(least: int = _OWN_PAGES_BYTES) -> None:
     """Configure the heap to return freed tensors of at least `least` bytes to the system from now on.
 
-    By default, glibc keeps freed blocks of up to 32 MiB in its heap. Small objects are then allocated in the holes, so
-    the next activations of the same size no longer fit: a step held 70 to 100 MiB of such holes. On the other hand,
-    new pages cost 0.2 ms per MiB. With a bound of 4 MiB, together with the trimming that glibc does by default, a step
-    took 4 to 7% longer (10 to 13% with smaller activations) at the same peak. If whole layers are recomputed,
-    activations of 3 MiB left holes of 150 MiB, a sixth of all memory.
+    By default, glibc keeps freed blocks of up to 32 MiB in its heap. Small objects are then allocated in the holes,
+    so the next activations of the same size no longer fit: a step held 70 to 100 MiB of such holes. On the other
+    hand, new pages cost 0.2 ms per MiB. With a bound of 4 MiB, together with the trimming that glibc does once this
+    bound is set, a step took 4 to 7% longer (10 to 13% with smaller activations) at the same peak. If whole layers
+    are recomputed, activations of 3 MiB left holes of 150 MiB, a sixth of all memory.
     """
     if HEAP_SETTINGS & os.environ.keys():
         return

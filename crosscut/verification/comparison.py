@@ -117,9 +117,7 @@ class Comparison:
         return self._first_backward()
 
     def checks(self) -> list[Check]:
-        """Return the checks of no single module: the loss, the gradients' norm and clipping, the optimizer's step, the
-        copies.
-        """
+        """Return the checks that concern no single module: loss, gradient norm, clipping, optimizer step and copies."""
         assert self.uncut is not None
         norms = [norm for _, norm in self._numbers]
         norm = max(_apart(each, self.uncut.norm) for each in norms)
