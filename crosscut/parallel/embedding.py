@@ -129,8 +129,8 @@ class PositionEmbedding(nn.Module):
     def forward(self, length: int, *, num_filled: int = 0) -> Tensor:
         """Return the embeddings of positions 0 to `length` - 1: [S, H] (or [S/T, H]).
 
-        The last `num_filled` positions are padding that makes the sequence divisible by the ranks. Their embeddings are
-        zeros, and they may exceed P.
+        The last `num_filled` positions are padding that makes the sequence divisible by the ranks. They may
+        exceed P, and their embeddings are zeros.
         """
         num_real = length - num_filled
         if num_real > self.weight.shape[0]:

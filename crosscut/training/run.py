@@ -203,7 +203,7 @@ def with_vocabulary(run: RunConfig, tokens: TokenFolder) -> RunConfig:
 
 def _check_initial_weights(run: RunConfig, tokens: TokenFolder) -> None:
     """Check `training.initialize_from`: it must be a Hugging Face folder with weights of this model and, if it has a
-    tokenizer, the same token ids as `tokens`. Raises `ConfigError`.
+    tokenizer, the same token ids as `tokens`. Raises `ConfigError` or `CheckpointError`.
     """
     folder = Path(run.training.initialize_from)
     if not is_published(folder):
