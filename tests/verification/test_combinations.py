@@ -77,7 +77,7 @@ NOT_TOGETHER = (
     ),
     Refusal(
         lambda v: v["compile"] == "on" and v["dropout"] and v["tensor"] > 1 and not v["sequence_parallel"],
-        "switches between two random streams, which a compiler cannot follow",
+        "switches between two random streams, which a compiler cannot trace",
     ),
 )
 """On any machine, in the order in which they are found."""

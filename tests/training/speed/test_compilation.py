@@ -387,7 +387,7 @@ def test_a_machine_without_a_compiler_is_refused_before_the_start(run_with: Any)
         ):
             require_compilation(resolve_on(run, CPU), CPU)
     with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
-        with pytest.raises(ConfigError, match=r"there is no C\+\+ compiler for the CPU's kernels"):
+        with pytest.raises(ConfigError, match=r"no C\+\+ compiler was found for the CPU kernels"):
             require_compilation(resolve_on(run, CPU), CPU)
         require_compilation(resolve_on(run_with("training.compile=auto"), CPU), CPU)
 
