@@ -17,6 +17,7 @@ rank whose test session dies sees it closed. The ranks are forks of a server tha
 import atexit
 import faulthandler
 import importlib
+import multiprocessing.process
 import os
 import pickle
 import runpy
@@ -303,6 +304,7 @@ def _forget(meshes: list[Any]) -> None:
 
 def _begin(connection: Connection, port: int, environment: dict[str, str], output: int) -> None:
     """Become a rank, in a fork of the server: no environment and no output of the server's."""
+    multiprocessing.process._parent_process = None  # `launch` has not started this rank, so SIGTERM is a request
     os.environ.clear()
     os.environ.update(environment)
     os.dup2(output, 1)

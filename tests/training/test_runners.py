@@ -61,19 +61,19 @@ def test_every_second_layer_recomputes_as_the_run_says(
 
 
 @pytest.mark.parametrize(
-    ("options", "called_by"),
+    ("options", "calls"),
     [
-        ({}, "CompiledCode"),
-        ({"recompute": "full"}, "Recomputed"),
-        (OFFLOADED, "Recomputed"),
-        ({"recompute": "selective"}, "CompiledCode"),
-        ({"recompute": "operators"}, "CompiledCode"),
+        ({}, {"layer": "CompiledCode"}),
+        ({"recompute": "full"}, {"layer": "Recomputed"}),
+        (OFFLOADED, {"layer": "Recomputed"}),
+        ({"recompute": "selective"}, {"layer": "CompiledCode"}),
+        ({"recompute": "operators"}, {"layer": "CompiledCode", "cheap": "function"}),
     ],
     ids=str,
 )
 def test_compiled_layers_run_whole_inside_recomputation(
-    ranks: RankPool, options: dict[str, Any], called_by: str
+    ranks: RankPool, options: dict[str, Any], calls: dict[str, str]
 ) -> None:
     options = {**options, "precision": "float32"}
-    recomputing, plain = ({"layer": called_by}, False, True), ({"layer": "CompiledCode"}, False, True)
+    recomputing, plain = (calls, False, True), ({"layer": "CompiledCode"}, False, True)
     assert ranks.run(1, _runners, options, True)[0] == [recomputing, plain, recomputing]

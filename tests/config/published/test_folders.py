@@ -119,8 +119,8 @@ INCOMPLETE = [
     (
         {"model_type": "gemma", "architectures": ["GemmaForCausalLM"]},
         (
-            "`model_type` in `{path}` must be 'gpt2', 'gpt_bigcode', 'llama', 'mistral', 'qwen2', 'qwen3' or "
-            "'starcoder2', but is 'gemma' (GemmaForCausalLM). Choose a model of one of these families."
+            "`model_type` in `{path}` must be 'gpt2', 'gpt_bigcode', 'llama', 'mistral', 'qwen2', 'qwen3', "
+            "'starcoder2' or 'arcee', but is 'gemma' (GemmaForCausalLM). Choose a model of one of these families."
         ),
     ),
     (
