@@ -305,14 +305,14 @@ def _reason_against_memory(candidate: Candidate, memory: MemoryForecast, hardwar
         return ""
     weights = memory.weights + memory.master_weights + memory.optimizer
     if weights > limit:
-        return f"weights and optimizer need {_gigabytes(weights)} GB per rank, but {who} {_gigabytes(limit)}"
+        return f"weights and optimizer need {_gigabytes(weights)} GB per rank, {who} {_gigabytes(limit)}"
     if weights + memory.gradients > limit:
         with_gradients = _gigabytes(weights + memory.gradients)
-        return f"weights, optimizer and gradients need {with_gradients} GB per rank, but {who} {_gigabytes(limit)}"
+        return f"weights, optimizer and gradients need {with_gradients} GB per rank, {who} {_gigabytes(limit)}"
     rest = memory.total - weights - memory.gradients
     return (
         f"activations and buffers of a micro-batch of {candidate.micro_batch_size} need {_gigabytes(rest)} GB per rank "
-        f"besides {_gigabytes(weights + memory.gradients)} GB of state, but {who} {_gigabytes(limit)}"
+        f"besides {_gigabytes(weights + memory.gradients)} GB of state, {who} {_gigabytes(limit)}"
     )
 
 
