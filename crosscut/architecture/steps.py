@@ -94,7 +94,7 @@ class Passes:
     forward: float = 0.0
     backward: float = 0.0
     gelu: int = 0
-    """Elements that a step puts through GeLU, whose arithmetic takes time beside its bytes."""
+    """Elements that the step passes through GeLU. GeLU's arithmetic takes time in addition to its bytes."""
 
 
 class Product(NamedTuple):

@@ -1,4 +1,4 @@
-"""One kind of message between ranks, as the planner counts it."""
+"""Description of the collectives of one kind in a training step: operation, axis, size and number."""
 
 from dataclasses import dataclass
 from typing import Literal
