@@ -2,8 +2,8 @@
 
     X --f--> queries, keys and values of a rank's heads --> norm and rotation --> attend --> Z_i O_i --g--> sum + bias
 
-Fewer heads of keys and values than of queries are shared by adjacent query heads. If there are more ranks than heads of
-keys and values, several ranks hold the same head.
+If there are fewer key-value heads than query heads, adjacent query heads share a key-value head. If there are more
+tensor ranks than key-value heads, several ranks hold the same head.
 
 Legend: A query heads, K heads of keys and values, D elements of a head, S tokens of a sequence.
 """
@@ -122,9 +122,10 @@ class Attend(Step):
     def on(self, target: Target) -> Step:
         """The step with the values that the target's kernel keeps.
 
-        A fused kernel keeps a number for each query and head. The CPU has none with dropout: it keeps scores, softmax
-        and mask, all in float32 at least, and makes wide operands. If no fused kernel of a GPU can share heads, the
-        keys and values are repeated for each query head, and the kernel keeps the repetitions.
+        A fused kernel keeps one number for each query and head. The CPU has no fused kernel with dropout: it keeps
+        scores, softmax and mask, in float32 or wider, and copies of the operands in this type. If no fused kernel of
+        the GPU can share key-value heads, keys and values are repeated for each query head, and the kernel keeps the
+        repeated tensors.
         """
         if not self.is_fused(target):
             return replace(self, keeps=(*self.reads, *self.gives, *self._unfused(target)))
@@ -153,9 +154,10 @@ class Attend(Step):
         return Product(length, size, length, batch), Product(length, length, size, batch)
 
     def passes(self, target: Target) -> Passes:
-        """Unfused, the scores are written, masked by a product and a sum, put through softmax and dropout, and read.
+        """Passes over the scores if attention is not fused; none if it is fused.
 
-        That makes eight passes and those of dropout; backward it is nine, four of them by products.
+        The forward pass writes the scores, masks them with a product and a sum, applies softmax and dropout, and reads
+        the result: eight passes, and those of dropout. The backward pass takes nine, four of them in its products.
         """
         if self.is_fused(target):
             return Passes()
@@ -165,9 +167,10 @@ class Attend(Step):
         return Passes(forward=8 * scores + dropout, backward=9 * scores + dropout)
 
     def temporary(self, target: Target, inside: int) -> int:
-        """Gradients of queries, keys, values and the result, which a fused kernel gives at once.
+        """Bytes of the gradients that the backward pass of attention holds at once.
 
-        Separate operators hold the gradients of scores beside half of them.
+        A fused kernel holds the gradients of queries, keys, values and the result. Separate operators hold half of
+        these, and the gradients of the scores.
         """
         if self.is_fused(target):
             return inside

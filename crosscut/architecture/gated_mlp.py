@@ -71,13 +71,13 @@ class ActivateGate(Pointwise):
     kind: FeedForward
 
     def passes(self, target: Target) -> Passes:
-        """Compiled, one kernel reads two values and writes one; backward it reads three and writes two."""
+        """Compiled, forward reads two values and writes one, and backward reads three and writes two."""
         inner = self.gives[0].bytes(target)
         forward, backward = (3, 5) if target.compiled else (5, 9)
         gelu = self.gives[0].elements(target) if self.kind is FeedForward.GEGLU else 0
         return Passes(forward=forward * inner, backward=backward * inner, gelu=gelu)
 
     def temporary(self, target: Target, inside: int) -> int:
-        """Gradient of the result, and the gradients of both branches that are made from it."""
+        """Bytes of the gradient of the result and of the gradients of both branches."""
         del inside
         return 3 * self.gives[0].bytes(target)

@@ -1,7 +1,7 @@
 """Head of a decoder: the final norm, the product with the vocabulary, and the loss (paper, section 3).
 
 The loss computes the gradients of the hidden states and of the vocabulary in its forward pass, chunk by chunk, so that
-the logits of all tokens never live at once. Its memory and messages are therefore an account of its own, in `Loss`.
+the logits of all tokens never exist at once. `Loss` therefore counts its own memory and messages.
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ class Head:
 
     norm: Norm
     output: Parameter | None
-    """Rows that logits are products with; None if they are those of the token embedding."""
+    """Weight of the output projection; None if the projection is tied to the token embedding."""
     vocabulary: Parameter
-    """The same rows, also where they are tied."""
+    """Weight of the output projection, or the token embedding if both are tied."""
 
     @classmethod
     def of(cls, model: ModelConfig, tokens: Parameter) -> "Head":
@@ -51,7 +51,7 @@ class Loss(Step):
     """Logits of a chunk of tokens, their loss, and the gradients of hidden states and vocabulary."""
 
     vocabulary: Parameter
-    """Rows that logits are products with."""
+    """Weight of the output projection."""
 
     def local_vocabulary(self, target: Target) -> int:
         """Rows of the vocabulary on one rank, padding included."""

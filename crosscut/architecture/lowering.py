@@ -1,4 +1,4 @@
-"""The work of one rank: a layer's steps on a target, and those of them that recomputation repeats."""
+"""Lower a layer's steps to the work of one rank on a target, and find the steps that recomputation repeats."""
 
 from collections.abc import Iterator
 from functools import lru_cache

@@ -67,7 +67,7 @@ class Activate(Pointwise):
     """The matrix before the activation. The gradient of its bias is counted here."""
 
     def passes(self, target: Target) -> Passes:
-        """Forward it reads and writes a value, backward it reads two, writes one, and the first bias reads one."""
+        """Forward reads one value and writes one. Backward reads two and writes one; the bias gradient reads one."""
         value = self.gives[0]
         inner = value.bytes(target)
         gelu = value.elements(target) if self.kind is FeedForward.GELU else 0

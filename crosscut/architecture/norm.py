@@ -3,8 +3,8 @@
     layer norm   (x - mean) / deviation * weight + bias
     RMS norm     x / root of the mean square * weight
 
-A norm stands between the parallel regions, where every rank has its parameters whole. A norm of heads (QK-norm) stands
-inside a region: each rank normalises its own heads, so each has a part of the parameters' gradient.
+A norm stands between the parallel regions, where every rank holds its whole parameters. A norm of heads (QK-norm)
+stands inside a region: each rank normalises its own heads, so each has a part of the parameters' gradient.
 """
 
 from dataclasses import dataclass, replace

@@ -50,7 +50,7 @@ class Cut(Enum):
     WHOLE = "every rank holds the whole parameter"
     COLUMNS = "dimension 0, the outputs of a weight or a bias"
     ROWS = "dimension 1, the inputs of a weight"
-    HEADS = "dimension 0 in whole heads; ranks share a head where there are more ranks than heads"
+    HEADS = "dimension 0 in whole heads; ranks share a head if there are more ranks than heads"
     VOCABULARY = "dimension 0, padded to a multiple of 128 times the number of ranks"
 
 

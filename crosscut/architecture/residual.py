@@ -35,7 +35,7 @@ class Drop(Pointwise):
     """Set the masked elements to zero."""
 
     def passes(self, target: Target) -> Passes:
-        """It reads and writes the stream and a mask of one byte. A compiler fuses the stream's forward passes."""
+        """Dropout reads and writes the stream, and a mask of one byte. Compiled, only the mask counts forward."""
         stream, mask = self.gives[0].bytes(target), self.gives[0].elements(target)
         return Passes(forward=mask if target.compiled else 2 * stream + mask, backward=2 * stream + mask)
 
@@ -45,5 +45,5 @@ class Add(Pointwise):
     """Sum of a sublayer's result and the residual stream."""
 
     def passes(self, target: Target) -> Passes:
-        """It reads two values and writes one. Its gradient is that of the result."""
+        """The sum reads two values and writes one. The backward pass passes the gradient on unchanged."""
         return Passes(forward=3 * self.gives[0].bytes(target))

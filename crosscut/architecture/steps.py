@@ -1,4 +1,4 @@
-"""The words in which a sublayer is described: values, and the steps that read and give them.
+"""Building blocks of a sublayer's description: values, and the steps that read and compute values.
 
 A sublayer is the list of its steps. A step names the values that it reads and gives, its parameters, and the values
 that its backward pass needs. `Step.on` turns the step into the work of one rank on a `Target`: f and g get their
@@ -94,7 +94,7 @@ class Passes:
     forward: float = 0.0
     backward: float = 0.0
     gelu: int = 0
-    """Elements that a step puts through GeLU, whose arithmetic takes time beside its bytes."""
+    """Elements that the step passes through GeLU. GeLU's arithmetic takes time in addition to its bytes."""
 
 
 class Product(NamedTuple):
@@ -172,9 +172,10 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Enter(Step):
-    """f: entry into a parallel region. With a split sequence, a gather whose backward pass scatters the sum.
+    """f: entry into a parallel region. With a split sequence, an all-gather whose backward pass is a reduce-scatter.
 
-    A region keeps its input split and gathers it a second time for the gradients of its weights.
+    With a split sequence, the region keeps only this rank's part of its input. The backward pass gathers the input a
+    second time for the weight gradients.
     """
 
     overlaps: bool = True
@@ -220,7 +221,7 @@ class Leave(Step):
 
 
 def _in_halves(target: Target, message: Message) -> Message:
-    """The message in two halves where it is large enough and the target's products can be halved."""
+    """Split the message into two halves if it is large enough and the target's products can be halved."""
     pieces = num_pieces(target.sequences, message.elements) if target.sends_halves else 1
     return replace(message, pieces=pieces)
 

@@ -44,9 +44,10 @@ class Target:
     compiled: bool = False
     """Whether layers are compiled, so that one kernel runs several operators."""
     fuses_attention: bool = True
-    """Whether the program has an attention kernel that keeps no scores, where the device has one."""
+    """Whether attention may run in a fused kernel, which keeps no scores, if the device has one."""
     sends_halves: bool = True
-    """Whether a large message of a split sequence may go in two halves, each beside the other half's product."""
+    """Whether a large message of a split sequence may be sent in two halves. Each half then overlaps with the product
+    of the other half."""
 
     @property
     def tokens(self) -> int:

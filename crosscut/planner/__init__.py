@@ -1,8 +1,8 @@
-"""Costs of a run before it starts: parameters, FLOPs, memory, collectives, seconds, and the hardware that bears them.
+"""Forecast the cost of a run before it starts: parameters, FLOPs, memory, collectives and seconds, per device type.
 
-Plain Python: this room imports neither torch nor numpy, so a forecast needs no accelerator and no installation of one.
-Training reports its rates by these formulas and the tests hold them against what is really computed and sent, so a
-forecast and a report cannot differ. The derivations are in `docs/planner.md`.
+This package is plain Python. It imports neither torch nor numpy, so a forecast needs no accelerator. Training computes
+its reported rates with the same formulas, so a forecast and a report cannot differ. Tests compare the formulas with the
+FLOPs, bytes and messages of running steps. The derivations are in `docs/planner.md`.
 """
 
 from crosscut.planner.activations import activations_held, layer_activations, published_layer_activations

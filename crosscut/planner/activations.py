@@ -1,19 +1,22 @@
-"""Activations that layers keep from forward to backward pass, in bytes on one rank, beside published formulas.
+"""Bytes of activations that one rank keeps from the forward to the backward pass, and the published formulas.
 
-Korthikanti et al. 2022 (arXiv 2205.05198, section 4 and Table 2) count, for elements of two bytes and dropout masks of
-one, on `t` tensor ranks:
+Korthikanti et al. 2022 (arXiv 2205.05198, section 4 and Table 2) count these bytes on `t` tensor ranks, with two bytes
+for an element and one for an element of a dropout mask:
 
     no parallelism                         s b h (34 + 5 a s / h)
     tensor                                 s b h (10 + 24 / t + 5 a s / (h t))
     tensor and sequence                    s b h / t (34 + 5 a s / h)
     ... with the attention core recomputed the same without the term 5 a s / h
-    whole layers recomputed                2 s b h, split by t where the sequence is
+    whole layers recomputed                2 s b h, divided by t if the sequence is split
 
-Crosscut differs in three respects. Attention runs in a fused kernel that keeps one number per query and head instead
-of the scores (5 a s / h), so recomputing the core saves little. (On GPUs no such kernel takes float64; its scores are
-not counted.) A dropout of probability zero keeps no mask. Weights that are multiplied in a narrower type than they are
-held in are kept in the narrow type for the backward pass. They are counted apart, since they do not grow with the
-batch.
+Crosscut differs in three respects:
+
+- Attention runs in a fused kernel that keeps one number per query and head instead of the scores (5 a s / h), so
+  recomputing the attention core saves little. GPUs have no fused kernel for float64; the forecast leaves out the scores
+  that float64 keeps there.
+- Dropout with probability 0 keeps no mask.
+- If the products use a narrower type than the weights, a copy of the weights in the narrow type is kept for the
+  backward pass. The copy is counted separately, because its size does not depend on the batch.
 
 Legend: `s` tokens of a sequence, `b` sequences of a micro-batch, `h` hidden size, `a` heads, `t` tensor ranks.
 """
@@ -31,11 +34,11 @@ from crosscut.planner.candidate import Candidate, Planned, target_of
 def layer_activations(
     run: Planned, *, device: Device = "cuda", capability: tuple[int, int] = AMPERE, mode: str | None = None
 ) -> Kept:
-    """Bytes that the first layer keeps on `device` under `training.recompute`.
+    """Bytes of activations that the first layer keeps on one rank, by purpose.
 
-    `mode` replaces `training.recompute`: `none` gives the bytes that a recomputed layer holds during its backward pass.
-    `capability` is the GPU's compute capability, on which it depends whether its attention kernel can share heads of
-    keys and values.
+    `device` is the kind of device. `mode` replaces `training.recompute`: with "none", the result is the bytes that a
+    recomputed layer holds during its backward pass. `capability` is the compute capability of the GPU, which decides
+    whether the attention kernel can share key-value heads.
     """
     run = Candidate.of(run, precision_on(device))
     target = target_of(run, device=device, capability=capability)
@@ -43,9 +46,9 @@ def layer_activations(
 
 
 def activations_of(layer: Layer, run: Planned, target: Target, mode: str) -> tuple[Kept, ...]:
-    """Bytes that each sublayer of a layer keeps on a target. The layer's weights count for the first sublayer.
+    """Bytes of activations that each sublayer of a layer keeps. The first sublayer's entry holds the cast weights.
 
-    Inputs that are offloaded from a GPU do not count.
+    Activations that are offloaded from the GPU count as 0 bytes.
     """
     if mode == Recompute.FULL and "activations" in run.training.offload and target.device == "cuda":
         return Kept(), Kept()
@@ -54,9 +57,9 @@ def activations_of(layer: Layer, run: Planned, target: Target, mode: str) -> tup
 
 
 def _cast_weights(layer: Layer, run: Planned) -> int:
-    """Bytes of a layer's weights in the type of its products, if they are held in another type.
+    """Bytes of the copy of a layer's weights in the type of the products, 0 if the weights have this type.
 
-    Sharded weights are gathered in the type of the products, and the sharding decides how long they stay.
+    Also 0 if the data ranks shard the weights: the gathered weights have the type of the products and count as buffers.
     """
     precision = run.training.numbers
     is_same = precision.compute == precision.accumulation
@@ -66,9 +69,10 @@ def _cast_weights(layer: Layer, run: Planned) -> int:
 
 
 def published_layer_activations(run: Planned) -> float:
-    """Bytes of one layer's activations by Korthikanti et al. 2022, Table 2, without or with recomputation.
+    """Bytes of one layer's activations on one rank by the formulas of Korthikanti et al. 2022, Table 2.
 
-    The formulas are for elements of two bytes and with dropout; `operators` is not in the table and counts as `none`.
+    `training.recompute` selects the row of the table. The table has no row for "operators", which counts as "none". The
+    formulas assume two bytes per element and dropout.
     """
     s, b = run.training.sequence_length, run.micro_batch_size
     h, a, t = run.model.hidden_size, run.model.num_heads, run.layout.tensor
@@ -80,10 +84,10 @@ def published_layer_activations(run: Planned) -> float:
 
 
 def activations_held(run: Planned, *, device: Device = "cuda") -> int:
-    """Bytes of activations that all layers keep on one rank between a forward and a backward pass, weights included.
+    """Bytes that all layers keep on one rank between the forward and the backward pass, including cast weights.
 
-    Every `training.recompute_every`-th layer recomputes; the others keep everything. While the backward pass of a
-    recomputed layer runs, it adds the activations that the layer would keep without recomputation.
+    Every `training.recompute_every`-th layer recomputes; the other layers keep all their activations. The result does
+    not include the activations that a recomputed layer restores while its own backward pass runs.
     """
     run = Candidate.of(run, precision_on(device))
     target, decoder = target_of(run, device=device), describe(run.model)
@@ -98,10 +102,10 @@ def activations_held(run: Planned, *, device: Device = "cuda") -> int:
 
 
 def recomputation_step(run: Planned) -> int:
-    """Distance between layers that recompute, the first layer being one of them; 0 if none recomputes."""
+    """Distance between recomputed layers, counted from the first layer; 0 if no layer recomputes."""
     return 0 if run.training.recompute == Recompute.NONE else run.training.recompute_every
 
 
 def num_recomputed_layers(run: Planned) -> int:
-    """Layers that recompute as `training.recompute` says: every `training.recompute_every`-th, from the first."""
+    """Number of recomputed layers: every `training.recompute_every`-th layer, counted from the first."""
     return 0 if run.training.recompute == Recompute.NONE else -(-run.model.num_layers // run.training.recompute_every)

@@ -1,8 +1,8 @@
-"""A run as far as its costs go, for a search over thousands of layouts.
+"""The fields of a run that forecasts read, without validation, for searches over thousands of layouts.
 
-A `RunConfig` is checked against itself when it is made, which takes longer than to forecast it. A `Candidate` holds
-the fields that forecasts read and checks nothing: its maker has asked what the model allows, or makes a `RunConfig` of
-the candidate that is chosen at last.
+Constructing a `RunConfig` validates its fields against each other, which takes longer than a forecast. A `Candidate`
+holds the same sections without validating them. The search itself asks which tensor sizes the model allows, and makes a
+validated `RunConfig` only of the candidate that is chosen.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from crosscut.config.run import reason_against_compiling
 
 
 class Candidate(NamedTuple):
-    """Stand-in for a `RunConfig` in every forecast of the planner."""
+    """Model, layout and training settings of a run, not validated. Every forecast accepts a `Candidate`."""
 
     model: ModelConfig
     layout: Layout
@@ -22,7 +22,7 @@ class Candidate(NamedTuple):
 
     @classmethod
     def of(cls, run: "Planned", precision: str) -> "Candidate":
-        """The fields of a run that forecasts read, with `precision` in place of `auto`."""
+        """Candidate of a run, with `precision` in place of `training.precision = "auto"`."""
         return cls(run.model, run.layout, run.training.in_precision(precision))
 
     @property
@@ -42,16 +42,16 @@ class Candidate(NamedTuple):
 
 
 Planned = RunConfig | Candidate
-"""Subject of a forecast: a checked run or an unchecked candidate."""
+"""A run that can be forecast: a validated `RunConfig` or a `Candidate`."""
 
 
 def is_compiled(run: Planned, device: str) -> bool:
-    """Whether layers are compiled on a kind of device. A device that is not known yet (`auto`) counts as the CPU."""
+    """Whether the run compiles layers on this kind of device. `auto`, a device not yet known, counts as the CPU."""
     return run.is_compiled_on_gpus if device == "cuda" else run.training.compile == "on"
 
 
 def target_of(run: Planned, *, device: Device, capability: tuple[int, int] = AMPERE) -> Target:
-    """Conditions under which one rank runs a micro-batch of `run`."""
+    """Conditions under which one rank of `run` computes a micro-batch: shapes, data types and device."""
     precision = run.training.numbers
     return Target(
         tensor=run.layout.tensor,

@@ -1,16 +1,16 @@
-"""Count of the floating-point operations of a token and of a step.
+"""Count the floating-point operations (FLOPs) of a token and of a step.
 
-Only matrix products are counted, a multiplication and an addition as two. The products of a layer are read from
-`crosscut.architecture`. For GPT-2, the forward pass of a sequence of `S` tokens takes 24 S H^2 + 4 S^2 H in each layer
-and 2 S H V in the output projection. The backward pass takes twice that, once for the gradient of the input and once
-for that of the weights. Recomputation runs every layer's forward pass a second time, but not the output projection's.
-These are the terms of Narayanan et al. 2021 (arXiv 2104.04473):
+The count covers matrix products only; a multiplication and an addition count as two FLOPs. The products of a layer come
+from `crosscut.architecture`. For GPT-2, the forward pass of a sequence of `S` tokens takes 24 S H^2 + 4 S^2 H in each
+layer and 2 S H V in the output projection. The backward pass takes twice as many FLOPs: half of them for the input
+gradients, half for the weight gradients. Recomputation runs the forward pass of every layer a second time, but not the
+output projection. The totals agree with Narayanan et al. 2021 (arXiv 2104.04473):
 
     without recomputation   72 B S L H^2 (1 + S / 6H + V / 12LH)
     with recomputation      96 B S L H^2 (1 + S / 6H + V / 16LH)
 
-Attention is counted over the full S x S square, not its causal half, and the vocabulary without its padding, so that
-the count depends on the model alone and not on a kernel or a layout.
+Attention counts the full S x S square, not its causal half, and the vocabulary counts without padding. The count
+therefore depends on the model alone, not on a kernel or a layout.
 """
 
 from functools import lru_cache
@@ -38,29 +38,30 @@ def forward_flops_per_token(model: ModelConfig, sequence_length: int) -> int:
 def model_flops_per_token(model: ModelConfig, sequence_length: int, *, recompute: bool = False) -> int:
     """FLOPs of one token's forward and backward pass in a sequence of `sequence_length` tokens.
 
-    Without `recompute` these are the model's FLOPs, by which utilisation is reported; with it, the FLOPs that the
-    hardware computes if the backward pass recomputes the activations of every layer (paper, section 4.1.1). Raises
-    `ConfigError` for a sequence length below 1 or if `model.vocab_size` is still 0.
+    Without `recompute`, the result is the model FLOPs, from which utilisation is reported. With `recompute`, the result
+    is the FLOPs that the hardware computes if every layer is recomputed in the backward pass (paper, section 4.1.1).
+    Raises `ConfigError` for a sequence length below 1 or if `model.vocab_size` is still 0.
     """
     layer_passes = 4 if recompute else 3
     return layer_passes * _layers(model, sequence_length) + 3 * _output_projection(model)
 
 
 def flops_per_step(run: Planned, *, recompute: bool = False) -> int:
-    """FLOPs of one optimizer step over all ranks: `model_flops_per_token` for every token of the batch.
+    """FLOPs of one optimizer step over all ranks: `model_flops_per_token` times the tokens of the batch.
 
-    With `recompute`, the published count of a run that recomputes every layer whole. `recomputed_flops_per_step` counts
-    what such a run of Crosscut repeats.
+    With `recompute`, the result is the published count for a run that recomputes whole layers. Crosscut repeats fewer
+    products: `recomputed_flops_per_step` counts them. Raises as `model_flops_per_token`.
     """
     tokens = run.training.batch_size * run.training.sequence_length
     return tokens * model_flops_per_token(run.model, run.training.sequence_length, recompute=recompute)
 
 
 def recomputed_flops_per_step(run: Planned, *, compiled: bool = False) -> int:
-    """FLOPs that the backward pass of one step repeats, over all ranks, as `training.recompute` says.
+    """FLOPs that recomputation repeats in one step, over all ranks.
 
-    A layer that is recomputed whole repeats the products that some kept value depends on, and `compiled` all of them.
-    `selective` repeats scores and values, `operators` no product. Raises as `flops_per_step`.
+    `training.recompute` decides: with "full", an eager layer repeats only the products that its kept values depend on,
+    and a `compiled` layer repeats all products. "selective" repeats the scores and the weighted values. "operators" and
+    "none" repeat no product. Raises as `flops_per_step`.
     """
     length = run.training.sequence_length
     per_token = 0
@@ -74,10 +75,11 @@ def recomputed_flops_per_step(run: Planned, *, compiled: bool = False) -> int:
 
 
 def hardware_flops_per_rank(run: Planned, *, compiled: bool = False) -> int:
-    """FLOPs that one rank computes in one step, with those that the backward pass repeats.
+    """FLOPs that one rank computes in one step, including recomputation.
 
-    Ranks divide the products evenly, unless several ranks compute the same head of keys and values. The FLOPs that this
-    adds are no work of the model. Raises as `flops_per_step`.
+    The tensor ranks divide the products evenly, with one exception: if there are fewer key-value heads than tensor
+    ranks, several ranks compute the same head. The duplicated FLOPs count here, but not in `flops_per_step`. Raises as
+    `flops_per_step`.
     """
     tensor = run.layout.tensor
     decoder = describe(run.model)
@@ -102,7 +104,7 @@ def _layers(model: ModelConfig, sequence_length: int) -> int:
 
 
 def _inner_flops(layer: Layer, sequence_length: int) -> int:
-    """FLOPs of a token's scores and weighted values."""
+    """FLOPs of one token's attention scores and weighted values."""
     inner = inner_products(layer, Target(length=sequence_length))
     return sum(product.flops for product in inner) // sequence_length
 

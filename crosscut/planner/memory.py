@@ -1,18 +1,18 @@
-"""The most bytes that one rank holds at once in a training step, by what they are.
+"""Forecast the peak memory of one rank in a training step, by category.
 
-A step has a few instants at which something is at its most; the forecast is the largest of them. `A` are the
-activations of all layers, `G` the gradients, `E` the gradient of the vocabulary's part of a rank:
+Memory can peak at a few instants of a step; the forecast is the largest of them. `A` stands for the activations of all
+layers, `G` for the gradients, and `E` for the gradient of the rank's vocabulary shard:
 
-| instant             | beside weights and optimizer                                                              |
+| instant             | bytes besides weights and optimizer state                                                 |
 |---------------------|-------------------------------------------------------------------------------------------|
-| loss                | A, the last hidden states and their gradient, E, a chunk's logits                         |
-| backward, layer i   | the parts of A and G that there are then, the layer's temporary tensors, E                |
+| loss                | A, the last hidden states and their gradient, E, the logits of one chunk                  |
+| backward, layer i   | the parts of A and G that exist at layer i, the layer's temporary tensors, E              |
 | backward, embedding | G                                                                                         |
-| reduction           | G, and the last bucket, which is a copy until it is filled                                |
-| step                | G, what AdamW needs beside it                                                             |
+| reduction           | G, and a copy of the gradients in the last bucket                                         |
+| step                | G, and the buffers of AdamW                                                               |
 
-From the second micro-batch on G is there from the beginning. The derivations are in `docs/planner.md`; the dry run
-(`crosscut.rehearsal`) counts the same from the program.
+From the second micro-batch on, all of G exists throughout the backward pass. The derivations are in `docs/planner.md`.
+The dry run (`crosscut.rehearsal`) measures the same bytes in the running program.
 
 Legend: as in `activations`.
 """
@@ -36,12 +36,12 @@ from crosscut.planner.candidate import Candidate, Planned, target_of
 from crosscut.planner.parameters import known_vocab_size
 
 FRAGMENTATION = 0.05
-"""Share of a step's temporary bytes that a caching allocator holds besides, in blocks that fit nothing."""
+"""Bytes that the caching allocator loses in unusable blocks, as a share of a step's temporary bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryForecast:
-    """Bytes of one rank at the peak of a step, from the second step on."""
+    """Bytes of one rank at the peak of a step, by category, in every step but the first."""
 
     instant: str
     """Name of the instant at which the peak is reached."""
@@ -50,73 +50,74 @@ class MemoryForecast:
     """Weights in the type of the products."""
 
     gradients: int = 0
-    """Gradients of all parameters that have one at the instant, and gradients that are being computed."""
+    """Gradients that exist at the peak, including those that are being computed."""
 
     master_weights: int = 0
-    """Weights in the type of sums, where it is not the type of the products."""
+    """Weights in the accumulation type, if the products use another type."""
 
     optimizer: int = 0
     """AdamW's moments."""
 
     activations: int = 0
-    """Activations that layers keep for the backward pass, and tensors that the running layer needs."""
+    """Activations that layers keep for the backward pass, and temporary tensors of the running layer."""
 
     logits: int = 0
-    """Logits of a chunk of tokens."""
+    """Logits of one chunk of tokens."""
 
     buffers: int = 0
-    """Buffers of communication: a bucket of gradients while it is filled, weights gathered from shares."""
+    """Communication buffers: gathered weights, and a bucket of gradients."""
 
     allowance: int = 0
-    """`FRAGMENTATION` of the temporary bytes; none on the CPU."""
+    """Fragmentation of the caching allocator: `FRAGMENTATION` times the temporary bytes; 0 on CPUs."""
 
     @property
     def total(self) -> int:
-        """Bytes of all fields together."""
+        """Bytes of all categories together."""
         state = self.weights + self.gradients + self.master_weights + self.optimizer
         return state + self.activations + self.logits + self.buffers + self.allowance
 
 
 def forecast_memory(run: Planned, *, device: Device = "cuda", capability: tuple[int, int] = AMPERE) -> MemoryForecast:
-    """Bytes that one rank of `run` holds at the peak of a step; `capability` as in `layer_activations`.
+    """Forecast the bytes that one rank of `run` holds at the peak of a step.
 
-    Raises `ConfigError` where `model.vocab_size` is still 0.
+    `capability` is the compute capability of the GPU, as in `layer_activations`. Raises `ConfigError` if
+    `model.vocab_size` is still 0.
     """
     instants = _Step(run, device, capability).instants()
     return max(instants, key=lambda forecast: forecast.total)
 
 
 def forecast_instants(run: Planned, *, device: Device = "cuda") -> list[MemoryForecast]:
-    """Bytes that one rank of `run` holds at each instant that may be the peak, in the order of the step."""
+    """Forecast the bytes that one rank of `run` holds at each possible peak, in the order of the step."""
     return _Step(run, device, AMPERE).instants()
 
 
 class _Root(NamedTuple):
-    """Elements of the parameters outside of the layers on a rank."""
+    """Parameters outside of the layers on one rank, in elements."""
 
     size: int
     share: int
-    """Elements that a data rank keeps."""
+    """Elements of the shard that a data rank keeps."""
     vocabulary: int
-    """Elements of the embedding's rows that the loss multiplies by."""
+    """Elements of the matrix of the output projection."""
 
 
 class _LayerState(NamedTuple):
-    """Parameters of a layer on a rank, in elements, and its activations, in bytes."""
+    """Parameters of a layer on one rank, in elements, and activations of the layer, in bytes."""
 
     size: int
     share: int
-    """Elements that a data rank keeps."""
+    """Elements of the shard that a data rank keeps."""
     last_matrix: int
-    """Elements of the last matrix, whose gradient comes first."""
+    """Elements of the layer's last matrix, whose gradient the backward pass computes first."""
     kept: Kept
-    """Activations that the layer keeps if it recomputes as the run says."""
+    """Activations that the layer keeps under `training.recompute`."""
     plain: Kept
     """Activations that the layer keeps without recomputation."""
     again: int
-    """Bytes that the layer holds besides `kept` while it recomputes and goes backward."""
+    """Bytes of recomputed activations that the layer holds, besides `kept`, during its backward pass."""
     temporary: int
-    """Bytes that the layer's backward pass needs for a while."""
+    """Bytes of temporary tensors of the layer's backward pass."""
 
 
 @lru_cache(maxsize=4096)
@@ -128,7 +129,7 @@ def _root(decoder: Decoder, tensor: int, shares: int) -> _Root:
 
 @lru_cache(maxsize=4096)
 def _sizes(layer: Layer, tensor: int, shares: int) -> tuple[int, int, int]:
-    """Elements of a layer on a rank, those that a data rank keeps, and those of the last matrix."""
+    """Elements of a layer's parameters on one tensor rank, of a data rank's shard, and of the last matrix."""
     parts = layer_parameters(layer, tensor)
     return _size(parts), sum(_share(part, shares) for part in parts), last_matrix(layer, tensor)
 
@@ -144,14 +145,17 @@ def _share(part: LocalParameter, shares: int) -> int:
 
 @lru_cache(maxsize=16384)
 def _first(decoder: Decoder, number: int, every: int) -> tuple[Counter[Layer], Counter[Layer]]:
-    """Kinds of the first `number` layers: those that recompute, every `every`-th, and the others. 0 recomputes none."""
+    """Number of recomputed and of other layers, by kind, among the first `number` layers.
+
+    Every `every`-th layer recomputes, from the first; for 0 none does.
+    """
     layers = decoder.layers[:number]
     again = Counter(layers[::every]) if every else Counter[Layer]()
     return again, Counter(layers) - again
 
 
 class _Step:
-    """Step of a run, with the bytes that a rank holds at each of its instants."""
+    """One training step of a run, and the bytes that a rank holds at each instant."""
 
     def __init__(self, run: Planned, device: Device, capability: tuple[int, int]) -> None:
         known_vocab_size(run.model)
@@ -186,9 +190,10 @@ class _Step:
         )
 
     def _temporary(self, layer: Layer, kept: tuple[Kept, ...], plain: tuple[Kept, ...]) -> int:
-        """Most bytes that a sublayer needs while it goes backward, less those that later sublayers have given back.
+        """Largest number of temporary bytes that a sublayer needs in its backward pass.
 
-        A selectively recomputed core also holds what it has computed again.
+        The activations that later sublayers have already freed are subtracted. With selective recomputation, the bytes
+        that attention computes again are added.
         """
         needs, given_back = [], 0
         recomputes_core = self.run.training.recompute == Recompute.SELECTIVE
@@ -202,15 +207,15 @@ class _Step:
         return sum(number * bytes_of(self.layers[layer]) for layer, number in kinds.items())
 
     def _from(self, first: int, elements_of: Callable[[_LayerState], int], until: int | None = None) -> int:
-        """Sum of elements over the layers from `first` on, or those before `until`."""
+        """Sum of elements over the layers from `first` up to, but not including, `until` (by default to the end)."""
         kinds = Counter(self.decoder.layers[first:until]) if first or until is not None else self.decoder.kinds
         return self._sum(kinds, elements_of)
 
     def instants(self) -> list[MemoryForecast]:
-        """Instants that may be the peak, in the order of the step."""
+        """Forecast of each instant at which memory may peak, in the order of the step."""
         last = self.run.model.num_layers - 1
         again = (num_recomputed_layers(self.run) - 1) * self.run.training.recompute_every
-        ends = (last, max(again, 0), min(1, last), 0)  # the first one gathers no other ahead
+        ends = (last, max(again, 0), min(1, last), 0)  # layer 0 gathers no other layer ahead
         layers = dict.fromkeys(ends if len(self.layers) == 1 else range(last, -1, -1))
         return [self._loss(), *map(self._backward, layers), self._embedding(), self._reduction(), self._update()]
 
@@ -231,7 +236,7 @@ class _Step:
         )
 
     def _backward(self, layer: int) -> MemoryForecast:
-        """The layer's first matrix product but one to go backward, or its attention."""
+        """Peak in the backward pass of a layer: at the second of its matrices to go backward, or at attention."""
         run, state = self.run, self.layers[self.decoder.layers[layer]]
         weights, activations = self._held(layer)
         if self.every and layer % self.every == 0:
@@ -250,7 +255,10 @@ class _Step:
         )
 
     def _embedding(self) -> MemoryForecast:
-        """All gradients: those of looked-up rows are added to a tied vocabulary's, or have a tensor of their own."""
+        """Peak in the backward pass of the embedding, when all gradients exist.
+
+        The gradient of the looked-up rows is added to the gradient of a tied output projection or has its own tensor.
+        """
         run, vocabulary = self.run, self.root.vocabulary
         layers = self._from(0, lambda each: each.share)
         ready = self.own if self._accumulates else layers if self.is_sharded else self.own - vocabulary
@@ -263,7 +271,10 @@ class _Step:
         )
 
     def _reduction(self) -> MemoryForecast:
-        """The last bucket, with the tokens' embedding, is filled; the other gradients have moved into their buckets."""
+        """Peak when the last bucket, with the token embedding, is filled.
+
+        The other gradients have already moved into their buckets.
+        """
         own = self.own * self.wide
         others = (self.own - self.root.vocabulary) * self.wide // BUCKET_BYTES * BUCKET_BYTES
         copies = self.run.layout.data > 1 and not self.is_sharded
@@ -299,7 +310,7 @@ class _Step:
         return self.device == "cuda" and "optimizer" in self.run.training.offload
 
     def _held(self, layer: int) -> tuple[int, int]:
-        """Weights that layers up to this one have cast, and the activations that they and the root keep."""
+        """Bytes of cast weights, and of activations, that the layers 0 to `layer` and the root keep."""
         again, plain = _first(self.decoder, layer + 1, self.every)
         leaves = any(self.layers[each].kept.total == 0 for each in self.decoder.kinds)  # to host memory
         embedding, _ = lower_root(self.decoder, self.target)
@@ -313,27 +324,33 @@ class _Step:
         )
 
     def _residual(self) -> int:
-        """The gradient of the residual stream, with dropout's beside it, and gathered where the sequence is split."""
+        """Bytes of the residual stream's gradient.
+
+        Dropout adds a second tensor of this size. A split sequence adds the gathered gradient.
+        """
         split = self.whole if self.run.layout.sequence_parallel else 0
         return self.between * (2 if self.run.model.dropout else 1) + split
 
     def _summed(self, done: int) -> int:
-        """Bytes of gradients held when `done` layers have gone backward, without those that are being computed."""
+        """Bytes of finished gradients when `done` layers have run their backward pass."""
         if self._accumulates:
             return self.own * self.wide
         return self._from(len(self.decoder.layers) - done, lambda each: each.share) * self.wide if done else 0
 
     def _whole_layers(self, left: int) -> int:
-        """Layers that are gathered while `left` are yet to go backward: the one that runs and the next, or all that are
-        left; before the last micro-batch all.
+        """Number of layers whose weights are gathered while `left` layers have not finished their backward pass.
+
+        ZeRO-3 gathers the running layer and the next one. ZeRO-2 keeps the `left` layers gathered, or all layers if the
+        step has several micro-batches.
         """
         if not self._keeps_weights:
             return min(2, left)
         return self.run.model.num_layers if self._accumulates else left
 
     def _gathered(self, number: int, left: int = 0) -> int:
-        """Bytes of the weights of the root, gathered from shares, and of `number` layers: the last of those `left`, or
-        the first of the model.
+        """Bytes of gathered weights: those of the root and of `number` layers.
+
+        The layers are the last of the first `left` layers, or the first layers of the model if `left` is 0.
         """
         if not self.is_sharded:
             return 0

@@ -1,9 +1,9 @@
-"""Number of parameters of a model, and the part of them that one tensor rank holds.
+"""Number of parameters of a model, and the number that one tensor rank holds.
 
-Every parameter is either divided over the tensor ranks or whole on each of them; `crosscut.architecture` says which.
-For GPT-2, with `V` vocabulary, `P` positions, `H` hidden size and `L` layers:
+Every parameter is either sharded over the tensor ranks or replicated on each of them; `crosscut.architecture` says
+which. For GPT-2, with `V` vocabulary, `P` positions, `H` hidden size and `L` layers:
 
-    divided = V H + L (12 H^2 + 7 H)        whole = P H + L 6 H + 2 H
+    sharded = V H + L (12 H^2 + 7 H)        replicated = P H + L 6 H + 2 H
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from crosscut.config import ConfigError, Layout, ModelConfig
 
 
 def count_parameters(model: ModelConfig) -> int:
-    """Parameters of the whole model, without the padding of the vocabulary.
+    """Number of parameters of the whole model, without the padding of the vocabulary.
 
     Raises `ConfigError` if `model.vocab_size` is still 0.
     """
@@ -28,7 +28,7 @@ def count_parameters(model: ModelConfig) -> int:
 
 @lru_cache(maxsize=4096)
 def _tensors(model: ModelConfig, tensor: int) -> tuple[tuple[LocalParameter, int], ...]:
-    """Every parameter on a tensor rank and how often the model has it: those outside of the layers, then the layers."""
+    """Parameters on one tensor rank, each with its number of copies in the model: the root first, then the layers."""
     known_vocab_size(model)
     decoder = describe(model)
     root = [(parameter, 1) for parameter in root_parameters(decoder, tensor)]
@@ -42,7 +42,7 @@ def _per_rank(model: ModelConfig, tensor: int) -> int:
 
 
 def parameters_per_rank(model: ModelConfig, layout: Layout) -> int:
-    """Parameters that each tensor rank holds: its part of the divided ones, padding included, and all whole ones.
+    """Number of parameters on each tensor rank: its shards, with padding, and all replicated parameters.
 
     The vocabulary is padded to a multiple of 128 x `layout.tensor` (paper, section 5.1). `layout.tensor` must divide
     the model evenly, which `RunConfig` checks. Raises `ConfigError` if `model.vocab_size` is still 0.
@@ -51,12 +51,12 @@ def parameters_per_rank(model: ModelConfig, layout: Layout) -> int:
 
 
 def replicated_parameters(model: ModelConfig, layout: Layout) -> int:
-    """Parameters that every tensor rank holds whole."""
+    """Number of parameters that are replicated on every tensor rank."""
     return sum(count * parameter.size for parameter, count in _tensors(model, layout.tensor) if parameter.is_whole)
 
 
 def partial_gradients(model: ModelConfig, layout: Layout) -> int:
-    """Elements of the gradients that are summed over the tensor ranks."""
+    """Number of gradient elements that must be summed over the tensor ranks."""
     return sum(count * parameter.size for parameter, count in _partial(model, layout))
 
 
@@ -67,20 +67,20 @@ def _partial(model: ModelConfig, layout: Layout) -> Iterator[tuple[LocalParamete
 
 
 def num_tensors(model: ModelConfig) -> int:
-    """Number of parameter tensors."""
+    """Number of parameter tensors of the model."""
     return sum(count for _, count in _tensors(model, 1))
 
 
 def num_replicated_tensors(model: ModelConfig, layout: Layout) -> int:
-    """Number of parameter tensors that every tensor rank holds whole."""
+    """Number of parameter tensors that are replicated on every tensor rank."""
     return sum(count for parameter, count in _tensors(model, layout.tensor) if parameter.is_whole)
 
 
 def known_vocab_size(model: ModelConfig) -> int:
-    """`model.vocab_size`. Raises `ConfigError` if it is 0, which leaves the size to the tokenizer."""
+    """Return `model.vocab_size`. Raises `ConfigError` for 0, which leaves the size to the tokenizer."""
     if not model.vocab_size:
         raise ConfigError(
-            "`model.vocab_size` must be at least 1 to forecast a model, but is 0, which leaves it to the tokenizer. "
-            "Give the number of the tokenizer's entries."
+            "`model.vocab_size` must be at least 1 for a forecast, but is 0, which leaves the size to the tokenizer. "
+            "Set it to the number of tokens of the tokenizer."
         )
     return model.vocab_size

@@ -1,18 +1,17 @@
-"""Bytes that a step reads and writes outside its matrix products, in operators that wait for memory, not arithmetic.
+"""Bytes that a step reads and writes outside its matrix products, in operators limited by memory bandwidth.
 
-Counted are the tensors that each operator's kernel reads and writes. In units of E, the residual stream of one
-micro-batch on one rank (b s h elements, a t-th of it if the sequence is split), half a layer takes:
+The count covers the tensors that each operator's kernel reads and writes. The unit E is the residual stream of one
+micro-batch on one rank (b s h elements, divided by t if the sequence is split). One sublayer takes:
 
 |                                            | compiled forward | backward | eager forward | backward |
 |--------------------------------------------|---|---|---|---|
-| norm; backward with the gradient that goes around it | 2 | 4 | 2 | 5 + 3 |
+| norm; backward with the gradient of the residual path | 2 | 4 | 2 | 5 + 3 |
 | bias after the second matrix; its gradient | 0 | 1 | 2 | 1 |
-| dropout, with a mask of m bytes an element | m | 2 + m | 2 + m | 2 + m |
-| residual                                   | 3 | 0 | 3 | 0 |
+| dropout, with a mask of m bytes per element | m | 2 + m | 2 + m | 2 + m |
+| residual sum                               | 3 | 0 | 3 | 0 |
 
-The counts of a layer stand with its steps in `crosscut.architecture`. Weights that are cast for the products, gradients
-that are cast back and added up, AdamW and the norm of gradients are counted here, by the parameter. Legend: as in
-`activations`.
+`crosscut.architecture` counts the passes of a layer, step by step. This file adds the passes over parameters: casting
+weights, casting and summing gradients, the gradient norm and AdamW. Legend: as in `activations`.
 """
 
 from functools import lru_cache
@@ -26,10 +25,10 @@ from crosscut.planner.parameters import known_vocab_size, parameters_per_rank
 from crosscut.planner.program import Program
 
 ADAMW_BYTES = 28
-"""Per parameter: weight, gradient and two moments read, three of them written, in float32."""
+"""Bytes per parameter in float32: AdamW reads weight, gradient and two moments, and writes weight and moments."""
 _NORM_AND_CLIP_BYTES = 12
 _KERNELS = {True: (5, 12), False: (15, 30)}
-"""Kernels of a layer's forward and backward pass beside its products, compiled or not."""
+"""Kernels of a layer's forward and backward pass, without its products. The key says whether the layer is compiled."""
 
 
 class LayerPasses(NamedTuple):
@@ -38,18 +37,18 @@ class LayerPasses(NamedTuple):
     forward: float
     backward: float
     cheap: float
-    """Bytes of norms and activations in the forward pass, which `training.recompute = "operators"` repeats."""
+    """Bytes of norms and activation functions in the forward pass, which `training.recompute = "operators"` repeats."""
     core: float
     """Bytes of unfused attention in the forward pass, which `training.recompute = "selective"` repeats."""
     forward_kernels: int
     backward_kernels: int
     gelu: int
-    """Elements that GeLU computes, forward and once more backward."""
+    """Elements that GeLU computes in the forward pass. The backward pass computes as many."""
 
 
 @lru_cache(maxsize=16384)
 def layer_passes(layer: Layer, target: Target) -> LayerPasses:
-    """One layer in one micro-batch, without its weights."""
+    """Passes of one layer in one micro-batch, without casting its weights and summing its gradients."""
     steps = list(flat(lower(layer, target)))
     whole = passes(steps, target)
     forward_kernels, backward_kernels = _KERNELS[target.compiled]
@@ -65,10 +64,11 @@ def layer_passes(layer: Layer, target: Target) -> LayerPasses:
 
 
 def weight_passes(run: Planned, program: Program) -> tuple[float, float]:
-    """Bytes of all of a rank's weights in one micro-batch, the mean of a step's: cast for the forward pass; gradients
-    cast back and summed.
+    """Bytes of one rank's passes over the layers' weights and gradients in one micro-batch, averaged over the step.
 
-    The first micro-batch has nothing to add to. Shares of sharded weights are cast before they are gathered.
+    Returns the bytes of casting weights to the type of the products, and the bytes of casting gradients back and
+    summing them over micro-batches. The first micro-batch has no earlier gradients to sum. Sharded weights are cast
+    before they are gathered, so each rank casts its shard only.
     """
     precision = run.training.numbers
     narrow, wide = precision.compute_bytes, precision.accumulation_bytes
@@ -80,17 +80,17 @@ def weight_passes(run: Planned, program: Program) -> tuple[float, float]:
 
 
 def ends_passes(run: Planned, target: Target) -> tuple[float, float]:
-    """Embedding and loss in one micro-batch, forward and backward."""
+    """Bytes that embedding and loss read and write in one micro-batch: forward, backward."""
     known_vocab_size(run.model)
     ends = describe(run.model).loss.ends_passes(target)
     return ends.forward, ends.backward
 
 
 def optimizer_bytes(run: Planned, program: Program) -> float:
-    """Bytes that one step reads and writes on a rank for the optimizer.
+    """Bytes that the optimizer reads and writes on one rank in one step.
 
-    The gradient norm, clipping and AdamW pass over the rank's share of parameters, gradients and moments. Gradients
-    that are not sharded also pass through the buckets in which they go to the other data ranks.
+    The gradient norm, clipping and AdamW pass over the rank's shard of parameters, gradients and moments. If the data
+    ranks replicate the gradients, the copies into and out of the buckets of the all-reduce are added.
     """
     wide = run.training.numbers.accumulation_bytes / 4
     own = parameters_per_rank(run.model, run.layout) / run.layout.shard_size
@@ -101,6 +101,6 @@ def optimizer_bytes(run: Planned, program: Program) -> float:
 
 @lru_cache(maxsize=4096)
 def _layer_parameters(model: ModelConfig, tensor: int) -> int:
-    """Parameters of all layers on one rank."""
+    """Number of parameters of all layers on one tensor rank."""
     kinds = describe(model).kinds.items()
     return sum(count * p.size for layer, count in kinds for p in layer_parameters(layer, tensor))

@@ -1,16 +1,16 @@
 """Time of a matrix product on one rank, by its shape.
 
-A product of [m, k] and [k, n] takes the longer of its arithmetic and its traffic with memory:
+A product of [m, k] and [k, n] takes as long as its arithmetic or its memory traffic, whichever takes longer:
 
     max(2 m k n / (peak x attained x filled), bytes / memory bandwidth) + start
 
-`attained` is what the device's large products reach of the peak. `filled` is how well the product's tiles fill the
-device: an edge that a tile covers in part counts as whole, and so does the last turn of tiles that leaves
-multiprocessors idle; a product with few tiles is cut along k as well. Where the device was measured, the rate of the
-nearest shapes stands in place of both.
+`attained` is the share of the peak that large products reach on this device. `filled` is the share of the device that
+the product's tiles keep busy: a tile that covers the edge of the result only in part takes the time of a whole tile,
+and the last wave of tiles takes the time of a full wave. A product with few tiles is also split along k. If the device
+was calibrated, the measured rates of the nearest shapes replace both factors.
 
-Backward, a product has two of the same size: [m, n] x [n, k] for the gradient of its input and [k, m] x [m, n] for that
-of its weight.
+The backward pass has two products of the same size: [m, n] x [n, k] for the input gradient and [k, m] x [m, n] for the
+weight gradient.
 
 Legend: `m` tokens of a micro-batch, `k` and `n` widths on one rank.
 """
@@ -23,13 +23,17 @@ from crosscut.config.precision import PRECISIONS
 from crosscut.planner.hardware import Hardware, MeasuredProduct
 
 _TILE = 128
-"""Rows and columns of the result that one multiprocessor computes at a time, as cuBLAS and CUTLASS commonly have it."""
+"""Rows and columns of the tile of the result that one multiprocessor computes at a time, as usual in cuBLAS and
+CUTLASS."""
 _LEAST_K = 512
-"""Smallest k of one part where a product is also cut along k."""
+"""Smallest k of one part of a product that is split along k."""
 
 
 class Speed:
-    """Seconds in which one of `ranks` ranks on a node multiplies, reads and writes; cached by product shape."""
+    """Seconds that products and memory passes take on one rank. Product times are cached by shape.
+
+    `ranks` is the number of ranks that run at once; on a CPU they share its FLOP/s and its memory bandwidth.
+    """
 
     def __init__(self, hardware: Hardware, precision: str, *, ranks: int = 1) -> None:
         self.hardware = hardware
@@ -44,19 +48,19 @@ class Speed:
 
     @cached_property
     def memory_rate(self) -> float:
-        """Bytes per second that are really read or written."""
+        """Bytes per second that a rank attains when it reads or writes memory."""
         return self.hardware.memory_bandwidth * self.hardware.memory_attained / self.sharing
 
     def passes(self, num_bytes: float) -> float:
-        """Seconds to read or write so many bytes."""
+        """Seconds to read or write `num_bytes`."""
         return num_bytes / self.memory_rate
 
     def gelu(self, elements: float) -> float:
-        """Seconds that so many elements of GeLU compute, beside those of their bytes."""
+        """Seconds of GeLU's arithmetic on `elements`, in addition to its memory traffic; 0 if the device hides it."""
         return elements * self.sharing / self.hardware.gelu if self.hardware.gelu else 0.0
 
     def product(self, product: Product, *, in_layer: bool = True) -> float:
-        """Seconds of a product; those of a layer are the ones that float8 makes faster."""
+        """Seconds of a product. Only products in a layer run at float8 speed; the logits do not (`in_layer` false)."""
         seconds = self._known.get((product, in_layer))
         if seconds is None:
             peak = self.layer_peak if in_layer else self.peak
@@ -67,7 +71,7 @@ class Speed:
         return seconds
 
     def fused_attention(self, flops: float) -> float:
-        """Seconds of an attention kernel that skips what the causal mask hides; `flops` are of the full square."""
+        """Seconds of an attention kernel that skips the masked half of the scores. `flops` counts the full square."""
         return flops / 2 / (self.peak * self.hardware.attention_attained / self.sharing) + self.hardware.start
 
     def _rate(self, product: Product, peak: float) -> float:
@@ -77,7 +81,10 @@ class Speed:
 
 
 def filled(product: Product, multiprocessors: int) -> float:
-    """The share of the device's tiles that does work of this product, in the best of the ways to cut it along k."""
+    """Share of the device that the product's tiles keep busy, with the best split along k into 1, 2, 4 or 8 parts.
+
+    The share is 1 if `multiprocessors` is 0.
+    """
     if not multiprocessors:
         return 1.0
     m, k, n, batch = product
@@ -88,9 +95,10 @@ def filled(product: Product, multiprocessors: int) -> float:
 
 
 def _nearest_rate(product: Product, measured: tuple[MeasuredProduct, ...]) -> float:
-    """The measured rates, weighted by how near their shapes are: 1 over the fourth power of the logarithms' distance.
+    """FLOP/s of a product: weighted geometric mean of the measured rates.
 
-    In three dimensions a power above three lets the many shapes far away weigh less than the few that are near.
+    The weight of a measured shape is 1 / d^4, where d is the distance of the two shapes' logarithms. With a power above
+    3, the number of dimensions, the many distant shapes weigh less than the few near ones.
     """
     total = weights = 0.0
     for point in measured:

@@ -1,4 +1,4 @@
-"""Properties of a program that the time of a step depends on: fused operators, and messages sent beside computation."""
+"""Properties of an implementation that change the time of a step: fused operators, and overlap of messages."""
 
 from typing import NamedTuple
 
@@ -8,38 +8,39 @@ from crosscut.planner.hardware import Hardware
 
 
 class Program(NamedTuple):
-    """The properties of an implementation that forecasts of time ask for."""
+    """Properties of an implementation that change the time of a step."""
 
     compiled: bool
-    """Whether a layer's operators between its products are fused."""
+    """Whether the operators between a layer's products are fused."""
 
     fused_attention: bool = True
-    """Whether scores stay inside one kernel."""
+    """Whether one kernel computes attention without storing the scores."""
 
     overlaps_tensor: bool = True
-    """Whether messages between tensor ranks run beside the products of docs/speed.md."""
+    """Whether messages between tensor ranks overlap with products, as described in docs/speed.md."""
 
     overlaps_data: bool = True
-    """Whether gradients go to the other data ranks while the backward pass runs."""
+    """Whether the reduction of gradients over the data ranks overlaps with the backward pass."""
 
     casts_weights: bool = True
-    """Whether weights are held in the type of sums and cast in every micro-batch."""
+    """Whether weights are stored in the accumulation type and cast in every micro-batch."""
 
     shards_optimizer: bool = False
-    """Whether data ranks share the optimizer and nothing else (ZeRO-1): gradients are scattered beside the backward
-    pass, weights gathered beside the next forward pass."""
+    """Whether data ranks shard only the optimizer state (ZeRO-1). Reduce-scattering gradients then overlaps with the
+    backward pass, and gathering weights overlaps with the next forward pass."""
 
     repeats_last: bool = False
-    """Whether a wholly recomputed layer also repeats its last product and the message after it."""
+    """Whether full recomputation also repeats a layer's last product and the message after it."""
 
     bucket_bytes: int | None = BUCKET_BYTES
-    """Bytes of a bucket in which gradients go to the other data ranks; None counts all gradients as one message."""
+    """Bytes of a bucket of gradients, which are reduced over the data ranks bucket by bucket. With None, all gradients
+    are one message."""
 
 
 def crosscut_program(run: Planned, hardware: Hardware) -> Program:
-    """Program with which Crosscut runs `run` on the hardware's kind of device.
+    """Properties of Crosscut itself when it trains `run` on this hardware.
 
-    Ranks that share a processor gain nothing by overlapping.
+    On a CPU, messages count as not overlapped, because the ranks share the processor.
     """
     on_gpu = hardware.device == "cuda"
     compiled = run.is_compiled_on_gpus if on_gpu else run.training.compile == "on"
@@ -55,5 +56,5 @@ PAPER_PROGRAM = Program(
     repeats_last=True,
     bucket_bytes=None,
 )
-"""The paper's of 2019: attention in single operators, f and g waited for where they stand (Code 1), gradients reduced
-"during back propagation" (section 3), weights held in float16, whole layers recomputed (section 4.1.1)."""
+"""The paper's implementation of 2019: unfused attention, f and g without overlap (Code 1), gradients reduced "during
+back propagation" (section 3), weights stored in float16, whole layers recomputed (section 4.1.1)."""

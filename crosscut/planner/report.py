@@ -1,4 +1,4 @@
-"""A search's result as plain values, for JSON, the terminal and the page."""
+"""Convert the result of a layout search to plain values, for JSON, the terminal and the HTML page."""
 
 from dataclasses import asdict, fields
 from typing import Any
@@ -15,13 +15,16 @@ TIME_CATEGORIES = ("products", "attention", "passes", "optimizer", "exposed", "b
 
 
 def budget(plan: Plan, num_ranks: int, *, tokens: float, price: float | None) -> dict[str, float]:
-    """Days for so many tokens, and money where the price of a device for an hour is given."""
+    """Days that training on `tokens` takes, and the money it costs if `price` (per device and hour) is given."""
     days = tokens / plan.tokens_per_day
     return {"tokens": tokens, "days": days} | ({} if price is None else {"money": days * 24 * num_ranks * price})
 
 
 def to_json(plans: Plans, *, top: int, tokens: float | None, price: float | None) -> dict[str, Any]:
-    """All of it: the best `top` layouts whole, every rejected one with its reason."""
+    """The whole result as JSON: the fastest `top` layouts in full, and every rejected layout with its reason.
+
+    `tokens` and `price` add a budget to each layout, as in `budget`.
+    """
     asked = plans.asked
     return {
         "model": asdict(asked.model) | {"parameters": count_parameters(asked.model)},
@@ -38,7 +41,7 @@ def to_json(plans: Plans, *, top: int, tokens: float | None, price: float | None
 
 
 def hardware_facts(hardware: Hardware) -> dict[str, Any]:
-    """Facts of a device's file, in bytes and seconds."""
+    """Facts of a device's file, in bytes, bytes per second and FLOP/s."""
     return {
         "key": hardware.key,
         "name": hardware.name,
@@ -53,7 +56,7 @@ def hardware_facts(hardware: Hardware) -> dict[str, Any]:
 
 
 def plan_facts(plan: Plan, num_ranks: int, *, tokens: float | None, price: float | None) -> dict[str, Any]:
-    """One layout: its settings, bytes of a rank, seconds and messages of a step, rates."""
+    """Facts of one layout: its settings, bytes per rank, seconds and messages of a step, and throughput."""
     memory = {name: getattr(plan.memory, name) for name in MEMORY_CATEGORIES}
     seconds = {name: getattr(plan.time, name) for name in TIME_CATEGORIES}
     return {
@@ -69,7 +72,7 @@ def plan_facts(plan: Plan, num_ranks: int, *, tokens: float | None, price: float
 
 
 def traffic_facts(plan: Plan) -> list[dict[str, Any]]:
-    """Messages that a rank sends in one step, summed by operation, axis and link."""
+    """Messages of one rank in one step, summed by operation, axis and link. The kind that takes longest comes first."""
     kinds: dict[tuple[str, str, str], dict[str, Any]] = {}
     for entry in plan.time.exchanges:
         message: Collective = entry.collective

@@ -1,8 +1,9 @@
-"""Every layout that a model and a batch allow on so many devices, with what it costs; ranked, or refused with a reason.
+"""Search over the layouts that a model and a batch allow on a number of devices.
 
-A layout here is all that changes what a step costs and not what it computes: tensor and data ranks, sequence
-parallelism, what data ranks share, what is recomputed, and the micro-batch. First comes memory, since it is cheap to
-ask: only what fits is timed.
+The search varies every setting that changes the cost of a step but not its result: tensor and data ranks, sequence
+parallelism, sharding over data ranks, recomputation, and the micro-batch size. Each candidate is either ranked by the
+time of a step or rejected with a reason. A memory forecast is cheap, so memory is checked first, and only candidates
+that fit are timed.
 """
 
 from collections.abc import Iterator
@@ -23,23 +24,24 @@ from crosscut.planner.time import StepTime, model_flops_per_second, step_time
 
 _DAY = 86_400
 _MOST_RANKS = 100_000_000
-"""A hundred times what any machine has."""
+"""Upper limit of `--gpus`, a hundred times the size of the largest machines."""
 CHOSEN = frozenset({
     "layout.tensor", "layout.data", "layout.sequence_parallel", "layout.sharding", "layout.shard_group",
     "training.micro_batch_size", "training.recompute", "training.recompute_every",
 })  # fmt: skip
-"""The settings of a run that decide nothing here but, in its layout, how many devices there are by default."""
+"""Settings that the search chooses itself. Their values in the run are ignored, except that the run's layout gives the
+default number of devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A layout that fits, and what it costs."""
+    """A layout that fits into memory, with its forecast."""
 
     candidate: Candidate
     memory: MemoryForecast
     time: StepTime
     peak: float
-    """The stated FLOP/s of one device in the run's precision."""
+    """FLOP/s of one device in the run's precision, as the maker states it."""
 
     @property
     def flops_per_second(self) -> float:
@@ -58,7 +60,7 @@ class Plan:
         return training.batch_size * training.sequence_length / self.time.total * _DAY
 
     def run(self, asked: RunConfig) -> RunConfig:
-        """The run that was asked about, on this layout."""
+        """The run `asked` with the layout and the training settings of this plan."""
         mine = self.candidate.training
         training = replace(mine, device=asked.training.device, offload=_kept(asked.training, mine.recompute))
         return replace(asked, layout=self.candidate.layout, training=training)
@@ -66,17 +68,17 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Rejected:
-    """A layout that cannot be, or does not fit."""
+    """A layout that is impossible or does not fit into memory."""
 
     candidate: Candidate
     reason: str
-    """A sentence without its full stop."""
+    """Sentence for the user, without the full stop."""
     needed: int = 0
-    """Bytes of a rank, where memory is the reason."""
+    """Bytes that one rank needs if memory is the reason, otherwise 0."""
 
     @property
     def label(self) -> str:
-        """Name of the layout by its axes and sharding, without the settings that a search varies within the layout."""
+        """Name of the layout: its axes and its sharding, without recomputation and micro-batch size."""
         layout = self.candidate.layout
         shared = "" if layout.sharding == "none" else f", {layout.sharding}"
         if self.needed and layout.data > 1 and not shared:
@@ -97,8 +99,10 @@ class Plans:
 
     @property
     def leanest(self) -> list[Rejected]:
-        """Where nothing fits, whatever is recomputed and in whatever micro-batch: what comes nearest. The most devices
-        along the tensor axis first, as these come nearest of all.
+        """Rejected layouts that come closest to fitting, one for each tensor size and sharding of which no layout fits.
+
+        Each entry is the rejected layout of its tensor size and sharding that needs the fewest bytes per rank. The
+        entries are sorted by these bytes, the smallest first; layouts rejected for another reason come last.
         """
         fits = {_kind(plan.candidate) for plan in self.fitting}
         nearest: dict[tuple[int, str], Rejected] = {}
@@ -110,10 +114,10 @@ class Plans:
 
 
 def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
-    """Plan `run` on this many devices. The layout of `run` itself does not matter.
+    """Search the layouts of `run` on `num_ranks` devices. The layout of `run` itself is ignored.
 
-    Raises `ConfigError` if there is nothing to choose from: no devices, a precision that the devices do not have, or a
-    batch that is too small or cannot be split.
+    Raises `ConfigError` if no layout is possible: `num_ranks` is out of range, the device lacks the run's precision or
+    is of another kind than `training.device`, or the batch is too small or not divisible.
     """
     _require_ranks(hardware, num_ranks)
     run = resolve(run, device=hardware.device, precision=hardware.fast_precision).config
@@ -121,7 +125,8 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
     require_device(run, hardware)
     if run.layout.symmetric_memory and hardware.device == "cpu":
         raise LayoutError(
-            f"`layout.symmetric_memory` must be false for {hardware.name}, but is true: it needs GPUs. Leave it out."
+            f"`layout.symmetric_memory` must be false for {hardware.name}, but is true. Symmetric memory needs GPUs: "
+            "remove the setting."
         )
     tensors = [tensor for tensor in divisors(num_ranks) if not _reason_against_tensor(run.model, tensor)]
     _require_batch(run, num_ranks, max(tensors))
@@ -148,14 +153,14 @@ def _require_ranks(hardware: Hardware, num_ranks: int) -> None:
         raise ConfigError(f"`--gpus` must be at most {_MOST_RANKS:,}, but is {num_ranks:,}. Use fewer.")
     if hardware.network is None and num_ranks > hardware.ranks_per_node:
         raise ConfigError(
-            f"`--gpus` must be at most {hardware.ranks_per_node}, the number in one node of {hardware.name}, because "
-            f"the file of this device describes no network, but is {num_ranks}. Use fewer, or add a section [network] "
-            "to a device file of your own."
+            f"`--gpus` must be at most {hardware.ranks_per_node}, the size of one node of {hardware.name}, because "
+            f"the device file has no section [network], but is {num_ranks}. Use fewer, or add a section [network] to "
+            "your own device file."
         )
 
 
 def _plan(candidate: Candidate, hardware: Hardware, speed: Speed) -> Plan | Rejected:
-    """Plan of a candidate, which is timed only if it fits into memory."""
+    """Forecast a candidate. The time is forecast only if the candidate fits into memory."""
     memory = forecast_memory(candidate, device=hardware.device, capability=hardware.capability)
     if reason := _reason_against_memory(candidate, memory, hardware):
         return Rejected(candidate=candidate, reason=reason, needed=memory.total)
@@ -164,7 +169,10 @@ def _plan(candidate: Candidate, hardware: Hardware, speed: Speed) -> Plan | Reje
 
 
 def _not_compilable(run: RunConfig, layouts: list[Layout]) -> Iterator[Rejected]:
-    """The layouts that cannot be compiled as asked, which it tells of one for all that only shard otherwise."""
+    """Reject the layouts that cannot be compiled although `training.compile` is "on".
+
+    Layouts that differ only in their sharding share one entry.
+    """
     for layout in layouts:
         reason = _reason_against_compiling(run, layout)
         if reason and layout.sharding == "none":
@@ -197,8 +205,10 @@ def _candidates(run: RunConfig, hardware: Hardware, layouts: list[Layout]) -> It
 
 
 def _recomputations(run: RunConfig, hardware: Hardware) -> list[tuple[str, int]]:
-    """Values of `training.recompute` and `training.recompute_every` that are worth a look: the attention core only
-    where no fused kernel spares its scores, and not where layers must be compiled, which they cannot be with scores.
+    """Pairs of `training.recompute` and `training.recompute_every` that the search tries.
+
+    Recomputing the attention core ("selective") saves memory only on CPUs, where a kernel may keep the scores. It is
+    left out if layers must be compiled and the model has dropout.
     """
     keeps_scores = hardware.device == "cpu" and not (run.training.compile == "on" and run.model.dropout)
     core = [("selective", 1)] if keeps_scores else []
@@ -225,7 +235,7 @@ def _layouts(run: RunConfig, hardware: Hardware, tensor: int, data: int) -> Iter
 
 
 def _kept(training: TrainingConfig, recompute: str) -> tuple[Offload, ...]:
-    """Offloads of the run that remain possible with another recomputation."""
+    """Offloads of the run that work with this recomputation. Activations are offloaded only with "full"."""
     return tuple(item for item in training.offload if item != "activations" or recompute == "full")
 
 
@@ -243,7 +253,7 @@ def _reason_against_tensor(model: ModelConfig, tensor: int) -> str:
 
 
 def _nothing_cuts(model: ModelConfig, hardware: Hardware, num_ranks: int) -> str:
-    """The message where nothing fits and no tensor size above 1 is possible: what of the model forbids them all."""
+    """Error message if no layout fits and the model allows no tensor size above 1: the setting that prevents it."""
     heads, gpus = f"`model.num_heads` ({model.num_heads})", f"`--gpus` ({num_ranks})"
     by_heads = [d for d in divisors(gcd(model.num_heads, num_ranks)) if d > 1]
     by_width = [d for d in by_heads if model.mlp_size % d == 0]
@@ -260,11 +270,11 @@ def _nothing_cuts(model: ModelConfig, hardware: Hardware, num_ranks: int) -> str
         if d > 1 and not _reason_against_tensor(model, d) and (hardware.network or d <= hardware.ranks_per_node)
     ]
     advice = f"{listed(possible)} GPUs" if possible else "another, or a GPU with more memory"
-    return f"`model.{name}` must {what} where the model does not fit on one GPU, but is {value}. Try {advice}."
+    return f"`model.{name}` must {what} if the model does not fit on one GPU, but is {value}. Try {advice}."
 
 
 def _impossible(run: RunConfig, num_ranks: int) -> list[Rejected]:
-    """Layouts that the model or the batch forbids, whatever the memory."""
+    """Layouts that the model or the batch rules out, independent of memory."""
     rejected = []
     for tensor in divisors(num_ranks):
         data = num_ranks // tensor
@@ -278,12 +288,16 @@ def _impossible(run: RunConfig, num_ranks: int) -> list[Rejected]:
 
 
 def memory_of_rank(hardware: Hardware, num_ranks: int) -> int:
-    """Bytes that a rank may hold: a device's, or of a processor, which all ranks share, its part."""
+    """Bytes of memory available to one rank. Ranks on a CPU divide its memory evenly."""
     return hardware.memory // num_ranks if hardware.device == "cpu" else hardware.memory
 
 
 def _reason_against_memory(candidate: Candidate, memory: MemoryForecast, hardware: Hardware) -> str:
-    """Why a rank does not fit: what is there whatever the batch, or what comes with it."""
+    """Reason why a rank does not fit into memory, empty if it fits.
+
+    The reason names the weights and the optimizer, then the gradients, if these alone exceed the memory, and otherwise
+    the activations and buffers of a micro-batch.
+    """
     num_ranks = candidate.layout.world_size
     limit = memory_of_rank(hardware, num_ranks)
     who = f"each of {num_ranks} ranks has" if hardware.device == "cpu" else "the GPU holds"
@@ -298,7 +312,7 @@ def _reason_against_memory(candidate: Candidate, memory: MemoryForecast, hardwar
     rest = memory.total - weights - memory.gradients
     return (
         f"activations and buffers of a micro-batch of {candidate.micro_batch_size} need {_gigabytes(rest)} GB per rank "
-        f"beside {_gigabytes(weights + memory.gradients)}, {who} {_gigabytes(limit)}"
+        f"besides {_gigabytes(weights + memory.gradients)} GB of state, {who} {_gigabytes(limit)}"
     )
 
 
@@ -307,15 +321,15 @@ def _gigabytes(num_bytes: float) -> str:
 
 
 def require_precision(run: RunConfig, hardware: Hardware) -> None:
-    """Raise `ConfigError` unless the device's rates in the run's precision are known."""
+    """Raise `ConfigError` unless the device's file states its FLOP/s in the run's precision."""
     precision = run.training.precision
     if precision not in hardware.flops:
         has = listed(f'"{name}"' for name in hardware.flops if name != "tf32")
-        raise ConfigError(f"`training.precision` must be one that {hardware.name} has ({has}), but is {precision!r}.")
+        raise ConfigError(f"`training.precision` must be a precision of {hardware.name} ({has}), but is {precision!r}.")
 
 
 def require_device(run: RunConfig, hardware: Hardware) -> None:
-    """Raise `ConfigError` where the run is to be on another kind of device: it would not be what was planned."""
+    """Raise `ConfigError` if `training.device` is another kind of device than the hardware of the plan."""
     if run.training.device not in ("auto", hardware.device):
         raise ConfigError(
             f'`training.device` must be "auto" or "{hardware.device}" on {hardware.name}, but is '
@@ -327,13 +341,14 @@ def _require_batch(run: RunConfig, num_ranks: int, most_tensor: int) -> None:
     batch, least_data = run.training.batch_size, num_ranks // most_tensor
     if batch < least_data:
         raise LayoutError(
-            f"`training.batch_size` must be at least the {least_data} data ranks that {num_ranks} GPUs make with at "
-            f"most {most_tensor} tensor ranks, but is {batch}. Raise it, or take at most {batch * most_tensor} GPUs."
+            f"`training.batch_size` must be at least {least_data}, because {num_ranks} GPUs with at most {most_tensor} "
+            f"tensor ranks make {least_data} data ranks or more, but is {batch}. Raise the batch size, or use at most "
+            f"{batch * most_tensor} GPUs."
         )
     if all(batch % data for data in divisors(num_ranks) if not _reason_against_tensor(run.model, num_ranks // data)):
         raise LayoutError(
-            f"`training.batch_size` must be a multiple of the data ranks of some layout on {num_ranks} GPUs, but is "
-            f"{batch}. Try {-(-batch // least_data) * least_data}."
+            f"`training.batch_size` must be a multiple of the number of data ranks in some layout of {num_ranks} GPUs, "
+            f"but is {batch}. Try {-(-batch // least_data) * least_data}."
         )
 
 

@@ -1,10 +1,10 @@
-"""Forecast of the seconds of one step, from its products, its passes over memory and its messages.
+"""Forecast the seconds of one step from its matrix products, its passes over memory and its messages.
 
     step = M (forward + backward) + optimizer + exposed messages + bubble
 
-One figure is measured, the share of the peak that the device's products attain (`hardware`); all else is counted. Not
-counted are the loader, the host when it cannot keep up with the device, and the time by which messages slow the
-products that they run beside. The derivation is in `docs/planner.md`. Legend: `M` micro-batches of a step.
+The share of the peak that the device's products attain is measured (`hardware`); the FLOPs, bytes and messages are
+counted. The forecast leaves out the data loader, a host that cannot keep up with its GPU, and the slowdown of products
+that overlap with messages. The derivation is in `docs/planner.md`. Legend: `M` micro-batches of a step.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -40,32 +40,32 @@ _OPTIMIZER_KERNELS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Seconds of one step, by what they go to."""
+    """Seconds of one step, by category."""
 
     products: float
-    """Matrix products, those of recomputation too."""
+    """Matrix products, including recomputed ones."""
 
     attention: float
-    """Attention between its matrices."""
+    """Attention core: scores and weighted values, without the products with weights."""
 
     passes: float
-    """Operators that wait for memory."""
+    """Operators that are limited by memory bandwidth, such as norms and activations."""
 
     optimizer: float
-    """Norm of the gradients, AdamW, and moments that come from host memory."""
+    """Gradient norm, AdamW, and the transfer of moments that are offloaded to host memory."""
 
     exposed: float
-    """Messages that nothing runs beside."""
+    """Messages, or parts of messages, that overlap with no computation."""
 
     bubble: float
-    """Stages of a pipeline that wait for others."""
+    """Waiting of pipeline stages for each other."""
 
     exchanges: tuple[Exchange, ...]
-    """Every message, hidden or not."""
+    """All messages of the step, whether they overlap with computation or not."""
 
     @property
     def compute(self) -> float:
-        """All that the device itself does."""
+        """Seconds in which the device computes, without waiting for messages or other stages."""
         return self.products + self.attention + self.passes + self.optimizer
 
     @property
@@ -79,7 +79,7 @@ class _Layer:
     """Seconds of one layer in one micro-batch."""
 
     products: Mapping[str, tuple[float, float, float]]
-    """Products by their end of a parallel region: forward, gradient of the input, gradient of the weight."""
+    """Seconds of products by the name of the region's entry or exit: forward, input gradient, weight gradient."""
     not_repeated: float
     """Seconds of the forward products that full recomputation does not repeat."""
     attention: tuple[float, float]
@@ -107,7 +107,7 @@ class _Layer:
         return products + self.attention[1] + self.passes[1]
 
     def repeated(self, mode: str) -> tuple[float, float, float]:
-        """Seconds that the backward pass repeats of products, of attention, and of passes."""
+        """Seconds of products, attention and passes that recomputation in this mode repeats."""
         if mode == Recompute.FULL:
             return self.forward_products - self.not_repeated, self.attention[0], self.passes[0]
         if mode == Recompute.SELECTIVE:
@@ -124,14 +124,14 @@ class _Layers:
         again = decoder.recomputed(recomputation_step(run))
         repeated = [(again[layer], timed[layer].repeated(run.training.recompute)) for layer in decoder.kinds]
         self.again = tuple(sum(count * seconds[i] for count, seconds in repeated) for i in range(3))
-        """Seconds that the backward pass repeats of products, of attention, and of passes."""
+        """Seconds of products, attention and passes that recomputation repeats in all layers."""
 
     def total(self, seconds: Callable[[_Layer], float]) -> float:
         """Sum over all layers."""
         return sum(count * seconds(layer) for count, layer in self._kinds)
 
     def mean(self, seconds: Callable[[_Layer], float]) -> float:
-        """Mean over all layers, exact if they are equal."""
+        """Mean over all layers, without rounding error if the layers are equal."""
         first = seconds(self._kinds[0][1])
         return first + sum(count * (seconds(layer) - first) for count, layer in self._kinds) / self.number
 
@@ -139,10 +139,11 @@ class _Layers:
 def step_time(
     run: Planned, hardware: Hardware, *, program: Program | None = None, speed: Speed | None = None
 ) -> StepTime:
-    """The forecast of a run's step on as many devices as its layout has ranks.
+    """Forecast the seconds of one step of `run`, with one device for each rank of its layout.
 
-    By default of Crosscut's own program; `speed` may be kept from one run to the next of the same precision and number
-    of ranks. Raises `ConfigError` where `model.vocab_size` is still 0.
+    `program` is the implementation to forecast, by default Crosscut's own. `speed` caches product times: pass the same
+    object for several runs of the same precision and number of ranks. Raises `ConfigError` if `model.vocab_size` is
+    still 0.
     """
     run = Candidate.of(run, hardware.fast_precision)
     program = program or crosscut_program(run, hardware)
@@ -175,16 +176,17 @@ def step_time(
 
 
 def bubble_share(stages: int, micro_batches: int, *, chunks: int = 1) -> float:
-    """Time that `stages` pipeline stages wait, as a share of the time without waiting: (p - 1) / (v m).
+    """Waiting time of a pipeline as a share of its computing time: (p - 1) / (v m).
 
-    The formula is that of Narayanan et al. 2021 (arXiv 2104.04473, section 2.2); each stage's layers are cut into
-    `chunks` parts. Crosscut does not divide the layers into stages yet: every layout has one stage.
+    `stages` is p, `micro_batches` is m, and `chunks` is v, the number of parts into which each stage cuts its layers.
+    Source: Narayanan et al. 2021 (arXiv 2104.04473, section 2.2). Crosscut has no pipeline parallelism yet, so every
+    layout has one stage.
     """
     return (stages - 1) / (chunks * micro_batches)
 
 
 def model_flops_per_second(run: Planned, seconds: float) -> float:
-    """Model FLOP/s of one rank where a step takes `seconds`."""
+    """Model FLOP/s of one rank if a step takes `seconds`."""
     return flops_per_step(run) / seconds / run.layout.world_size
 
 
@@ -216,7 +218,10 @@ def _not_repeated(layer: Layer, target: Target) -> Iterator[Product]:
 
 
 def _pass_seconds(passes: LayerPasses, speed: Speed) -> tuple[float, float]:
-    """Bytes, GeLU's arithmetic, and the operators' starts: the device's, or the host's where it does not run ahead."""
+    """Seconds of a layer's passes, forward and backward: memory traffic, GeLU's arithmetic, and kernel starts.
+
+    If the host does not run ahead of the device, its measured seconds for the layer replace the kernel starts.
+    """
     start, gelu = speed.hardware.start, speed.gelu(passes.gelu)
     forward, backward = speed.hardware.layer_host
     return (
@@ -226,10 +231,10 @@ def _pass_seconds(passes: LayerPasses, speed: Speed) -> tuple[float, float]:
 
 
 def _attention(layer: Layer, target: Target, speed: Speed) -> tuple[float, float]:
-    """Products without weights, forward and backward: scores and weighted values.
+    """Seconds of the scores and the weighted values, forward and backward.
 
-    A fused kernel computes the scores again in its backward pass: five products of that size where the forward pass has
-    two.
+    A fused kernel has two products in its forward pass. Its backward pass computes the scores again and has five
+    products of the same size.
     """
     forward = backward = 0.0
     for step in flat(lower(layer, target)):
@@ -267,7 +272,7 @@ def _moments_from_host(run: Planned, hardware: Hardware) -> float:
 def _starts(run: Planned, hardware: Hardware) -> float:
     """Seconds to start the optimizer's kernels.
 
-    Where the host does not run ahead, it goes over all parameter tensors, which takes the time instead.
+    If the host does not run ahead of the device, its measured seconds for each parameter tensor count instead.
     """
     if not hardware.tensor_host:
         return _OPTIMIZER_KERNELS * hardware.start

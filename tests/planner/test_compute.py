@@ -104,7 +104,7 @@ def test_a_sequence_has_at_least_one_token() -> None:
 
 
 def test_unknown_vocabulary_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"`model\.vocab_size` must be at least 1 to forecast a model"):
+    with pytest.raises(ConfigError, match=r"`model\.vocab_size` must be at least 1 for a forecast"):
         model_flops_per_token(ModelConfig(**PRESETS["laptop-tiny"]), 128)
 
 

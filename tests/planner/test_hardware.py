@@ -91,12 +91,12 @@ def test_the_papers_cluster_is_as_it_says() -> None:
     [
         (
             "h100",
-            "`--gpu` must name a known device or a .toml file of one, but is `h100`. The nearest is `h100-sxm`.",
+            "`--gpu` must name a known device or a .toml device file, but is `h100`. The nearest is `h100-sxm`.",
         ),
         (
             "zzz",
             (
-                "`--gpu` must name a known device or a .toml file of one, but is `zzz`. Known are `a100-40gb`, "
+                "`--gpu` must name a known device or a .toml device file, but is `zzz`. Known are `a100-40gb`, "
                 "`a100-80gb`, `b200-sxm`, `h100-pcie`, `h100-sxm`, `h200-sxm`, `laptop`, `v100-16gb`, `v100-32gb` or "
                 "`v100-32gb-dgx2h`."
             ),
@@ -104,8 +104,8 @@ def test_the_papers_cluster_is_as_it_says() -> None:
         (
             "nowhere.toml",
             (
-                "`--gpu` must name a known device or a file of one, but there is no file `nowhere.toml` to read. "
-                "`crosscut plan --calibrate FILE` writes one."
+                "`--gpu` must name a known device or a device file, but the file `nowhere.toml` cannot be read. "
+                "`crosscut plan --calibrate FILE` writes a device file."
             ),
         ),
     ],
@@ -130,8 +130,8 @@ def test_a_file_of_ones_own_is_read_as_the_shipped_ones_are(tmp_path: Path) -> N
     ("before", "after", "message"),
     [
         ("ranks = 8", "ranks", "must be valid TOML, but is not: "),
-        ("ranks = 8\n", "", "must describe a device as the files in `crosscut/planner/hardware` do, but does not: "),
-        ("ranks = 8", "rank = 8", "`node.rank` must be a key of a device's file, but is none. Known are attained, "),
+        ("ranks = 8\n", "", "must be a device file in the format of `crosscut/planner/hardware`, but is not: "),
+        ("ranks = 8", "rank = 8", "`node.rank` must be a known key of a device file, but is not. Use attained, "),
     ],
 )
 def test_a_file_that_is_no_device_is_told(tmp_path: Path, before: str, after: str, message: str) -> None:
@@ -170,7 +170,7 @@ def test_a_file_that_is_no_device_is_told(tmp_path: Path, before: str, after: st
             "products",
             "teraflops = { fp32 = 1 }",
             (
-                "`products.teraflops.fp32` must be a key of a device's file, but is none. Known are bfloat16, float16, "
+                "`products.teraflops.fp32` must be a known key of a device file, but is not. Use bfloat16, float16, "
                 "float32, float64, float8 or tf32."
             ),
         ),
@@ -188,7 +188,7 @@ def test_a_file_that_is_no_device_is_told(tmp_path: Path, before: str, after: st
             "node",
             "measured = { allreduce = { latency_microseconds = 1, rates = [[1, 1]] } }",
             (
-                "`node.measured.allreduce` must be a key of a device's file, but is none. Known are all_gather, "
+                "`node.measured.allreduce` must be a known key of a device file, but is not. Use all_gather, "
                 "all_reduce or reduce_scatter."
             ),
         ),
@@ -197,13 +197,13 @@ def test_a_file_that_is_no_device_is_told(tmp_path: Path, before: str, after: st
             "measured = { all_reduce = [9.0, 20.0] }",
             (
                 "`node.measured.all_reduce` must be a table of `latency_microseconds` and `rates`, but is [9.0, 20.0], "
-                "as older versions measured it. `crosscut plan --calibrate FILE` writes the file anew."
+                "the format of older versions. Write the file again with `crosscut plan --calibrate FILE`."
             ),
         ),
         (
             "node",
             "measured = { all_reduce = { latency_microseconds = 1, rates = [] } }",
-            "`node.measured.all_reduce.rates` must be a list of [MB, GB/s], one at least, but is [].",
+            "`node.measured.all_reduce.rates` must be a list of at least one [MB, GB/s], but is [].",
         ),
         (
             "node",
@@ -213,7 +213,7 @@ def test_a_file_that_is_no_device_is_told(tmp_path: Path, before: str, after: st
         (
             "node",
             "measured = { all_reduce = { latency_microseconds = 1, rates = [[4, 2], [1, 3]] } }",
-            "`node.measured.all_reduce.rates` must have the smallest message first, each once, but has MB of [4, 1].",
+            "`node.measured.all_reduce.rates` must be sorted by MB, without duplicates, but has the MB [4, 1].",
         ),
         (
             "node",

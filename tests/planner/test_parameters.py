@@ -119,8 +119,8 @@ def test_unknown_vocabulary_is_named() -> None:
     with pytest.raises(ConfigError) as error:
         count_parameters(preset("laptop-tiny"))
     assert str(error.value) == (
-        "`model.vocab_size` must be at least 1 to forecast a model, but is 0, which leaves it to the tokenizer. "
-        "Give the number of the tokenizer's entries."
+        "`model.vocab_size` must be at least 1 for a forecast, but is 0, which leaves the size to the tokenizer. "
+        "Set it to the number of tokens of the tokenizer."
     )
 
 

@@ -90,7 +90,7 @@ def test_a_batch_that_does_not_fit_is_told_apart_from_weights() -> None:
         r.candidate.micro_batch_size: r.reason for r in plans.rejected if r.candidate.training.recompute == "none"
     }
     assert reasons[512].startswith("activations and buffers of a micro-batch of 512 need ")
-    assert reasons[512].endswith(" GB per rank beside 17, the GPU holds 32")
+    assert reasons[512].endswith(" GB per rank besides 17 GB of state, the GPU holds 32")
 
 
 def test_the_data_ranks_must_divide_the_batch() -> None:
@@ -169,8 +169,8 @@ def test_ranks_on_a_laptop_share_its_memory() -> None:
             512,
             DGX,
             (
-                "`training.batch_size` must be at least the 16 data ranks that 512 GPUs make with at most 32 tensor "
-                "ranks, but is 8. Raise it, or take at most 256 GPUs."
+                "`training.batch_size` must be at least 16, because 512 GPUs with at most 32 tensor ranks make 16 data "
+                "ranks or more, but is 8. Raise the batch size, or use at most 256 GPUs."
             ),
         ),
         (
@@ -178,8 +178,8 @@ def test_ranks_on_a_laptop_share_its_memory() -> None:
             512,
             DGX,
             (
-                "`training.batch_size` must be a multiple of the data ranks of some layout on 512 GPUs, but is 100. "
-                "Try 112."
+                "`training.batch_size` must be a multiple of the number of data ranks in some layout of 512 GPUs, but "
+                "is 100. Try 112."
             ),
         ),
         (
@@ -187,7 +187,7 @@ def test_ranks_on_a_laptop_share_its_memory() -> None:
             8,
             DGX,
             (
-                "`model.num_heads` must have a divisor in common with `--gpus` (8) where the model does not fit on one "
+                "`model.num_heads` must have a divisor in common with `--gpus` (8) if the model does not fit on one "
                 "GPU, but is 25. Try 5 or 25 GPUs."
             ),
         ),
@@ -196,7 +196,7 @@ def test_ranks_on_a_laptop_share_its_memory() -> None:
             2,
             KNOWN_HARDWARE["v100-16gb"],
             (
-                "`model.num_heads` must have a divisor in common with `--gpus` (2) where the model does not fit on one "
+                "`model.num_heads` must have a divisor in common with `--gpus` (2) if the model does not fit on one "
                 "GPU, but is 1. Try another, or a GPU with more memory."
             ),
         ),
@@ -205,7 +205,7 @@ def test_ranks_on_a_laptop_share_its_memory() -> None:
             4,
             LAPTOP,
             (
-                "`model.num_heads` must have a divisor in common with `--gpus` (4) where the model does not fit on one "
+                "`model.num_heads` must have a divisor in common with `--gpus` (4) if the model does not fit on one "
                 "GPU, but is 31. Try another, or a GPU with more memory."
             ),
         ),
@@ -214,7 +214,7 @@ def test_ranks_on_a_laptop_share_its_memory() -> None:
             8,
             KNOWN_HARDWARE["v100-16gb"],
             (
-                "`model.mlp_size` must have a divisor in common with `--gpus` (8) and `model.num_heads` (32) where the "
+                "`model.mlp_size` must have a divisor in common with `--gpus` (8) and `model.num_heads` (32) if the "
                 "model does not fit on one GPU, but is 32767. Try another, or a GPU with more memory."
             ),
         ),
@@ -224,7 +224,7 @@ def test_ranks_on_a_laptop_share_its_memory() -> None:
             KNOWN_HARDWARE["v100-16gb"],
             (
                 "`model.num_kv_heads` must divide or be a multiple of a tensor size that `--gpus` (8) and "
-                "`model.num_heads` (12) allow (2 or 4) where the model does not fit on one GPU, but is 3. "
+                "`model.num_heads` (12) allow (2 or 4) if the model does not fit on one GPU, but is 3. "
                 "Try 3, 6 or 12 GPUs."
             ),
         ),
@@ -233,7 +233,7 @@ def test_ranks_on_a_laptop_share_its_memory() -> None:
             8,
             DGX,
             (
-                '`training.precision` must be one that V100 SXM3 32 GB (DGX-2H) has ("float64", "float32" or '
+                '`training.precision` must be a precision of V100 SXM3 32 GB (DGX-2H) ("float64", "float32" or '
                 "\"float16\"), but is 'bfloat16'."
             ),
         ),

@@ -79,9 +79,9 @@ def test_messages_that_run_beside_nothing_are_told_before_training_on_gpus(run_w
             with mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)):
                 prepare_run(run, resume=False, device=torch.device("cuda"))
     assert (
-        "forward messages do not overlap with matrix products, because a micro-batch of 1 sequence has no halves."
-        in capsys.readouterr().err
-    )
+        "forward messages do not overlap with matrix products, because a micro-batch of 1 sequence cannot be split "
+        "into halves."
+    ) in capsys.readouterr().err
 
 
 def test_run_folder_that_is_a_file_is_refused(run_with, tmp_path):

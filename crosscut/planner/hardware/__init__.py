@@ -1,4 +1,4 @@
-"""The devices that a run may be planned for, one TOML file each, with the source of every figure."""
+"""Devices that the planner knows. One TOML file describes each device and gives the source of every figure."""
 
 from crosscut.planner.hardware.device import Hardware, Link, MeasuredMessage, MeasuredProduct, Where
 from crosscut.planner.hardware.files import (

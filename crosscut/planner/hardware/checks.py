@@ -31,7 +31,7 @@ _WITH_ATTAINED = ("memory", "products", "node", "network")
 
 
 def require_values(table: Mapping[str, Any]) -> None:
-    """Raise unless every value in the table is one that a device can have. Missing keys are not looked for."""
+    """Raise `ConfigError` if a value of a device's file is out of range. Missing keys are not reported."""
     require_one_of("device", table.get("device", "cuda"), ("cuda", "cpu"))
     _require_pattern("device_names", table.get("device_names", ""))
     for name, value in _there(table, _ABOVE_ZERO):
@@ -57,10 +57,10 @@ def require_values(table: Mapping[str, Any]) -> None:
 
 
 def require_key(section: str, name: str, known: Iterable[str]) -> None:
-    """Raise unless `name` is one of the keys that a section of the file may have."""
+    """Raise `ConfigError` unless `name` is one of the `known` keys of the section."""
     if name not in (choices := sorted(known)):
         where = f"{section}.{name}" if section else name
-        raise ConfigError(f"`{where}` must be a key of a device's file, but is none. Known are {listed(choices)}.")
+        raise ConfigError(f"`{where}` must be a known key of a device file, but is not. Use {listed(choices)}.")
 
 
 def _there(table: Mapping[str, Any], keys: Mapping[str, Iterable[str]]) -> list[tuple[str, Any]]:
@@ -95,9 +95,9 @@ def _require_pattern(name: str, value: str) -> None:
 
 
 def _require_rows(name: str, rows: object, columns: tuple[str, ...]) -> None:
-    """Raise unless `rows` is a list of rows, each with one number above zero per column."""
+    """Raise `ConfigError` unless `rows` is a non-empty list of rows with one positive number for each column."""
     if not isinstance(rows, list) or not rows:
-        raise ConfigError(f"`{name}` must be a list of [{', '.join(columns)}], one at least, but is {rows!r}.")
+        raise ConfigError(f"`{name}` must be a list of at least one [{', '.join(columns)}], but is {rows!r}.")
     for index, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != len(columns):
             raise ConfigError(f"`{name}[{index}]` must be [{', '.join(columns)}], but is {row!r}.")
@@ -108,8 +108,8 @@ def _require_rows(name: str, rows: object, columns: tuple[str, ...]) -> None:
 def _require_message(name: str, message: object) -> None:
     if not isinstance(message, dict):
         raise ConfigError(
-            f"`{name}` must be a table of `latency_microseconds` and `rates`, but is {message!r}, as older versions "
-            "measured it. `crosscut plan --calibrate FILE` writes the file anew."
+            f"`{name}` must be a table of `latency_microseconds` and `rates`, but is {message!r}, the format of older "
+            "versions. Write the file again with `crosscut plan --calibrate FILE`."
         )
     for key in message:
         require_key(name, key, ("latency_microseconds", "rates"))
@@ -117,4 +117,4 @@ def _require_message(name: str, message: object) -> None:
     _require_rows(f"{name}.rates", message["rates"], ("MB", "GB/s"))
     sizes = [row[0] for row in message["rates"]]
     if any(larger <= smaller for smaller, larger in pairwise(sizes)):
-        raise ConfigError(f"`{name}.rates` must have the smallest message first, each once, but has MB of {sizes}.")
+        raise ConfigError(f"`{name}.rates` must be sorted by MB, without duplicates, but has the MB {sizes}.")

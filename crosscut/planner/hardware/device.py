@@ -1,8 +1,9 @@
-"""One kind of device as the planner knows it: how much it holds, how fast it multiplies, reads and sends.
+"""Properties of one type of device: memory, FLOP/s, memory bandwidth and links.
 
-A peak is the rate of dense matrix products that the maker states. Data sheets since the A100 print the rate with
-two-in-four sparsity, which no dense training reaches and which is twice as high: the H100's 1979 TFLOP/s in bfloat16
-are 989 here. What is attained of a stated rate is apart from it, so that utilisation is always of the stated one.
+The peak of a device is the maker's stated rate for dense matrix products. Since the A100, data sheets print the rate
+with two-in-four sparsity, which is twice as high and which dense training cannot reach. The H100's 1979 TFLOP/s in
+bfloat16 are therefore 989 here. The attained share of each stated rate is a separate figure, so utilisation is always
+a share of the stated rate.
 """
 
 from collections.abc import Mapping
@@ -16,20 +17,22 @@ from crosscut.config.conventions import AMPERE
 from crosscut.config.precision import precision_on
 
 Where = Literal["node", "network"]
-"""A link inside a node or between nodes."""
+"""Place of a link: inside a node, or between nodes."""
 
 
 class MeasuredMessage(NamedTuple):
-    """One kind of collective as `crosscut plan --calibrate` found it."""
+    """Time of one kind of collective, as measured by `crosscut plan --calibrate`."""
 
     latency: float
-    """Seconds of one step around a ring, beside the bytes."""
+    """Seconds of one step around a ring, without the time of its bytes."""
     rates: tuple[tuple[float, float], ...]
-    """Bytes that one rank sends in a message, with the bytes per second of that message; the smallest message first."""
+    """Pairs of message size (bytes that one rank sends) and rate (bytes per second), the smallest message first."""
 
     def rate(self, sent: float) -> float:
-        """Bytes per second of a message of which a rank sends so many: between two that were measured, on the straight
-        line of their logarithms; beyond them, the nearest one's.
+        """Bytes per second of a message of which a rank sends `sent` bytes.
+
+        The rate is interpolated between the two nearest measured sizes, linearly in logarithms. Outside of the measured
+        range, the rate of the nearest size applies.
         """
         if sent <= self.rates[0][0]:
             return self.rates[0][1]
@@ -41,7 +44,7 @@ class MeasuredMessage(NamedTuple):
 
 
 class MeasuredProduct(NamedTuple):
-    """The rate of [m, k] x [k, n] as `crosscut plan --calibrate` found it."""
+    """FLOP/s of the product [m, k] x [k, n], as measured by `crosscut plan --calibrate`."""
 
     m: int
     k: int
@@ -54,104 +57,106 @@ class Link:
     """Connection through which a rank sends to another rank."""
 
     bandwidth: float
-    """Bytes per second that one rank sends, each way, as stated."""
+    """Bytes per second that one rank can send in one direction, as the maker states."""
 
     attained: float
-    """Share of `bandwidth` that a collective's large messages reach."""
+    """Share of `bandwidth` that large messages attain."""
 
     latency: float
-    """Seconds of one step around a ring, beside the bytes."""
+    """Seconds of one step around a ring, without the time of its bytes."""
 
     measured: Mapping[str, MeasuredMessage] = field(default_factory=dict)
-    """Measured messages by operation, where calibration found another time than the ring's bytes and steps give."""
+    """Measured times by operation. An operation listed here uses its own latency and rates instead of the link's."""
 
     @property
     def rate(self) -> float:
-        """Bytes per second that one rank really sends."""
+        """Bytes per second that one rank attains with large messages."""
         return self.bandwidth * self.attained
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Hardware:
-    """One accelerator, or a processor that several ranks share."""
+    """One accelerator, or a CPU that several ranks share."""
 
     key: str
-    """Name that `--gpu` takes: that of the device's file."""
+    """Name of the device for `--gpu`: the name of its file without `.toml`."""
 
     name: str
     """Common name of the device."""
 
     device: Device
-    """Kind of the device, as PyTorch calls it. Ranks on a `cpu` share its rates and its memory."""
+    """Kind of the device by PyTorch's name. Ranks on a `cpu` share its FLOP/s, its bandwidth and its memory."""
 
     device_names: str
-    """Regular expression for all of a device's name as torch gives it, without the maker's; empty where it has none."""
+    """Regular expression that matches the whole device name reported by torch, without the maker; empty if torch has no
+    name for the device."""
 
     memory: int
-    """Bytes, as the maker names them, in GB of 10^9. What torch reports is a few percent more: the chips hold binary
-    GB."""
+    """Bytes of memory as the maker states them, with 1 GB = 10^9 bytes. torch reports a few percent more, because the
+    chips hold binary gigabytes."""
 
     memory_bandwidth: float
-    """Bytes per second of the memory, as stated."""
+    """Bytes per second of the memory, as the maker states."""
 
     memory_attained: float
-    """Share of `memory_bandwidth` reached by operators that only read and write."""
+    """Share of `memory_bandwidth` that operators attain that only read and write."""
 
     flops: Mapping[str, float]
     """Dense matrix FLOP/s by precision: `float64`, `float32` (true float32), `tf32`, `float16`, `bfloat16`, `float8`. A
-    precision that its matrix units lack is missing."""
+    precision that the device's matrix units do not support is missing."""
 
     multiprocessors: int
-    """Multiprocessors that share the tiles of a product; 0 where tiles do not matter."""
+    """Number of multiprocessors that compute the tiles of a product; 0 on devices without tile quantisation."""
 
     products_attained: float
-    """Share of `flops` that large products reach."""
+    """Share of `flops` that large products attain."""
 
     attention_attained: float
-    """Share of `flops` that a fused attention kernel reaches in the half of the square that a causal mask leaves."""
+    """Share of `flops` that a fused attention kernel attains, counting only the unmasked half of the scores."""
 
     measured: Mapping[str, tuple[MeasuredProduct, ...]]
-    """Rates by shape and precision, which replace `flops` times `products_attained`."""
+    """Measured FLOP/s of products by precision. They replace `flops` times `products_attained`."""
 
     start: float
-    """Seconds from the end of a kernel to the beginning of the next."""
+    """Seconds between the end of a kernel and the start of the next kernel."""
 
     gelu: float
-    """Elements per second that GeLU computes, beside the time of its bytes; 0 where it takes no longer than these."""
+    """Elements per second of GeLU's arithmetic, in addition to the time of its bytes; 0 if the bytes hide it."""
 
     layer_host: tuple[float, float]
-    """Seconds in which a rank's host starts all operators of a layer, forward and backward; 0 where it runs ahead of
-    its device."""
+    """Seconds that the host takes to start all operators of a layer, forward and backward; 0 if the host runs ahead of
+    the device."""
 
     tensor_host: float
-    """Seconds that the host takes for each parameter once a step: norm, clipping, AdamW. As `layer_host`."""
+    """Seconds per step that the host takes for each parameter tensor (norm, clipping, AdamW); 0 if the host runs ahead
+    of the device."""
 
     ranks_per_node: int
-    """Ranks that reach each other through `node`."""
+    """Ranks of one node, which are connected by `node`."""
 
     node: Link
     """Link inside a node."""
 
     network: Link | None
-    """Link between nodes, for one rank of as many as a node has; None where there is one node."""
+    """Link between nodes, as one rank's part of the node's adapters; None if there is only one node."""
 
     host_bandwidth: float
-    """Bytes per second between the device's memory and the host's, each way; 0 where they are the same."""
+    """Bytes per second between device memory and host memory, in one direction; 0 if both are the same memory."""
 
     sources: Mapping[str, str]
-    """Where the figures of each section of the file are stated."""
+    """Source of the figures, by section of the file."""
 
     @property
     def fast_precision(self) -> str:
-        """Precision that `training.precision = "auto"` stands for on this device."""
+        """Precision that `training.precision = "auto"` selects on this device."""
         return precision_on(self.device, has_bfloat16="bfloat16" in self.flops)
 
     @property
     def capability(self) -> tuple[int, int]:
-        """The lowest compute capability of GPUs that have its types, which decides on the attention kernel."""
+        """Lowest compute capability of GPUs with this device's data types. It selects the attention kernel."""
         return AMPERE if "bfloat16" in self.flops else (7, 0)
 
     @property
     def source(self) -> str:
-        """Source in which the peaks are stated."""
+        """Source of the peak FLOP/s."""
         return self.sources["products"]

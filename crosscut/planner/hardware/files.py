@@ -1,6 +1,6 @@
-"""Hardware from TOML files: those that come with Crosscut, and those that `crosscut plan --calibrate` writes.
+"""Read device files in TOML: the files that come with Crosscut and the files that `crosscut plan --calibrate` writes.
 
-What a file leaves out of how much is attained is taken from `DEFAULTS`, each with its reason.
+`DEFAULTS` gives the attained shares and the latencies that a file leaves out, each with its reason.
 """
 
 import difflib
@@ -24,15 +24,15 @@ DEFAULTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
         # Assumed. Dao 2023 (arXiv 2307.08691): FlashAttention 2 reaches 50 to 73% of the peak where products reach 80
         # to 90%.
         "products": {"attention_of_products": 0.7, "start_microseconds": 2.0, "multiprocessors": 0},
-        # GeLU's arithmetic is hidden on a GPU, and its host runs ahead; a processor's are measured, not assumed.
+        # On a GPU, memory traffic hides GeLU's arithmetic and the host runs ahead. On a CPU, calibration measures both.
         "operators": {
             "gelu_gigaelements_per_second": 0.0,
             "forward_microseconds": 0.0,
             "backward_microseconds": 0.0,
             "parameter_microseconds": 0.0,
         },
-        # NCCL's maintainers (github.com/NVIDIA/nccl-tests/issues/212): 20% of a link's rate is the protocol's. The
-        # latencies are those of its own tuning model (src/graph/tuning.cc) for rings with its protocol LL128.
+        # NCCL's maintainers (github.com/NVIDIA/nccl-tests/issues/212): the protocol takes 20% of a link's rate. The
+        # latencies come from NCCL's tuning model (src/graph/tuning.cc) for rings with the protocol LL128.
         "node": {"attained": 0.8, "latency_microseconds": 1.9},
         "network": {"attained": 0.8, "latency_microseconds": 4.0},
         "host": {"gigabytes_per_second": 0.0},
@@ -54,13 +54,13 @@ _SECTIONS = tuple(name for name in _KEYS if name)
 
 
 def read_hardware(path: Path) -> Hardware:
-    """The hardware of a file. Raises `ConfigError` for one that is not there or not of this form."""
+    """Read a device file. Raises `ConfigError` if the file is missing, not valid TOML, or not a device file."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         raise ConfigError(
-            f"`--gpu` must name a known device or a file of one, but there is no file `{path}` to read. `crosscut plan "
-            "--calibrate FILE` writes one."
+            f"`--gpu` must name a known device or a device file, but the file `{path}` cannot be read. `crosscut plan "
+            "--calibrate FILE` writes a device file."
         ) from None
     try:
         return _hardware(path.stem, tomllib.loads(text))
@@ -68,8 +68,8 @@ def read_hardware(path: Path) -> Hardware:
         raise ConfigError(f"`{path}` must be valid TOML, but is not: {error}.") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
-            f"`{path}` must describe a device as the files in `crosscut/planner/hardware` do, but does not: {error!r}. "
-            "`crosscut plan --calibrate FILE` writes one."
+            f"`{path}` must be a device file in the format of `crosscut/planner/hardware`, but is not: {error!r}. "
+            "`crosscut plan --calibrate FILE` writes a device file."
         ) from None
 
 
@@ -140,28 +140,31 @@ def _known() -> Mapping[str, Hardware]:
 
 
 KNOWN_HARDWARE = _known()
-"""Every device that comes with Crosscut, by the name that `--gpu` takes."""
+"""All devices that come with Crosscut, by their name for `--gpu`."""
 
 HARDWARE = tuple(hardware for hardware in KNOWN_HARDWARE.values() if hardware.device_names)
-"""Devices of `KNOWN_HARDWARE` that torch has a name for."""
+"""Devices of `KNOWN_HARDWARE` that torch reports by name."""
 
 
 def find_hardware(device_name: str) -> Hardware | None:
-    """The hardware of a `torch.cuda.get_device_name()`, or None where no peak is known for it.
+    """Hardware for a device name from `torch.cuda.get_device_name()`, or None if the device is unknown.
 
-    Another form of the same chip (`NVIDIA H200 NVL`, `NVIDIA GB200`) or a part of one (`... MIG 3g.40gb`) runs at
-    another rate, so only a full match counts.
+    The whole name must match, because other forms of the same chip (`NVIDIA H200 NVL`, `NVIDIA GB200`) and partitions
+    of a chip (`... MIG 3g.40gb`) run at other rates.
     """
     name = re.sub(r"^(NVIDIA|Tesla)\s+", "", device_name.strip())
     return next((hardware for hardware in HARDWARE if re.fullmatch(hardware.device_names, name)), None)
 
 
 def named_hardware(name: str) -> Hardware:
-    """The hardware that `--gpu` names: a known one, or a file. Raises `ConfigError` with the nearest name."""
+    """Hardware for a value of `--gpu`: the name of a known device, or the path of a device file.
+
+    Raises `ConfigError` with the nearest name if the device is unknown, and as `read_hardware`.
+    """
     if name.endswith(".toml"):
         return read_hardware(Path(name))
     if name.lower() in KNOWN_HARDWARE:
         return KNOWN_HARDWARE[name.lower()]
     close = difflib.get_close_matches(name.lower(), KNOWN_HARDWARE, n=1, cutoff=0.4)
     hint = f"The nearest is `{close[0]}`." if close else f"Known are {listed(f'`{key}`' for key in KNOWN_HARDWARE)}."
-    raise ConfigError(f"`--gpu` must name a known device or a .toml file of one, but is `{name}`. {hint}")
+    raise ConfigError(f"`--gpu` must name a known device or a .toml device file, but is `{name}`. {hint}")

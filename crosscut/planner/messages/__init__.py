@@ -1,1 +1,1 @@
-"""Messages of a training step between ranks: their number, their bytes, their time."""
+"""Number, bytes and time of the messages that ranks exchange in a training step."""

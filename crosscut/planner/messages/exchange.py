@@ -1,20 +1,22 @@
-"""Seconds that messages take, and the part of them that a step waits for.
+"""Seconds that messages take, and the seconds that do not overlap with computation.
 
-A ring of n ranks does an all-gather or a reduce-scatter in n - 1 steps, an all-reduce in twice as many; each step has
-the latency of the slowest link, and the bytes of `traffic` go through its bandwidth:
+A ring of n ranks performs an all-gather or a reduce-scatter in n - 1 steps and an all-reduce in 2 (n - 1) steps. Each
+step takes the latency of the slowest link, and the rank's bytes (`traffic`) pass through the bandwidth of this link:
 
     steps x latency + bytes that a rank sends / bandwidth
 
-Groups of tensor ranks are adjacent, those of data ranks stride across them. A ring over several nodes enters and leaves
-each of them once; where g of its ranks are in a node, g adapters are its own, since the node's other ranks are in other
-rings that send at the same time:
+The ranks of a tensor group are adjacent. The ranks of a data group are as far apart as a tensor group is large. A ring
+over several nodes enters and leaves each node once. A ring with g ranks in a node uses g network adapters, because the
+node's other ranks belong to other rings, which send at the same time:
 
-    bandwidth = min(inside the node, g x that of one adapter)
+    bandwidth = min(bandwidth inside the node, g x bandwidth of one adapter)
 
-All groups of a kind wait for the slowest, so one that lies over two nodes puts the kind between nodes, and g is the
-fewest ranks that any of them has in a node. Gradients that are whole go in buckets, each of which has its own steps.
+All groups of an axis wait for the slowest group. If one group spans two nodes, all groups of its axis therefore count
+as spanning nodes, and g is the smallest number of ranks that any group has in a node. Unsharded gradients are sent in
+buckets, and each bucket takes all the steps of a ring.
 
-A step waits for a message that runs beside a product only as long as the message outlasts the product (docs/speed.md).
+If a message overlaps with a product, the step waits only for the time by which the message takes longer than the
+product (docs/speed.md).
 """
 
 from collections import Counter
@@ -32,20 +34,23 @@ from crosscut.planner.program import Program
 
 
 class Exchange(NamedTuple):
-    """Equal collectives of one step in time."""
+    """Time of equal collectives in one step."""
 
     collective: Collective
     where: Where
     seconds: float
-    """Seconds of all collectives of the entry."""
+    """Seconds of all these collectives together."""
     exposed: float
-    """Part of `seconds` that the step waits for."""
+    """Part of `seconds` that overlaps with no computation, so that the step waits."""
 
 
 def ring_seconds(
     collective: Collective, run: Planned, hardware: Hardware, *, bucket_bytes: int | None = None
 ) -> tuple[Where, float]:
-    """Link and seconds of one of the collectives; gradients go in buckets of `bucket_bytes`, where given."""
+    """Slowest link that a collective uses, and the seconds of one of its `count` collectives.
+
+    Gradients are sent in buckets of `bucket_bytes`; with None, as one message.
+    """
     layout, n = run.layout, collective.ranks
     stride = 1 if collective.axis == "tensor" else layout.tensor
     if collective.axis == "replica":
@@ -66,10 +71,11 @@ def ring_seconds(
 
 @lru_cache(maxsize=4096)
 def fewest_in_a_node(stride: int, size: int, *, per_node: int, ranks: int) -> int:
-    """Fewest ranks that any group has in a node where it has any; `ranks` ranks make groups of `size`, `stride` apart.
+    """Smallest number of ranks that any group has in a node that it uses.
 
-    The result is `size` where each group is inside one node: where there is one node, or where nodes hold whole blocks
-    of `stride * size` ranks, since a node's edge inside a block cuts at least one of its groups.
+    `ranks` ranks form groups of `size` ranks that are `stride` apart, on nodes of `per_node` ranks. The result is
+    `size` if every group fits into one node: if there is only one node, or if each node holds whole blocks of
+    `stride * size` ranks. A node boundary inside a block splits at least one group.
     """
     block = stride * size
     if ranks <= per_node or per_node % block == 0:
@@ -81,29 +87,30 @@ def fewest_in_a_node(stride: int, size: int, *, per_node: int, ranks: int) -> in
 
 
 def _num_messages(collective: Collective, bucket_bytes: int | None) -> int:
-    """Messages of one collective of an entry: gradients go in buckets, which are sent when they are full."""
+    """Number of messages of one collective: the number of buckets for gradients, otherwise 1."""
     if collective.overlap is not Overlap.BUCKETS or bucket_bytes is None:
         return 1
     return ceil(collective.elements * collective.element_bytes / bucket_bytes)
 
 
 class Beside(NamedTuple):
-    """Work that overlaps with messages, in seconds."""
+    """Computation that overlaps with messages, in seconds per micro-batch."""
 
     speed: Speed
-    """Seconds of the products that a message overlaps with."""
+    """Times of the products that a message overlaps with."""
     layer_forward: float
-    """Mean seconds of a layer's forward pass of one micro-batch; `layer_backward` is that of its backward pass."""
+    """Mean seconds of one layer's forward pass."""
     layer_backward: float
     forward: float
+    """Seconds of the forward pass of all layers."""
     backward: float
-    """Seconds of all layers' backward pass of one micro-batch; `forward` has those of the forward pass."""
+    """Seconds of the backward pass of all layers."""
     root_share: float
-    """Share of the embeddings in a rank's gradients; the embeddings' gradients are complete after the backward pass."""
+    """Share of the embeddings in a rank's gradients. Their gradients are complete only after the backward pass."""
 
 
 def exchange(collective: Collective, run: Planned, hardware: Hardware, program: Program, beside: Beside) -> Exchange:
-    """One entry of `step_traffic` in time."""
+    """Time of one entry of `step_traffic`, and the part that does not overlap with the computation in `beside`."""
     where, each = ring_seconds(collective, run, hardware, bucket_bytes=program.bucket_bytes)
     seconds = collective.count * each
     if collective.axis == "tensor":
@@ -121,7 +128,12 @@ def exchange(collective: Collective, run: Planned, hardware: Hardware, program: 
 def _gradients(
     collective: Collective, where: Where, seconds: float, run: Planned, program: Program, beside: Beside
 ) -> Exchange:
-    """Exchange of gradients in buckets during the last micro-batch's backward pass, the embeddings' bucket after it."""
+    """Time of reducing gradients over the data ranks, in buckets.
+
+    The reduction overlaps with the backward pass of the last micro-batch, except for the bucket of the embeddings,
+    which follows the backward pass. With ZeRO-1 (`shards_optimizer`), the gather of the updated weights overlaps with
+    the next forward pass.
+    """
     gathered = 0.0
     if program.shards_optimizer:
         precision = run.training.numbers
@@ -134,8 +146,8 @@ def _gradients(
 def _tensor_waits(collective: Collective, each: float, run: Planned, beside: Beside) -> float:
     """Seconds that the step waits for one message between tensor ranks.
 
-    A message that goes in two halves overlaps with the other half's product; with symmetric memory, a message goes in
-    pieces that overlap with the whole product.
+    If the micro-batch is sent in two halves, the message of one half overlaps with the product of the other half. With
+    symmetric memory, a message is sent in small pieces that overlap with the whole product.
     """
     speed, overlap = beside.speed, collective.overlap
     if overlap in (Overlap.HALF_FORWARD, Overlap.HALF_INPUT_GRADIENT):
@@ -152,10 +164,11 @@ def _tensor_waits(collective: Collective, each: float, run: Planned, beside: Bes
 
 
 def _shares_waited_for(collective: Collective, each: float, run: Planned, beside: Beside) -> float:
-    """Seconds that the step waits for gathers of layers' weights and scatters of their gradients.
+    """Seconds that the step waits for gathering the weights of sharded layers or scattering their gradients.
 
-    Weights are gathered one layer ahead and gradients scattered one layer behind; all messages of a backward pass share
-    the link. The first gather and the last scatter of a pass have nothing beside them.
+    Weights are gathered one layer ahead and gradients are scattered one layer behind, so each message overlaps with the
+    computation of one layer. All messages of a backward pass share the link. The first gather and the last scatter of a
+    pass overlap with nothing.
     """
     passes = max(1, collective.count // collective.layers)
     if collective.phase == Phase.FORWARD:

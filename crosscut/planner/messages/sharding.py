@@ -1,9 +1,10 @@
-"""Collectives among data ranks that share one copy of the model (Rajbhandari et al. 2020).
+"""Collectives among data ranks that shard one copy of the model (ZeRO, Rajbhandari et al. 2020).
 
-Weights are gathered unit by unit, a unit being a layer or the root, which is all that belongs to no layer. ZeRO-2
-gathers them once a step, ZeRO-3 in each forward pass, and the layers again in the backward pass. Every micro-batch's
-gradients are scattered; their sums are reduced with the sums of other copies once a step. Messages are padded: `n`
-ranks cut the rows of a tensor rank's part into equal shares.
+Weights are gathered unit by unit: a unit is one layer, or the root, which holds all parameters outside of the layers.
+ZeRO-2 gathers each unit once per step. ZeRO-3 gathers each unit in every forward pass, and each layer once more in the
+backward pass. Gradients are reduce-scattered in every micro-batch. If there are several copies of the model, the summed
+shards are all-reduced over the copies once per step. Messages are padded so that `n` ranks hold equal numbers of rows
+of each tensor:
 
     elements of a unit = sum over its tensors of ceil(rows / n) n columns
 """
@@ -22,7 +23,7 @@ from crosscut.planner.messages.collective import Axis, Collective
 
 
 def sharded_parameters(run: Planned) -> list[Collective]:
-    """The collectives of one step for the weights and gradients of a run that shards them."""
+    """Collectives of one step for the weights and gradients of a run with sharding (`layout.sharding`)."""
     precision, tensor = run.training.numbers, run.layout.tensor
     decoder = describe(run.model)
     units = [
@@ -34,19 +35,19 @@ def sharded_parameters(run: Planned) -> list[Collective]:
 
 
 def shard_axis(layout: Layout) -> Axis:
-    """The axis over which a copy is shared: all of the data axis, or the part of it that is a group."""
+    """Axis over which one copy of the model is sharded: `data`, or `shard` if there are several copies."""
     return "data" if layout.num_replicas == 1 else "shard"
 
 
 class _Unit(NamedTuple):
-    """Parameters that are gathered together: those of a layer, or of the root."""
+    """Parameters that one collective gathers together: the parameters of a layer, or of the root."""
 
     name: str
     parameters: Sequence[LocalParameter]
     weight_bytes: int
-    """Bytes of an element of the gathered weights."""
+    """Bytes of one element of the gathered weights."""
     number: int
-    """Equal units that the model has."""
+    """Number of equal units in the model."""
 
     @property
     def is_layer(self) -> bool:
@@ -54,19 +55,18 @@ class _Unit(NamedTuple):
 
     @property
     def overlap(self) -> Overlap:
-        """Layers are gathered one layer ahead; nothing overlaps with the messages of the root."""
+        """Computation that overlaps with the unit's messages: the neighbouring layer, or nothing for the root."""
         return Overlap.NEIGHBOUR_LAYER if self.is_layer else Overlap.NOTHING
 
     def padded_elements(self, num_shares: int) -> int:
-        """Elements of a message, with every tensor padded to equal shares of its rows."""
+        """Elements of one message, with the rows of every tensor padded to a multiple of `num_shares`."""
         return sum(-(-p.shape[0] // num_shares) * num_shares * prod(p.shape[1:]) for p in self.parameters)
 
 
 def _of_unit(run: Planned, unit: _Unit) -> list[Collective]:
-    """Collectives of all equal units of a kind, in the order of a step.
+    """Collectives of all units of one kind, in the order of a step.
 
-    Gradients are scattered in the type of the master weights. Each partial gradient is first summed over the tensor
-    ranks.
+    Partial gradients are summed over the tensor ranks before the reduce-scatter, which uses the accumulation type.
     """
     layout, times = run.layout, run.num_micro_batches * unit.number
     elements = unit.padded_elements(layout.shard_size)
@@ -102,7 +102,7 @@ def _of_unit(run: Planned, unit: _Unit) -> list[Collective]:
 
 
 def _summed_over_tensor(run: Planned, unit: _Unit, *, count: int) -> list[Collective]:
-    """Sums of partial gradients over the tensor ranks, one for each parameter."""
+    """All-reduces of partial gradients over the tensor ranks, one for each parameter of a unit."""
     tensor, split = run.layout.tensor, run.layout.sequence_parallel
     sizes = Counter(p.size for p in unit.parameters if p.has_partial_gradient(tensor, split=split))
     return [

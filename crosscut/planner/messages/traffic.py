@@ -1,11 +1,12 @@
 """Collectives of one training step, by axis, phase and purpose.
 
-The list is the account that the tests hold against the collectives that a running step is seen to make. An axis of one
-rank sends nothing. Legend: `b` sequences of one micro-batch on one data rank, `s` tokens of a sequence, `h` hidden
-size, `L` layers, `M` micro-batches of a step.
+Tests compare this list with the collectives that are recorded in a running step. An axis of size 1 sends nothing.
+Legend: `b` sequences of one micro-batch on one data rank, `s` tokens of a sequence, `h` hidden size, `L` layers, `M`
+micro-batches of a step.
 
-A ring moves the same bytes through every rank (Patarasuk and Yuan 2009): with `n` ranks, an all-gather or a
-reduce-scatter sends (n - 1) / n of the full tensor, and an all-reduce, which is one of each, twice that.
+In a ring, every rank sends the same number of bytes (Patarasuk and Yuan 2009). With `n` ranks, an all-gather or a
+reduce-scatter sends (n - 1) / n of the full tensor. An all-reduce is a reduce-scatter followed by an all-gather, so it
+sends twice as much.
 """
 
 from collections.abc import Iterable, Mapping
@@ -41,12 +42,13 @@ from crosscut.planner.parameters import (
 def step_traffic(
     run: Planned, *, loss_chunk_tokens: int | None = None, compiled: bool | None = None
 ) -> list[Collective]:
-    """The collectives of one training step of `run`, grouped by purpose.
+    """Collectives of one training step of `run`, grouped by purpose.
 
-    `loss_chunk_tokens` is the number of tokens whose logits the loss holds at once, by default the one that training
-    takes; it sets how often the loss sends, not how much. `compiled` layers repeat their last collective too when they
-    are recomputed; by default they are compiled where `training.compile` is `on`, or `auto` with `training.device`
-    cuda. Raises `ConfigError` where `model.vocab_size` is still 0 or `loss_chunk_tokens` is below 1.
+    `loss_chunk_tokens` is the number of tokens whose logits the loss holds at once, by default the number that training
+    uses. It changes the number of the loss's messages, but not their total bytes. `compiled` says whether layers are
+    compiled: a compiled layer that is fully recomputed also repeats its last collective. By default layers count as
+    compiled if `training.compile` is "on", or "auto" with `training.device` "cuda". Raises `ConfigError` if
+    `model.vocab_size` is still 0 or `loss_chunk_tokens` is below 1.
     """
     if loss_chunk_tokens is None:
         known_vocab_size(run.model)
@@ -66,11 +68,11 @@ def step_traffic(
 
 
 def comparison_traffic(run: Planned) -> list[Collective]:
-    """The collectives of one comparison of replicas, which comes every `training.compare_replicas_every` steps.
+    """Collectives of one comparison of replicas, which runs every `training.compare_replicas_every` steps.
 
-    Two hashes of every parameter tensor over the ranks that hold copies, which is the data axis; two of every
-    replicated one, and the verdict of the first, over the tensor axis. Where data ranks share one copy, only the same
-    shares of different copies are compared, and the verdict goes to the other shares.
+    The ranks of the data axis compare two hashes of every parameter tensor. The ranks of the tensor axis compare two
+    hashes of every replicated parameter tensor, together with the verdict of the data axis. If data ranks shard the
+    model, equal shards of different copies are compared, and one more all-reduce tells the verdict to the other shards.
     """
     layout = run.layout
     all_reduce = partial(Collective, operation=Operation.ALL_REDUCE, phase=Phase.COMPARISON, count=1, element_bytes=8)
@@ -82,43 +84,47 @@ def comparison_traffic(run: Planned) -> list[Collective]:
         all_reduce(
             axis="replica" if sharded else "data", purpose="hashes", elements=2 * tensors, ranks=layout.num_replicas
         ),
-        all_reduce(axis="tensor", purpose="hashes of what is whole", elements=2 * replicated + 1, ranks=layout.tensor),
+        all_reduce(
+            axis="tensor", purpose="hashes of replicated parameters", elements=2 * replicated + 1, ranks=layout.tensor
+        ),
         all_reduce(axis=shard_axis(layout), purpose="verdict", elements=1, ranks=layout.shard_size),
     ]
     return [collective for collective in collectives if collective.ranks > 1]
 
 
 def wire_bytes_per_step(collectives: Iterable[Collective], axis: Axis | None = None) -> float:
-    """Bytes that one rank sends in one step along `axis`, or along all of them."""
+    """Bytes that one rank sends in one step along `axis`, or along all axes if `axis` is None."""
     return sum(c.wire_bytes for c in collectives if axis is None or c.axis == axis)
 
 
 def reason_against_halves(run: Planned) -> str:
-    """Why products of a split sequence that are large enough for halves run whole, so that their forward messages run
-    beside nothing, in words that follow a colon; empty where they do not.
+    """Reason why the micro-batch is not split into halves, so that forward messages overlap with no product.
+
+    The text follows a colon or "because". It is empty if the micro-batch is split, or if the run needs no halves: if
+    the sequence is not split, with symmetric memory, or if the tensors are too small.
     """
     is_split = run.layout.sequence_parallel and run.layout.tensor > 1 and not run.layout.symmetric_memory
     sequences, elements = run.micro_batch_size, _activation_elements(run)
     if not is_split or num_pieces(2, elements) == 1:
         return ""
     if run.training.precision == "float8":
-        return "products in 8 bits are not cut into halves"
+        return "float8 products are not split into halves"
     if num_pieces(sequences, elements) > 1:
         return ""
     more = "s" if sequences > 1 else ""
     return (
-        f"a micro-batch of {sequences} sequence{more} has no halves. Two at once have; layout.symmetric_memory=true, "
-        "inside a node, needs none"
+        f"a micro-batch of {sequences} sequence{more} cannot be split into halves. Use an even micro-batch size, or "
+        "layout.symmetric_memory=true if the tensor ranks are in one node"
     )
 
 
 def _of_layers(run: Planned, compiled: bool) -> list[Collective]:
-    """The paper's f and g (section 3) and their kin for a split sequence, in the order of a micro-batch.
+    """Collectives of f and g (paper, section 3) in layers, embedding and output projection, in order of execution.
 
-    Two all-reduces of b s h per layer forward, two backward, and one more each way for the embedding and its tied
-    projection. With a split sequence, a reduce-scatter ends each region and a gather starts the next one (Korthikanti
-    et al. 2022, section 4.2.2). The backward pass mirrors both, and gathers the input of each region once more.
-    `compiled` layers that are recomputed whole repeat their last message too.
+    Each layer has two all-reduces of b s h elements in the forward pass and two in the backward pass. Embedding and
+    output projection add one to each pass. With a split sequence, a reduce-scatter ends each parallel region and an
+    all-gather starts the next one (Korthikanti et al. 2022, section 4.2.2); the backward pass mirrors both and gathers
+    the input of each region once more. With full recomputation, `compiled` layers also repeat their last message.
     """
     M, decoder = run.num_micro_batches, describe(run.model)
     target = target_of(run, device="cpu")
@@ -142,7 +148,10 @@ def _of_layers(run: Planned, compiled: bool) -> list[Collective]:
 def _collective(
     run: Planned, sent: Sent, count: int, products: Mapping[str, tuple[Product, ...]] = MappingProxyType({})
 ) -> Collective:
-    """`count` messages of a step; `products` are those at each end of a layer's parallel regions."""
+    """Collective for `count` equal messages of a step.
+
+    `products` maps the name of a message to the products of the parallel region that the message can overlap with.
+    """
     message = sent.message
     return Collective(
         operation=message.operation,
@@ -160,8 +169,10 @@ def _collective(
 
 
 def _loss(run: Planned, chunk_tokens: int) -> list[Collective]:
-    """Three scalars per token, never its logits: in each chunk of tokens the largest logit, then the sum of
-    exponentials together with the target's logit (paper, section 3).
+    """Collectives of the loss: three scalars per token, never its logits (paper, section 3).
+
+    For each chunk of tokens, the ranks reduce the largest logit, then the sum of exponentials together with the
+    target's logit.
     """
     whole_chunks, rest = divmod(run.micro_batch_size * run.training.sequence_length, chunk_tokens)
     all_reduce = partial(
@@ -184,9 +195,11 @@ def _loss(run: Planned, chunk_tokens: int) -> list[Collective]:
 
 
 def _gradients(run: Planned) -> list[Collective]:
-    """Once per step: the gradients of which every tensor rank has a part, over these, since each saw a part of the
-    sequence or of the heads; then every local gradient over the data ranks. That one goes in buckets beside the
-    backward pass and is counted here as one all-reduce of their sum.
+    """Collectives that sum gradients, once per step.
+
+    First, the tensor ranks sum the partial gradients of replicated parameters, because each rank saw only its part of
+    the sequence or of the heads. Then the data ranks sum all gradients. The second sum is sent in buckets that overlap
+    with the backward pass; it counts here as one all-reduce of all buckets together.
     """
     if run.layout.shard_size > 1:
         return sharded_parameters(run)
@@ -212,9 +225,11 @@ def _gradients(run: Planned) -> list[Collective]:
 
 
 def _totals(run: Planned) -> list[Collective]:
-    """Once per step: the squares of the cut gradients, summed, over the tensor ranks, and of all of them over data
-    ranks that share one copy, in float64; the number of target tokens and, when the step is done, the loss over the
-    data ranks.
+    """All-reduces of single numbers, once per step.
+
+    The tensor ranks sum the squared gradients of sharded parameters for the gradient norm; data ranks that shard one
+    copy sum the squares of their shards. Both sums are float64. The data ranks sum the number of target tokens and, at
+    the end of the step, the loss.
     """
     all_reduce = partial(
         Collective,
@@ -238,5 +253,5 @@ def _totals(run: Planned) -> list[Collective]:
 
 
 def _activation_elements(run: Planned) -> int:
-    """Elements of an activation that the tensor ranks gather or reduce: b s h."""
+    """Elements of an activation that the tensor ranks gather or reduce: b s h, for one micro-batch."""
     return run.micro_batch_size * run.training.sequence_length * run.model.hidden_size

@@ -39,8 +39,8 @@ function choice() {
   };
 }
 
-// Horizontal bars of parts, each with a label before it and words after it, and a line where a row has a limit; what it
-// is stands below the last one where it is the same for all.
+// Draws horizontal stacked bars, with a label before each bar and words after it. A line marks the limit of a row. If
+// all rows have the same limit, its value stands below the last row.
 function bars(svg, rows) {
   const [width, left, right, height] = [720, 92, 200, 34];
   const most = Math.max(...rows.map((entry) => Math.max(entry.limit ?? 0, sum(entry.parts)))) || 1;
@@ -94,9 +94,9 @@ function drawWall(chosen) {
   const fits = possible(chosen).find(holds);
   const one = row({ ...chosen, tensor: 0 });
   at("wall-words").textContent =
-    `${data.models[chosen.model].words} needs ${gigabytes(sum(one.memory))} GB where nothing cuts it, and so does every ` +
-    `copy of it${chosen.sharding === "none" ? "" : ", though copies share what they can"}. ` +
-    (fits ? `The fewest tensor ranks with which it fits are ${fits.tensor}.` : "It fits with none of these.");
+    `${data.models[chosen.model].words} needs ${gigabytes(sum(one.memory))} GB per GPU without tensor parallelism` +
+    `${chosen.sharding === "none" ? "" : ", even though the data ranks shard it"}. ` +
+    (fits ? `The smallest number of tensor ranks with which it fits is ${fits.tensor}.` : "It fits with none of these layouts.");
 }
 
 function drawTime(chosen) {
@@ -110,8 +110,8 @@ function drawTime(chosen) {
   const found = row(chosen) ?? row({ ...chosen, tensor: 0 });
   const waits = found.time[data.times.indexOf("exposed")];
   at("time-words").textContent =
-    `With tensor ${data.tensors[chosen.tensor]} a step takes ${sum(found.time).toFixed(1)} ms, of which ` +
-    `${waits.toFixed(1)} ms wait for messages; the model's FLOP/s are ${found.utilisation.toFixed(1)}% of the peak.`;
+    `With tensor ${data.tensors[chosen.tensor]}, a step takes ${sum(found.time).toFixed(1)} ms. It waits ` +
+    `${waits.toFixed(1)} ms for messages. Utilisation is ${found.utilisation.toFixed(1)}% of the peak.`;
 }
 
 function drawPlan() {

@@ -1,1 +1,1 @@
-"""Forecasts beside the figures of the paper and of other publications."""
+"""Compare the planner's forecasts with the figures of the paper and of other publications."""

@@ -1,11 +1,12 @@
-"""Account of the seconds that the paper's program spent in a step and its forecast lacks.
+"""Account for the seconds by which the paper's measured steps are longer than the forecast.
 
-The program was published with the paper (NVIDIA/Megatron-LM of 2019), for PyTorch 1.1 (its issue 7), and its files say
-what it did; each term here is counted from them. It stands apart from `time`: Crosscut's program does none of this.
-With the terms counted, the products' share of the peak is solved anew from the paper's one GPU, and nothing else.
+The paper's program was published with it (NVIDIA/Megatron-LM of 2019, for PyTorch 1.1, see its issue 7). Each term here
+is work that this program did and that Crosscut's program does not do, so the terms are not part of `time`. They are
+counted from the published source files. With the terms added, only the products' share of the peak is calibrated again,
+by the paper's result on one GPU.
 
-One figure is in no file: how fast copies between the device and the host's pageable memory were. The account is told
-for several rates, the link's stated one first.
+The source files do not tell how fast the copies between the device and pageable host memory were. The account is
+therefore computed for several rates, beginning with the stated rate of the link.
 """
 
 from collections.abc import Callable
@@ -24,32 +25,32 @@ from crosscut.planner.paper.runs import (
 from crosscut.planner.parameters import parameters_per_rank
 
 V100 = KNOWN_HARDWARE["v100-32gb-dgx2h"]
-"""The paper's device."""
+"""GPU of the paper's machines."""
 _MEMORY_RATE = V100.memory_bandwidth * V100.memory_attained
 
 COPY_RATES = (V100.host_bandwidth, 4e9, 2e9)
-"""Bytes per second of copies between device and host: the link's stated rate, a quarter and an eighth of it, which are
-round numbers and solved from nothing."""
+"""Bytes per second of copies between device and host: the stated rate of the link, a quarter and an eighth of it. The
+fractions are round numbers and not fitted to any figure."""
 
 STATE_BYTES = 824_016
 """Bytes of the random generator's state on the device before PyTorch 1.2: 200 states of 4,120 bytes, a seed and an
 offset."""
 
 COPIES = 12
-"""Copies of the random generator's state in a layer: four where dropout of the scores takes the tensor ranks' own
-stream and gives it back, in the forward pass and in its repetition; one where the layer's forward pass is checkpointed,
-three where the forward pass is repeated."""
+"""Copies of the random generator's state per layer. Dropout of the scores switches to the rank's own random stream and
+back, with four copies in the forward pass and four in its repetition. Activation checkpointing adds one copy in the
+forward pass and three in its repetition."""
 
 HOST_WAIT = 20e-6
-"""Seconds until a number is on the host and the next kernel on the device; assumed."""
+"""Assumed seconds until the host has read a number from the device and has launched the next kernel."""
 
 
 class Term(NamedTuple):
-    """Something that takes time in every step."""
+    """Work of the paper's program that takes time in every step."""
 
     name: str
     formula: str
-    """In bytes or waits; L layers, E the residual stream in bytes, T tensor ranks."""
+    """Bytes or waits in words. L is the number of layers, E the residual stream in bytes, T the tensor ranks."""
     seconds: Callable[[RunConfig, float], float]
     """Seconds of one step of a run on one rank, from the run and the rate of copies in bytes per second."""
 
@@ -59,7 +60,9 @@ def _copies(run: RunConfig, rate: float) -> float:
 
 
 def _waits(run: RunConfig, _: float) -> float:
-    return (12 * run.model.num_layers + 4) * HOST_WAIT  # its tensors: queries, keys and values are one weight
+    return (
+        12 * run.model.num_layers + 4
+    ) * HOST_WAIT  # one wait per parameter tensor; queries, keys, values share one weight
 
 
 def _optimizer(run: RunConfig, _: float) -> float:
@@ -68,14 +71,14 @@ def _optimizer(run: RunConfig, _: float) -> float:
 
 
 def _scaled_scores(run: RunConfig, _: float) -> float:
-    # read and written forward, again, and backward, in 2 bytes
+    # read and written in the forward pass, its repetition and the backward pass, 2 bytes per element
     heads = run.model.num_heads // run.layout.tensor
     scores = run.micro_batch_size * heads * run.training.sequence_length**2
     return run.model.num_layers * 6 * 2 * scores / _MEMORY_RATE
 
 
 def _heads_apart(run: RunConfig, _: float) -> float:
-    # forward and again the four are read and written; backward one is, and three are put together: 8 + 8 + 8 times
+    # forward and repetition read and write all four: 8 + 8; backward reads and writes one, and joins three: 8
     tokens = run.micro_batch_size * run.training.sequence_length
     return run.model.num_layers * 24 * 2 * tokens * run.model.query_size / run.layout.tensor / _MEMORY_RATE
 
@@ -90,12 +93,12 @@ TERMS = (
 
 
 def account(run: RunConfig, copy_rate: float) -> dict[str, float]:
-    """Seconds of a step by term."""
+    """Seconds of each term in one step, with copies at `copy_rate` bytes per second."""
     return {term.name: term.seconds(run, copy_rate) for term in TERMS}
 
 
 class Accounted:
-    """Step times of the paper's program with every term, calibrated by the same figure as without."""
+    """Step times of the paper's program with all terms, calibrated by the same figure as the plain forecast."""
 
     def __init__(self, copy_rate: float) -> None:
         self.copy_rate = copy_rate
@@ -106,7 +109,7 @@ class Accounted:
         self._hardware = attaining(V100, self.attained)
 
     def seconds(self, run: RunConfig) -> float:
-        """Seconds of one step with every term."""
+        """Seconds of one step of `run`, with all terms."""
         return self._seconds(run, self._hardware)
 
     def _seconds(self, run: RunConfig, hardware: Hardware) -> float:

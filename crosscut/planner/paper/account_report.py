@@ -1,4 +1,4 @@
-"""The account of the paper's missing seconds (`account`) as two sections of the scaling study."""
+"""Two sections of the scaling study that explain the paper's missing seconds (`account`)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +27,7 @@ _Seconds = Callable[[RunConfig], float]
 
 
 class _Figure(NamedTuple):
-    """One that the paper states, and how it follows from the seconds of a step."""
+    """A figure of the paper, and the function that forecasts it from the seconds of a step."""
 
     name: str
     published: float
@@ -35,12 +35,12 @@ class _Figure(NamedTuple):
     told: Callable[[float], str]
 
     def error(self, seconds: _Seconds) -> float:
-        """Relative to what is published."""
+        """Relative error of the forecast."""
         return self.ours(seconds) / self.published - 1
 
 
 def besides() -> Section:
-    """The terms, for runs of the paper."""
+    """Section with the seconds of every term, for runs of the paper."""
     settings = dict.fromkeys([("megatron-1.2b", 1), ("megatron-1.2b", 8), ("megatron-8.3b", 8), *PAPER_EPOCHS])
     runs = [paper_run(preset, tensor) for preset, tensor in settings]
     stated, slow = COPY_RATES[0], COPY_RATES[-1]
@@ -63,7 +63,7 @@ def besides() -> Section:
 
 
 def with_besides() -> Section:
-    """The paper's figures, forecast with the terms at each rate of copies."""
+    """Section with the paper's figures, forecast with all terms at each copy rate."""
     accounts = [Accounted(rate) for rate in COPY_RATES]
     ways: list[_Seconds] = [paper_seconds, *(each.seconds for each in accounts)]
     rows = [
@@ -85,8 +85,9 @@ def _words(stated: _Seconds, slow: _Seconds) -> str:
         f"are up to {at_stated} too high, hardly less than without these terms ({forecast}). At an eighth of that rate "
         f"they are within {at_slow}: a single unpublished number would explain Figure 6, Table 2 and most of Table 3. "
         "There is no evidence that the copies were so slow, so the forecast leaves them out. Epochs remain "
-        f"{min(short):.0%} to {max(short):.0%} short. In the 8.3B model's epoch, {_outside_steps():.2f} s a step are "
-        "outside its steps by the paper's own figures: by so much is Table 4 longer than Table 2 and Figure 6 imply."
+        f"{min(short):.0%} to {max(short):.0%} short. The 8.3B model's epoch in Table 4 is {_outside_steps():.2f} s "
+        "per step longer than Table 2 and Figure 6 imply. By the paper's own figures, this time is spent outside the "
+        "steps."
     )
 
 
@@ -96,7 +97,7 @@ def _worst(seconds: _Seconds) -> str:
 
 
 def _outside_steps() -> float:
-    """Seconds a step of the 8.3B model's epoch beyond what its scaling says of a step with 24 heads."""
+    """Seconds per step by which Table 4's epoch of the 8.3B model is longer than Table 2 and Figure 6 imply."""
     preset, tensor = "megatron-8.3b-24-heads", 8
     run = paper_run(preset, tensor, 64)
     scaling = PAPER_HEADS[24] * PAPER_WEAK_SCALING[8, 64] / PAPER_WEAK_SCALING[8, 1]

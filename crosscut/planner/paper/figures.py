@@ -1,7 +1,7 @@
-"""The page of `crosscut plan --html`: figures to play with, in one file that loads nothing.
+"""Interactive HTML page of `crosscut plan --html`, in one file that loads nothing from elsewhere.
 
-The formulas stand in this room and nowhere else. Every setting of the page's controls is forecast here and stored with
-the page, which looks figures up and draws them.
+The page contains no formulas. This file forecasts every combination of the page's controls and stores the figures in
+the page, whose script looks the figures up and draws them.
 """
 
 import json
@@ -32,11 +32,11 @@ RECOMPUTE = {"none": "nothing", "operators": "cheap operators", "full": "whole l
 SHARDING = {"none": "nothing", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
 TIMES = ("products", "attention", "passes", "optimizer", "exposed")
 DATA, SEQUENCES, LENGTH = 8, 8, 1024
-"""Data ranks, sequences of a step on each of them, and tokens of a sequence."""
+"""Data ranks, sequences per step on each data rank, and tokens of a sequence."""
 
 
 def page(plans: Plans) -> str:
-    """The whole page for a search's device and what it found."""
+    """HTML page for the device of a search and the layouts that fit."""
     folder = files("crosscut.planner") / "page"
     text, script = ((folder / f"plan.{kind}").read_text(encoding="utf-8") for kind in ("html", "js"))
     content = json.dumps(page_data(plans), separators=(",", ":")).replace("</", "<\\/")
@@ -46,15 +46,15 @@ def page(plans: Plans) -> str:
 
 
 def page_style() -> str:
-    """The style of the planner's pages."""
+    """CSS of the planner's pages."""
     own = files("crosscut.planner") / "page" / "plan.css"
     return LOOK.read_text(encoding="utf-8") + own.read_text(encoding="utf-8")
 
 
 def page_data(plans: Plans) -> dict[str, Any]:
-    """Figures that the page draws: bytes in MB, times in milliseconds, shares of the peak in percent.
+    """Figures that the page draws: memory in MB, times in milliseconds, utilisation in percent.
 
-    `limits` is the memory that a rank may hold, for each number of tensor ranks: ranks on a processor share its memory.
+    `limits` is the memory of one rank for each number of tensor ranks, because ranks on a CPU divide its memory.
     """
     hardware = plans.hardware
     models = _models()
@@ -63,8 +63,8 @@ def page_data(plans: Plans) -> dict[str, Any]:
     return {
         "device": f"{hardware.name}, {precision}",
         "conditions": (
-            f"{DATA} data ranks with {SEQUENCES} sequences of {LENGTH} tokens each a step; several tensor ranks split "
-            "the sequence between the cut regions."
+            f"{DATA} data ranks with {SEQUENCES} sequences of {LENGTH} tokens each per step. With several tensor "
+            "ranks, sequence parallelism is on."
         ),
         "limits": [round(memory_of_rank(hardware, tensor * DATA) / 1e6) for tensor in TENSORS],
         "models": names,
@@ -84,7 +84,7 @@ def page_data(plans: Plans) -> dict[str, Any]:
 
 
 def _models() -> list[tuple[str, ModelConfig]]:
-    """The paper's and GPT-2's, without dropout so that layers are compiled; then larger ones of the same kind."""
+    """Models of the page: GPT-2's, the paper's, then larger ones. Dropout is 0, so that layers can be compiled."""
     named = [(name, ModelConfig(**{**PRESETS[name], "dropout": 0.0})) for name in MODELS]
     vocab_size = named[0][1].vocab_size
     larger = [

@@ -1,10 +1,10 @@
-"""Published step times beside the planner's, each set calibrated by one figure and never by what it is to predict.
+"""Published runs and their forecasts. One figure calibrates each set of runs, and the forecast predicts the others.
 
-The paper (arXiv 1909.08053) says of one GPU that the 1.2B model runs at 39 TFLOP/s: that is solved for what the V100's
-products attain, and all of Figure 6 and Tables 2 to 4 follow from it. NVIDIA's Megatron-Core (r0.8.0, README) says
-what nine models reach on H100s: one row is solved for, eight follow.
+The paper (arXiv 1909.08053) states 39 TFLOP/s for the 1.2B model on one GPU. This figure calibrates the share of the
+peak that the V100's products attain; Figure 6 and Tables 2 to 4 are then predicted. NVIDIA's Megatron-Core (r0.8.0,
+README) states the throughput of nine models on H100s. One row calibrates the H100; the other eight are predicted.
 
-The paper counts recomputed FLOPs as computed, Megatron-Core does not count them and does not recompute.
+The paper's FLOP/s include recomputed FLOPs. Megatron-Core's runs do not recompute.
 """
 
 from collections.abc import Callable
@@ -23,22 +23,22 @@ PAPER_FLOPS_PER_SECOND = 39e12
 """FLOP/s of the 1.2B model on one GPU "over the course of the entire training application" (section 1)."""
 
 PAPER_HEADLINE = 15.1e15
-"""FLOP/s of 512 GPUs, at most (section 1)."""
+"""Highest total FLOP/s of 512 GPUs (section 1)."""
 
 PAPER_SCALING = {"megatron-1.2b": 1, "megatron-2.5b": 2, "megatron-4.2b": 4, "megatron-8.3b": 8}
-"""Table 1: tensor ranks of each model; with data parallelism 64 times as many GPUs."""
+"""Table 1: tensor ranks of each model. Runs with data parallelism use 64 times as many GPUs."""
 
 PAPER_WEAK_SCALING = {(8, 1): 0.77, (8, 64): 0.74}
-"""Section 5.1.1 on Figure 6: of linear scaling from one GPU, by tensor and data ranks."""
+"""Section 5.1.1 on Figure 6: share of linear scaling from one GPU, by (tensor, data) ranks."""
 
 PAPER_HEADS = {16: 0.82, 24: 0.80, 32: 0.77}
-"""Table 2: heads of the 8.3B model over 8 tensor ranks, and the scaling."""
+"""Table 2: scaling of the 8.3B model on 8 tensor ranks, by number of heads."""
 
 PAPER_SPEED_UPS = {2: 1.64, 4: 2.34, 8: 2.98}
-"""Table 3: the 1.2B model over so many tensor ranks, the batch of 8 as before."""
+"""Table 3: speed-up of the 1.2B model over one GPU, by tensor ranks, with a fixed batch of 8 sequences."""
 
 PAPER_EPOCHS = {("megatron-355m", 1): 0.86, ("megatron-2.5b", 2): 2.27, ("megatron-8.3b-24-heads", 8): 2.10}
-"""Table 4: days for 68,507 steps of 512 sequences, by tensor ranks; 64 data ranks each."""
+"""Table 4: days for 68,507 steps of 512 sequences, by model and tensor ranks, with 64 data ranks."""
 
 EPOCH_STEPS = 68_507
 _BISECTIONS = 24
@@ -48,7 +48,10 @@ _H100 = KNOWN_HARDWARE["h100-sxm"]
 
 
 def paper_run(preset: str, tensor: int, data: int = 1, *, num_heads: int = 0) -> RunConfig:
-    """The paper's: float16, dropout, whole layers recomputed, 8 sequences on each of `data` copies of the model."""
+    """Run of the paper: float16, dropout, whole layers recomputed, 8 sequences per data rank.
+
+    `num_heads` replaces the number of heads of the preset; 0 keeps it.
+    """
     shape = PRESETS[preset] | ({"num_heads": num_heads} if num_heads else {})
     return RunConfig(
         model=ModelConfig(**shape),
@@ -63,7 +66,7 @@ def paper_seconds(run: RunConfig, hardware: Hardware = _V100) -> float:
 
 
 def paper_flops_per_second(run: RunConfig, hardware: Hardware = _V100) -> float:
-    """Forecast of the FLOP/s of one GPU in the paper's program, recomputed FLOPs counted."""
+    """Forecast of the FLOP/s of one GPU in the paper's program, including recomputed FLOPs."""
     return flops_per_step(run, recompute=True) / paper_seconds(run, hardware) / run.layout.world_size
 
 
@@ -83,12 +86,14 @@ def paper_speed_up(tensor: int, seconds: Callable[[RunConfig], float] = paper_se
 
 
 def paper_epoch_days(preset: str, tensor: int, seconds: Callable[[RunConfig], float] = paper_seconds) -> float:
-    """Values of Table 4."""
+    """Forecast of the days of one epoch, the figure of Table 4."""
     return EPOCH_STEPS * seconds(paper_run(preset, tensor, 64)) / _DAY
 
 
 class MegatronRow(NamedTuple):
-    """One model of Megatron-Core's table: sequences of 4096 tokens, a vocabulary of 131,072, bfloat16."""
+    """Row of Megatron-Core's table. All models use 4096 tokens per sequence, 131,072 tokens in the vocabulary, and
+    bfloat16.
+    """
 
     name: str
     num_heads: int
@@ -98,7 +103,7 @@ class MegatronRow(NamedTuple):
     stages: int
     batch_size: int
     teraflops: float
-    """Measured, of one GPU."""
+    """Published TFLOP/s of one GPU."""
 
 
 MEGATRON_ROWS = (
@@ -113,13 +118,14 @@ MEGATRON_ROWS = (
     MegatronRow("462B", 144, 18432, 112, 8, 16, 3072, 459.9),
 )
 MEGATRON_CALIBRATION = MEGATRON_ROWS[1]
-"""The smallest model that has tensor and data ranks both. The choice matters: `planner.paper.study` tells what
-every other row would have done."""
+"""Row that calibrates the H100: the smallest model with both tensor and data parallelism. The choice matters, so
+`planner.paper.study` shows the errors for every choice."""
 
 _DATA, _LENGTH, _VOCABULARY = 48, 4096, 131_072
 _MICRO_BATCHES = (1, 2, 4)
 MEGATRON_PROGRAM = Program(compiled=True, casts_weights=False, shards_optimizer=True, bucket_bytes=None)
-"""With fused operators, messages in pieces beside products, and the distributed optimizer, as its README says."""
+"""Megatron-Core's program by its README: fused operators, messages that overlap with products in pieces, and the
+distributed optimizer."""
 
 
 def megatron_flops_per_second(row: MegatronRow, hardware: Hardware = _H100) -> float:
@@ -147,7 +153,9 @@ def _megatron_rate(row: MegatronRow, micro: int, hardware: Hardware) -> float:
         batch_size=row.batch_size, micro_batch_size=micro, sequence_length=_LENGTH, precision=Precision.BFLOAT16
     )
     whole = RunConfig(model=model, layout=layout, training=training)
-    stage = replace(whole, model=replace(model, num_layers=row.num_layers // row.stages))  # the last, with the loss
+    stage = replace(
+        whole, model=replace(model, num_layers=row.num_layers // row.stages)
+    )  # the last stage, with the loss
     time = step_time(stage, hardware, program=MEGATRON_PROGRAM)
     at_work = time.total - time.optimizer
     waiting = at_work * bubble_share(row.stages, whole.num_micro_batches, chunks=stage.model.num_layers)
@@ -155,7 +163,7 @@ def _megatron_rate(row: MegatronRow, micro: int, hardware: Hardware) -> float:
 
 
 def megatron_errors(calibration: MegatronRow) -> dict[str, float]:
-    """By how much of the peak each row's forecast is above what is published, calibrated by one of them."""
+    """Error of each row's forecast, as a share of the peak, if the row `calibration` calibrates the H100."""
     attained = megatron_attained(calibration)
     hardware = attaining(_H100, attained)
     peak = _H100.flops["bfloat16"]
@@ -165,7 +173,7 @@ def megatron_errors(calibration: MegatronRow) -> dict[str, float]:
 def solve_attained(hardware: Hardware, rate_of: Callable[[Hardware], float], wanted: float) -> float:
     """Solve for the share of the peak that the device's products must attain for a forecast of `wanted` FLOP/s.
 
-    Bisection finds the share, since the forecast only grows with the share.
+    Bisection finds the share, because the forecast grows with the share.
     """
     low, high = 0.01, 2.0
     for _ in range(_BISECTIONS):
@@ -175,7 +183,7 @@ def solve_attained(hardware: Hardware, rate_of: Callable[[Hardware], float], wan
 
 
 def attaining(hardware: Hardware, attained: float) -> Hardware:
-    """The same device with other products, and attention in proportion."""
+    """The device with products that attain the share `attained` of the peak, and attention changed in proportion."""
     share = hardware.attention_attained / hardware.products_attained
     return replace(hardware, products_attained=attained, attention_attained=share * attained)
 

@@ -1,4 +1,4 @@
-"""A report of tables and bars, as Markdown for a repository and as HTML for a browser; the latter loads nothing."""
+"""Render a report of tables and bars as Markdown for the repository and as self-contained HTML."""
 
 from collections.abc import Sequence
 from html import escape
@@ -14,34 +14,34 @@ _BAR = 10
 
 
 class Section(NamedTuple):
-    """A table with words before it; what `bars` holds is drawn between them."""
+    """Section of a report: a text, bars if there are any, and a table."""
 
     title: str
     words: str
     header: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
     bars: Sequence[tuple[str, tuple[float, ...]]] = ()
-    """A name and its figures, one for each entry of `legend`; at most three."""
+    """Name and figures of each row of bars: one figure for each entry of `legend`, at most three."""
     legend: tuple[str, ...] = ("published", "ours")
 
 
 class Report(NamedTuple):
-    """Report of a study: a title, words and sections."""
+    """Report of a study: a title, an introduction and sections."""
 
     mark: str
-    """Who writes the file, for those who would edit it."""
+    """Comment at the top of the Markdown file: the command that writes the file."""
     title: str
     words: str
     sections: Sequence[Section]
 
 
 def percent(share: float) -> str:
-    """A share in percent, for a cell."""
+    """Share in percent with one decimal, for a table cell."""
     return f"{100 * share:.1f}%"
 
 
 def to_markdown(report: Report) -> str:
-    """The report for a repository, in lines of 120 columns."""
+    """Report as Markdown, in lines of 120 columns."""
     parts = [f"<!-- {report.mark} -->\n\n# {report.title}\n\n{fill(report.words, _COLUMNS)}\n"]
     for section in report.sections:
         lines = [f"| {' | '.join(row)} |" for row in (section.header, *section.rows)]
@@ -51,7 +51,7 @@ def to_markdown(report: Report) -> str:
 
 
 def to_html(report: Report) -> str:
-    """The report for a browser, with the figures of a row drawn beside each other."""
+    """Report as one HTML page, with the figures of each row also drawn as bars."""
     body = "\n".join(_section(section) for section in report.sections)
     return (
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
@@ -72,7 +72,7 @@ def _section(section: Section) -> str:
 
 
 def _bars(section: Section) -> str:
-    """A bar for each figure of a row, in the order of the legend from the top."""
+    """Drawing with one bar for each figure of a row, in the order of the legend, and the legend below."""
     if not section.bars:
         return ""
     height = _BAR * (len(section.legend) + 1)

@@ -1,6 +1,6 @@
-"""The paper's scaling study and NVIDIA's H100 table, beside what the planner says: one report, as Markdown and as HTML.
+"""Report that compares the planner with the paper's scaling study and with NVIDIA's H100 table.
 
-Every set of figures has one calibration, which is told, and nothing else is fitted.
+One published figure calibrates each set of forecasts. The report names the figure; nothing else is fitted.
 """
 
 from crosscut.config import PRESETS, ModelConfig
@@ -36,16 +36,16 @@ _MARK = "Written by `crosscut study scaling`; in docs/ by `python docs/generate.
 _H100_PEAK = KNOWN_HARDWARE["h100-sxm"].flops["bfloat16"]
 _V100 = KNOWN_HARDWARE["v100-32gb-dgx2h"]
 WITHIN = 0.05
-"""Largest error of a forecast that counts as met, as a share of the peak or of linear scaling."""
+"""Largest error of a forecast that counts as correct, as a share of the peak or of linear scaling."""
 
 
 def scaling_report() -> Report:
-    """All sections of the report, computed now."""
+    """Compute all sections of the report."""
     paper = (_models, _weak_scaling, _three_meanings, _heads, _speed_ups, _epochs, besides, with_besides)
     return Report(_MARK, _TITLE, _WORDS, [make() for make in (*paper, _megatron, _choices)])
 
 
-_TITLE = "Published scaling beside the planner's"
+_TITLE = "Published scaling and the planner's forecasts"
 _WORDS = (
     "This page compares the planner's forecasts with step times that others measured and published. The V100's "
     "products are calibrated by the paper's result on one GPU (39 TFLOP/s of the 1.2B model), the H100's by one row of "
@@ -127,7 +127,7 @@ def _speed_ups() -> Section:
     words = (
         "The 1.2B model with 8 sequences a step on any number of ranks. The missing time is nearly constant: if every "
         "run contained the same additional seconds, including the run on one GPU, where the calibration hides them, "
-        f"the three rows would need {min(constants):.2f} to {max(constants):.2f} s."
+        f"these would have to be {min(constants):.2f} to {max(constants):.2f} s to explain the three rows."
     )
     header = ("tensor ranks", "paper", "ours", "difference", "missing a step")
     return Section("Table 3: strong scaling", words, header, rows, bars)
@@ -142,8 +142,8 @@ def _epochs() -> Section:
         bars.append((preset, (published, ours)))
     words = (
         f"Days for {EPOCH_STEPS:,} steps of 512 sequences. As in Table 3, the forecast lacks some seconds. They do not "
-        "shrink when a rank computes less, so they follow neither FLOPs nor bytes. The forecast has no loader, no "
-        "validation, no checkpoints, and a host that is never too slow; the paper's figures cover the whole training."
+        "shrink when a rank computes less, so they follow neither FLOPs nor bytes. The forecast leaves out the data "
+        "loader, validation, checkpoints and delays by the host; the paper's figures cover the whole training."
     )
     return Section("Table 4: an epoch", words, ("model", "paper", "ours", "difference", "missing a step"), rows, bars)
 
@@ -175,7 +175,7 @@ def _choices() -> Section:
         worst = max(errors, key=abs)
         rows.append((row.name, percent(megatron_attained(row)), f"{met} of {len(errors)}", _points(worst)))
     words = (
-        "The table shows the effect of another choice of the calibrated row: the share of the peak that products then "
+        "The table shows what changes if another row calibrates the forecast: the share of the peak that products "
         "attain, and the errors of all rows."
     )
     header = ("calibrated by", "products attain", "within 5 points", "worst")

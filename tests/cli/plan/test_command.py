@@ -56,7 +56,8 @@ def test_symmetric_memory_is_told_with_the_layouts_that_have_it() -> None:
     assert {plan["symmetric_memory"] for plan in plans if plan["sequence_parallel"]} == {True}
     told = message("plan", "--model", "1.2B", "--gpu", "laptop", *SYMMETRIC)
     assert told == (
-        "`layout.symmetric_memory` must be false for a laptop's processor, but is true: it needs GPUs. Leave it out."
+        "`layout.symmetric_memory` must be false for a laptop's processor, but is true. Symmetric memory needs GPUs: "
+        "remove the setting."
     )
 
 
@@ -70,7 +71,8 @@ def test_what_keeps_a_split_sequences_messages_from_being_hidden_is_told() -> No
     large = ("plan", "--model", "llama3-8b", "--gpu", "h100-sxm", "--gpus", "8", "training.sequence_length=8192")
     even = ("plan", "--model", "llama3-70b", "--gpu", "h100-sxm", "--gpus", "64", "training.batch_size=64")
     told = (
-        "overlap with no product: a micro-batch of 1 sequence has no halves. Two at once have; layout.symmetric_memory"
+        "overlap with no product: a micro-batch of 1 sequence cannot be split into halves. Use an even micro-batch "
+        "size, or layout.symmetric_memory=true"
     )
     assert told in " ".join(run(*large, "training.batch_size=1").split())
     assert "8 x 8   split" in (text := run(*even, "training.sequence_length=2048", "--top", "1"))
@@ -166,7 +168,7 @@ MISTAKES = [
     ),
     (
         ("--gpu", "v100"),
-        "`--gpu` must name a known device or a .toml file of one, but is `v100`. The nearest is `v100-32gb`.",
+        "`--gpu` must name a known device or a .toml device file, but is `v100`. The nearest is `v100-32gb`.",
     ),
     (("--model", "8.4B"), "`--model` must name a preset, but is `8.4B`. The nearest is `megatron-8.3b`."),
     (
@@ -176,9 +178,8 @@ MISTAKES = [
     (
         ("--gpu", "laptop"),
         (
-            "`--gpus` must be at most 8, the number in one node of a laptop's processor, because the file of this "
-            "device describes no network, but is 512. Use fewer, or add a section [network] to a device file of your "
-            "own."
+            "`--gpus` must be at most 8, the size of one node of a laptop's processor, because the device file has no "
+            "section [network], but is 512. Use fewer, or add a section [network] to your own device file."
         ),
     ),
     (("--tokens", "many"), "`--tokens` must be a number above 0 such as 300B or 1.5T, but is `many`."),
@@ -191,8 +192,8 @@ MISTAKES = [
     (
         ("training.batch_size=8",),
         (
-            "`training.batch_size` must be at least the 16 data ranks that 512 GPUs make with at most 32 tensor ranks, "
-            "but is 8. Raise it, or take at most 256 GPUs."
+            "`training.batch_size` must be at least 16, because 512 GPUs with at most 32 tensor ranks make 16 data "
+            "ranks or more, but is 8. Raise the batch size, or use at most 256 GPUs."
         ),
     ),
     (
@@ -229,7 +230,7 @@ def test_heads_that_no_tensor_size_divides_are_told() -> None:
         "model.num_heads=29",
         "model.hidden_size=8700",
     ) == (
-        "`model.num_heads` must have a divisor in common with `--gpus` (8) where the model does not fit on one GPU, "
+        "`model.num_heads` must have a divisor in common with `--gpus` (8) if the model does not fit on one GPU, "
         "but is 29. Try 29 GPUs."
     )
 

@@ -239,7 +239,7 @@ def test_a_loss_chunk_has_at_least_one_token() -> None:
 
 def test_unknown_vocabulary_is_an_error() -> None:
     model = ModelConfig(num_layers=1, hidden_size=8, num_heads=2)
-    with pytest.raises(ConfigError, match=r"`model\.vocab_size` must be at least 1 to forecast a model"):
+    with pytest.raises(ConfigError, match=r"`model\.vocab_size` must be at least 1 for a forecast"):
         step_traffic(RunConfig(model=model, training=TrainingConfig(batch_size=1, sequence_length=8)))
 
 
@@ -282,13 +282,13 @@ def test_rows_that_a_group_does_not_divide_are_padded() -> None:
 @pytest.mark.parametrize(
     ("layout", "training", "reason"),
     [
-        ({}, {"micro_batch_size": 1}, "a micro-batch of 1 sequence has no halves"),
-        ({}, {"micro_batch_size": 3}, "a micro-batch of 3 sequences has no halves"),
+        ({}, {"micro_batch_size": 1}, "a micro-batch of 1 sequence cannot be split into halves"),
+        ({}, {"micro_batch_size": 3}, "a micro-batch of 3 sequences cannot be split into halves"),
         ({}, {"micro_batch_size": 2}, ""),
         ({}, {"micro_batch_size": 1, "sequence_length": 1024}, ""),  # halves of two would be too small as well
         ({"symmetric_memory": True}, {"micro_batch_size": 1}, ""),
         ({"sequence_parallel": False}, {"micro_batch_size": 1}, ""),
-        ({}, {"micro_batch_size": 2, "precision": "float8"}, "products in 8 bits are not cut into halves"),
+        ({}, {"micro_batch_size": 2, "precision": "float8"}, "float8 products are not split into halves"),
         ({}, {"micro_batch_size": 2, "precision": "float8", "sequence_length": 1024}, ""),
     ],
 )

@@ -71,5 +71,5 @@ def test_the_sections_tell_every_term_and_every_figure() -> None:
     assert [row[0] for row in terms.rows][: len(TERMS)] == [term.name for term in TERMS]
     assert len(figures.rows) == 2 + 3 + 3 + 3 + 1
     assert figures.header[-len(COPY_RATES) :] == ("copies at 16 GB/s", "copies at 4 GB/s", "copies at 2 GB/s")
-    assert "0.27 s a step are outside its steps" in figures.words
+    assert "is 0.27 s per step longer than Table 2 and Figure 6 imply" in figures.words
     assert all(len(row) == len(part.header) for part in (terms, figures) for row in part.rows)
