@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Protocol
 
-from crosscut.architecture import mlp
+from crosscut.architecture import gated_mlp, mlp
 from crosscut.architecture.attention import Attention
 from crosscut.architecture.embedding import Embedding
 from crosscut.architecture.gated_mlp import GatedMLP
@@ -26,6 +26,12 @@ from crosscut.architecture.residual import add_residual
 from crosscut.architecture.steps import Rows, Step, Value
 from crosscut.config import ModelConfig
 from crosscut.config.model import FeedForward
+
+_FEED_FORWARDS: dict[FeedForward, type[MLP] | type[GatedMLP]] = {
+    **dict.fromkeys(mlp.KINDS, MLP),
+    **dict.fromkeys(gated_mlp.KINDS, GatedMLP),
+}
+"""Description of each kind of feed-forward part."""
 
 
 class Sublayer(Protocol):
@@ -128,4 +134,4 @@ def _layer(model: ModelConfig, kind: FeedForward) -> Layer:
 
 
 def _feed_forward(model: ModelConfig, kind: FeedForward) -> MLP | GatedMLP:
-    return MLP.of(model, kind) if kind in mlp.KINDS else GatedMLP.of(model, kind)
+    return _FEED_FORWARDS[kind].of(model, kind)

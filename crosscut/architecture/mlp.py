@@ -24,6 +24,10 @@ KINDS = (FeedForward.GELU, FeedForward.RELU2)
 """Values of `model.mlp` that this file describes."""
 
 
+_EAGER_PASSES = {FeedForward.GELU: (2, 3), FeedForward.RELU2: (4, 7)}
+"""Times that the activation's kernels read or write a value, forward and backward. Compiled, one kernel does it all."""
+
+
 @dataclass(frozen=True)
 class MLP:
     """Y = act(X A) B."""
@@ -70,8 +74,9 @@ class Activate(Pointwise):
         """Forward reads one value and writes one. Backward reads two and writes one; the bias gradient reads one."""
         value = self.gives[0]
         inner = value.bytes(target)
+        forward, backward = (2, 3) if target.compiled else _EAGER_PASSES[self.kind]
         gelu = value.elements(target) if self.kind is FeedForward.GELU else 0
-        return Passes(forward=2 * inner, backward=(3 + (self.matrix.bias is not None)) * inner, gelu=gelu)
+        return Passes(forward=forward * inner, backward=(backward + (self.matrix.bias is not None)) * inner, gelu=gelu)
 
     def temporary(self, target: Target, inside: int) -> int:
         """Gradient of the activation's result."""

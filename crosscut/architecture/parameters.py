@@ -7,7 +7,6 @@ Shapes: O outputs, I inputs. As in PyTorch, a weight is [O, I]: the paper's colu
 dimension 1.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import prod
@@ -163,8 +162,3 @@ def rows(name: str, inputs: int, outputs: int, *, bias: bool) -> Matrix:
 def _bias(name: str, weight: Parameter) -> Parameter:
     """Bias of a column-parallel matrix, cut like its columns."""
     return replace(weight, name=f"{name}.bias", shape=weight.shape[:1], role=Role.BIAS)
-
-
-def total_size(parameters: Sequence[LocalParameter]) -> int:
-    """Number of elements of several parameters."""
-    return sum(parameter.size for parameter in parameters)

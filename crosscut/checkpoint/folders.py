@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -103,23 +104,31 @@ def _fallback_message(skipped: list[str], folder: Folder) -> str:
     return f"crosscut: {noun} skipped:\n{listed}\ncrosscut: Continuing from `{folder}`, the newest good checkpoint."
 
 
-def require_identity(checkpoint: Location, identity: Mapping[str, Any]) -> Progress:
-    """Read the progress of a checkpoint whose identity agrees with `identity` in all settings that both contain.
+def require_identity(
+    checkpoint: Location, identity: Mapping[str, Any], *, defaults: Mapping[str, Any] = MappingProxyType({})
+) -> Progress:
+    """Read the progress of a checkpoint whose identity agrees with `identity`.
 
-    Raises `CheckpointError` for the first setting that differs.
+    `defaults` are the values of settings that the checkpoint may lack, because it was written before they existed. A
+    setting that stands in neither is not compared. Raises `CheckpointError` for the first setting that differs.
     """
     folder = folder_at(checkpoint)
     progress = read_manifest(folder).progress
-    for name, wanted in json.loads(
-        json.dumps(dict(identity))
-    ).items():  # JSON turns tuples into lists, as in the manifest
-        saved = progress.identity.get(name, wanted)
+    known = {**_as_json(defaults), **progress.identity}
+    for name, wanted in _as_json(identity).items():
+        saved = known.get(name, wanted)
         if saved != wanted:
             raise CheckpointError(
                 f"`{name}` must be {saved!r} as in the checkpoint `{folder}`, but is {wanted!r}. Restore the old "
                 "value, or start a new run."
             )
     return progress
+
+
+def _as_json(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """An identity as a manifest holds it: JSON turns tuples into lists."""
+    values: dict[str, Any] = json.loads(json.dumps(dict(identity)))
+    return values
 
 
 def mark_passed_over(good: GoodCheckpoint) -> None:

@@ -71,17 +71,19 @@ def resolve_choices(config: "DataclassInstance", section: str) -> None:
 
     `section` is the prefix of field names in messages. Raises `ConfigError` if a string is not among the choices.
     """
-    for field, kind in _choice_fields(type(config)):
+    for field, kind, is_list in _choice_fields(type(config)):
         name, value = f"{section}.{field}", getattr(config, field)
-        members = tuple(kind.named(name, v) for v in value) if isinstance(value, tuple) else kind.named(name, value)
+        if is_list and (isinstance(value, str) or not isinstance(value, tuple | list)):
+            raise ConfigError(f"`{name}` must be a list of strings, but is {value!r}.")
+        members = tuple(kind.named(name, item) for item in value) if is_list else kind.named(name, value)
         object.__setattr__(config, field, members)
 
 
 @cache
-def _choice_fields(kind: type["DataclassInstance"]) -> tuple[tuple[str, type[Choice]], ...]:
-    """Name and enumeration of each field that has an enumeration."""
-    kinds = {field.name: _choice_of(field.type) for field in dataclasses.fields(kind)}
-    return tuple((name, choice) for name, choice in kinds.items() if choice is not None)
+def _choice_fields(kind: type["DataclassInstance"]) -> tuple[tuple[str, type[Choice], bool], ...]:
+    """Name and enumeration of each field that has an enumeration, and whether the field lists several members."""
+    kinds = {field.name: (_choice_of(field.type), bool(get_args(field.type))) for field in dataclasses.fields(kind)}
+    return tuple((name, choice, is_list) for name, (choice, is_list) in kinds.items() if choice is not None)
 
 
 def _choice_of(annotation: Any) -> type[Choice] | None:

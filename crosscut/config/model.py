@@ -173,8 +173,8 @@ class ModelConfig:
 
     @property
     def family(self) -> str:
-        """Common name of the model's family."""
-        return "GPT-2" if self.positions == "learned" and self.mlp == "gelu" else "Llama"
+        """Common name of the model's family, by its positions."""
+        return "GPT-2" if self.positions is Positions.LEARNED else "Llama"
 
     def resized(self, hidden_size: int) -> "ModelConfig":
         """Return the same structure with another hidden size. Sizes that were a share of the hidden size keep that
@@ -188,12 +188,6 @@ class ModelConfig:
             head_size=0 if fits else self.head_size,
             mlp_size=0 if self.mlp_size == 4 * self.hidden_size else max(mlp_size, self.num_heads),
         )
-
-    def shares_key_value_heads(self, tensor: int) -> bool:
-        """Whether there are more tensor ranks than heads of keys and values, so that several ranks hold the same
-        head.
-        """
-        return tensor > self.num_kv_heads
 
 
 def require_tensor_axis(model: ModelConfig, tensor: int) -> None:

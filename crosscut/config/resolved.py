@@ -28,6 +28,9 @@ class ResolvedRun:
     device: Device
     """Kind of device on which the ranks compute."""
 
+    def __post_init__(self) -> None:
+        assert self.config.training.precision is not Precision.AUTO, "only `resolve` makes a resolved run"
+
     @property
     def model(self) -> ModelConfig:
         """Architecture and sizes of the model."""

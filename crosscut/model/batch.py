@@ -7,7 +7,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from crosscut.config import IGNORED
+from crosscut.config import IGNORED, ConfigError
+from crosscut.config.checks import divisors, listed
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,15 +41,21 @@ class Batch:
         return (self.targets != IGNORED).sum()
 
     def plain(self) -> tuple[Tensor, Tensor]:
-        """Return tokens and targets, for a model that uses nothing else. Fails with an assertion if the batch has
-        more.
-        """
-        given = list(self._given())
-        assert given == ["tokens", "targets"], f"the model reads tokens and targets alone, but the batch has {given}"
+        """Return tokens and targets, for a model that uses nothing else. Raises `ConfigError` if the batch has more."""
+        if unread := [name for name in self._given() if name not in ("tokens", "targets")]:
+            raise ConfigError(
+                f"A batch for this model must have tokens and targets alone, but also has {listed(unread)}, which the "
+                "model would ignore. Leave them out."
+            )
         return self.tokens, self.targets
 
     def chunk(self, num_parts: int) -> list[Self]:
-        """Split the sequences into equal parts, in order."""
+        """Split the sequences into equal parts, in order. Raises `ConfigError` if their number does not allow it."""
+        if len(self.tokens) % num_parts:
+            raise ConfigError(
+                f"The parts of a batch must divide its sequences ({len(self.tokens)}), but there are {num_parts}. "
+                f"Try {listed(divisors(len(self.tokens)))}."
+            )
         parts = {name: tensor.chunk(num_parts) for name, tensor in self._given().items()}
         return [replace(self, **{name: part[i] for name, part in parts.items()}) for i in range(num_parts)]
 

@@ -20,7 +20,7 @@ from crosscut.checkpoint import (
     mark_passed_over,
     require_identity,
 )
-from crosscut.config import ConfigError, ResolvedRun, RunConfig, RunStopped, write_toml
+from crosscut.config import ConfigError, ModelConfig, ResolvedRun, RunConfig, RunStopped, write_toml
 from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published, reason_against_export
 from crosscut.data import Sampler, TokenFolder, Tokenizer, ValidationSampler, prepare
@@ -152,7 +152,7 @@ def _steps_done(run: RunConfig, good: GoodCheckpoint, identity: dict[str, Any], 
     """Return the number of steps that a checkpoint has done. Raises `CheckpointError` if the checkpoint belongs to
     another run, and `ConfigError` if no steps are left.
     """
-    done = require_identity(good.folder, identity).step
+    done = require_identity(good.folder, identity, defaults=_model_defaults()).step
     if run.training.steps < done or (run.training.steps == done and not may_be_all):
         raise ConfigError(
             f"`training.steps` must be above the step of the checkpoint ({done}), but is {run.training.steps}. "
@@ -218,6 +218,12 @@ def _check_initial_weights(run: RunConfig, tokens: TokenFolder) -> None:
             f"`data.tokens` must be made with the tokenizer of `training.initialize_from` (`{theirs}`), but "
             f"`{tokens.path}` was made with another one. Prepare the tokens again with data.tokenizer={theirs}."
         )
+
+
+def _model_defaults() -> dict[str, Any]:
+    """Defaults of the model's settings. A checkpoint that lacks a setting was written before the setting existed."""
+    fields = dataclasses.fields(ModelConfig)
+    return {f"model.{field.name}": field.default for field in fields if field.default is not dataclasses.MISSING}
 
 
 def identity_of(run: RunConfig, tokens: TokenFolder) -> dict[str, Any]:

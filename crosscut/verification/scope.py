@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from crosscut.config import RunConfig
+from crosscut.config.checks import listed
 from crosscut.config.precision import precision_on
 from crosscut.planner.activations import num_recomputed_layers
 from crosscut.verification.report import Report
@@ -54,6 +55,9 @@ def _left_out(asked: RunConfig, verified: RunConfig, compiled: bool) -> Iterator
         yield f"sequences of {theirs.sequence_length:,} tokens ({ours.sequence_length:,} here)"
     if asked.model.num_layers != verified.model.num_layers:
         yield f"{asked.model.num_layers} layers ({verified.model.num_layers} here)"
+    kinds = [{model.mlp_of(i) for i in range(model.num_layers)} for model in (asked.model, verified.model)]
+    if lacking := sorted(kinds[0] - kinds[1]):
+        yield f"layers with another MLP ({listed(lacking)}; take more layers with --layers)"
     if asked.model.hidden_size != verified.model.hidden_size:
         yield f"hidden size {asked.model.hidden_size:,} ({verified.model.hidden_size:,} here)"
     if theirs.initialize_from:

@@ -30,3 +30,13 @@ def test_rotations_turn_pairs() -> None:
     with pytest.raises(ConfigError) as error:
         ModelConfig(num_layers=1, hidden_size=9, num_heads=3, positions="rotary")
     assert str(error.value) == "`model.head_size` must be even for rotary positions, which rotate pairs, but is 3."
+
+
+def test_a_pattern_of_mlps_is_a_list() -> None:
+    shape = {"num_layers": 3, "hidden_size": 64, "num_heads": 4}
+    model = ModelConfig(**shape, mlp_pattern=["swiglu", "gelu"])
+    assert [model.mlp_of(i) for i in range(3)] == ["swiglu", "gelu", "swiglu"]
+    with pytest.raises(ConfigError, match=r"^`model.mlp_pattern` must be a list of strings, but is 'gelu'\.$"):
+        ModelConfig(**shape, mlp_pattern="gelu")
+    with pytest.raises(ConfigError, match=r"^`model.mlp_pattern` must be 'gelu', .* or 'geglu', but is 'relu'\.$"):
+        ModelConfig(**shape, mlp_pattern=("gelu", "relu"))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from crosscut.config import IGNORED
+from crosscut.config import IGNORED, ConfigError
 from crosscut.model import Batch
 
 IDS = torch.arange(20).view(4, 5)
@@ -48,5 +48,10 @@ def test_all_tensors_are_recorded_on_a_stream() -> None:
 
 def test_a_model_that_reads_tokens_alone_is_given_nothing_else() -> None:
     assert Batch(tokens=IDS, targets=IDS).plain() == (IDS, IDS)
-    with pytest.raises(AssertionError, match=r"reads tokens and targets alone, but the batch has .*'positions'"):
+    with pytest.raises(ConfigError, match=r"must have tokens and targets alone, but also has positions"):
         Batch(tokens=IDS, targets=IDS, positions=IDS).plain()
+
+
+def test_parts_divide_the_sequences() -> None:
+    with pytest.raises(ConfigError, match=r"must divide its sequences \(4\), but there are 3\. Try 1, 2 or 4\."):
+        Batch(tokens=torch.zeros(4, 2), targets=torch.zeros(4, 2)).chunk(3)

@@ -52,6 +52,9 @@ class Collective:
     layers: int = 1
     """Number of layers that send the message."""
 
+    has_first_layer: bool = True
+    """Whether the model's first layer is among these layers. Its messages overlap with nothing."""
+
     @property
     def wire_bytes(self) -> float:
         """Bytes that one rank sends in one step for all `count` collectives, with ring algorithms."""

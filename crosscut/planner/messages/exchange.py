@@ -170,7 +170,7 @@ def _shares_waited_for(collective: Collective, each: float, run: Planned, beside
     computation of one layer. All messages of a backward pass share the link. The first gather and the last scatter of a
     pass overlap with nothing.
     """
-    passes = max(1, collective.count // collective.layers)
+    passes = max(1, collective.count // collective.layers) if collective.has_first_layer else 0
     if collective.phase == Phase.FORWARD:
         hidden = beside.layer_forward
     else:

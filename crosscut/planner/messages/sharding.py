@@ -27,7 +27,7 @@ def sharded_parameters(run: Planned) -> list[Collective]:
     precision, tensor = run.training.numbers, run.layout.tensor
     decoder = describe(run.model)
     units = [
-        _Unit("layer", layer_parameters(layer, tensor), precision.compute_bytes, count)
+        _Unit("layer", layer_parameters(layer, tensor), precision.compute_bytes, count, layer is decoder.layers[0])
         for layer, count in decoder.kinds.items()
     ]
     units.append(_Unit("root", root_parameters(decoder, tensor), precision.accumulation_bytes, 1))
@@ -48,6 +48,9 @@ class _Unit(NamedTuple):
     """Bytes of one element of the gathered weights."""
     number: int
     """Number of equal units in the model."""
+
+    has_first_layer: bool = True
+    """Whether the model's first layer is among the units."""
 
     @property
     def is_layer(self) -> bool:
@@ -70,7 +73,7 @@ def _of_unit(run: Planned, unit: _Unit) -> list[Collective]:
     """
     layout, times = run.layout, run.num_micro_batches * unit.number
     elements = unit.padded_elements(layout.shard_size)
-    of_unit = partial(Collective, overlap=unit.overlap, layers=unit.number)
+    of_unit = partial(Collective, overlap=unit.overlap, layers=unit.number, has_first_layer=unit.has_first_layer)
     over_shares = partial(of_unit, axis=shard_axis(layout), elements=elements, ranks=layout.shard_size)
     gather = partial(
         over_shares,

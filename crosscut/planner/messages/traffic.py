@@ -50,8 +50,8 @@ def step_traffic(
     compiled if `training.compile` is "on", or "auto" with `training.device` "cuda". Raises `ConfigError` if
     `model.vocab_size` is still 0 or `loss_chunk_tokens` is below 1.
     """
+    known_vocab_size(run.model)
     if loss_chunk_tokens is None:
-        known_vocab_size(run.model)
         target = target_of(run, device="cpu")
         rows = describe(run.model).loss.local_vocabulary(target)
         loss_chunk_tokens = default_loss_chunk(rows, target.tokens, device=run.training.device)

@@ -304,3 +304,11 @@ def test_a_split_micro_batch_without_halves_is_told(
     assert reason_against_halves(run).partition(". ")[0] == reason
     if reason:
         assert all(c.elements == run.micro_batch_size * 8192 * 1024 for c in step_traffic(run) if "input" in c.purpose)
+
+
+@pytest.mark.parametrize("sharding", ["none", "zero3"])
+def test_a_model_without_a_vocabulary_sends_nothing_that_could_be_counted(sharding: str) -> None:
+    run = make_run(data=2, sharding=sharding)
+    unknown = replace(run, model=replace(run.model, vocab_size=0))
+    with pytest.raises(ConfigError, match=r"^`model.vocab_size` must be at least 1"):
+        step_traffic(unknown, loss_chunk_tokens=64)
