@@ -14,9 +14,12 @@ Layouts, meshes, sums, the equality proof and the documentation read this table.
 and no messages, unless the axis is permanent. Tensor groups are adjacent ranks, as in the paper's Figure 5.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
+
+from crosscut.config.checks import divisors
 
 
 class Role(StrEnum):
@@ -100,3 +103,20 @@ _ROLES = {name: row.role for row in AXES for name in (row.name, row.option)}
 def role_of(name: str) -> Role:
     """Role of an axis. `name` is the axis, or its field of `Layout`; the axes of one field have the same role."""
     return _ROLES[name]
+
+
+def arrangements(num_ranks: int) -> Iterator[dict[str, int]]:
+    """All ways to arrange ranks along the supported axes, as sizes by field of `Layout`. Their product is the number of
+    ranks. The innermost axis comes first in each result and has its smallest size in the first result.
+    """
+    options = [name for name, (row, *_) in OPTIONS.items() if row.is_supported and not row.is_folded]
+    return _arranged(num_ranks, options[::-1])
+
+
+def _arranged(num_ranks: int, options: list[str]) -> Iterator[dict[str, int]]:
+    option, *others = options
+    if not others:
+        yield {option: num_ranks}
+        return
+    for size in divisors(num_ranks):
+        yield from ({option: size, **rest} for rest in _arranged(num_ranks // size, others))

@@ -2,11 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from crosscut.config.axes import AXES, OPTIONS, AxisRow
 from crosscut.config.checks import Choice, divisors, listed, require_at_least, resolve_choices
 from crosscut.config.errors import LayoutError
+
+_NOT_FOLDED = tuple(option for option, (row, *_) in OPTIONS.items() if not row.is_folded)
+"""Fields whose sizes multiply to the number of ranks."""
 
 
 class ZeroStage(Choice):
@@ -177,17 +181,37 @@ class Layout:
     @property
     def world_size(self) -> int:
         """Total number of ranks."""
-        return prod(self.axes.values())
+        return prod(getattr(self, option) for option in _NOT_FOLDED)
+
+    def stride_of(self, axis: str) -> int:
+        """Distance between neighbours along an axis: the product of the sizes of the axes inside it."""
+        return _strides(self)[axis]
+
+    @property
+    def arrangement(self) -> str:
+        """Text such as `tensor 2 x data 4`, without options."""
+        return " x ".join(f"{name} {size}" for name, size in reversed(self.axes.items()))
 
     def __str__(self) -> str:
         """Text such as `tensor 2 x data 4, zero3`. Options without effect (sequence parallelism over one tensor rank,
         sharding over one data rank) are left out.
         """
-        axes = " x ".join(f"{name} {size}" for name, size in reversed(self.axes.items()))
         folded = "".join(
             f", {row.name} {self.sizes[row.name]}" for row in AXES if row.is_folded and self.sizes[row.name] > 1
         )
         split = ", sequence parallel" if self.sequence_parallel and self.tensor > 1 else ""
         shared = f", {self.sharding}" if self.shard_size > 1 else ""
         group = f" in groups of {self.shard_size}" if self.num_replicas > 1 and shared else ""
-        return f"{axes}{folded}{split}{shared}{group}"
+        return f"{self.arrangement}{folded}{split}{shared}{group}"
+
+
+@lru_cache(maxsize=4096)
+def _strides(layout: Layout) -> dict[str, int]:
+    """Strides by axis and by field of `Layout`; a field with several axes has the stride of its innermost one."""
+    strides: dict[str, int] = {}
+    inside, sizes = 1, layout.sizes
+    for row in reversed([row for row in AXES if not row.is_folded]):
+        strides[row.name] = inside
+        strides.setdefault(row.option, inside)
+        inside *= sizes[row.name]
+    return strides

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
+from typing import Any
 
 from crosscut.config import ConfigError, Layout, LayoutError, ModelConfig, RunConfig, TrainingConfig, ZeroStage, resolve
+from crosscut.config.axes import arrangements
 from crosscut.config.checks import divisors, listed
 from crosscut.config.model import require_tensor_axis
 from crosscut.config.run import reason_against_compiling
@@ -83,7 +85,7 @@ class Rejected:
         shared = "" if layout.sharding == "none" else f", {layout.sharding}"
         if self.needed and layout.data > 1 and not shared:
             shared = ", not sharded"
-        return f"tensor {layout.tensor} x data {layout.data}{shared}"
+        return f"{layout.arrangement}{shared}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,11 +133,11 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
     tensors = [tensor for tensor in divisors(num_ranks) if not _reason_against_tensor(run.model, tensor)]
     _require_batch(run, num_ranks, max(tensors))
     rejected = _impossible(run, num_ranks)
-    forbidden = {entry.candidate.layout.tensor for entry in rejected}
+    forbidden = {entry.candidate.layout for entry in rejected}
     speed = Speed(hardware, run.training.precision, ranks=num_ranks)
     fitting: list[Plan] = []
-    for tensor in (tensor for tensor in tensors if tensor not in forbidden):
-        layouts = list(_layouts(run, hardware, tensor, num_ranks // tensor))
+    for plain in (layout for layout in _plain_layouts(num_ranks) if layout not in forbidden):
+        layouts = list(_layouts(run, hardware, plain))
         rejected += _not_compilable(run, layouts)
         for candidate in _candidates(run, hardware, layouts):
             found = _plan(candidate, hardware, speed)
@@ -215,23 +217,24 @@ def _recomputations(run: RunConfig, hardware: Hardware) -> list[tuple[str, int]]
     return [("none", 1), *core, ("operators", 1), ("full", 2), ("full", 1)]
 
 
-def _layouts(run: RunConfig, hardware: Hardware, tensor: int, data: int) -> Iterator[Layout]:
+def _plain_layouts(num_ranks: int) -> Iterator[Layout]:
+    """Layouts of all arrangements along the axes, without options. The smallest tensor axis comes first."""
+    values: Iterator[dict[str, Any]] = arrangements(num_ranks)
+    return (Layout(**sizes) for sizes in values)
+
+
+def _layouts(run: RunConfig, hardware: Hardware, plain: Layout) -> Iterator[Layout]:
+    """Layouts with the arrangement of `plain` and every combination of options that is worth a look."""
+    tensor, data = plain.tensor, plain.data
     can_split = tensor > 1 and run.training.sequence_length % tensor == 0
-    in_node = max(1, hardware.ranks_per_node // tensor)
+    in_node = max(1, hardware.ranks_per_node // plain.stride_of("data"))
     groups = [0, in_node] if 1 < in_node < data and data % in_node == 0 else [0]
     for split in (False, True) if can_split else (False,):
         symmetric = split and run.layout.symmetric_memory and tensor <= hardware.ranks_per_node
-        yield Layout(tensor=tensor, data=data, sequence_parallel=split, symmetric_memory=symmetric)
+        whole = replace(plain, sequence_parallel=split, symmetric_memory=symmetric)
+        yield whole
         for sharding in (ZeroStage.ZERO2, ZeroStage.ZERO3) if data > 1 else ():
-            for group in groups:
-                yield Layout(
-                    tensor=tensor,
-                    data=data,
-                    sequence_parallel=split,
-                    symmetric_memory=symmetric,
-                    sharding=sharding,
-                    shard_group=group,
-                )
+            yield from (replace(whole, sharding=sharding, shard_group=group) for group in groups)
 
 
 def _kept(training: TrainingConfig, recompute: str) -> tuple[Offload, ...]:
@@ -276,13 +279,12 @@ def _nothing_cuts(model: ModelConfig, hardware: Hardware, num_ranks: int) -> str
 def _impossible(run: RunConfig, num_ranks: int) -> list[Rejected]:
     """Layouts that the model or the batch rules out, independent of memory."""
     rejected = []
-    for tensor in divisors(num_ranks):
-        data = num_ranks // tensor
-        reason = _reason_against_tensor(run.model, tensor)
-        if not reason and run.training.batch_size % data:
-            reason = f"{data} data ranks do not divide the batch of {run.training.batch_size} sequences"
+    for layout in _plain_layouts(num_ranks):
+        reason = _reason_against_tensor(run.model, layout.tensor)
+        if not reason and run.training.batch_size % layout.data:
+            reason = f"{layout.data} data ranks do not divide the batch of {run.training.batch_size} sequences"
         if reason:
-            candidate = Candidate(run.model, Layout(tensor=tensor, data=data), run.training)
+            candidate = Candidate(run.model, layout, run.training)
             rejected.append(Rejected(candidate=candidate, reason=reason))
     return rejected
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from crosscut.config import Layout, LayoutError, RunConfig, ZeroStage, dump_toml, layout, load_layout, load_run
-from crosscut.config.axes import AXES, OPTIONS, Role, role_of
+from crosscut.config.axes import AXES, OPTIONS, Role, arrangements, role_of
 
 UNSUPPORTED = [row for row in AXES if not row.is_supported]
 
@@ -108,3 +108,16 @@ def test_a_stage_of_zero_survives_toml() -> None:
     again = load_run({"model": {"preset": "gpt2-small"}}, [], layout=run.layout)
     assert isinstance(again, RunConfig)
     assert again.layout == run.layout
+
+
+def test_ranks_are_arranged_along_the_supported_axes() -> None:
+    found = list(arrangements(12))
+    assert [sizes["tensor"] for sizes in found] == [1, 2, 3, 4, 6, 12]
+    assert all(set(sizes) == {"tensor", "data"} and Layout(**sizes).world_size == 12 for sizes in found)
+
+
+def test_the_stride_of_an_axis_is_the_size_of_what_is_inside_it() -> None:
+    layout = Layout(tensor=2, data=12, sharding="zero3", shard_group=3)
+    assert [layout.stride_of(axis) for axis in ("tensor", "shard", "replica")] == [1, 2, 6]
+    assert Layout(tensor=4, data=2).stride_of("data") == 4
+    assert [layout.place_of(rank)["shard"] for rank in (0, 2, 4, 6)] == [0, 1, 2, 0]

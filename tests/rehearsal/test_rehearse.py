@@ -128,5 +128,5 @@ def test_a_rank_that_is_not_there_is_an_error() -> None:
 
 def test_an_unknown_vocabulary_is_an_error() -> None:
     run = SMALL[0].run
-    with pytest.raises(ConfigError, match=r"`model\.vocab_size` must be at least 1 to forecast a model"):
+    with pytest.raises(ConfigError, match=r"`model\.vocab_size` must be at least 1 for a forecast"):
         rehearse(replace(run, model=replace(run.model, vocab_size=0)))

@@ -52,9 +52,7 @@ def ring_seconds(
     Gradients are sent in buckets of `bucket_bytes`; with None, as one message.
     """
     layout, n = run.layout, collective.ranks
-    stride = 1 if collective.axis == "tensor" else layout.tensor
-    if collective.axis == "replica":
-        stride *= layout.shard_size
+    stride = layout.stride_of(collective.axis)
     where: Where = "node"
     link, rate = hardware.node, hardware.node.rate
     fewest = fewest_in_a_node(stride, n, per_node=hardware.ranks_per_node, ranks=layout.world_size)
