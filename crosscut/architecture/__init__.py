@@ -7,7 +7,7 @@ its modules from the same parameters; the planner adds the readings; the proof a
 running program. This room imports neither torch nor numpy.
 """
 
-from crosscut.architecture.decoder import Decoder, Layer, describe
+from crosscut.architecture.decoder import Decoder, Layer, Sublayer, describe
 from crosscut.architecture.gated_mlp import GatedMLP
 from crosscut.architecture.lowering import flat, lower, lower_root, run_again
 from crosscut.architecture.mlp import MLP
@@ -34,6 +34,7 @@ __all__ = [
     "Product",
     "Role",
     "Step",
+    "Sublayer",
     "Target",
     "Value",
     "describe",

@@ -48,7 +48,7 @@ class Layer:
     mixer_norm: Norm
     mixer: Attention
     feed_forward_norm: Norm
-    feed_forward: MLP | GatedMLP
+    feed_forward: Sublayer
     hidden_size: int
     dropout: float
 
@@ -133,5 +133,5 @@ def _layer(model: ModelConfig, kind: FeedForward) -> Layer:
     )
 
 
-def _feed_forward(model: ModelConfig, kind: FeedForward) -> MLP | GatedMLP:
+def _feed_forward(model: ModelConfig, kind: FeedForward) -> Sublayer:
     return _FEED_FORWARDS[kind].of(model, kind)

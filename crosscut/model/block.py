@@ -2,6 +2,9 @@
 2).
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import Tensor, nn
 
 from crosscut import architecture
@@ -25,7 +28,7 @@ class Block(nn.Module):
         self.attention_norm = build.stream_norm(part.mixer_norm)
         self.attention = SelfAttention(part.mixer, build)
         self.mlp_norm = build.stream_norm(part.feed_forward_norm)
-        self.mlp = build_feed_forward(part.feed_forward, build)
+        self.mlp = MODULES[type(part.feed_forward)](part.feed_forward, build)
         self.dropout = build.dropout(part.dropout)
 
     def forward(self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None) -> Tensor:
@@ -40,6 +43,8 @@ class Block(nn.Module):
         return y
 
 
-def build_feed_forward(part: architecture.MLP | architecture.GatedMLP, build: Builder) -> MLP | GatedMLP:
-    """Build the module of a feed-forward part."""
-    return MLP(part, build) if isinstance(part, architecture.MLP) else GatedMLP(part, build)
+MODULES: dict[type, Callable[[Any, Builder], nn.Module]] = {
+    architecture.MLP: MLP,
+    architecture.GatedMLP: GatedMLP,
+}
+"""Modules of the feed-forward parts, by their descriptions."""

@@ -493,7 +493,7 @@ def gate_of_another_layer(patch: Patch) -> None:
         is_cut = build.mesh.tensor.size > 1
         return gated_mlp.GatedMLP(replace(part, kind=FeedForward.SWIGLU) if is_cut else part, build)
 
-    patch.setattr(block, "GatedMLP", of_first_layer)
+    patch.setitem(block.MODULES, GatedMLP, of_first_layer)
 
 
 @fault(
