@@ -2,9 +2,9 @@
 
 A sublayer (`attention`, `mlp`, `gated_mlp`, `norm`, `embedding`, `head`) lists its steps over named values (`steps`). A
 `Decoder` is a list of layers between an embedding and a head. `lower` turns a layer into the work of one rank on a
-`Target`, and everything else is a reading of the result: parameters, products, messages, kept values. `model` builds
-its modules from the same parameters; the planner adds the readings; the proof and the dry run compare them with the
-running program. This room imports neither torch nor numpy.
+`Target`, and all other quantities are computed from the result: parameters, products, messages, kept values. `model`
+builds its modules from the same parameters. The planner adds the quantities over the layers. The proof and the dry run
+compare them with the running program. This package imports neither torch nor numpy.
 """
 
 from crosscut.architecture.decoder import Decoder, Layer, Sublayer, describe

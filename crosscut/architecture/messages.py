@@ -58,9 +58,10 @@ def repeated_messages(layer: Layer, target: Target, *, everything: bool) -> Iter
 
 @lru_cache(maxsize=16384)
 def products_at(layer: Layer, target: Target) -> dict[str, tuple[Product, ...]]:
-    """Forward products of a layer on one rank, by the name of the step at their end of the parallel region.
+    """Forward products of a layer on one rank, by the name of the communication step next to them.
 
-    Products that read the value that f gives stand at f, and the product whose result g sums stands at g. They overlap
+    Products that read the result of f (the start of a parallel region) belong to f. The product whose result g (the end
+    of the region) sums belongs to g. They overlap
     with the messages of that step.
     """
     steps = list(flat(lower(layer, target)))

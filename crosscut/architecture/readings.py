@@ -59,7 +59,7 @@ class Kept:
 
     @property
     def inside(self) -> int:
-        """Bytes inside the parallel regions, without those of the attention kernel."""
+        """Bytes kept inside the parallel regions, excluding those that the attention kernel keeps."""
         return self.mixer + self.feed_forward
 
     def __add__(self, other: "Kept") -> "Kept":

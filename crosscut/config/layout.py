@@ -34,8 +34,8 @@ class Layout:
     """
 
     tensor: int = 1
-    """Number of ranks that share every layer: columns of the first matrix, rows of the second. Must divide the
-    heads.
+    """Number of ranks that share every layer. Each rank holds some columns of a sublayer's first matrix and some rows
+    of its second. Must divide the number of heads.
     """
 
     data: int = 1

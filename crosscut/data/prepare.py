@@ -66,7 +66,7 @@ def _check_made_from(config: DataConfig, target: Path, sources: Sequence[Source]
         raise DataError(
             f"`{target}` must hold the tokens of this text with these settings, but was made from "
             f"{', '.join(differences)}. Choose another `data.tokens`, delete the folder, or leave `data.text` empty "
-            f"to use it unchanged."
+            "to use the folder's tokens unchanged."
         )
 
 

@@ -32,7 +32,7 @@ class Runner:
     products: Products = ORDINARY
     """Matrix products of the linear layers."""
     skips_last_product: bool = False
-    """Whether the last linear layer multiplies and sends nothing when the backward pass runs the layer again."""
+    """Whether recomputation skips the product and the message of the last linear layer."""
     compiler: Pausable | None = None
     """Compiler of the layer, whose modules are then not called one by one; None if the layer runs as it is written."""
 

@@ -87,7 +87,7 @@ class _Layer:
     cheap: float
     """Seconds of the forward passes that `training.recompute = "operators"` repeats."""
     core: float
-    """Seconds of the forward passes that `training.recompute = "selective"` repeats with attention."""
+    """Seconds of the attention core's passes over memory, which `training.recompute = "selective"` repeats."""
 
     @property
     def all_products(self) -> float:

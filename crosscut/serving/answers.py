@@ -41,7 +41,7 @@ class Answer(ABC):
 
     @abstractmethod
     def choice(self, which: int, pieces: Sequence[Piece]) -> Json:
-        """Entry of a choice in a whole answer."""
+        """JSON object of one choice in an answer that is not streamed."""
 
     def whole(self, choices: Sequence[Sequence[Piece]]) -> Json:
         """The whole answer."""

@@ -105,7 +105,7 @@ class Desk:
 
     @property
     def num_running(self) -> int:
-        """Number of texts that have a row. Clients' thread."""
+        """Number of texts that occupy a row of the cache. Called from the clients' thread."""
         return min(self.num_rows, len(self._jobs))
 
     @property

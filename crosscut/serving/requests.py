@@ -102,7 +102,7 @@ def read_completion(body: object, served: Served) -> Request:
     num_choices = fields.integer("n", 1, MOST_CHOICES) or 1
     if (best_of := fields.integer("best_of", 1, MOST_CHOICES) or num_choices) != num_choices:
         fields.refuse(
-            "best_of", f"be `n` ({num_choices}) or omitted", "The server returns all texts that it generates."
+            "best_of", f"equal `n` ({num_choices}) or be omitted", "The server returns all texts that it generates."
         )
     if len(prompts) * num_choices > MOST_CHOICES or best_of > MOST_CHOICES:
         count = len(prompts) * num_choices

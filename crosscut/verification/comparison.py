@@ -132,9 +132,10 @@ class Comparison:
         ]
 
     def rounding(self) -> list[Check]:
-        """Check that the uncut model differs from the exact one only by rounding; empty without an exact model. Each
-        check names the tensor that differs most. Parameters are left out, because AdamW divides by gradients, even by
-        gradients that consist of rounding alone.
+        """Check that the uncut model differs from the exact one only by rounding. No check without an exact model.
+
+        Each check names the tensor that differs most. Parameters are left out, because AdamW divides by gradients, even
+        by gradients that consist of rounding alone.
         """
         if self.exact is None or self.uncut is None:
             return []

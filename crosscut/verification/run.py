@@ -247,7 +247,7 @@ class _RunStep:
 
 
 def made_up_batch(run: RunConfig) -> Batch:
-    """Generate tokens and targets of all data ranks that use every part of the vocabulary's cut.
+    """Generate tokens and targets for all data ranks, in which every tensor rank's part of the vocabulary occurs.
 
     The first and last ids of every rank's part occur as tokens and as targets. Sequences, and so data ranks, have
     different numbers of targets.

@@ -111,7 +111,7 @@ def test_folder_of_other_text_is_refused(config: DataConfig, make: Callable[...,
             make(config)
         assert str(error.value) == (
             f"`{folder}` must hold the tokens of this text with these settings, but was made from other text. Choose "
-            f"another `data.tokens`, delete the folder, or leave `data.text` empty to use it unchanged."
+            "another `data.tokens`, delete the folder, or leave `data.text` empty to use the folder's tokens unchanged."
         )
 
 
@@ -122,7 +122,7 @@ def test_folder_of_other_settings_is_refused(config: DataConfig, make: Callable[
     assert str(error.value) == (
         f"`{folder}` must hold the tokens of this text with these settings, but was made from `training.seed` 5 "
         f"instead of 6, `data.num_shards` 3 instead of 4. Choose another `data.tokens`, delete the folder, or leave "
-        f"`data.text` empty to use it unchanged."
+        f"`data.text` empty to use the folder's tokens unchanged."
     )
 
 

@@ -12,7 +12,7 @@ def asked_run(arguments: tuple[str, ...], model: str | None) -> RunConfig:
     """The run to plan, from a file or from a preset. Raises `ConfigError` unless exactly one of them is given."""
     if has_file(arguments) == (model is not None):
         both = "both are" if has_file(arguments) else "neither is"
-        raise ConfigError(f"There must be a model to plan, either RUN.toml or `--model`, but {both} given.")
+        raise ConfigError(f"Exactly one model must be given, as RUN.toml or with `--model`, but {both} given.")
     if has_file(arguments):
         return load_run(Path(arguments[0]), arguments[1:])
     preset = PRESETS[_preset(str(model))]

@@ -1,7 +1,7 @@
 """The command `crosscut plan`, which forecasts layouts, calibrates with `--calibrate` and rehearses with `--dry-run`.
 
-Each of the three is a click command with its own options. If an option of another one is given, the command refuses
-the option and states the reason.
+Each of the three is a click command with its own options. If an option of another of the three is given, the command
+refuses the option and states the reason.
 """
 
 from pathlib import Path

@@ -43,8 +43,8 @@ def explain(work: Path, filters: Sequence[str], document_id: str, *, cleaned: bo
     """History of a document in the corpus, as lines to print.
 
     `filters` are the stages of the corpus that drop documents, in their order and including `tokens`. `cleaned` says
-    whether the corpus cleans its texts. `against` are the output folders of earlier runs, with whose documents the
-    document may have been matched. Raises `DataError` for an id that the corpus does not have.
+    whether the corpus cleans its texts. `against` are the output folders of earlier runs, whose documents this
+    document may duplicate. Raises `DataError` for an id that the corpus does not have.
     """
     place = find_documents(Runs(work, cleaned), [document_id]).get(document_id)
     if place is None:

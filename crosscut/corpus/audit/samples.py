@@ -144,7 +144,7 @@ class _Documents:
         return self.amounts(np.zeros(len(rows), np.str_), rows).get("", dict(NOTHING))
 
     def amounts(self, labels: npt.NDArray[np.str_], rows: npt.NDArray[Any]) -> dict[str, Amount]:
-        """Amounts of some rows, summed by label. `labels` has one label per row."""
+        """Documents, bytes and tokens of the given rows, summed by label. `labels` has one label per row."""
         names, group = np.unique(labels, return_inverse=True)
         documents = np.bincount(group, minlength=len(names))
         num_bytes = _sums(group, self.num_bytes[rows], len(names))

@@ -51,7 +51,7 @@ def count_drops(documents: Sequence[Document], drops: Sequence[Drop]) -> Counts:
 
 
 def count_rows(sizes: Mapping[int, int], drops: Sequence[Drop]) -> Counts:
-    """Do the same as `count_drops`, given only the bytes of each document's text, by row."""
+    """Same as `count_drops`, but takes only the number of bytes of each document's text, one per row."""
     rules: dict[str, dict[str, int]] = {}
     for drop in drops:
         rule = rules.setdefault(drop.rule, {"documents": 0, "bytes": 0})

@@ -197,7 +197,7 @@ class Grams:
 
 
 def open_grams(folder: Path, n: int) -> Grams:
-    """Call `Grams.open` only once per process, unless the files change."""
+    """Same as `Grams.open`, but cached: a process opens the files once, and again only if they change."""
     return _opened(folder, n, (folder / GRAMS_NAME).stat().st_mtime_ns)
 
 

@@ -61,7 +61,9 @@ class TokensStage:
     """The `tokenizer.json` that an earlier stage wrote."""
 
     min_tokens: int
-    """Minimum tokens, without the end of text, of a piece of a document with cuts. Shorter pieces are left out."""
+    """Minimum number of tokens, not counting the end of text, in each piece of a document that was cut. Shorter pieces
+    are left out.
+    """
 
     filters: tuple[str, ...]
     """Names of all filters. If `leakage` is among them, the passages that it found are cut out."""

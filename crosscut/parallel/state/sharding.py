@@ -121,7 +121,7 @@ class Reducer(Protocol):
     """
 
     def arm(self) -> None:
-        """Make the next backward pass complete the sums."""
+        """Make the next backward pass finish the summation of gradients over the ranks."""
 
     def finish(self) -> None:
         """Wait for all messages and leave the summed gradients in `.grad`."""
@@ -150,7 +150,7 @@ class ShardedReducer:
         self._set_last(False)
 
     def arm(self) -> None:
-        """Make the next backward pass complete the sums."""
+        """Make the next backward pass finish the summation of gradients over the ranks."""
         self._set_last(True)
 
     def finish(self) -> None:

@@ -24,7 +24,7 @@ class MeasuredMessage(NamedTuple):
     """Time of one kind of collective, as measured by `crosscut plan --calibrate`."""
 
     latency: float
-    """Seconds of one step around a ring, without the time of its bytes."""
+    """Seconds of one step around a ring, excluding the time to transfer the bytes."""
     rates: tuple[tuple[float, float], ...]
     """Pairs of message size (bytes that one rank sends) and rate (bytes per second), the smallest message first."""
 
@@ -63,7 +63,7 @@ class Link:
     """Share of `bandwidth` that large messages attain."""
 
     latency: float
-    """Seconds of one step around a ring, without the time of its bytes."""
+    """Seconds of one step around a ring, excluding the time to transfer the bytes."""
 
     measured: Mapping[str, MeasuredMessage] = field(default_factory=dict)
     """Measured times by operation. An operation listed here uses its own latency and rates instead of the link's."""

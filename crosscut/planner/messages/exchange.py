@@ -47,7 +47,7 @@ class Exchange(NamedTuple):
 def ring_seconds(
     collective: Collective, run: Planned, hardware: Hardware, *, bucket_bytes: int | None = None
 ) -> tuple[Where, float]:
-    """Slowest link that a collective uses, and the seconds of one of its `count` collectives.
+    """Slowest link that the collectives use, and the seconds of one of the `count` collectives over the link.
 
     Gradients are sent in buckets of `bucket_bytes`; with None, as one message.
     """

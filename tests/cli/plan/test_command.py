@@ -239,7 +239,7 @@ def test_what_is_missing_is_told() -> None:
     assert message("plan", "--model", "8.3B").startswith(
         "`--gpu` must name the device to plan for, but is missing. Known devices are `a100-40gb`, "
     )
-    neither = "There must be a model to plan, either RUN.toml or `--model`, but neither is given."
+    neither = "Exactly one model must be given, as RUN.toml or with `--model`, but neither is given."
     assert message("plan", "--gpu", "h100-sxm") == neither
     assert message("plan", "run.toml", "--model", "8.3B", "--gpu", "h100-sxm") == neither.replace(
         "neither is", "both are"
