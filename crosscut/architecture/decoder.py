@@ -85,7 +85,7 @@ class Decoder:
         return Counter(self.layers)
 
     def recomputed(self, every: int) -> Counter[Layer]:
-        """Kinds and numbers of the layers that recompute: every `every`-th, from the first. None for 0."""
+        """Kinds and numbers of the layers that recompute: the first, then one in each `every`; none for 0."""
         return Counter(self.layers[::every]) if every else Counter()
 
     @cached_property

@@ -116,7 +116,9 @@ def _purpose(value: Value, inside: str) -> str:
 
 @lru_cache(maxsize=16384)
 def cheap_inside(layer: Layer, target: Target) -> int:
-    """Bytes of the cheap values inside the parallel regions, which `operators` computes again for the products."""
+    """Bytes of the cheap values inside the parallel regions, which the recomputation mode `operators`
+    computes again for the products.
+    """
     values = {value.name: value for step in flat(lower(layer, target)) for value in step.keeps}
     return sum(value.bytes(target) for value in values.values() if value.is_cheap and value.rows is Rows.TOKENS)
 

@@ -228,7 +228,7 @@ def _in_halves(target: Target, message: Message) -> Message:
 
 @dataclass(frozen=True, kw_only=True)
 class Multiply(Step):
-    """Product with the weight of `matrix`: [tokens, inputs] x [inputs, width of the given value]."""
+    """Product with the weight of `matrix`: [tokens, inputs] x [inputs, outputs]."""
 
     matrix: Matrix
 
@@ -250,7 +250,7 @@ def enter(x: Value, name: str, *, overlaps: bool = True) -> tuple[Value, Step]:
 
 
 def leave(x: Value, name: str, *, bias: Parameter | None = None, overlaps: bool = True) -> tuple[Value, Step]:
-    """g, then the bias: the value on the residual stream, and the step that brings it there."""
+    """Leave a parallel region with g and add the bias. Return the value on the residual stream, and the step."""
     left = replace(x, name=f"{x.name}, left", rows=Rows.STREAM)
     parameters = () if bias is None else (bias,)
     return left, Leave(reads=(x,), gives=(left,), parameters=parameters, name=name, overlaps=overlaps)

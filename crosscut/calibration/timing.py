@@ -37,7 +37,7 @@ def typical(turns: Iterable[Sequence[float]]) -> float:
 
 
 def repeated(work: Callable[[], object], device: torch.device) -> Times:
-    """One piece that runs `work` on its own. Work that is too short to be timed is repeated, and the mean represents
+    """A measurement that times `work` alone. Work that is too short to be timed is repeated, and the mean represents
     all repeats.
     """
 

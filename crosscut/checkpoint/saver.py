@@ -121,7 +121,9 @@ class Saver:
             raise failure
 
     def require_saved(self) -> None:
-        """Raise the `CheckpointError` of the newest checkpoint if it could not be written, whatever the policy is."""
+        """Raise the `CheckpointError` of the newest checkpoint if it could not be written, even if the run is
+        to continue after such failures.
+        """
         self._wait()
         if self.failure is not None:
             raise self.failure

@@ -70,12 +70,20 @@ class EvaluateOptions:
 @click.option("--text", multiple=True, metavar="FILE", help="Your own text: a file, folder or glob; repeatable.")
 @click.option("--text-key", default="text", show_default=True, help="Key or column of the text in jsonl and parquet.")
 @click.option("--window", default=0, help="Tokens per window.  [default: 1024, or the model's maximum if that is less]")
-@click.option("--overlap", "--stride", default=32, show_default=True, help="Tokens between the starts of two windows.")
-@click.option("--detokenizer", type=click.Choice(Detokenizer.values()), default="paper", show_default=True)
+@click.option(
+    "--overlap", "--stride", default=32, show_default=True, help="Tokens from one window's start to the next."
+)
+@click.option(
+    "--detokenizer",
+    type=click.Choice(Detokenizer.values()),
+    default="paper",
+    show_default=True,
+    help="How the spaces of WikiText are undone: as in the paper, or reversibly.",
+)
 @click.option("--harness", metavar="TASK,...", default="", help="Score tasks of EleutherAI's lm-eval instead.")
 @click.option("--harness-folder", default="", help="Folder with your own lm-eval task files.")
 @click.option("--limit", default=0, help="Number of examples per lm-eval task.  [default: all]")
-@click.option("--shots", default=-1, help="Worked examples before each lm-eval question.  [default: the task's number]")
+@click.option("--shots", default=-1, help="Worked examples before each lm-eval question.  [default: as the task says]")
 @click.option("--batch-size", default=8, show_default=True, help="Windows per forward pass of a data rank.")
 @click.option("--tensor", default=1, show_default=True, help="Number of tensor ranks that share the model.")
 @click.option("--data", default=1, show_default=True, help="Number of data ranks: model copies that share the windows.")

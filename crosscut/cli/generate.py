@@ -41,7 +41,12 @@ _CHOICES = (
 @click.option("--tensor", default=1, show_default=True, help="Number of tensor ranks that share the model.")
 @device_option
 @precision_option
-@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON per text: prompt, text, token ids, finish.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print a line of JSON per text: prompt, text, token ids, reason for the end.",
+)
 @naming_options({"layout.tensor": "--tensor", **{name: f"--{name.replace('_', '-')}" for name in _CHOICES}})
 def generate(place: str, prompt: str | None, file: Path | None, **options: Any) -> None:
     """Generate text with the model at PLACE: a run's folder, one of its checkpoints, or a Hugging Face folder.

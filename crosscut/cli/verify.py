@@ -27,7 +27,7 @@ from crosscut.config.precision import PRECISIONS
     type=click.Choice([str(precision) for precision in PRECISIONS]),
     default="float64",
     show_default=True,
-    help="Precision of the step, instead of the run's. float64 proves; others find errors above their rounding.",
+    help="Precision of the step, instead of the run's. Only float64 proves; others find larger errors.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the reports as JSON.")
 def verify(

@@ -163,7 +163,8 @@ def launch(
     first; the other ranks are stopped.
 
     The first SIGTERM or SIGUSR1 is passed on to the ranks (see `stopping`), and this process waits for them. An
-    interrupt or a second SIGTERM stops all ranks at once. So does the first SIGTERM if a rank does not handle requests.
+    interrupt or a second SIGTERM stops all ranks at once. So does the first SIGTERM if a rank does not handle requests
+    to stop.
     In these cases `SystemExit` is raised with 128 + the signal's number. The ranks also end if this process is killed.
     `signals` may also contain SIGINT, which is then passed on, too; only a second interrupt stops all ranks at once.
     """

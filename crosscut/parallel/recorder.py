@@ -80,7 +80,7 @@ class CollectiveRecorder(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Return True, so that compiled code stays compiled. The recorder sees its collectives all the same."""
+        """Return True: PyTorch keeps code compiled, and the recorder sees the collectives of compiled code too."""
         return True
 
     def __torch_dispatch__(

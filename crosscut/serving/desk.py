@@ -142,7 +142,7 @@ class Desk:
 
     def take(self, *, idle: bool) -> News | None:
         """Take the changes since the last step, or None if there are none. If the decoder is `idle`, wait for changes.
-        Computing thread.
+        Only the computing thread calls this.
         """
         orders: dict[int, Order] = {}
         cancelled = []
@@ -158,12 +158,12 @@ class Desk:
         return News(tuple(orders.values()), tuple(self._forget(key) for key in cancelled if key in self._numbers), end)
 
     def began(self, numbers: Sequence[int]) -> None:
-        """Register the decoder's numbers for the orders of the last `take`. Computing thread."""
+        """Register the decoder's numbers for the orders of the last `take`. Only the computing thread calls this."""
         for key, number in zip(self._beginning, numbers, strict=True):
             self._numbers[key], self._known[number] = number, key
 
     def deliver(self, pieces: Sequence[Piece]) -> None:
-        """Send pieces to the jobs that wait for them. Computing thread."""
+        """Send pieces to the jobs that wait for them. Only the computing thread calls this."""
         keyed = [(self._known[piece.number], piece) for piece in pieces]
         for key, piece in keyed:
             if piece.finish:
@@ -171,7 +171,7 @@ class Desk:
         self._call(self._hand_out, keyed)
 
     def close(self) -> None:
-        """Refuse all unfinished jobs. Computing thread, after its last step."""
+        """Refuse all unfinished jobs. The computing thread calls this after its last step."""
         self._call(self._turn_away)
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:

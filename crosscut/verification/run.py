@@ -98,7 +98,7 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
     try:
         return dataclasses.replace(own, training=dataclasses.replace(training, precision=Precision(precision)))
     except ConfigError as error:
-        raise ConfigError(f"{error} Here, the precision is the value of `--precision`.") from error
+        raise ConfigError(f"{error} In this command, the option `--precision` sets the precision.") from error
 
 
 def verify_runs(runs: Sequence[RunConfig]) -> list[Report]:

@@ -142,7 +142,7 @@ def test_the_runs_own_precision_has_to_allow_the_layout_that_is_verified() -> No
 def test_a_precision_that_the_widths_do_not_allow_is_refused_by_the_name_of_its_option() -> None:
     with pytest.raises(ConfigError, match="must be a multiple of 16 for float8 products, but is 8") as error:
         for_verification(tiny_run(), Layout(tensor=4), "float8")
-    assert str(error.value).endswith("Here, the precision is the value of `--precision`.")
+    assert str(error.value).endswith("In this command, the option `--precision` sets the precision.")
 
 
 def test_float8_is_verified_where_training_in_it_is_refused() -> None:

@@ -15,7 +15,7 @@ from crosscut.cli.plan.forecast import ForecastOptions, number_of_tokens, show_f
 from crosscut.cli.plan.refusal import refuse_options
 
 _model = click.option(
-    "--model", metavar="NAME", help="Preset to plan instead of RUN.toml; its end is enough, such as 8.3B."
+    "--model", metavar="NAME", help="Preset to plan instead of RUN.toml. The end of its name is enough: 8.3B."
 )
 _gpu = click.option("--gpu", metavar="NAME|FILE", help="Device, such as h100-sxm or v100-32gb-dgx2h, or a .toml file.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON, including the rejected layouts.")
@@ -44,7 +44,7 @@ def calibration(calibrate: Path) -> None:
     "--dry-run",
     is_flag=True,
     expose_value=False,
-    help="Run a real step of one rank without allocating memory, and count it.",
+    help="Run a real step of one rank without memory, and count its memory, FLOPs and messages.",
 )
 @click.option("--layout", metavar="tensor=8,data=64", help="With --dry-run: use this layout instead of the run's.")
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="With --dry-run: rank to run.")
@@ -84,7 +84,7 @@ class _Plan(click.Command):
 @click.option("--top", type=click.IntRange(min=1), default=8, show_default=True, help="Number of layouts to show.")
 @_json
 @file_option("--html", help="Write an interactive page with figures.")
-@file_option("--write", help="Write a run with the best layout for crosscut train.")
+@file_option("--write", help="Write a run file with the best layout, for `crosscut train`.")
 @gathered(ForecastOptions)
 def plan(options: ForecastOptions) -> None:
     """Forecast a model's cost before the model runs: which layouts fit, how fast each layout is, and which is best.

@@ -45,7 +45,9 @@ def tokens_of_byte(counts: Counts) -> float | None:
 
 
 def with_estimate(amount: Counts, ratio: float | None) -> dict[str, Any]:
-    """An amount of the audit, with uncounted tokens estimated. The tokens are omitted if they cannot be estimated."""
+    """An amount (documents, bytes, tokens) of the audit, with an estimate of tokens that were not
+    counted. The tokens are omitted if they cannot be estimated.
+    """
     told = {unit: amount[unit] for unit in ("documents", "bytes")}
     if ratio is None:
         return told

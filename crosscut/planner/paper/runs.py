@@ -183,7 +183,7 @@ def solve_attained(hardware: Hardware, rate_of: Callable[[Hardware], float], wan
 
 
 def attaining(hardware: Hardware, attained: float) -> Hardware:
-    """The device with products that attain the share `attained` of the peak, and attention changed in proportion."""
+    """The device with products at the share `attained` of the peak, and attention's rate scaled by the same factor."""
     share = hardware.attention_attained / hardware.products_attained
     return replace(hardware, products_attained=attained, attention_attained=share * attained)
 

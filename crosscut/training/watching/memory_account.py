@@ -167,7 +167,7 @@ class _StorageMode(TorchDispatchMode):
         return result
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Note that a storage has been resized."""
+        """Record that a storage has been resized."""
         self._note(storage, is_new_size=True)
 
     def _note(self, storage: torch.UntypedStorage, *, is_new_size: bool = False) -> None:

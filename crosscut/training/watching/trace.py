@@ -26,7 +26,7 @@ _COMPUTING_OPERATOR = re.compile(r"(aten|mkldnn|inductor|prims)::|Torch-Compiled
 
 
 class Shares(NamedTuple):
-    """Shares of one step. Steps count from 1; each share is a fraction of the step's time, from 0 to 1."""
+    """Shares of computing, sending and waiting in one step, as fractions of the step's time. Steps count from 1."""
 
     step: int
     seconds: float
