@@ -141,7 +141,10 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
         rejected += _not_compilable(run, layouts)
         for candidate in _candidates(run, hardware, layouts):
             found = _plan(candidate, hardware, speed)
-            fitting.append(found) if isinstance(found, Plan) else rejected.append(found)
+            if isinstance(found, Plan):
+                fitting.append(found)
+            else:
+                rejected.append(found)
     if not fitting and max(tensors) == 1 < num_ranks:
         raise LayoutError(_nothing_cuts(run.model, hardware, num_ranks))
     fitting.sort(key=lambda plan: (plan.time.total, plan.memory.total))

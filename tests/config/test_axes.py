@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from crosscut.config import Layout, LayoutError, RunConfig, ZeroStage, dump_toml, layout, load_layout, load_run
-from crosscut.config.axes import AXES, OPTIONS, Role, arrangements, role_of
+from crosscut.config.axes import AXES, OPTIONS, AxisRow, Role, arrangements, role_of
 
 UNSUPPORTED = [row for row in AXES if not row.is_supported]
 
@@ -41,12 +41,12 @@ def test_every_axis_has_its_size_in_a_layout() -> None:
 
 
 @pytest.mark.parametrize("row", UNSUPPORTED, ids=lambda row: row.name)
-def test_an_axis_that_nothing_supports_is_refused(row: object) -> None:
-    option, shares = row.option, row.shares  # type: ignore[attr-defined]
+def test_an_axis_that_nothing_supports_is_refused(row: AxisRow) -> None:
+    option = row.option
     with pytest.raises(LayoutError) as error:
         load_run({"model": {"preset": "gpt2-small"}}, [f"layout.{option}=2"])
     assert str(error.value) == (
-        f"`layout.{option}` must be 1, because this version of Crosscut cannot split {shares} between ranks, but is 2. "
+        f"`layout.{option}` must be 1, because this version of Crosscut has no {option} parallelism, but is 2. "
         "Remove it, and raise layout.tensor or layout.data instead."
     )
 
