@@ -88,8 +88,8 @@ class Layout:
         require_at_least(f"layout.{row.option}", size, 1)
         if size > 1 and not row.is_supported:
             raise LayoutError(
-                f"`layout.{row.option}` must be 1, because this version of Crosscut has no {row.option} parallelism, but "
-                f"is {size}. Remove it, and raise layout.tensor or layout.data instead."
+                f"`layout.{row.option}` must be 1, because this version of Crosscut has no {row.option} parallelism, "
+                f"but is {size}. Remove it, and raise layout.tensor or layout.data instead."
             )
 
     def _check_shard_group(self) -> None:
