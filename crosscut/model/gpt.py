@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from crosscut.architecture import Cut, describe
 from crosscut.config import ModelConfig
-from crosscut.kernels import LossPasses
 from crosscut.kernels.products import ORDINARY
 from crosscut.model.block import Block
 from crosscut.model.building import Builder
 from crosscut.model.cache import KeyValueCache, Reading, reading_kernels
 from crosscut.model.rotary import Rotation, rotations
-from crosscut.model.running import Runner, plain_runner
+from crosscut.model.running import PLAIN_LOSS, LossRunner, Runner, plain_runner
 from crosscut.parallel import (
     ParallelMesh,
     PositionEmbedding,
@@ -42,7 +41,7 @@ class GPT(nn.Module):
     """Decoder model. Its weights are zero until `initialize` or a checkpoint fills them.
 
     Parameters are stored in `dtype`; activations and products use `compute_dtype` (default: the same type). The layer
-    at index i uses the runner `runner_of(i)`.
+    at index i uses the runner `runner_of(i)`, and the loss uses `loss_runner`.
     """
 
     def __init__(
@@ -54,13 +53,10 @@ class GPT(nn.Module):
         dtype: torch.dtype = torch.float32,
         compute_dtype: torch.dtype | None = None,
         runner_of: Callable[[int], Runner] = plain_runner,
+        loss_runner: LossRunner = PLAIN_LOSS,
     ) -> None:
         super().__init__()
-        self.config, self.mesh = config, mesh
-        self.loss_passes: LossPasses | None = None
-        """Compiled passes of the loss over the logits; None if they are not compiled."""
-        self.loss_chunk_tokens: int | None = None
-        """Number of tokens whose logits the loss holds at once; None means the device's default."""
+        self.config, self.mesh, self.loss_runner = config, mesh, loss_runner
         parts = describe(config)
         build = Builder(mesh=mesh, streams=streams, dtype=dtype, epsilon=config.norm_epsilon)
         types: Any = {"dtype": dtype, "output_dtype": compute_dtype or dtype}
@@ -136,8 +132,8 @@ class GPT(nn.Module):
             vocab_size=self.config.vocab_size,
             axis=self.mesh.tensor,
             scale=scale,
-            passes=self.loss_passes,
-            chunk_tokens=self.loss_chunk_tokens,
+            passes=self.loss_runner.passes,
+            chunk_tokens=self.loss_runner.chunk_tokens,
         )
 
     def hidden_states(self, tokens: Tensor) -> Tensor:

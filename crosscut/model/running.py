@@ -7,16 +7,16 @@ keeping them, or calls compiled code (`training.runners`). The layers' own code 
 from dataclasses import dataclass
 from typing import Protocol
 
-from crosscut.kernels import ORDINARY, Products
+from crosscut.kernels import ORDINARY, LossPasses, Products
 from crosscut.kernels.functions import Call, call
 from crosscut.parallel import Multiplication
 
 
 class Pausable(Protocol):
-    """Compiler of layers that can be told to run the plain code for a while."""
+    """Compiler of layers, or of the loss, that can be told to run the plain code for a while."""
 
     is_paused: bool
-    """Whether layers run their plain code now."""
+    """Whether the plain code runs now."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,8 +47,28 @@ class Runner:
         return Multiplication(self.products, skips_repetition=self.skips_last_product)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LossRunner:
+    """Compiled code and working size of the loss. The plain one compiles nothing and uses the device's default size."""
+
+    compiled: LossPasses | None = None
+    """Compiled passes over the logits; None if they are not compiled."""
+    compiler: Pausable | None = None
+    """Compiler of these passes."""
+    chunk_tokens: int | None = None
+    """Number of tokens whose logits the loss holds at once; None means the device's default."""
+
+    @property
+    def passes(self) -> LossPasses | None:
+        """Compiled passes, or None while the compiler is paused."""
+        return None if self.compiler is None or self.compiler.is_paused else self.compiled
+
+
 PLAIN = Runner()
 """Runner that calls functions as they are written, with products in the type of their arguments."""
+
+PLAIN_LOSS = LossRunner()
+"""Runner of the loss that compiles nothing."""
 
 
 def plain_runner(_index: int) -> Runner:

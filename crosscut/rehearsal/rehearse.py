@@ -69,12 +69,12 @@ def rehearse(run: RunConfig, *, rank: int = 0, device: Device = "cuda", precisio
 
 
 def _count(run: ResolvedRun, mesh: ParallelMesh) -> tuple[Ledger, CollectiveRecorder]:
-    trainer = Trainer(run, mesh)
-    trainer.optimizer.prepare()
     tensor = run.layout.tensor
     vocabulary = padded_vocab_size(run.model.vocab_size, tensor) // tensor
     tokens = run.micro_batch_size * run.training.sequence_length
-    trainer.model.loss_chunk_tokens = default_loss_chunk(vocabulary, tokens, device=run.device)
+    chunk = default_loss_chunk(vocabulary, tokens, device=run.device)
+    trainer = Trainer(run, mesh, loss_chunk_tokens=chunk)
+    trainer.optimizer.prepare()
     shapes = {parameter.on(tensor).shape for parameter in describe(run.model).parameters()}
     ledger = Ledger(vocabulary=vocabulary, shapes=shapes, host_apart=run.device == "cuda")
     _enter_state(ledger, trainer)

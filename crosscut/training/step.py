@@ -1,13 +1,14 @@
 """One optimizer step on one layout: batch, forward, backward, reduce, clip, step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from crosscut.config import ResolvedRun
 from crosscut.model import GPT, Batch, initialize
-from crosscut.model.running import Runner
+from crosscut.model.running import PLAIN_LOSS
 from crosscut.parallel import (
     ParallelMesh,
     RandomStreams,
@@ -25,7 +26,7 @@ from crosscut.training.precision import compute_dtype, needs_loss_scale, paramet
 from crosscut.training.result import StepResult
 from crosscut.training.runners import make_runners
 from crosscut.training.schedule import learning_rate
-from crosscut.training.speed.compilation import compiled_loss_passes, make_compiler
+from crosscut.training.speed.compilation import compiled_loss, make_compiler
 
 
 class Trainer:
@@ -35,12 +36,33 @@ class Trainer:
     change is a tensor on the device.
     """
 
-    def __init__(self, run: ResolvedRun, mesh: ParallelMesh) -> None:
+    def __init__(
+        self,
+        run: ResolvedRun,
+        mesh: ParallelMesh,
+        *,
+        loss_chunk_tokens: int | None = None,
+        scales_loss: bool | None = None,
+    ) -> None:
+        """Create the model with its initial weights.
+
+        `loss_chunk_tokens` is the number of tokens whose logits the loss holds at once (default: the device's).
+        `scales_loss` decides whether the loss is scaled (default: if the run's precision needs it).
+        """
         self.run, self.mesh = run, mesh
         self.streams = RandomStreams(mesh, run.training.seed)
         self.compiler = make_compiler(run, mesh)
         runner_of = make_runners(run.training, streams=self.streams, device=mesh.device, compiler=self.compiler)
-        self.model = make_model(run, mesh=mesh, streams=self.streams, runner_of=runner_of)
+        loss_runner = PLAIN_LOSS if self.compiler is None else compiled_loss()
+        self.model = GPT(
+            run.model,
+            mesh=mesh,
+            streams=self.streams,
+            dtype=parameter_dtype(run.precision),
+            compute_dtype=compute_dtype(run.precision),
+            runner_of=runner_of,
+            loss_runner=replace(loss_runner, chunk_tokens=loss_chunk_tokens),
+        )
         shard_model(
             self.model,
             mesh,
@@ -50,13 +72,12 @@ class Trainer:
         )
         initialize(self.model, run.training.seed)
         enable_symmetric_memory(mesh)
-        if self.compiler is not None:
-            self.model.loss_passes = compiled_loss_passes()
         self.parameters = list(self.model.parameters())
         self.reducer = make_reducer(self.model, mesh)
         home = InHostMemory() if "optimizer" in run.training.offload else None
         self.optimizer = make_optimizer(self.model, run.optimizer, undecayed=undecayed_parameters(run.model), home=home)
-        self.loss_scale = LossScale(mesh.device) if needs_loss_scale(run.precision) else None
+        scales_loss = needs_loss_scale(run.precision) if scales_loss is None else scales_loss
+        self.loss_scale = LossScale(mesh.device) if scales_loss else None
         self._held = torch.zeros((), dtype=torch.float32, device=mesh.device)
         """1 once a step has failed and no later step may change the weights; 0 until then. A float32 scalar on the
         device.
@@ -133,17 +154,3 @@ class Trainer:
             return (~finite | self.loss_scale.exhausted).float()
         self._held = torch.maximum(self._held, (~finite).float())
         return self._held
-
-
-def make_model(
-    run: ResolvedRun, *, mesh: ParallelMesh, streams: RandomStreams, runner_of: Callable[[int], Runner]
-) -> GPT:
-    """Build the model of a run. Weights are stored in float32 (or float64); arithmetic uses the run's precision."""
-    return GPT(
-        run.model,
-        mesh=mesh,
-        streams=streams,
-        dtype=parameter_dtype(run.precision),
-        compute_dtype=compute_dtype(run.precision),
-        runner_of=runner_of,
-    )

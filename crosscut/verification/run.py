@@ -26,7 +26,6 @@ from crosscut.model import Batch
 from crosscut.parallel import CollectiveRecorder, ParallelMesh, disturb_, make_mesh, seed_of
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.planner import count_parameters, step_traffic
-from crosscut.training.loss_scale import LossScale
 from crosscut.training.precision import compute_dtype, needs_loss_scale, product_dtype, resolve_on
 from crosscut.training.requirements import require_capabilities
 from crosscut.training.speed.compilation import compiled_modules
@@ -199,10 +198,8 @@ def _make_exact(run: RunConfig) -> Callable[[ParallelMesh], Step] | None:
     exact = dataclasses.replace(plain, training=dataclasses.replace(plain.training, precision=Precision(precision)))
 
     def make(mesh: ParallelMesh) -> Step:
-        step = _RunStep(exact, mesh)
-        if needs_loss_scale(run.training.precision):  # scale the returned gradients in the same way
-            step.trainer.loss_scale = LossScale(mesh.device)
-        return step
+        # The returned gradients are scaled in the same way.
+        return _RunStep(exact, mesh, scales_loss=needs_loss_scale(run.training.precision))
 
     return make
 
@@ -212,9 +209,9 @@ class _RunStep:
 
     watches_again = False  # further micro-batches are checked through what they add to the gradients
 
-    def __init__(self, run: RunConfig, mesh: ParallelMesh) -> None:
+    def __init__(self, run: RunConfig, mesh: ParallelMesh, *, scales_loss: bool | None = None) -> None:
         self.run, self.mesh = run, mesh
-        self.trainer = Trainer(resolve_on(run, mesh.device), mesh)
+        self.trainer = Trainer(resolve_on(run, mesh.device), mesh, scales_loss=scales_loss)
         self.model = self.trainer.model
         for name, parameter in self.model.named_parameters():
             if parameter.dim() == 1:  # bugs in the use of zero biases, or of norms of one, would not show

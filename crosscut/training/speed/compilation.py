@@ -30,6 +30,7 @@ from crosscut.config.run import not_compilable
 from crosscut.kernels import LossPasses
 from crosscut.model import GPT
 from crosscut.model.block import Block
+from crosscut.model.running import LossRunner
 from crosscut.parallel import ParallelMesh
 
 BACKEND = "inductor"
@@ -66,9 +67,10 @@ def make_compiler(run: ResolvedRun, mesh: ParallelMesh) -> "Compiler | None":
     return Compiler(BACKEND, _inductor_settings(run))
 
 
-def compiled_loss_passes() -> LossPasses:
-    """Passes over the logits in the loss, as compiled code."""
-    return LossPasses(Compiler(BACKEND).compiled)
+def compiled_loss() -> LossRunner:
+    """Runner of the loss whose passes over the logits are compiled."""
+    compiler = Compiler(BACKEND)
+    return LossRunner(compiled=LossPasses(compiler.compiled), compiler=compiler)
 
 
 def _inductor_settings(run: ResolvedRun) -> dict[str, bool]:
@@ -254,15 +256,12 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
     """
     runners = [module.runner for module in model.modules() if isinstance(module, Block)]
     compilers = {runner.compiler for runner in runners if runner.compiler is not None}
-    passes = model.loss_passes if isinstance(model, GPT) else None
+    if isinstance(model, GPT) and model.loss_runner.compiler is not None:
+        compilers.add(model.loss_runner.compiler)
     for compiler in compilers:
         compiler.is_paused = True
-    if isinstance(model, GPT):
-        model.loss_passes = None
     try:
         yield
     finally:
         for compiler in compilers:
             compiler.is_paused = False
-        if isinstance(model, GPT):
-            model.loss_passes = passes

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from crosscut.config import ConfigError, RunConfig, TrainingError
 from crosscut.evaluation import evaluate_loss
+from crosscut.model.running import PLAIN_LOSS
 from crosscut.parallel import CollectiveRecorder, fused
 from crosscut.parallel.state.parameters import local_part
 from crosscut.planner import layer_activations
@@ -279,7 +280,7 @@ def settings_in_both_passes(run: RunConfig) -> list[tuple[bool, bool, bool]]:
     from torch._inductor import compile_fx, config
 
     trainer, batches = parts(run)
-    trainer.model.loss_passes = None
+    trainer.model.loss_runner = PLAIN_LOSS
     seen, inner = [], compile_fx._compile_fx_inner
 
     def watch(*arguments: Any, **options: Any) -> Any:
