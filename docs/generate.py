@@ -21,7 +21,7 @@ from crosscut.config.corpora import SourceConfig
 from crosscut.planner import count_parameters
 from crosscut.planner.paper.sections import to_markdown
 from crosscut.planner.paper.study import scaling_report
-from crosscut.scaling.report import measured_report
+from crosscut.scaling.measured_report import measured_report
 from crosscut.scaling.results import Results
 
 DOCS = Path(__file__).parent

@@ -51,8 +51,8 @@ TINY_WORDS = """ = State of the Union =
 
 def score_as_crosscut(folder: str, config: EvaluationConfig, tensor: int) -> dict[str, Any]:
     """Score the one task of the config like `crosscut evaluate --tensor`."""
+    from crosscut.evaluation.places import evaluate_place
     from crosscut.evaluation.ranks import Machinery
-    from crosscut.evaluation.run import evaluate_place
 
     on = Machinery(layout=Layout(tensor=tensor), device="cpu")
     (found,) = evaluate_place(folder, config, on)["tasks"].values()

@@ -128,7 +128,7 @@ def _run_harness(options: EvaluateOptions, on: "Machinery") -> dict[str, Any]:
 
 
 def _evaluate(options: EvaluateOptions, config: EvaluationConfig, on: "Machinery") -> dict[str, Any]:
-    from crosscut.evaluation.run import evaluate_place
+    from crosscut.evaluation.places import evaluate_place
 
     return evaluate_place(options.place, config, on, output=options.output)
 

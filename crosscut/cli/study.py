@@ -57,7 +57,7 @@ def measure(arguments: tuple[str, ...], gpu: str | None, ranks: int | None, turn
     from crosscut.scaling.study import measured_study
 
     results = measured_study(arguments, gpu=gpu, ranks=ranks, turns=turns)
-    from crosscut.scaling.report import measured_report
+    from crosscut.scaling.measured_report import measured_report
 
     write_whole(output / "scaling-measured.json", results.to_json())
     click.echo(output / "scaling-measured.json")

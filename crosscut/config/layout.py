@@ -77,7 +77,7 @@ class Layout:
         resolve_choices(self, "layout")
         require_at_least("layout.shard_group", self.shard_group, 0)
         self._check_shard_group()
-        if self.symmetric_memory and not (self.sequence_parallel and self.tensor > 1):
+        if self.symmetric_memory and not self.splits_sequence:
             raise LayoutError(
                 "`layout.symmetric_memory` needs sequence parallelism over several tensor ranks, but is set for "
                 f"{self}. Set layout.sequence_parallel=true and layout.tensor above 1, or remove it."
@@ -103,6 +103,11 @@ class Layout:
                 f"`layout.shard_group` must divide `layout.data` ({self.data}), but is {self.shard_group}. "
                 f"Try {listed(divisors(self.data))}."
             )
+
+    @property
+    def splits_sequence(self) -> bool:
+        """Whether tensor ranks split the sequence between the parallel regions. False if there is one tensor rank."""
+        return self.sequence_parallel and self.tensor > 1
 
     @property
     def shard_size(self) -> int:
@@ -199,7 +204,7 @@ class Layout:
         folded = "".join(
             f", {row.name} {self.sizes[row.name]}" for row in AXES if row.is_folded and self.sizes[row.name] > 1
         )
-        split = ", sequence parallel" if self.sequence_parallel and self.tensor > 1 else ""
+        split = ", sequence parallel" if self.splits_sequence else ""
         shared = f", {self.sharding}" if self.shard_size > 1 else ""
         group = f" in groups of {self.shard_size}" if self.num_replicas > 1 and shared else ""
         return f"{self.arrangement}{folded}{split}{shared}{group}"

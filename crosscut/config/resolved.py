@@ -1,8 +1,7 @@
 """A run whose device and precision are decided, even if the run's file leaves them open.
 
-A run's file may set `training.device` and `training.precision` to "auto". It may also enable a setting that has no
-effect on its layout, such as `layout.sequence_parallel` on one tensor rank. `resolve` decides these settings once,
-before any rank starts. The trainer, the loop and the forecasts then use the same values.
+A run's file may set `training.device` and `training.precision` to "auto". `resolve` decides these settings once, before
+any rank starts. The trainer, the loop and the forecasts then use the same values.
 """
 
 from dataclasses import dataclass, replace
@@ -60,11 +59,6 @@ class ResolvedRun:
     def numbers(self) -> ElementTypes:
         """Element types of the precision."""
         return PRECISIONS[self.precision]
-
-    @property
-    def sequence_parallel(self) -> bool:
-        """Whether tensor ranks split the sequence between the parallel regions. False if there is one tensor rank."""
-        return self.layout.sequence_parallel and self.layout.tensor > 1
 
     @property
     def micro_batch_size(self) -> int:

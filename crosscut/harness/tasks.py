@@ -11,8 +11,8 @@ from typing import Any
 
 from crosscut.config import ConfigError
 from crosscut.config.checks import require_at_least
+from crosscut.evaluation.places import described, require_writable, write_report
 from crosscut.evaluation.ranks import Machinery, with_model
-from crosscut.evaluation.run import described, require_writable, write_report
 from crosscut.model import GPT
 from crosscut.pretrained import ModelSource
 

@@ -141,7 +141,7 @@ def _arranged(layout: Layout, device: torch.device) -> ParallelMesh:
         tokens=lines.joined(layout.token_axes, "tokens") if layout.token_axes else axes["data"],
         copies=lines.joined(layout.copy_axes, "copies") if layout.copy_axes else None,
         device=device,
-        sequence_parallel=layout.sequence_parallel and layout.tensor > 1,
+        sequence_parallel=layout.splits_sequence,
         sharding=sharding,
     )
 

@@ -1,5 +1,5 @@
 """Training of a model from a config: the loop, the optimizer step, and everything that watches or speeds up a run."""
 
-from crosscut.training.run import run_training
+from crosscut.training.job import run_training
 
 __all__ = ["run_training"]

@@ -4,7 +4,7 @@ differs.
 
 from crosscut.verification.module import verify_module
 from crosscut.verification.report import Check, First, Report, Row, print_report
-from crosscut.verification.run import for_verification, scale_down, verify_on_mesh, verify_runs
+from crosscut.verification.run_proof import for_verification, scale_down, verify_on_mesh, verify_runs
 from crosscut.verification.scope import with_scope
 
 __all__ = [

@@ -8,7 +8,7 @@ import torch
 from crosscut.checkpoint import latest_good_checkpoint, require_identity
 from crosscut.config import CheckpointError
 from crosscut.launch import process_group
-from crosscut.training.run import _model_defaults
+from crosscut.training.job import _model_defaults
 from tests.checkpoint.states import save_steps
 
 

@@ -121,3 +121,16 @@ def test_the_stride_of_an_axis_is_the_size_of_what_is_inside_it() -> None:
     assert [layout.stride_of(axis) for axis in ("tensor", "shard", "replica")] == [1, 2, 6]
     assert Layout(tensor=4, data=2).stride_of("data") == 4
     assert [layout.place_of(rank)["shard"] for rank in (0, 2, 4, 6)] == [0, 1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("layout", "splits"),
+    [
+        (Layout(tensor=2, sequence_parallel=True), True),
+        (Layout(tensor=1, sequence_parallel=True), False),
+        (Layout(tensor=2), False),
+    ],
+    ids=str,
+)
+def test_one_tensor_rank_splits_no_sequence(layout: Layout, splits: bool) -> None:
+    assert layout.splits_sequence == splits

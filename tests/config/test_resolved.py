@@ -27,18 +27,6 @@ def test_a_resolved_run_records_the_device_as_it_was_asked_for() -> None:
     assert resolve(run_of(), device="cuda", precision="bfloat16").config.training.device == "auto"
 
 
-@pytest.mark.parametrize(
-    ("layout", "splits"),
-    [
-        (Layout(tensor=2, sequence_parallel=True), True),
-        (Layout(tensor=1, sequence_parallel=True), False),
-        (Layout(tensor=2), False),
-    ],
-)
-def test_one_tensor_rank_splits_no_sequence(layout: Layout, splits: bool) -> None:
-    assert resolve(run_of(layout=layout), device="cpu", precision="float32").sequence_parallel == splits
-
-
 def test_sizes_are_those_of_the_run() -> None:
     asked = run_of(layout=Layout(data=2), micro_batch_size=2, precision="float32")
     run = resolve(asked, device="cpu", precision="float32")

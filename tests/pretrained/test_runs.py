@@ -10,12 +10,12 @@ from click.testing import CliRunner
 
 from crosscut.cli.main import commands
 from crosscut.config import CheckpointError, ConfigError, DataError, EvaluationConfig, Layout, RunConfig, load_run
+from crosscut.evaluation.places import evaluate_place
 from crosscut.evaluation.ranks import Machinery
-from crosscut.evaluation.run import evaluate_place
 from crosscut.pretrained import find_model
 from crosscut.training import run_training
+from crosscut.training.job import _prepare, _train
 from crosscut.training.precision import resolve_on
-from crosscut.training.run import _prepare, _train
 from tests.pretrained import jobs
 from tests.pretrained.models import edit
 from tests.pretrained.test_export import assert_same_tensors

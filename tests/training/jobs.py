@@ -15,10 +15,10 @@ from crosscut.data import TokenFolder
 from crosscut.model import Batch
 from crosscut.parallel import CollectiveRecorder, make_mesh
 from crosscut.training.batches import Batches
+from crosscut.training.job import Resume, run_training
 from crosscut.training.loop import Loop
 from crosscut.training.precision import resolve_on
 from crosscut.training.result import NonFiniteError
-from crosscut.training.run import Resume, run_training
 from crosscut.training.step import Trainer
 from crosscut.training.watching.diagnosis import explain_non_finite
 from crosscut.training.watching.profiling import Profiler

@@ -12,9 +12,9 @@ from crosscut.data import TokenFolder
 from crosscut.evaluation import evaluate
 from crosscut.launch import Stopped
 from crosscut.training.evaluations import Evaluations, last_figures
+from crosscut.training.job import _prepare
 from crosscut.training.loop import Loop
 from crosscut.training.precision import resolve_on
-from crosscut.training.run import _prepare
 from tests.training.jobs import CPU, parts
 
 FIGURES = {

@@ -8,8 +8,8 @@ import torch
 
 from crosscut.config import ConfigError, load_run
 from crosscut.config.conventions import CONFIG_FILE
+from crosscut.training.job import run_training
 from crosscut.training.precision import fast_precision, require_imitable_precision, require_precision
-from crosscut.training.run import run_training
 from crosscut.training.step import Trainer
 from tests.ranks import RankPool
 from tests.training.jobs import loop, parts

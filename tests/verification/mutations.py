@@ -49,7 +49,7 @@ from crosscut.parallel.state.parameters import local
 from crosscut.training import step as training_step
 from crosscut.training.speed import compilation
 from crosscut.verification import Report, for_verification, verify_module, verify_on_mesh
-from crosscut.verification.run import MICRO_BATCHES
+from crosscut.verification.run_proof import MICRO_BATCHES
 from tests.verification.runs import CPU, tiny_run
 
 Patch = pytest.MonkeyPatch

@@ -28,7 +28,7 @@ def test_fault_is_found_and_its_module_named(ranks: RankPool, index: int) -> Non
     assert row_of(mutation, report) in FAULTS, "`python docs/mutations.py` writes the page anew"
 
 
-# `test_run.py` proves these layouts without the code that plants faults; of the proofs with it one is enough here.
+# `test_run_proof.py` proves these layouts without the code that plants faults. One proof with that code is enough here.
 FAULTLESS = [
     layout if layout == Layout(tensor=2) else pytest.param(layout, marks=pytest.mark.slow)
     for layout in sorted({m.layout for m in MUTATIONS}, key=str)

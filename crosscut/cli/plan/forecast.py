@@ -68,7 +68,7 @@ def show_forecast(options: ForecastOptions) -> None:
     if options.write is not None:
         _write_best(plans, options.write, options.tokens)
     if options.as_json:
-        from crosscut.planner.report import to_json
+        from crosscut.planner.facts import to_json
 
         click.echo(json.dumps(to_json(plans, top=options.top, tokens=options.tokens, price=options.price), indent=2))
     else:

@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from crosscut.config import RunConfig
+from crosscut.planner.facts import MEMORY_CATEGORIES, budget, traffic_facts
 from crosscut.planner.messages.traffic import reason_against_halves
 from crosscut.planner.parameters import count_parameters
-from crosscut.planner.report import MEMORY_CATEGORIES, budget, traffic_facts
 from crosscut.planner.search import CHOSEN
 
 if TYPE_CHECKING:

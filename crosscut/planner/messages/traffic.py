@@ -103,7 +103,7 @@ def reason_against_halves(run: Planned) -> str:
     The text follows a colon or "because". It is empty if the micro-batch is split, or if the run needs no halves: if
     the sequence is not split, with symmetric memory, or if the tensors are too small.
     """
-    is_split = run.layout.sequence_parallel and run.layout.tensor > 1 and not run.layout.symmetric_memory
+    is_split = run.layout.splits_sequence and not run.layout.symmetric_memory
     sequences, elements = run.micro_batch_size, _activation_elements(run)
     if not is_split or num_pieces(2, elements) == 1:
         return ""

@@ -15,11 +15,11 @@ from crosscut.config.conventions import LOOK
 from crosscut.config.precision import Precision
 from crosscut.config.training import Device, Recompute
 from crosscut.planner.candidate import Candidate
+from crosscut.planner.facts import MEMORY_CATEGORIES
 from crosscut.planner.hardware import Hardware
 from crosscut.planner.memory import forecast_memory
 from crosscut.planner.parameters import count_parameters
 from crosscut.planner.products import Speed
-from crosscut.planner.report import MEMORY_CATEGORIES
 from crosscut.planner.search import Plan, Plans, memory_of_rank
 from crosscut.planner.time import model_flops_per_second, step_time
 

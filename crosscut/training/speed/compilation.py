@@ -76,7 +76,7 @@ def compiled_loss() -> LossRunner:
 def _inductor_settings(run: ResolvedRun) -> dict[str, bool]:
     if run.layout.tensor == 1:
         return {}
-    return _IN_ORDER if run.sequence_parallel else {**_IN_ORDER, **_ALIKE}
+    return _IN_ORDER if run.layout.splits_sequence else {**_IN_ORDER, **_ALIKE}
 
 
 def require_compilation(run: ResolvedRun, device: torch.device) -> None:

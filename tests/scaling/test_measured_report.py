@@ -7,7 +7,7 @@ from crosscut.planner.hardware import KNOWN_HARDWARE
 from crosscut.planner.paper.sections import Section, to_html, to_markdown
 from crosscut.planner.time import step_time
 from crosscut.scaling.cases import DEFAULT_RUNS, Case, Devices, Study, study_cases
-from crosscut.scaling.report import measured_report
+from crosscut.scaling.measured_report import measured_report
 from crosscut.scaling.results import Results, forecast_seconds, row_of
 
 LAPTOP = KNOWN_HARDWARE["laptop"]

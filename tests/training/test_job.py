@@ -16,8 +16,8 @@ from crosscut.config import CheckpointError, ConfigError, LayoutError, RunStoppe
 from crosscut.config.conventions import num_pieces
 from crosscut.data import TokenFolder, prepare
 from crosscut.training import run_training
+from crosscut.training.job import _prepare, identity_of, is_complete, with_vocabulary
 from crosscut.training.precision import resolve_on
-from crosscut.training.run import _prepare, identity_of, is_complete, with_vocabulary
 from tests.training.conftest import tiny_run
 from tests.training.jobs import CPU, loop, whole_run
 
@@ -71,9 +71,9 @@ def test_messages_that_run_beside_nothing_are_told_before_training_on_gpus(run_w
     split = ("layout.tensor=2", "layout.sequence_parallel=true", "training.micro_batch_size=1")
     long = ("model.max_sequence_length=131072", "training.sequence_length=131072", "model.positions=rotary")
     run = run_with(*split, *long)
-    with mock.patch("crosscut.training.run.with_vocabulary", lambda run, tokens: run):
+    with mock.patch("crosscut.training.job.with_vocabulary", lambda run, tokens: run):
         assert num_pieces(2, 131_072 * run.model.hidden_size) == 2
-        with mock.patch.multiple("crosscut.training.run", Sampler=mock.DEFAULT, ValidationSampler=mock.DEFAULT):
+        with mock.patch.multiple("crosscut.training.job", Sampler=mock.DEFAULT, ValidationSampler=mock.DEFAULT):
             prepare_run(run, resume=False)
             assert "overlap" not in capsys.readouterr().err, "a CPU's messages run beside nothing ever"
             with mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)):

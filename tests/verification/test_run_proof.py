@@ -20,7 +20,7 @@ from crosscut.training.loss_scale import LossScale
 from crosscut.training.precision import resolve_on
 from crosscut.training.requirements import require_capabilities
 from crosscut.verification import Report, for_verification, scale_down, verify_on_mesh, verify_runs
-from crosscut.verification.run import made_up_batch
+from crosscut.verification.run_proof import made_up_batch
 from tests.ranks import RankPool
 from tests.verification.mutations import g_missing
 from tests.verification.runs import CPU, tiny_run
@@ -260,7 +260,7 @@ def test_what_is_wrong_in_narrow_numbers_alone_is_not_rounding(
 def _verify_one_more_message_and_wrong_loss() -> Report:
     run = for_verification(tiny_run(dropout=0.0), Layout(tensor=2), "bfloat16")
     planned = step_traffic(run)
-    with _wrong_loss(), mock.patch("crosscut.verification.run.step_traffic", return_value=planned[1:]):
+    with _wrong_loss(), mock.patch("crosscut.verification.run_proof.step_traffic", return_value=planned[1:]):
         return verify_on_mesh(run, make_mesh(run.layout, CPU))
 
 

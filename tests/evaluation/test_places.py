@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from crosscut.config import ConfigError, DataError, EvaluationConfig, Layout, LayoutError
+from crosscut.evaluation.places import evaluate_place
 from crosscut.evaluation.ranks import Machinery
-from crosscut.evaluation.run import evaluate_place
 from tests.evaluation.theirs import Theirs
 from tests.pretrained.models import make
 
