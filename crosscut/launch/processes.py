@@ -79,12 +79,15 @@ def require_devices(name: str, num_ranks: int) -> None:
     """Check that this machine has a device for each of `num_ranks` ranks. Raises `ConfigError` or `LayoutError`."""
     num_devices = torch.cuda.device_count()
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("`training.device` must be available, but is cuda and this machine has no GPU. Try cpu.")
+        raise ConfigError(
+            "The device must be available, but is cuda, and this machine has no GPU. Set it to cpu (`training.device` "
+            "in a run's file, `--device` in other commands)."
+        )
     if choose_device(name).type == "cuda" and num_ranks > num_devices:
         raise LayoutError(
             f"`layout.tensor` x `layout.data` must be at most this machine's {num_devices} CUDA devices, but is "
             f"{num_ranks}. Choose a smaller layout, start several machines with torchrun, or set "
-            "`training.device` to cpu."
+            "the device to cpu (`training.device` in a run's file, `--device` in other commands)."
         )
 
 
