@@ -19,11 +19,14 @@ from crosscut.cli.study import study
 from crosscut.cli.train import train
 from crosscut.cli.verify import verify
 from crosscut.config import CrosscutError, RankFailure, RunStopped
+from crosscut.config.terminal import show_cursor
 
 _SECONDS_UNTIL_STOPPED = 5.0
 
 EXIT_REQUEUE = 75
 """Exit status of a run that stopped at a scheduler's request and can be started again: `EX_TEMPFAIL` of sysexits.h."""
+
+_EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -42,6 +45,7 @@ def main() -> None:
     - 2 after a user's mistake, which is reported as one message.
     - 1 after a failed rank, whose traceback is printed.
     - 75 after a run that stopped at a scheduler's request and can be resumed.
+    - 130 after Ctrl-C, also if a run has written a checkpoint because of it.
     - 128 + the signal's number after SIGTERM or SIGUSR1 in any other command.
     """
     for number in (signal.SIGTERM, signal.SIGUSR1):
@@ -55,15 +59,16 @@ def main() -> None:
     except RunStopped as stopped:
         if os.environ.get("RANK", "0") == "0":
             click.echo(f"crosscut: {stopped}", err=True)
-        sys.exit(EXIT_REQUEUE)
+        sys.exit(_EXIT_INTERRUPTED if stopped.interrupted else EXIT_REQUEUE)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
+        show_cursor()  # a rank that was killed has left it hidden behind its progress bar
         _fail(
             "crosscut: Interrupted. To continue a training run from its last checkpoint, use --resume auto. To "
             "continue a corpus, start the same command again.",
-            130,
+            _EXIT_INTERRUPTED,
         )
 
 

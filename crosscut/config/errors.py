@@ -34,7 +34,13 @@ class RankFailure(Exception):  # noqa: N818 - the name describes an event
 
 
 class RunStopped(Exception):  # noqa: N818 - the name describes an event
-    """Stop of a run at a scheduler's request, after the run has written a checkpoint to resume from."""
+    """Stop of a run at the request of a scheduler, or of a user's Ctrl-C (`interrupted`), after the run has written a
+    checkpoint to resume from.
+    """
+
+    def __init__(self, message: str, *, interrupted: bool = False) -> None:
+        super().__init__(message)
+        self.interrupted = interrupted
 
 
 class TrainingError(CrosscutError):

@@ -28,7 +28,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure, get
 from crosscut.config import ConfigError, CrosscutError, LayoutError, RankFailure, errors
 from crosscut.config.machine import available_cores, leave_with_parent
 from crosscut.launch.heap import give_freed_tensors_back
-from crosscut.launch.stopping import REQUESTS, SAME_REQUEST
+from crosscut.launch.stopping import REQUESTS, is_repeated
 
 _T = TypeVar("_T")
 
@@ -221,13 +221,13 @@ class _PassedOn:
 
     def _take(self, number: int, _frame: object) -> None:
         now = time.monotonic()
-        if self.first and number != signal.SIGUSR1 and now - self._when > SAME_REQUEST:
+        if self.first and is_repeated(number, now - self._when):
             raise SignalException("stopped at once", sigval=signal.Signals(number))
         if not self.first:
             self.first, self._when = number, now
         for pid in self.ranks:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGUSR1)
+                os.kill(pid, signal.SIGINT if number == signal.SIGINT else signal.SIGUSR1)
 
 
 @contextmanager
@@ -258,6 +258,7 @@ def _run_rank(function: Callable[..., _T], arguments: tuple[Any, ...]) -> _T:
     one.
     """
     leave_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # end without a traceback; the launching process reports the interrupt
     share_cores()
     try:
         return function(*arguments)

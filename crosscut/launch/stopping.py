@@ -1,4 +1,4 @@
-"""Stop between two steps, at the same step on all ranks, when a scheduler sends SIGTERM or SIGUSR1.
+"""Stop between two steps, at the same step on all ranks, after SIGTERM or SIGUSR1 of a scheduler or a user's Ctrl-C.
 
 A signal reaches ranks at different times, or only some of them. If one rank left alone, the others would wait for it
 forever. Ranks therefore vote at every check: an all-reduce (max) of one byte over all ranks, started at one check and
@@ -24,18 +24,32 @@ from typing import Self, TypeVar
 import torch
 import torch.distributed as dist
 
+from crosscut.config.terminal import show_cursor
+
 REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
-"""Signals that ask a run to stop. Programs that also end in good order on Ctrl-C add SIGINT."""
+"""Signals by which a scheduler asks a program to stop."""
+
+INTERRUPTIBLE = (*REQUESTS, signal.SIGINT)
+"""Signals that ask a program to stop if it also ends in good order on Ctrl-C."""
 
 SAME_REQUEST = 2.0
 """Number of seconds during which further signals count as copies of the first one, because schedulers signal a process
-and its group, and torchrun passes signals on. A later SIGTERM (or SIGINT, if it is handled) ends the process at once.
+and its group, and torchrun passes signals on. A later SIGTERM ends the process at once, and so does a later SIGINT if
+SIGINT is handled.
+"""
+
+SAME_INTERRUPT = 0.3
+"""The same for a SIGINT that a terminal sends: too short to press Ctrl-C twice, and long enough for a program between
+the terminal and this process that passes the signal on.
 """
 
 _UNTIL_PASSED_ON = 2.0
 """Number of seconds within which `launch` passes on a request, if a scheduler sent SIGTERM to all processes."""
 
 _PATIENCE = timedelta(days=1)
+
+_INTERRUPTED = 2
+"""Vote of a rank that received a SIGINT. Other ranks vote 1 if they were asked to stop, otherwise 0."""
 
 _T = TypeVar("_T")
 
@@ -72,6 +86,8 @@ class StopRequest:
     def __init__(self, signals: tuple[int, ...] = REQUESTS, told: Callable[[], None] | None = None) -> None:
         self.asked = False
         """Whether this rank was asked to stop. Other ranks may not know it yet."""
+        self.interrupted = False
+        """Whether the request is a user's Ctrl-C. After `check` has raised, all ranks have the same value."""
         self._told = told
         self._agreed = False
         self._signals = _Signals(self._ask, signals)
@@ -102,7 +118,7 @@ class StopRequest:
         else:
             agreed = self._read_vote()
             if not agreed:
-                mine = torch.tensor([self.asked], dtype=torch.uint8)
+                mine = torch.tensor([self.asked + self.interrupted], dtype=torch.uint8)
                 self._vote = (dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._group, async_op=True), mine)
         if agreed:
             self._agreed = True
@@ -128,10 +144,13 @@ class StopRequest:
             return False
         (work, result), self._vote = self._vote, None
         work.wait()
+        self.interrupted = self.interrupted or result.item() == _INTERRUPTED
         return bool(result.item())
 
-    def _ask(self) -> None:
-        self.asked = True
+    def _ask(self, number: int) -> None:
+        if self.asked:
+            return
+        self.interrupted, self.asked = number == signal.SIGINT, True
         if self._told is not None:
             self._told()
 
@@ -139,7 +158,7 @@ class StopRequest:
 class _Signals:
     """Receives the process's signals in a thread of its own, instead of Python's main thread."""
 
-    def __init__(self, ask: Callable[[], None], numbers: tuple[int, ...]) -> None:
+    def __init__(self, ask: Callable[[int], None], numbers: tuple[int, ...]) -> None:
         self._ask = ask
         self._numbers = numbers
         self._first = 0.0
@@ -183,17 +202,29 @@ class _Signals:
         now = time.monotonic()
         if number == signal.SIGUSR1:
             self._certain.set()
+        is_launched = multiprocessing.parent_process() is not None
         if not self._first:
             self._first = now
-            if multiprocessing.parent_process() is not None and number == signal.SIGTERM:
+            if is_launched and number == signal.SIGTERM:
                 threading.Thread(target=self._leave_unless_passed_on, daemon=True).start()
-        elif number != signal.SIGUSR1 and now - self._first > SAME_REQUEST:
+        elif number == signal.SIGINT and is_launched:
+            return  # the terminal sends it to the launching process, too, which decides
+        elif is_repeated(number, now - self._first):
+            show_cursor()
             os._exit(128 + number)
-        self._ask()
+        self._ask(number)
 
     def _leave_unless_passed_on(self) -> None:
         if not self._certain.wait(_UNTIL_PASSED_ON):
             os._exit(128 + signal.SIGTERM)
+
+
+def is_repeated(number: int, seconds: float) -> bool:
+    """Whether a signal that arrives `seconds` after the first request is a second request, and not a copy of the
+    first.
+    """
+    from_terminal = number == signal.SIGINT and "TORCHELASTIC_RUN_ID" not in os.environ
+    return number != signal.SIGUSR1 and seconds > (SAME_INTERRUPT if from_terminal else SAME_REQUEST)
 
 
 def _do_nothing(*_: object) -> None:

@@ -26,7 +26,7 @@ from crosscut.config.published.folders import TOKENIZER_FILE, is_published, reas
 from crosscut.data import Sampler, TokenFolder, Tokenizer, ValidationSampler, prepare
 from crosscut.launch import Done, Ranks, in_ranks
 from crosscut.launch.processes import choose_device
-from crosscut.launch.stopping import ignore_requests
+from crosscut.launch.stopping import INTERRUPTIBLE, ignore_requests
 from crosscut.parallel import make_mesh
 from crosscut.parallel.collectives import share_from_first
 from crosscut.planner.messages.traffic import reason_against_halves
@@ -55,6 +55,16 @@ class _Prepared:
     """Whether to profile a few steps (`profiling`)."""
 
 
+@dataclasses.dataclass(frozen=True)
+class _Stop:
+    """Early end of a run, after its checkpoint was written."""
+
+    step: int
+    """Number of steps done."""
+    interrupted: bool
+    """Whether a user's Ctrl-C ended the run, and not a scheduler."""
+
+
 Resume = bool | Literal["auto"]
 """Whether to resume: `True` requires a checkpoint, `"auto"` resumes if there is a checkpoint and starts a new run if
 not.
@@ -70,20 +80,23 @@ def run_training(run: RunConfig, *, resume: Resume = False, profile: bool = Fals
     build the model).
 
     Raises `ConfigError`, `LayoutError`, `DataError`, `CheckpointError` or `TrainingError`; `RankFailure` if a rank
-    failed for another reason; `RunStopped` if SIGTERM or SIGUSR1 asked the run to stop and its checkpoint has been
-    written. Both signals are ignored from then on, so that a repeated signal cannot hide `RunStopped`.
+    failed for another reason; `RunStopped` if SIGTERM, SIGUSR1 or Ctrl-C asked the run to stop and its checkpoint has
+    been written. SIGTERM and SIGUSR1 are ignored from then on, so that a repeated signal cannot hide `RunStopped`.
     """
-    ranks = Ranks(layout=run.layout, device=run.training.device)
+    ranks = Ranks(layout=run.layout, device=run.training.device, signals=INTERRUPTIBLE)
     resolved = resolve_on(run, choose_device(run.training.device))
     require_capabilities(resolved)
-    stopped_after = in_ranks(ranks, _train, prepare=lambda: _prepare_unless_complete(resolved, resume, profile))
-    if stopped_after:
+    stop = in_ranks(ranks, _train, prepare=lambda: _prepare_unless_complete(resolved, resume, profile))
+    if stop is not None:
         ignore_requests()  # also in the process that started the ranks
         config = shlex.quote(str(Path(run.output.folder) / CONFIG_FILE))
         raise RunStopped(
-            f"The run was asked to stop and has stopped after step {stopped_after} of {run.training.steps}. Its "
-            f"checkpoint is `{checkpoint_folder(run.checkpoints_folder, stopped_after)}`. Requeue the job, or resume "
-            f"with `{typed_command()} train {config} --resume auto`."
+            f"The run was {'interrupted' if stop.interrupted else 'asked to stop'} and has stopped after step "
+            f"{stop.step} of {run.training.steps}. Its checkpoint is "
+            f"`{checkpoint_folder(run.checkpoints_folder, stop.step)}`. "
+            f"{'Resume' if stop.interrupted else 'Requeue the job, or resume'} with "
+            f"`{typed_command()} train {config} --resume auto`.",
+            interrupted=stop.interrupted,
         )
 
 
@@ -99,12 +112,12 @@ def is_complete(run: RunConfig) -> bool:
     return not find_damage(checkpoint_folder(run.checkpoints_folder, steps), progress=True)
 
 
-def _prepare_unless_complete(run: ResolvedRun, resume: Resume, profile: bool) -> _Prepared | Done[int]:
+def _prepare_unless_complete(run: ResolvedRun, resume: Resume, profile: bool) -> _Prepared | Done[_Stop | None]:
     """Prepare a run for its ranks. If `resume="auto"` and the run is complete, say so and return `Done` instead."""
     if resume == "auto" and is_complete(run.config):
         text = f"The run in `{run.config.output.folder}` is complete: all {run.training.steps} steps are done."
         Console().print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
-        return Done(0)
+        return Done(None)
     return _prepare(run, resume, profile)
 
 
@@ -234,8 +247,8 @@ def identity_of(run: RunConfig, tokens: TokenFolder) -> dict[str, Any]:
     return {**model, **order, "data.tokens": hashlib.sha256("".join(files).encode()).hexdigest()[:16]}
 
 
-def _train(prepared: _Prepared, device: torch.device) -> int:
-    """Train on one rank. Returns the step at which the run was asked to stop; 0 if all steps are done."""
+def _train(prepared: _Prepared, device: torch.device) -> _Stop | None:
+    """Train on one rank. Returns None if all steps are done."""
     run = prepared.run.config
     mesh = make_mesh(run.layout, device)
     tokens = TokenFolder.open(Path(run.tokens_folder), verify=False)  # `_prepare` has checked the hashes
@@ -255,4 +268,4 @@ def _train(prepared: _Prepared, device: torch.device) -> int:
             write_report(run, trainer.model, tokens, outcome)
             share_from_first(None)  # wait for the report: a rank that exits early would kill the rank that writes it
         loop.saver.require_saved()
-    return outcome.last_step if outcome.stopped else 0
+    return _Stop(outcome.last_step, outcome.interrupted) if outcome.stopped else None

@@ -18,6 +18,7 @@ from crosscut.config import TrainingError, write_toml
 from crosscut.config.conventions import CONFIG_FILE
 from crosscut.evaluation import Score, evaluate_loss
 from crosscut.launch import Stopped, StopRequest
+from crosscut.launch.stopping import INTERRUPTIBLE
 from crosscut.parallel import find_drift
 from crosscut.training.batches import Batches, BatchesAhead
 from crosscut.training.evaluations import Evaluations
@@ -46,9 +47,11 @@ class Outcome:
     seconds: float
     """Seconds of the training steps alone."""
     stopped: bool
-    """Whether a scheduler ended the run early. `after` may then be older than `last_step`, whose checkpoint has been
-    written.
+    """Whether a scheduler or a user ended the run early. `after` may then be older than `last_step`, whose checkpoint
+    has been written.
     """
+    interrupted: bool
+    """Whether a user did so with Ctrl-C."""
 
 
 @dataclass
@@ -103,7 +106,7 @@ class Loop:
         )
 
     def train(self, resume_from: Path | Folder | None = None) -> Outcome:
-        """Run all remaining steps, or run until a scheduler asks to stop (`launch.stopping`).
+        """Run all remaining steps, or run until a scheduler or Ctrl-C asks to stop (`launch.stopping`).
 
         Raises `TrainingError` if a loss is not finite, if the loss scale has fallen too low, or if replicas of a
         parameter differ.
@@ -113,7 +116,7 @@ class Loop:
         with self._metrics(first) as metrics, BatchesAhead(self.batches, num_steps=steps) as batches:
             before = self.validate(first, metrics)
             follower = Follower(lambda result, seconds: self._tell(result, seconds, metrics), self.mesh.device)
-            with StopRequest() as request:
+            with StopRequest(INTERRUPTIBLE, lambda: _tell_request(request, metrics)) as request:
                 course = _Course(metrics, batches, follower, request, done=first, after=before)
                 while course.done < steps and not course.stopped:
                     self._launch_step(course)
@@ -131,6 +134,7 @@ class Loop:
             last_step=course.done,
             seconds=follower.seconds,
             stopped=course.stopped,
+            interrupted=course.stopped and request.interrupted,
         )
 
     def _chores_due(self, course: _Course) -> Iterator[Callable[[_Course], None]]:
@@ -262,6 +266,12 @@ class Loop:
 
     def _samples(self, step: int) -> int:
         return step * self.run.training.batch_size
+
+
+def _tell_request(request: StopRequest, metrics: Metrics) -> None:
+    """Tell a user who has pressed Ctrl-C that the run needs a moment to end."""
+    if request.interrupted:
+        metrics.note("Stopping after this step, with a checkpoint. Press Ctrl-C again to end at once without one.")
 
 
 def _is_due(step: int, every: int) -> bool:

@@ -142,3 +142,50 @@ def test_under_torchrun_the_agents_sigterm_leaves_a_checkpoint(start, book, tmp_
     assert process.returncode != 0
     assert errors.count("crosscut: The run was asked to stop and has stopped after step") == 1
     assert only_checkpoint(run) >= 3
+
+
+@pytest.mark.parametrize("layout", [pytest.param("layout.tensor=1", marks=pytest.mark.slow), "layout.tensor=2"])
+def test_ctrl_c_leaves_a_checkpoint_and_exits_130(start, book, tmp_path, layout):
+    run = tmp_path / "run"
+    process = start("-m", "crosscut", "train", *TINY, *ENDLESS, f"data.text={book}", layout, f"output.folder={run}")
+    wait_for_steps(run, 3)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    step = only_checkpoint(run)
+    assert step >= 3
+    assert "Stopping after this step, with a checkpoint. Press Ctrl-C again to end at once" in output
+    assert f"crosscut: The run was interrupted and has stopped after step {step} of 1000000. Its checkpoint" in errors
+    assert "Resume with `" in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the ranks are found in /proc")
+def test_a_second_ctrl_c_ends_a_run_at_once(start, book, tmp_path):
+    """The first one cannot take effect, since the ranks are halted and reach the end of no step."""
+    run, layout = tmp_path / "run", "layout.tensor=2"
+    process = start("-m", "crosscut", "train", *TINY, *ENDLESS, f"data.text={book}", layout, f"output.folder={run}")
+    wait_for_steps(run, 3)
+    for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+        if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(int(pid), signal.SIGSTOP)
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert list_checkpoints(run / "checkpoints") == []
+    assert "Traceback" not in errors
+
+
+def test_ctrl_c_before_the_first_step_ends_at_once(start, book, tmp_path):
+    corpus, run = tmp_path / "long.txt", tmp_path / "run"
+    corpus.write_text(book.read_text() * 60)  # seconds of work
+    process = start("-m", "crosscut", "train", *TINY, f"data.text={corpus}", f"output.folder={run}")
+    deadline = time.monotonic() + 60
+    while not list(run.glob(".tokens*")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Interrupted" in errors

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from crosscut.config import ConfigError, LayoutError
-from crosscut.launch import launch, process_group, processes
+from crosscut.launch import launch, process_group, processes, stopping
 from crosscut.launch.processes import require_devices
 from crosscut.launch.stopping import Stopped, StopRequest
 from crosscut.parallel import RankFailure
@@ -208,7 +208,7 @@ def test_ranks_that_take_no_requests_are_ended(tmp_path: Path, number: int, to_r
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
 def test_a_second_sigterm_ends_the_ranks_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "SAME_REQUEST", 0.1)
+    monkeypatch.setattr(stopping, "SAME_REQUEST", 0.1)
 
     def ask_twice(_: list[int]) -> None:
         for _ in range(2):

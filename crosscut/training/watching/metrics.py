@@ -81,6 +81,11 @@ class Metrics:
             self._write(step, figures)
             self._display.line(f"step {step:>6}  {in_a_line(figures)}")
 
+    def note(self, text: str) -> None:
+        """Show a line above the progress bar."""
+        if self.active:
+            self._display.line(text)
+
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Inside, hide the progress bar so that another one can be shown."""
