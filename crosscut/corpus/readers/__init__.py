@@ -1,7 +1,8 @@
-"""Readers yield the documents of a file one by one, and a reject for everything that cannot be read.
+"""Readers yield the documents of a file one by one, and a reject for each record that cannot be read.
 
-A reader is a function of a `File` and a `Reading`. It holds little of the file in memory at a time. An unreadable
-record costs no other document: the reader yields the place and the reason (`Reject`) and continues.
+A reader is a function that takes a `File` and the settings for reading the file (`Reading`). A reader holds only a
+small section of the file in memory at a time. If a record is unreadable, the reader yields a `Reject` with the place
+and the reason, and continues with the next record.
 """
 
 from collections.abc import Callable, Iterator

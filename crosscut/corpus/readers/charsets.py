@@ -5,17 +5,18 @@ import codecs
 from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 
 MAX_REPLACED = 0.05
-"""Largest share of undecodable characters in a usable text."""
+"""Maximum share of undecodable characters in a text. A text with a larger share is rejected."""
 
 _WIDE = ("utf-16", "utf-32")
 _MULTIBYTE = ("big5", "cp932", "cp949", "euc", "gb", "hz", "iso2022", "iso-2022", "shift", "utf-7", "utf7", *_WIDE)
 
 
 def decode(data: bytes, declared: str = "") -> tuple[str, bool] | None:
-    """Return the text, and whether another charset than the declared one was used. Return None if no charset fits.
+    """Decode bytes. Returns the text, and whether a charset other than the declared one was used.
 
-    Non-ASCII bytes that are valid UTF-8 are hardly ever anything else, so UTF-8 is tried before a declared single-byte
-    charset. If neither fits, the charset is guessed from the bytes, and undecodable bytes become U+FFFD.
+    Returns None if no charset fits. Bytes that are valid UTF-8 and not pure ASCII are hardly ever in another charset,
+    so UTF-8 is tried before a declared single-byte charset. If neither charset fits, the charset is guessed from the
+    bytes, and undecodable bytes become U+FFFD.
     """
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", "replace"), False

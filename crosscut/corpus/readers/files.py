@@ -51,17 +51,17 @@ class File:
     """A key of `SUFFIXES`."""
 
     compression: str
-    """An element of `COMPRESSIONS`, or empty."""
+    """An element of `COMPRESSIONS`, or empty if the file is not compressed."""
 
     size: int
-    """Bytes on disk. An `.idx` file includes the bytes of its `.bin` file."""
+    """Number of bytes on disk. The size of an `.idx` file includes the bytes of its `.bin` file."""
 
     version: str
-    """A text that changes when the file changes: the time of the last change, or a version that the store reports."""
+    """Text that changes when the file changes: the time of the last change, or a version that the store reports."""
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
-        """Open the file without unpacking it. Raises `DataError` if opening or reading fails."""
+        """Open the file without decompressing it. Raises `DataError` if opening or reading fails."""
         try:
             with _open(self.url) as file:
                 yield file
@@ -69,9 +69,9 @@ class File:
             raise unreadable(self.url, error) from None
 
     def chunks(self) -> Iterator[tuple[bytes, int]]:
-        """Yield the decompressed bytes in order, each piece with the number of bytes on disk that were read so far.
+        """Yield the decompressed bytes in chunks. Each chunk comes with the number of bytes read from the disk so far.
 
-        Raises `DataError` if the file cannot be read, and `DamagedError` if packed data is damaged or incomplete.
+        Raises `DataError` if the file cannot be read, and `DamagedError` if compressed data is damaged or incomplete.
         """
         with self.open() as file:
             yield from unpack(file, name=self.url, compression=self.compression)
@@ -95,9 +95,10 @@ class _Found(NamedTuple):
 def find_files(source: SourceConfig) -> list[File]:
     """Find the files of a source, in the order of `sources.files`. The matches of one entry are sorted by name.
 
-    A file that matches several entries is listed once. Folders are searched recursively, without hidden files, for
-    files with a known suffix; if the source has a format of `NAMED_FREELY`, all files are taken. Raises `DataError` if
-    an entry matches nothing, if a folder cannot be read, or if a file's suffix does not tell its format.
+    A file that matches several entries is listed once. Folders are searched recursively for files with a known suffix;
+    if the source has a format of `NAMED_FREELY`, all files are taken. Hidden files are skipped. Raises `DataError` if
+    an entry matches nothing, if a folder cannot be read, if a file's suffix does not tell its format, or if a format
+    does not support the file's compression or location.
     """
     files: dict[str, File] = {}
     names: set[str] = set()
@@ -125,10 +126,10 @@ def _match(source: SourceConfig, pattern: str) -> list[_Found]:
     except OSError as error:
         raise unreadable(error.filename or pattern, error) from None
     except Exception as error:  # each store has its own exceptions, and fsspec raises several kinds for invalid URLs
-        hint = " Try `pip install crosscut[s3]`." if pattern.startswith("s3://") else ""
+        hint = " If s3fs is missing, type `pip install 'crosscut[s3]'`." if pattern.startswith("s3://") else ""
         raise DataError(
             f"`sources.files` of `{source.name}` must name readable files, but `{pattern}` cannot be read: "
-            f"{str(error).rstrip('.') or type(error).__name__}.{hint}"
+            f"{str(error).rstrip('.') or type(error).__name__}. Check the path and the access rights.{hint}"
         ) from None
     if not matched:
         raise DataError(
@@ -262,7 +263,8 @@ def _tokens_of(url: str) -> os.stat_result:
     """Size and time of the `.bin` file beside an `.idx` file."""
     if "://" in url:
         raise DataError(
-            f"`{url}` must be a local file, because megatron files are mapped into memory. Copy it to a local disk."
+            f"`{url}` must be a local file, because megatron files are mapped into memory. Copy the file to a "
+            "local disk."
         )
     path = Path(url).with_suffix(".bin")
     try:

@@ -17,14 +17,14 @@ from crosscut.corpus.readers.lines import read_whole
 from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, excerpt
 
 MAX_DEPTH = 1000
-"""Deepest nesting for which the main text is searched; a deeper page is taken whole. The time of the search grows with
-the square of the depth. Browsers support half of this depth."""
+"""Maximum nesting depth of `<div>` elements up to which the main text is searched; a deeper page is taken whole. The
+time of the search grows with the square of the depth. Browsers support half of this depth."""
 
 _DIVISION = re.compile(r"<(/?)div\b", re.IGNORECASE)
 
 
 def read_html(file: File, reading: Reading) -> Iterator[Item]:
-    """Yield the document of a page. The declared charset is used if it fits, otherwise the charset is guessed."""
+    """Yield the document of a page. The function `decode` chooses the charset."""
     data = read_whole(file, reading.max_bytes)
     if isinstance(data, Reject):
         yield data
@@ -44,7 +44,7 @@ def read_html(file: File, reading: Reading) -> Iterator[Item]:
 def extract(markup: str, *, main_content: bool) -> tuple[str, str]:
     """Return the title and the text of a page, with blank lines between paragraphs.
 
-    `main_content` leaves out menus and everything else that surrounds the main text.
+    If `main_content` is true, menus and everything else that surrounds the main text are left out.
     """
     tree = HTMLTree.parse(markup)
     text = extract_plain_text(tree, main_content=main_content and _depth(markup) <= MAX_DEPTH, alt_texts=False)

@@ -1,6 +1,6 @@
 """Read .jsonl files. Each line is a document: a JSON object with the text under a key.
 
-Each line is decoded and parsed separately, so a bad line costs no other document.
+Each line is decoded and parsed separately, so a bad line does not affect other documents.
 """
 
 import json
@@ -50,7 +50,7 @@ def _read_line(line: Line, reading: Reading) -> Item | None:
 
 
 def as_document(row: dict[str, Any], reading: Reading, *, place: str, record: int, position: int) -> Item:
-    """Make a document from a row of named values.
+    """Make a document from a JSON object or a row of a table.
 
     The result is a `Reject` if the text is missing or invalid, and a `Skip` if the text is blank. An invalid URL,
     number of votes or title is left out, and the document is kept.

@@ -1,4 +1,4 @@
-"""Read a file line by line or as a whole, in bounded memory, also if the file is damaged or ends too early."""
+"""Read a file line by line or as a whole, in bounded memory, even if the file is damaged or ends too early."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -15,13 +15,13 @@ class Line(NamedTuple):
     """Line number, from 1."""
 
     data: bytes
-    """Bytes of the line without its line end. If the line is too long, only the first bytes."""
+    """Bytes of the line without its line end. The data of a line that is too long may be truncated."""
 
     position: int
-    """Bytes on disk that were read up to this line."""
+    """Number of bytes read from the disk up to this line."""
 
     too_long: bool = False
-    """Whether the line is longer than `max_bytes` of `read_lines`."""
+    """Whether the line is longer than the argument `max_bytes` of `read_lines`."""
 
 
 def read_lines(file: File, max_bytes: int) -> Iterator[Line | Reject]:
@@ -70,6 +70,9 @@ def read_whole(file: File, max_bytes: int) -> bytes | Reject:
 
 
 def broken_off(file: File, error: DamagedError, what: str) -> Reject:
-    """Make the reject for the rest of a file, from the place where the file is damaged or ends too early."""
+    """Make the reject for a damaged file, for everything from the damage to the end of the file.
+
+    `what` names the first record that cannot be read.
+    """
     reason = f"{what} and everything after it cannot be read: {error}"
     return Reject(f"byte {error.place}", "damaged file", reason, lost=max(file.size - error.place, 1))

@@ -1,4 +1,4 @@
-"""Read token files of Megatron-LM (an `.idx` file beside a `.bin` file), and decode their documents to text."""
+"""Read token files of Megatron-LM (an `.idx` file with its `.bin` file), and decode their documents to text."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +11,10 @@ from crosscut.data.shards.megatron import IndexedTokens
 
 
 def read_megatron(file: File, reading: Reading) -> Iterator[Item]:
-    """Yield the documents of a pair of files, decoded with the tokenizer that made them, without ends of text.
+    """Yield the documents of a pair of files as text, without end-of-text tokens.
 
-    A document with token ids outside the tokenizer's vocabulary is rejected, because another tokenizer made it.
+    The tokenizer `reading.tokenizer` decodes the token ids. A document with token ids outside the tokenizer's
+    vocabulary is rejected, because another tokenizer made it.
     """
     tokenizer = load_tokenizer(Path(reading.tokenizer))
     try:

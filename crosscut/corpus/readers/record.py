@@ -17,14 +17,15 @@ class Text(NamedTuple):
     """Number of the line, row, message or page in the file, from 1."""
 
     position: int = 0
-    """Bytes on disk that were read up to this document."""
+    """Number of bytes read from the disk up to this document."""
 
     url: str = ""
     karma: float | None = None
     title: str = ""
 
     note: str = ""
-    """Name of a correction that reading needed, such as `charset`. Empty if none was needed."""
+    """Name of a correction that was needed to read the document, such as `charset`. Empty if no correction was
+    needed."""
 
 
 class Reject(NamedTuple):
@@ -34,23 +35,24 @@ class Reject(NamedTuple):
     """Place in the file: `line 17`, `row 3`, `byte 1024`."""
 
     rule: str
-    """Kind of problem, in a few fixed words."""
+    """Kind of problem in a few fixed words, such as `no JSON`. The report counts rejects by kind."""
 
     reason: str
-    """Problem of this record, in detail."""
+    """Details of the problem in this record."""
 
     excerpt: str = ""
-    """First characters of the record."""
+    """First characters of the record, for the report."""
 
     lost: int = 0
-    """Bytes on disk that are lost, if more than one record is affected, as in the rest of a damaged file."""
+    """Number of lost bytes on disk if more than one record is lost, as in the rest of a damaged file. 0 if only this
+    record is lost."""
 
 
 class Skip(NamedTuple):
     """A record that is not meant to become a document, such as a redirect."""
 
     rule: str
-    """Kind of record, such as `redirect`."""
+    """Kind of record, such as `redirect`. The report counts skipped records by kind."""
 
 
 Item = Text | Reject | Skip
@@ -66,14 +68,14 @@ class Reading:
     title_key: str = "title"
 
     max_bytes: int = 64 * 10**6
-    """Maximum length, in bytes, of a document and of a line, file or message that may hold a document."""
+    """Maximum size of a document in bytes. A longer line, file or message is rejected."""
 
     tokenizer: str = ""
-    """Path of a `tokenizer.json`, which only the megatron reader needs."""
+    """Path of a `tokenizer.json`. Only the megatron reader needs a tokenizer."""
 
     @classmethod
     def of(cls, config: CorpusConfig, source: SourceConfig) -> "Reading":
-        """Take the settings for one source from a corpus's config."""
+        """Take the settings for one source from the config of a corpus."""
         return cls(
             text_key=source.text_key,
             url_key=source.url_key,
@@ -92,7 +94,7 @@ def excerpt(data: bytes | str) -> str:
 
 
 def writable(text: str) -> bool:
-    """Whether UTF-8 can encode a text. Half of a surrogate pair cannot be encoded."""
+    """Whether UTF-8 can encode the text. UTF-8 cannot encode half of a surrogate pair."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -101,6 +103,9 @@ def writable(text: str) -> bool:
 
 
 def too_long(place: str, what: str, start: bytes | str, max_bytes: int) -> Reject:
-    """Make the reject for a record that is longer than a document may be."""
+    """Make the reject for a record that is longer than `max_bytes`.
+
+    `what` names the kind of record, such as `the line`, and `start` is the beginning of the record.
+    """
     reason = f"{what} is longer than {max_bytes / 1e6:g} MB (`ingest.max_document_mb`)"
     return Reject(place, "too long", reason, excerpt(start))

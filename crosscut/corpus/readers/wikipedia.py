@@ -39,7 +39,7 @@ _EMPTY_BRACKETS = re.compile(r" ?\(\s*[,;]?\s*\)")
 
 
 def read_wikipedia(file: File, reading: Reading) -> Iterator[Item]:
-    """Yield the articles of a dump. Each page is a record. If a page has several revisions, the last one is taken."""
+    """Yield the articles of a dump. Each page is a record. Of several revisions of a page, the last is taken."""
     stream = _Stream(file)
     number = 0
     try:

@@ -1,6 +1,6 @@
 """The stage `tokens`: encode the remaining documents, without the passages cut from them, as token ids.
 
-    work/tokens/000002-0001.tokens         ids of all texts, each with an end of text, as in a token folder
+    work/tokens/000002-0001.tokens         token ids of all texts, with an end-of-text token after each text
     work/tokens/000002-0001.index.arrow    row, piece, tokens, file, record: length and origin of each text
 
 If passages are cut from a document, each remaining piece becomes a separate text.
@@ -28,7 +28,7 @@ from crosscut.corpus.tokens.tokenizer import load_tokenizer
 from crosscut.data.tokenization.encoding import BATCH_CHARACTERS
 
 TOKENS = "tokens"
-"""The stage's name."""
+"""Name of the stage that this module implements."""
 
 INDEX = pa.schema(
     [
@@ -39,8 +39,8 @@ INDEX = pa.schema(
         ("record", pa.uint64()),
     ]
 )
-"""Columns of the index, whose rows are in the order of the ids. `piece` counts from 0 within a document, `file` is
-`source/file` as in document ids, and `tokens` includes the end of text."""
+"""Columns of the index, with one row per text in the order of the token ids. `piece` counts from 0 within a document,
+`file` is `source/file` as in document ids, and `tokens` includes the end-of-text token."""
 
 
 def tokens_name(part: str) -> str:
@@ -49,24 +49,24 @@ def tokens_name(part: str) -> str:
 
 
 def index_name(part: str) -> str:
-    """Name of the index of a part's token ids."""
+    """Name of the file with the index of a part's token ids."""
     return f"{part}.index.arrow"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokensStage:
-    """The stage `tokens`, with one task per part."""
+    """The stage `tokens`, with one task per part (an Arrow file of documents)."""
 
     tokenizer: Path
     """The `tokenizer.json` that an earlier stage wrote."""
 
     min_tokens: int
-    """Minimum number of tokens, not counting the end of text, in each piece of a document that was cut. Shorter pieces
-    are left out.
-    """
+    """Minimum number of tokens, without the end-of-text token, in each piece of a document that was cut. Shorter pieces
+    are left out."""
 
     filters: tuple[str, ...]
-    """Names of all filters. If `leakage` is among them, the passages that it found are cut out."""
+    """Names of all filters that the documents have passed. If `leakage` is one of these filters, the passages that
+    `leakage` marked are cut out."""
 
     cleaned: bool = True
     name: str = TOKENS
@@ -114,9 +114,9 @@ class _Written:
 
 
 def encode_part(part: Part, tokenizer: Path, min_tokens: int, output: Output) -> Counts:
-    """Run a task of the stage: encode a part in batches of text.
+    """Run a task: encode the documents of a part as token ids, in batches of texts.
 
-    If all pieces of a document are too short, the document is dropped by the rule `cut to pieces`.
+    If all pieces of a document are too short, the rule `cut to pieces` drops the document.
     """
     documents = list(part.documents())
     cuts = read_cuts(part.work, LEAKAGE, part.name) if LEAKAGE in part.filters else {}

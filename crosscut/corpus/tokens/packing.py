@@ -3,9 +3,10 @@
 Documents are split at random into training and validation. The weight of a source then says how often its training
 documents are written: with weight 2 each document is written twice; with weight 0.25 a quarter of the documents is
 written once, chosen by the seed and the document's id. Validation documents are therefore never in training and never
-repeated. All pieces of one document are on the same side.
+repeated. All pieces of one document go to the same side of the split.
 
-The task writes the token folder's files into the stage's folder. `publish` then links them into place, all at once.
+The task writes the token folder's files into the stage's folder. `publish` then links the files into place, all at
+once.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from crosscut.data.shards.writing import INDEX_DTYPE, TokenDocument, split_at_ra
 from crosscut.data.tokenization.tokenizer import Tokenizer, token_dtype
 
 PACKING = "packing"
-"""The stage's name."""
+"""Name of the stage that this module implements."""
 
 _INDEX = ".idx"
 
@@ -106,7 +107,9 @@ def pack(work: Path, parts: Sequence[str], tokenizer: Path, config: CorpusConfig
     )
     train, validation = write_shards(packed.blend(split), folder, num_shards=settings.num_shards)
     if not any(entry.documents for entry in train):
-        raise DataError("`sources.weight` must keep some training documents, but keeps none. Set a higher weight.")
+        raise DataError(
+            "`sources.weight` must keep some training documents, but keeps none. Set a higher weight for a source."
+        )
     digest = sha256(tokenizer)
     Manifest(
         dtype=dtype.name,
@@ -195,7 +198,10 @@ class _Packed:
                 yield _Document(file.partition("/")[0], f"{file}#{record}", texts)
 
     def blend(self, split: Iterable[tuple[bool, _Document]]) -> Iterator[tuple[bool, TokenDocument]]:
-        """Repeat each document's texts according to its weight, as pairs (is for validation, text)."""
+        """Repeat the texts of each training document by the weight of its source.
+
+        Yields pairs: whether the text is for validation, and the text.
+        """
         for for_validation, document in split:
             copies = 1 if for_validation else self._copies(document)
             count = self.counts.setdefault(document.source, {}).setdefault(
@@ -223,10 +229,11 @@ def _map(path: Path) -> memoryview:
 
 
 def publish(work: Path, target: Path) -> None:
-    """Replace the token folder at `target` with the one that the stage wrote, all at once.
+    """Replace the token folder at `target` by the token folder that the stage `packing` wrote, all at once.
 
     The files are hard links to the stage's files, or copies if the disk does not support links. Raises `DataError` if
-    `target` holds anything else than token shards of a corpus, or if the disk cannot take the files.
+    `target` holds anything other than token shards of a corpus, if a file of the stage is damaged, or if the files
+    cannot be written.
     """
     folder = work / PACKING
     (record,) = read_records(work, PACKING)
@@ -247,7 +254,7 @@ def publish(work: Path, target: Path) -> None:
     except OSError as error:
         raise DataError(
             f"`{target}` must be writable, but writing the token shards failed: {error.strerror or error}. Free some "
-            f"space or choose another `folder`, then start again. Finished parts are kept."
+            f"space or choose another `folder`, then start again. Finished tasks are kept."
         ) from None
 
 
@@ -260,8 +267,8 @@ def _check_whole(folder: Path, record: Record) -> None:
     if damaged:
         (folder / f"{record.task}.json").unlink()
         raise DataError(
-            f"`{folder / damaged[0]}` must be unchanged since it was written, but it is damaged. Start again: the "
-            "shards will be written again."
+            f"`{folder / damaged[0]}` must be unchanged since it was written, but is damaged. Start again, and the "
+            "shards will be written anew."
         )
 
 
@@ -277,7 +284,7 @@ def _is_same(folder: Path, target: Path, names: Iterable[str]) -> bool:
 
 
 def check_replaceable(target: Path) -> None:
-    """Raise `DataError` if `target` exists and holds anything else than token shards of a corpus."""
+    """Raise `DataError` if `target` exists and holds anything other than token shards of a corpus."""
     if not is_taken(target):
         return
     try:
@@ -290,7 +297,7 @@ def check_replaceable(target: Path) -> None:
         replaceable = False
     if not replaceable:
         raise DataError(
-            f"`{target}` must not exist, or must hold older token shards of a corpus, but it holds other files. Choose "
+            f"`{target}` must not exist, or must hold only token shards of a corpus, but holds other files. Choose "
             f"another `folder`, or move the files away."
         )
 

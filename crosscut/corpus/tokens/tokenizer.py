@@ -17,15 +17,15 @@ from crosscut.data.tokenization.encoding import BATCH_CHARACTERS
 from crosscut.data.tokenization.tokenizer import MAX_TRAINING_CHARACTERS, Tokenizer
 
 FILE = "tokenizer.json"
-"""Name of the tokenizer in the stage's folder."""
+"""Name of the tokenizer's file in the folder of the stage."""
 
 
 def make_tokenizer(parts: Sequence[Part], config: TokensConfig, output: Output) -> Counts:
-    """Run the task: copy the tokenizer that `tokens.tokenizer` names, or train one on the first documents.
+    """Run the task: copy the tokenizer that `tokens.tokenizer` names, or train a tokenizer on the first documents.
 
-    Beside a copy, `tokenizer_config.json` is written with the end-of-text token, because the given tokenizer may define
-    this token in another file. Raises `DataError` if the given file is not a tokenizer, or if the tokenizer has no
-    end-of-text token.
+    Together with a copy, `tokenizer_config.json` is written with the end-of-text token, because the given tokenizer may
+    define this token in another file. Raises `DataError` if the given file is not a tokenizer, or if the tokenizer has
+    no end-of-text token.
     """
     path = output.path(FILE)
     if config.tokenizer:
@@ -51,12 +51,12 @@ def _texts(parts: Sequence[Part], read: dict[str, int]) -> Iterator[str]:
 
 
 def check_tokenizer(config: TokensConfig) -> Tokenizer:
-    """Load the tokenizer that `tokens.tokenizer` names. Raises `DataError` if it cannot be used."""
+    """Load the tokenizer that `tokens.tokenizer` names. Raises `DataError` if the tokenizer cannot be used."""
     return Tokenizer.load(Path(config.tokenizer), setting="tokens.tokenizer")
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Load the tokenizer at `path`. A process keeps the last tokenizer, as long as its file does not change."""
+    """Load the tokenizer at `path`. A process caches the last tokenizer until its file changes."""
     status = path.stat()
     return _kept(path, status.st_mtime_ns, status.st_size)
 
@@ -67,7 +67,7 @@ def _kept(path: Path, modified: int, size: int) -> Tokenizer:  # noqa: ARG001 - 
 
 
 def count_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
-    """Count the tokens of each text without the end of text. Texts are encoded in batches, to bound memory."""
+    """Count the tokens of each text without the end-of-text token. Texts are encoded in batches, to bound memory."""
     cuts = [0]
     size = 0
     for number, text in enumerate(texts, start=1):

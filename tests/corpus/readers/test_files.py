@@ -210,8 +210,8 @@ def test_megatron_pair_in_a_store_is_an_error() -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe("/corpus/a.idx", b"x")
     check_message(
-        "`memory:///corpus/a.idx` must be a local file, because megatron files are mapped into memory. Copy it to a "
-        "local disk.",
+        "`memory:///corpus/a.idx` must be a local file, because megatron files are mapped into memory. Copy the file "
+        "to a local disk.",
         "memory://corpus/a.idx",
     )
     memory.rm("/corpus", recursive=True)

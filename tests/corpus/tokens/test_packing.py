@@ -222,7 +222,7 @@ def test_other_things_are_not_replaced(corpus: Corpus, before: str) -> None:
     mine.parent.mkdir(exist_ok=True)
     mine.write_text("mine")
     with pytest.raises(
-        DataError, match=r"tokens` must not exist, or must hold older token shards .* but it holds other files"
+        DataError, match=r"tokens` must not exist, or must hold only token shards .* but holds other files"
     ):
         corpus.pack(seed=6)
     assert mine.read_text() == "mine"
