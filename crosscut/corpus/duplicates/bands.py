@@ -1,8 +1,8 @@
 """Choose the bands and rows of the MinHash search from the similarity and the recall that the user sets.
 
-Two documents have the same MinHash value with probability J, their Jaccard similarity. A band consists of `rows`
-values. A pair is found if all values of at least one of the `bands` are equal. A found pair then passes if enough of
-all its values are equal:
+The sketch of a document consists of MinHash values. Two documents have the same MinHash value with probability J, their
+Jaccard similarity. Sketches are divided into `bands`, each with `rows` values. A pair of documents is found if all
+values of at least one band are equal. A found pair then passes if enough values of the whole sketches are equal:
 
     P(found) = 1 - (1 - J^rows)^bands        P(passes) >= P(found) - LOSS * (1 - recall)
 """
@@ -13,15 +13,16 @@ import math
 from typing import NamedTuple
 
 LOSS = 0.05
-"""Share of the allowed misses (1 - recall) that the check of whole sketches may cause. The bands are chosen to find as
-many more pairs, so that the total recall is reached."""
+"""Share of the allowed misses (1 - recall) that the comparison of whole sketches may cause. The bands are chosen for a
+higher recall, so that the whole search reaches the recall that the user sets."""
 
 CLOSE_PAIR = 300.0
-"""Cost of comparing two texts. The unit is the cost of one MinHash value of one document."""
+"""Cost of comparing the texts of two documents. The unit is the cost of computing one MinHash value of one document."""
 
 FAR_PAIRS = 300_000.0
-"""Cost, in the same unit, of comparing a document's sketch with a hundred thousand sketches of similarity `FAR`. This
-many documents share some phrases with an average document of a large corpus."""
+"""Cost of comparing a document's sketch with 100,000 sketches of similarity `FAR`. The unit is the cost of computing
+one MinHash value of one document. In a large corpus, about 100,000 documents share some phrases with an average
+document."""
 
 FAR = 0.03
 
@@ -32,7 +33,7 @@ _STEPS = 100
 
 
 class Bands(NamedTuple):
-    """Shape of the search: the number of bands and the rows of each band."""
+    """Shape of the search: the number of bands, and the number of rows (MinHash values) in each band."""
 
     bands: int
     rows: int
@@ -43,16 +44,16 @@ class Bands(NamedTuple):
         return self.bands * self.rows
 
     def recall(self, jaccard: float) -> float:
-        """Share of the pairs of the given similarity that have at least one band in common."""
+        """Share of the pairs with the given Jaccard similarity that have at least one equal band."""
         return 1 - (1 - jaccard**self.rows) ** self.bands
 
 
 def choose_bands(jaccard: float, recall: float) -> Bands:
-    """Choose the cheapest shape that finds a share `recall` of the pairs of similarity `jaccard`.
+    """Choose the cheapest bands and rows that find at least the share `recall` of the pairs of similarity `jaccard`.
 
-    More similar pairs are found with a higher recall. The cost of a document consists of its MinHash values and of the
-    comparisons of pairs below `jaccard`. The model assumes one neighbour whose similarity is uniform between 0 and
-    `jaccard`, and very many neighbours of similarity `FAR`.
+    More similar pairs are found with a higher recall. The cost of a document is the cost of its MinHash values plus the
+    cost of comparing the document with documents of a lower similarity than `jaccard`. The cost model assumes one
+    neighbour whose similarity is uniform between 0 and `jaccard`, and very many neighbours of similarity `FAR`.
     """
     needed = recall + LOSS * (1 - recall)
     shapes = []
@@ -72,9 +73,9 @@ def _mean_recall(shape: Bands, jaccard: float) -> float:
 
 
 def least_equal(shape: Bands, jaccard: float, recall: float) -> int:
-    """Minimum number of equal MinHash values for the texts of a pair to be compared.
+    """Minimum number of equal MinHash values that a pair must have for its texts to be compared.
 
-    At similarity `jaccard`, at most a share `LOSS * (1 - recall)` of the pairs has fewer equal values.
+    Of the pairs with Jaccard similarity `jaccard`, at most the share `LOSS * (1 - recall)` has fewer equal values.
     """
     budget = LOSS * (1 - recall)
     below = 0.0

@@ -1,10 +1,11 @@
-"""Find candidates: documents whose sketches share a band, written as pairs, or as a group if there are many of them.
+"""Find candidates for near-duplicates: documents whose sketches (MinHash values) have an equal band.
 
-The number of pairs grows with the square of the group: ten thousand pages of one template would make fifty million
-pairs. Groups of up to `GROUP_LIMIT` documents are therefore written as pairs, and a larger group is written as a list,
-with the documents that would be kept first. The module `similarity` then compares each document of the list only with
-earlier documents that are not duplicates themselves. A pair is skipped only if one of its documents is already a
-duplicate of a preferred document, so of every pair of similar documents in the group, one is still dropped.
+If up to `GROUP_LIMIT` documents have an equal band, all their pairs are written. A larger group of documents is written
+as a list, because the number of pairs grows with the square of the group: ten thousand pages of one template would make
+fifty million pairs. The list begins with the documents that would be kept. The module `similarity` compares each
+document of the list only with earlier documents of the list that are not duplicates themselves. A pair is skipped only
+if one of its documents is already a duplicate of a preferred document. Therefore, of any two similar documents in the
+group, one is still dropped.
 """
 
 from __future__ import annotations
@@ -25,16 +26,18 @@ from crosscut.corpus.words.ngrams import Hashes, Places
 
 CANDIDATES = "candidates"
 GROUP_LIMIT = 32
-"""Largest group whose pairs are all compared, in documents."""
+"""Maximum number of documents in a group that is written as pairs."""
 
 DOCUMENTS_PER_TASK = 500_000
-"""Documents that a task sorts. A document counts once for each band of the task."""
+"""Approximate number of documents that a task sorts. A document counts once for each band of the task."""
 
 PAIRS = pa.schema([("left", pa.uint64()), ("right", pa.uint64())])
-"""Columns of the pairs of document numbers. `left` is less than `right`; pairs are distinct and ascending."""
+"""Columns of the file with candidate pairs: two document numbers, the smaller one as `left`. Pairs are distinct and
+ascending."""
 
 GROUPS = pa.schema([("members", pa.large_list(pa.uint64()))])
-"""Column of the groups of more than `GROUP_LIMIT` documents. The members are in the order of `preference`."""
+"""Column of the file with groups of more than `GROUP_LIMIT` documents. The members are document numbers in the order of
+`preference`."""
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _MIXER = np.uint64(0xD6E8FEB86659FD93)
@@ -42,14 +45,17 @@ _HALF = np.uint64(32)
 
 
 class Pairs(NamedTuple):
-    """Pairs of document numbers, ascending, with the left number less than the right number."""
+    """Pairs of document numbers, in ascending order. The left number of a pair is less than the right number."""
 
     left: Numbers
     right: Numbers
 
 
 class Share(NamedTuple):
-    """A task's share of the work: some bands, and the keys with `key % of == which`."""
+    """Share of the search for one task: some bands, and in each band the keys with `key % of == which`.
+
+    A key is the hash of a document's values in a band (see `band_keys`).
+    """
 
     bands: tuple[int, ...]
     which: int
@@ -57,17 +63,17 @@ class Share(NamedTuple):
 
 
 def pairs_name(task: str) -> str:
-    """Name of the file with a task's pairs."""
+    """Name of the file with the candidate pairs that a task found."""
     return f"{task}.pairs.arrow"
 
 
 def groups_name(task: str) -> str:
-    """Name of the file with a task's groups."""
+    """Name of the file with the large groups that a task found."""
     return f"{task}.groups.arrow"
 
 
 def shares(num_documents: int, num_bands: int) -> list[Share]:
-    """Divide the work into shares of about `DOCUMENTS_PER_TASK` documents."""
+    """Divide the search into shares of about `DOCUMENTS_PER_TASK` documents."""
     count = max(1, -(-num_documents // DOCUMENTS_PER_TASK))
     width = max(1, min(num_bands, DOCUMENTS_PER_TASK // max(1, num_documents)))
     bands = [tuple(range(start, min(start + width, num_bands))) for start in range(0, num_bands, width)]
@@ -75,7 +81,10 @@ def shares(num_documents: int, num_bands: int) -> list[Share]:
 
 
 def find_candidates(collection: Collection, share: Share, name: str, output: Output) -> Counts:
-    """Run a task: write the pairs and the large groups of a share."""
+    """Run a task: find the candidate pairs and the large groups in one share of the search.
+
+    `name` is the name of the task. The written files are named after the task.
+    """
     pairs: list[Pairs] = []
     groups: list[Numbers] = []
     for band in share.bands:
@@ -102,7 +111,7 @@ def _sketches_of(collection: Collection, band: int, share: Share) -> Sketches:
 
 
 def band_keys(values: Values) -> Hashes:
-    """Hash each row of MinHash values [documents, rows]."""
+    """Hash each row of MinHash values [documents, rows] to one key [documents]."""
     keys = np.zeros(len(values), np.uint64)
     for column in values.T:
         keys ^= column
@@ -112,9 +121,10 @@ def band_keys(values: Values) -> Hashes:
 
 
 def group(keys: Hashes, numbers: Numbers) -> Iterator[tuple[Numbers, int]]:
-    """Yield the documents of groups with equal keys, together with the size of a group.
+    """Group documents with equal keys. Yields arrays of document numbers, each with the size of its groups.
 
-    All groups of one size up to `GROUP_LIMIT` come in one array, concatenated. Each larger group comes separately.
+    All groups of the same size up to `GROUP_LIMIT` are concatenated into one array. Each larger group has its own
+    array.
     """
     order = np.argsort(keys, kind="stable")
     keys, numbers = keys[order], numbers[order]
@@ -140,15 +150,16 @@ def _triangle(size: int) -> tuple[Places, Places]:
 
 
 def by_preference(collection: Collection, sketches: Sketches, members: Numbers) -> Numbers:
-    """Order the members of a group by `preference`."""
+    """Sort the members of a group by `preference`."""
     lengths = sketches.lengths[np.searchsorted(sketches.numbers, members)]
     return members[preference(collection.is_earlier(members), lengths, members)]
 
 
 def preference(is_earlier: npt.NDArray[np.bool_], lengths: npt.NDArray[np.uint64], numbers: Numbers) -> Places:
-    """Order documents by preference: first those of earlier runs, then the longer ones, then the first in the corpus.
+    """Order documents by preference: documents of earlier runs first, then longer documents, then lower numbers.
 
-    Returns indices. Of two duplicates, the document that comes first in this order is kept.
+    Returns the indices of the documents in this order. Of two duplicates, the document that comes first in this order
+    is kept.
     """
     return np.lexsort((numbers, -lengths.astype(np.int64), ~is_earlier))
 

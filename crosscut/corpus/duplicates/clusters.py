@@ -1,7 +1,8 @@
-"""Form clusters: documents that a chain of near-duplicates connects. The best document of each cluster stays.
+"""Form clusters: sets of documents that chains of near-duplicates connect. Keep the best document of each cluster.
 
-The best document is one of an earlier run if there is one, otherwise the longest document, and among equally long ones
-the first in the corpus. Memory is about 100 bytes for each pair of near-duplicates. Texts are not read.
+Any document of an earlier run is better than all documents of this run. Apart from that, a longer document is better,
+and among equally long documents the first in the corpus is the best. Memory is about 100 bytes for each pair of
+near-duplicates. Texts are not read.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ CLUSTERS = "clusters"
 NEAR = "near"
 RULE = "near-duplicate"
 LARGEST = 20
-"""Number of clusters that the report shows."""
+"""Maximum number of clusters that the report lists."""
 
 SHOWN = 20
-"""Number of documents shown per cluster."""
+"""Maximum number of documents that are listed per cluster."""
 
 MATCHES = pa.schema([("number", pa.uint64()), ("other", pa.string()), ("jaccard", pa.float64())])
-"""Columns of the dropped documents: the number, ascending, and a similar document, named as in `Collection.ids`, with
-their similarity."""
+"""Columns of the file with the documents to drop: `number` is the document's number, ascending; `other` is the id of a
+similar document (see `Collection.ids`); `jaccard` is the similarity of these two documents."""
 
 
 class Clusters(NamedTuple):
-    """Documents with near-duplicates, cluster by cluster. The first document of each cluster is the one that stays."""
+    """Numbers of documents that have near-duplicates, cluster by cluster. The first document of a cluster is kept."""
 
     numbers: Numbers
     starts: Places
@@ -50,7 +51,7 @@ class Clusters(NamedTuple):
         return np.diff(self.starts, append=len(self.numbers))
 
     def kept(self) -> Numbers:
-        """For each document, the document of its cluster that stays."""
+        """For each document in `numbers`, the number of the document that its cluster keeps."""
         return np.repeat(self.numbers[self.starts], self.sizes())
 
 
@@ -73,7 +74,7 @@ def join(collection: Collection, files: Sequence[Path], output: Output) -> Count
 
 
 def find_clusters(collection: Collection, edges: Edges) -> Clusters:
-    """Find the clusters that pairs connect, ordered by the lowest document number of each cluster."""
+    """Find the clusters that pairs of near-duplicates connect, ordered by each cluster's lowest document number."""
     numbers, places = np.unique(np.concatenate([edges.left, edges.right]), return_inverse=True)
     labels = connect(places[: len(edges.left)], places[len(edges.left) :], len(numbers))
     ranks = np.empty(len(numbers), np.int64)
@@ -84,10 +85,10 @@ def find_clusters(collection: Collection, edges: Edges) -> Clusters:
 
 
 def connect(left: Places, right: Places, count: int) -> Places:
-    """For each of `count` nodes, find the lowest node that pairs connect it with, directly or through other nodes.
+    """For each of `count` nodes, find the lowest node of its connected component.
 
-    This is union-find on arrays: each round attaches the roots of every pair to the lower root, and then lets every
-    node point at its root.
+    `left` and `right` are the ends of the edges. This is union-find on arrays: each round attaches the roots of both
+    ends of an edge to the lower root, and then lets every node point at its root.
     """
     labels = np.arange(count)
     while len(left):
@@ -102,9 +103,10 @@ def connect(left: Places, right: Places, count: int) -> Places:
 
 
 def best_matches(edges: Edges, clusters: Clusters) -> Edges:
-    """For each dropped document, ascending, choose the document that it matched.
+    """Choose, for each dropped document, the document that is reported as its match.
 
-    This is the document that stays, if the two are a pair of near-duplicates, and otherwise the most similar document.
+    The match is the kept document of the cluster if this document is a near-duplicate of the dropped document. If it is
+    not, the match is the most similar near-duplicate. The dropped documents are `left` in the result, ascending.
     """
     stays = np.zeros(len(clusters.numbers), dtype=bool)
     stays[clusters.starts] = True
@@ -135,7 +137,7 @@ def _largest(collection: Collection, clusters: Clusters) -> list[dict[str, Any]]
 
 
 def drop_near(part: Part, index: int, matches: Path, output: Output) -> Counts:
-    """Run a task: write the drops of the part at `index`."""
+    """Run a task: drop the near-duplicates in the part at `index`."""
     table = rows_of_part(read_table(matches), index)
     rows = (table["number"].to_numpy() - first_number(index)).tolist()
     drops = [

@@ -1,8 +1,8 @@
-"""A short description of a collection for tasks, a few bytes long however many parts the collection has.
+"""Short references to a collection (the numbered parts of a corpus), which tasks hold instead of the collection.
 
-The number of tasks grows with the number of parts. If each task held all parts, or each key named all files, the total
-would grow with the square of the corpus. Therefore everything that the tasks of a stage have in common is hashed once
-for all keys, and each process gathers the collection once.
+The number of tasks grows with the number of parts. If each task held a list of all parts, the total size of the tasks
+would grow with the square of the corpus. A reference has a few bytes, and each process builds the collection once. For
+the same reason, `common_digest` computes one hash of all files that every task of a stage depends on.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from crosscut.corpus.execution.stages import Counts, read_records
 
 
 class Gathered(NamedTuple):
-    """Everything that a collection is gathered from. Instances can be pickled."""
+    """Reference to a collection: everything that `collect` needs to build the collection. Instances can be pickled."""
 
     work: Path
     earlier: tuple[str, ...]
     filters: tuple[str, ...]
     cleaned: bool
     digest: str
-    """Hash of the collection, so that a long-lived process never uses an older collection by mistake."""
+    """Hash of the collection, so that a long-lived process never uses an outdated collection."""
 
     @property
     def collection(self) -> Collection:
-        """The collection. A process gathers it once and keeps it."""
+        """The collection. Each process builds the collection once and caches it."""
         return _gather(self)
 
 
@@ -40,7 +40,7 @@ def _gather(gathered: Gathered) -> Collection:
 
 
 class Gather(NamedTuple):
-    """The rule that says which parts form the collection of some stages."""
+    """Settings that choose the documents of a collection: earlier runs, filters, and whether texts are cleaned."""
 
     earlier: tuple[str, ...]
     """Output folders of earlier runs."""
@@ -49,21 +49,21 @@ class Gather(NamedTuple):
     cleaned: bool
 
     def now(self, work: Path) -> Collection:
-        """Gather the collection from the present state of a work folder."""
+        """Build the collection from the files that the work folder contains now."""
         return collect(work, self.earlier, filters=self.filters, cleaned=self.cleaned)
 
     def described(self, work: Path, collection: Collection) -> Gathered:
-        """Describe the collection for tasks."""
+        """Make a reference to the given collection, for tasks to hold."""
         return Gathered(work, *self, digest=_sha256(repr(collection)))
 
 
 def with_collection(gathered: Gathered, function: Callable[..., Counts], *arguments: Any) -> Counts:
-    """Run a task: call a function with a collection and its other arguments."""
+    """Run a task: build the collection from its reference, and call `function(collection, *arguments)`."""
     return function(gathered.collection, *arguments)
 
 
 def common_digest(work: Path, collection: Collection, *stages: str) -> str:
-    """Hash all files of the given stages and of earlier runs, for the keys of tasks that depend on all of them."""
+    """Hash all files of the given stages and of earlier runs, for tasks that depend on all these files."""
     files = [[stage, record.task, record.files] for stage in stages for record in read_records(work, stage)]
     return _sha256(json.dumps([files, collection.earlier_digests()], sort_keys=True))
 

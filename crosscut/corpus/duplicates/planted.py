@@ -1,9 +1,9 @@
-"""Measure the search on planted duplicates, whose true similarity is known.
+"""Measure the recall and the precision of the search on planted duplicates, whose true similarity is known.
 
-Some documents of the corpus are copied. Each copy is edited, by changing words or by swapping blocks of words, until it
-has about a chosen similarity to the original. The exact similarity is then computed on the n-grams themselves, without
-hashes. The functions of the stages run on the originals and copies. Recall is the share of the planted pairs that the
-search finds. Precision is the share of the found pairs that are similar enough.
+Some documents of the corpus are copied. Each copy is edited, by changing words or by swapping blocks of words, until
+its similarity to the original is near a chosen value. The exact similarity is then computed on the n-grams themselves,
+without hashes. The functions of the real stages search the originals and copies for near-duplicates. Recall is the
+share of the planted pairs that the search finds. Precision is the share of the found pairs that are similar enough.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from crosscut.corpus.words.ngrams import words
 
 PLANTED = "planted"
 SAMPLE = 2000
-"""Maximum number of documents in the sample."""
+"""Maximum number of documents that are sampled."""
 
 LOWEST, HIGHEST = 0.5, 0.98
-"""Range of the similarities that are planted."""
+"""Range from which the similarity of each planted copy is chosen."""
 
 _PARTS_READ = 16
 _CHARACTERS = (200, 20_000)
@@ -47,13 +47,13 @@ class Planted(NamedTuple):
 
 
 def spread_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Choose the parts for the sample, evenly spread over the corpus."""
+    """Choose parts (Arrow files of documents) for the sample, evenly spread over the corpus."""
     count = min(len(parts), _PARTS_READ)
     return tuple(parts[place * len(parts) // count] for place in range(count))
 
 
 def measure_planted(parts: Sequence[Part], config: DuplicatesConfig, seed: int, output: Output) -> Counts:
-    """Run the task: measure recall by similarity, and precision, on a sample of the documents of parts."""
+    """Run the task: measure the recall by similarity, and the precision, on a sample of documents from `parts`."""
     del output  # the result consists of counts only
     chance = random.Random(seed)  # noqa: S311 - the numbers only choose a sample
     originals = _sample(parts, chance)
@@ -83,7 +83,7 @@ def _sample(parts: Sequence[Part], chance: random.Random) -> list[str]:
 
 
 def plant(text: str, jaccard: float, ngram: int, others: Sequence[str], chance: random.Random) -> Planted:
-    """Copy a text and edit the copy until its similarity is about `jaccard`. New words come from other texts."""
+    """Copy a text and edit the copy until its similarity is about `jaccard`. New words come from `others`."""
     pieces = text.split(" ")
     changed = len(words(text)) * (1 - jaccard) / (1 + jaccard)  # n-grams to replace
     if chance.random() < 0.7:
@@ -117,7 +117,7 @@ def _swap_blocks(pieces: list[str], chance: random.Random) -> None:
 
 
 def exact_jaccard(one: str, other: str, ngram: int) -> float:
-    """Compute the similarity of two texts from their n-grams, without hashes."""
+    """Compute the Jaccard similarity of two texts from their n-grams, without hashes."""
     left, right = _grams(one, ngram), _grams(other, ngram)
     return len(left & right) / len(left | right) if left or right else 0.0
 
@@ -128,9 +128,9 @@ def _grams(text: str, ngram: int) -> set[tuple[str, ...]]:
 
 
 def find_similar(texts: Sequence[str], config: DuplicatesConfig) -> dict[tuple[int, int], float]:
-    """Find near-duplicates among texts with the stages' own functions.
+    """Find near-duplicates among texts with the same functions as the stages.
 
-    Returns the similarity of each pair, by the indices of the two texts.
+    Returns the Jaccard similarity of each found pair, by the indices of the pair's texts with the lower index first.
     """
     settings = SketchSettings(config.ngram, *choose_bands(config.jaccard, config.recall))
     check = Check(config.ngram, config.jaccard, least_equal(settings.shape, config.jaccard, config.recall))

@@ -2,9 +2,9 @@
 
     J(A, B) = |A and B| / |A or B|
 
-Candidates whose sketches have too few values in common are removed first; `least_equal` in the module `bands` bounds
-how many near-duplicates are lost that way. Only the texts of the remaining candidates are read, some megabytes at a
-time.
+First, pairs whose sketches (MinHash values) have too few equal values are removed; `least_equal` in the module `bands`
+bounds the share of near-duplicates that this step loses. Then the texts of the remaining candidates are read and
+compared, some megabytes at a time.
 """
 
 from __future__ import annotations
@@ -30,26 +30,27 @@ PAIRS_PER_TASK = 1024
 CHARACTERS_AT_A_TIME = 8_000_000
 
 EDGES = pa.schema([("left", pa.uint64()), ("right", pa.uint64()), ("jaccard", pa.float64())])
-"""Columns of compared pairs, ascending, with their similarity."""
+"""Columns of the files with compared pairs: the numbers of the two documents, ascending, and their Jaccard
+similarity."""
 
 Similarities = npt.NDArray[np.float64]
 
 
 Groups = tuple[tuple[Path, list[int]], ...]
-"""References to large groups: files, and the rows of the groups in each file."""
+"""References to large groups: each file with groups, and the rows of the groups in the file."""
 
 
 class Check(NamedTuple):
-    """Settings that decide whether two documents are near-duplicates."""
+    """Settings that decide whether two documents are near-duplicates: the words per n-gram, and two thresholds."""
 
     ngram: int
     jaccard: float
     least_equal: int
-    """Minimum number of equal MinHash values. The texts of pairs with fewer equal values are not compared."""
+    """Minimum number of equal MinHash values. The texts of a pair with fewer equal values are not compared."""
 
 
 class Edges(NamedTuple):
-    """Pairs of document numbers with their exact similarity."""
+    """Pairs of document numbers with their exact Jaccard similarity."""
 
     left: Numbers
     right: Numbers
@@ -59,7 +60,10 @@ class Edges(NamedTuple):
 def check_pairs(
     collection: Collection, check: Check, folder: Path, bounds: tuple[int, int], name: str, output: Output
 ) -> Counts:
-    """Run a task: find the near-duplicates among the pairs in a folder whose left number lies within `bounds`."""
+    """Run a task: find the near-duplicates among the candidate pairs in `folder`.
+
+    The task takes the pairs with a left document number from `bounds[0]` to below `bounds[1]`.
+    """
     found = []
     for path in sorted(folder.glob(pairs_name("*"))):
         table = read_table(path)
@@ -73,7 +77,7 @@ def check_pairs(
 
 
 def share_groups(files: Sequence[Path], members_per_task: int) -> list[Groups]:
-    """Divide the groups in files among tasks, with about `members_per_task` members each.
+    """Divide the large groups in `files` among tasks of about `members_per_task` members each.
 
     Groups with the same first member go to the same task.
     """
@@ -91,7 +95,7 @@ def share_groups(files: Sequence[Path], members_per_task: int) -> list[Groups]:
 
 
 def check_groups(collection: Collection, check: Check, groups: Groups, name: str, output: Output) -> Counts:
-    """Run a task: find the near-duplicates in some large groups."""
+    """Run a task: find the near-duplicates in the given large groups."""
     measured: list[Edges] = []
     known: dict[int, Edges] = {}
     for path, rows in groups:
@@ -102,11 +106,11 @@ def check_groups(collection: Collection, check: Check, groups: Groups, name: str
 
 
 def compare_group(collection: Collection, check: Check, members: Numbers, known: dict[int, Edges]) -> Iterator[Edges]:
-    """Compare the members of a group, without the pairs in which one document is already a duplicate.
+    """Compare the members of a group, but skip members that are already known to be duplicates.
 
-    The members are in the order of preference. The first member is compared with all others, and its duplicates are
-    removed from the list; then the next remaining member is compared with the members behind it, and so on. `known`
-    holds the similarities of a document that were measured in other groups. New similarities are added to it.
+    The members are in the order of `preference`. The first member is compared with all others, and its duplicates are
+    removed from the list. Then the next remaining member is compared with the members after it, and so on. `known` maps
+    a document number to the similarities that were measured in other groups; new similarities are added to `known`.
     """
     ordered = np.sort(members)
     sketches = read_sketches(collection, ordered)
@@ -144,13 +148,13 @@ def _slices(pairs: Pairs) -> Iterator[Pairs]:
 
 
 def equal_values(sketches: Sketches, pairs: Pairs) -> Places:
-    """Number of equal MinHash values of each pair."""
+    """Number of equal MinHash values in each pair."""
     left, right = (np.searchsorted(sketches.numbers, column) for column in pairs)
     return np.asarray((sketches.values[left] == sketches.values[right]).sum(axis=1))
 
 
 def measure(collection: Collection, pairs: Pairs, ngram: int) -> Edges:
-    """Measure the exact similarity of pairs. The pairs must be ordered by their left number."""
+    """Measure the exact Jaccard similarity of pairs. The pairs must be ordered by their left number."""
     found = [np.empty(0, np.float64)]
     for some, numbers in _portions(collection, pairs):
         grams = ngrams(hash_words(document.text for document in collection.documents(numbers)), ngram)
@@ -173,7 +177,10 @@ def _portions(collection: Collection, pairs: Pairs) -> Iterator[tuple[Pairs, Num
 
 
 def jaccards(grams: Hashed, left: Places, right: Places) -> Similarities:
-    """Compute the similarities of pairs of documents, given by index. Pairs with one left index must be adjacent."""
+    """Compute the Jaccard similarity of each pair of documents. `left` and `right` are document indices in `grams`.
+
+    Pairs with the same left index must be adjacent.
+    """
     sets = [as_set(grams.of(place)) for place in range(len(grams.starts) - 1)]
     found = np.empty(len(left), np.float64)
     starts = np.flatnonzero(np.diff(left, prepend=-1)).tolist()
@@ -194,7 +201,10 @@ def as_set(grams: Hashes) -> Hashes:
 
 
 def similarities(one: Hashes, others: Sequence[Hashes]) -> Similarities:
-    """Compute the similarity of one set of n-grams to other sets. Each set is ascending, distinct and not empty."""
+    """Compute the Jaccard similarity of one set of n-grams to each other set.
+
+    Each set must be ascending, without repetitions, and not empty.
+    """
     sizes = np.fromiter(map(len, others), np.int64, len(others))
     grams = np.concatenate(others)
     places = np.searchsorted(one, grams)
@@ -204,9 +214,10 @@ def similarities(one: Hashes, others: Sequence[Hashes]) -> Similarities:
 
 
 def refused_name(task: str) -> str:
-    """Name of the file with a task's compared pairs that are not similar enough.
+    """Name of the file with the pairs that a task compared and found not similar enough.
 
-    It is an Arrow file, but does not end in `.arrow`, because files with that suffix hold the near-duplicates.
+    The file is an Arrow file, but its name does not end in `.arrow`, because files with that suffix hold the
+    near-duplicates.
     """
     return f"{task}.refused"
 
@@ -225,7 +236,8 @@ def _write(path: Path, measured: Sequence[Edges], check: Check, *, candidates: i
 def count_pairs(files: Sequence[Path], *, candidates: int) -> Counts:
     """Count the pairs of all tasks without repetitions: a pair can occur in several groups and in the list of pairs.
 
-    `candidates` is the sum over the tasks, in which a pair that was compared several times counts several times.
+    `candidates` is the sum of the tasks' counts. In this sum, a pair that was compared several times counts several
+    times.
     """
     tables = [read_table(path) for path in files]
     edges = concatenate([Edges(*(table[name].to_numpy() for name in Edges._fields)) for table in tables])
@@ -242,6 +254,6 @@ def count_pairs(files: Sequence[Path], *, candidates: int) -> Counts:
 
 
 def histogram(jaccard: Similarities) -> dict[str, int]:
-    """Count pairs by similarity in steps of 0.05: `0.70` counts the pairs from 0.70 to below 0.75."""
+    """Count pairs by similarity in steps of 0.05: the key `0.70` counts the pairs from 0.70 to below 0.75."""
     counts = Counter((np.minimum(jaccard, 0.9999) * 20 + 1e-9).astype(int).tolist())
     return {f"{place / 20:.2f}": counts[place] for place in sorted(counts)}

@@ -1,7 +1,7 @@
 """Compute sketches: MinHash values of documents, which estimate the share of n-grams that two documents have in common.
 
-The exact check uses the same n-grams (`crosscut.corpus.words.ngrams`). Value j of a document is the least of its
-n-grams' hashes after a permutation of the 32-bit numbers:
+Sketches and the exact comparison use the same n-grams (`crosscut.corpus.words.ngrams`). Value j of a document is the
+smallest hash of the document's n-grams after permutation j of the 32-bit numbers:
 
     value_j = min over n-grams g of (a_j * (hash(g) >> 32)) mod 2**32,   a_j odd
 
@@ -42,18 +42,18 @@ class SketchSettings(NamedTuple):
 
     @property
     def shape(self) -> Bands:
-        """Shape of the search: bands and rows."""
+        """Shape of the search: the number of bands and of rows."""
         return Bands(self.bands, self.rows)
 
     def schema(self) -> pa.Schema:
-        """Columns of a part's sketches. Each band has its own column, so that a task reads only the bands it needs."""
+        """Columns of the file with a part's sketches. Each band has its own column, so a task can read one band."""
         bands = [(f"band {band}", pa.list_(pa.uint32(), self.rows)) for band in range(self.bands)]
         columns = [("row", pa.uint32()), ("length", pa.uint64()), *bands]
         return pa.schema(columns, {name: str(value) for name, value in self._asdict().items()})
 
 
 def read_settings(path: Path) -> SketchSettings:
-    """Read the settings that a file of sketches was made with."""
+    """Read the settings of the sketches in a file."""
     with pa.memory_map(str(path)) as source:
         metadata = pa.ipc.open_file(source).schema.metadata
     return SketchSettings(*(int(metadata[name.encode()]) for name in SketchSettings._fields))
@@ -90,7 +90,7 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 def write_values(
     path: Path, settings: SketchSettings, rows: Sequence[int], lengths: Sequence[int], values: Values
 ) -> None:
-    """Write sketches [documents, hashes], ascending by row, together with the lengths of the texts in characters."""
+    """Write sketches [documents, hashes] to a file. `rows` must be ascending, and `lengths` are in characters."""
     bands = np.split(values, settings.bands, axis=1)
     columns = [pa.array(rows, pa.uint32()), pa.array(lengths, pa.uint64())]
     columns += [pa.FixedSizeListArray.from_arrays(pa.array(band.ravel()), settings.rows) for band in bands]
@@ -135,15 +135,15 @@ class Sketches(NamedTuple):
     """Lengths of the documents' texts, in characters."""
 
     values: Values
-    """MinHash values [documents, hashes], or those of one band [documents, rows]."""
+    """MinHash values [documents, hashes], or the values of a single band [documents, rows]."""
 
     def at(self, chosen: npt.NDArray[np.bool_]) -> Sketches:
-        """Select the sketches of the chosen documents."""
+        """Select the sketches where `chosen`, with one boolean per document, is true."""
         return Sketches(self.numbers[chosen], self.lengths[chosen], self.values[chosen])
 
 
 def read_band(collection: Collection, index: int, band: int) -> Sketches:
-    """Read one band of the sketches of a part's documents. In a part of an earlier run, only of the kept documents."""
+    """Read one band of the sketches of the part at `index`. Documents that an earlier run dropped are left out."""
     table = _read(collection.parts[index])
     rows = table["row"].to_numpy()
     sketches = Sketches(collection.numbers(index, rows), table["length"].to_numpy(), _band(table, band))
@@ -154,13 +154,13 @@ def read_band(collection: Collection, index: int, band: int) -> Sketches:
 
 
 def read_lengths(collection: Collection, numbers: Numbers) -> npt.NDArray[np.uint64]:
-    """Read the lengths of the texts of documents with these ascending numbers."""
+    """Read the lengths, in characters, of the texts of documents. The document numbers must be ascending."""
     read = (table["length"].to_numpy()[places] for table, places in _places(collection, numbers))
     return np.concatenate([np.empty(0, np.uint64), *read])
 
 
 def read_sketches(collection: Collection, numbers: Numbers) -> Sketches:
-    """Read the whole sketches of documents with these ascending numbers."""
+    """Read the whole sketches of documents. The document numbers must be ascending."""
     lengths, values = [], []
     for table, places in _places(collection, numbers):
         lengths.append(table["length"].to_numpy()[places])

@@ -50,10 +50,10 @@ _SAMPLED = 16
 
 
 def duplicate_stages(config: CorpusConfig, filters: tuple[str, ...], cleaned: bool) -> list[Stage]:
-    """List the stages that remove duplicates, after the given `filters`.
+    """List the stages that remove duplicates. The stages see the documents that the given `filters` kept.
 
-    The filters among the stages are `exact` and, if `duplicates.jaccard` is below 1, `near`. Raises `DataError` if an
-    earlier run of `duplicates.against` has not finished, has other settings, or is this run.
+    The stages that drop documents are `exact` and, if `duplicates.jaccard` is below 1, `near`. Raises `DataError` if a
+    run in `duplicates.against` has not finished, has other settings, is this run, or is named twice.
     """
     wanted = config.duplicates
     check_earlier(config)
@@ -98,7 +98,7 @@ def check_earlier(config: CorpusConfig) -> None:
             )
         if path in found:
             raise DataError(
-                f"`duplicates.against` must name each earlier run once, but names `{folder}` twice. Remove one of them."
+                f"`duplicates.against` must name each earlier run once, but names `{folder}` twice. Remove one entry."
             )
         require_finished_run(folder)
         found.add(path)
@@ -110,15 +110,15 @@ def _require_sketches(against: tuple[str, ...], settings: SketchSettings) -> Non
         found = read_settings(files[0]) if files else None
         if found != settings:
             raise DataError(
-                f"`duplicates.against` must name runs with the same n-grams and bands as this run, {_named(settings)}, "
-                f"but `{folder}` has {_named(found)}. Use the `duplicates` settings of that run, or prepare it again "
-                "with the settings of this run."
+                f"`duplicates.against` must name runs whose n-grams and bands are the same as in this run "
+                f"({_named(settings)}), but `{folder}` has {_named(found)}. Use the `duplicates` settings of "
+                "that run, or prepare that run again with the settings of this run."
             )
 
 
 def _named(settings: SketchSettings | None) -> str:
     if settings is None:
-        return "none, because it removed exact duplicates only"
+        return "none, because that run removed exact duplicates only"
     return ", ".join(f"{name} {value}" for name, value in settings._asdict().items())
 
 

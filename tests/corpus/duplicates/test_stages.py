@@ -199,20 +199,20 @@ def test_earlier_runs_must_be_there_with_the_same_settings(tmp_path):
 
     assert len(stages()) == 9
     with pytest.raises(
-        DataError, match=r"this run, ngram 3, .* but `.*old` has ngram 2, .*Use the `duplicates` settings"
+        DataError, match=r"this run \(ngram 3, .*\), but `.*old` has ngram 2, .*Use the `duplicates` settings"
     ):
         stages(ngram=3)
-    with pytest.raises(DataError, match=r"must name runs with the same n-grams and bands"):
+    with pytest.raises(DataError, match=r"must name runs whose n-grams and bands are the same"):
         stages(recall=0.9)
     shutil.rmtree(tmp_path / "old" / "work" / "sketches")
     assert len(stages(jaccard=1.0)) == 3
-    with pytest.raises(DataError, match=r"but `.*old` has none, because it removed exact duplicates only"):
+    with pytest.raises(DataError, match=r"but `.*old` has none, because that run removed exact duplicates only"):
         stages()
     with pytest.raises(DataError, match=r"must name each earlier run once, but names `.*old/` twice"):
         stages(jaccard=1.0, against=(str(tmp_path / "old"), f"{tmp_path}/old/"))
     mark_unfinished(tmp_path / "old" / "work")
     with pytest.raises(
-        DataError, match=r"of finished runs .*, but `.*old` holds no finished run.* Finish that run first"
+        DataError, match=r"of finished runs .*, but `.*old` holds no finished run.* Finish the run first"
     ):
         stages()
 
