@@ -1,8 +1,8 @@
-"""The n-grams of all test sets. They are gathered once; every process that searches for them maps them from a file.
+"""N-grams of all test sets, which are gathered once. Every process that searches for the n-grams maps them from a file.
 
-An n-gram of a document passes three checks: the Bloom filter, which admits the n-grams of test sets and few others; a
-look-up in the sorted hashes; and a comparison of the words. False positives of the filter and collisions of hashes
-therefore cost time but never change the result.
+An n-gram of a document must pass three checks: the Bloom filter, which admits the n-grams of test sets and few others;
+a look-up in the sorted hashes; and a comparison of the words. False positives of the Bloom filter and equal hashes of
+different n-grams therefore cost time but never cause a false hit.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from crosscut.corpus.words.ngrams import Hashes, Places, hash_words, ngrams, wor
 GRAMS_NAME, ITEMS_NAME, FILTER_NAME = FILES = "grams.arrow", "items.arrow", "grams.bloom"
 
 GRAMS = pa.schema([("hash", pa.uint64()), ("gram", pa.large_string()), ("items", pa.large_list(pa.uint32()))])
-"""Columns of the distinct n-grams, ascending by hash. `items` holds row numbers of the table of items."""
+"""Columns of the file with the distinct n-grams, ascending by hash. `items` lists the texts that contain the n-gram, as
+row numbers of the table `ITEMS`."""
 
 ITEMS = pa.schema([("test_set", pa.string()), ("number", pa.uint32()), ("title", pa.string()), ("grams", pa.uint32())])
-"""Columns of the items. `number` counts from 1 within the test set; `grams` is the number of distinct n-grams."""
+"""Columns of the file with the items (the texts) of the test sets. `number` counts from 1 within a test set; `grams` is
+the number of distinct n-grams of the item."""
 
 Numbers = npt.NDArray[np.int64]
 
@@ -37,7 +39,8 @@ Numbers = npt.NDArray[np.int64]
 def gather(files: Sequence[str], text_key: str, n: int, false_positives: float, output: Output) -> Counts:
     """Run the task of the stage `test-sets`: write the n-grams of the test sets, the items, and the Bloom filter.
 
-    An item of fewer than `n` words has no n-gram, so it cannot be found. Such items are counted as too short.
+    An item (a text of a test set) with fewer than `n` words has no n-gram, so the search cannot find the item. The
+    count `too_short` says how many items have no n-gram.
     """
     files = list(dict.fromkeys(files))
     sets = [
@@ -112,10 +115,10 @@ def _all_grams(items: Sequence[Item], n: int) -> tuple[list[str], Places, Number
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Grams:
-    """The n-grams of all test sets, mapped from the disk."""
+    """N-grams of all test sets, mapped from the disk. An item is a text of a test set."""
 
     n: int
-    """Words of an n-gram."""
+    """Number of words in an n-gram."""
 
     hashes: Hashes
     """Distinct hashes of the n-grams, ascending, [grams]."""
@@ -124,7 +127,8 @@ class Grams:
     """Words of each n-gram, [grams]."""
 
     items: npt.NDArray[np.uint32]
-    """Items that contain each n-gram: those of n-gram i are at `starts[i]` to `starts[i + 1]`."""
+    """Items that contain each n-gram, concatenated. The items of n-gram i are the elements `starts[i]` up to, but not
+    including, `starts[i + 1]`."""
 
     starts: Places
     """Index in `items` of each n-gram's first item, [grams + 1]."""
@@ -142,10 +146,10 @@ class Grams:
     """Number of distinct n-grams of each item, [items]."""
 
     titles: tuple[str, ...]
-    """Title of each item, or empty if the item is not an article, [items]."""
+    """Title of each item, or an empty string if the item is not an article, [items]."""
 
     bloom: BloomFilter
-    """Bloom filter of all hashes."""
+    """Bloom filter of all n-gram hashes."""
 
     @classmethod
     def open(cls, folder: Path, n: int) -> Grams:
@@ -172,9 +176,10 @@ class Grams:
         return len(self.hashes)
 
     def look_up(self, hashes: Hashes) -> tuple[Places, Numbers, int]:
-        """Look up hashes. Returns the indices of the hashes that were found, their n-gram numbers, and a count.
+        """Look up hashes of n-grams in the test sets.
 
-        The count is the number of false positives: hashes that pass the Bloom filter but belong to no n-gram.
+        Returns the indices of the hashes that were found, the n-gram number of each found hash, and the number of false
+        positives. A false positive is a hash that passes the Bloom filter but belongs to no n-gram of a test set.
         """
         bloom = self.bloom
         let_through = np.flatnonzero(np.array([value in bloom for value in hashes.tolist()], dtype=np.bool_))
@@ -187,7 +192,8 @@ class Grams:
     def items_of(self, numbers: Numbers) -> tuple[Places, Numbers]:
         """Find the items that contain the given n-grams.
 
-        Returns indices into `numbers` and the items, as two arrays, ascending by index and then by item.
+        Returns two arrays with one element for each pair of an n-gram and an item: the index of the n-gram in
+        `numbers`, and the item. Pairs are ordered by index and then by item.
         """
         begins, ends = self.starts[numbers], self.starts[numbers + 1]
         counts = ends - begins
@@ -197,7 +203,7 @@ class Grams:
 
 
 def open_grams(folder: Path, n: int) -> Grams:
-    """Same as `Grams.open`, but cached: a process opens the files once, and again only if they change."""
+    """Open the files as `Grams.open` does, and cache the result until the files change."""
     return _opened(folder, n, (folder / GRAMS_NAME).stat().st_mtime_ns)
 
 

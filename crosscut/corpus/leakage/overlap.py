@@ -1,7 +1,7 @@
 """The stage `overlap`: compute the share of each test set that the corpus contains, and list passages (paper, 4.1.2).
 
-The share is computed before anything is cut. It is therefore the share that a model would have seen. An n-gram that
-occurs in many documents is a common phrase and not a leak, so the most frequent n-grams are listed too.
+The share is computed before anything is cut, so it is the share that a model would have seen without the check. An
+n-gram that occurs in many documents is a common phrase and not a leak, so the most frequent n-grams are listed too.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from crosscut.corpus.leakage.grams import Grams, Numbers, open_grams
 from crosscut.corpus.leakage.removal import hits_name, matches_name
 
 MOST = 20
-"""Number of passages listed per test set, and number of frequent n-grams listed."""
+"""Maximum number of passages listed per test set, and maximum number of frequent n-grams listed."""
 
 SHOWN_CHARACTERS = 500
-"""Characters of the longest passage that is listed in full."""
+"""Maximum number of characters listed of a passage. A longer passage is truncated."""
 
 
 def add_up(work: Path, folder: Path, n: int, stage: str, parts: Sequence[str], _output: Output) -> Counts:
-    """Run the stage's task: make a table for each test set, and list the most frequent n-grams.
+    """Run the stage's task: compute the overlap of the corpus with each test set, and list the most frequent n-grams.
 
-    Reads the findings of the stage `stage` part by part. Memory holds one number for each n-gram of the test sets.
+    `folder` holds the n-grams of the test sets. The results of the stage `stage`, which searched the documents, are
+    read part by part. Memory therefore grows with the n-grams of the test sets and not with the corpus.
     """
     grams = open_grams(folder, n)
     documents = np.zeros(len(grams), dtype=np.int64)
@@ -86,7 +87,7 @@ class _Passages:
         self._longest: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
 
     def add(self, matches: Sequence[dict[str, Any]]) -> None:
-        """Add the passages of a part."""
+        """Add the passages that were found in one part of the corpus."""
         for name, longest in self._longest.items():
             own = [match for match in matches if match["test_set"] == name]
             self._counts[name]["passages"] += len(own)

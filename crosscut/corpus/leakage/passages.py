@@ -1,7 +1,7 @@
 """Find the n-grams that documents share with test sets, join them to passages, and cut passages out.
 
-A passage is a longest run of consecutive n-grams that are all in one test set. It is either copied text or a common
-phrase.
+A passage is a maximal sequence of consecutive n-grams of a document that all occur in one test set. A passage is either
+copied text or a common phrase.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SLICE_CHARACTERS = 4 << 20
 """Characters of text that are searched at a time, to bound memory."""
 
 REACH = 100
-"""Characters that the edge of a cut may move, so that the cut begins and ends at a space or line end."""
+"""Maximum number of characters by which the edge of a cut moves outwards to a space or line end."""
 
 Span = tuple[int, int]
 
@@ -28,20 +28,20 @@ class Shared(NamedTuple):
     """The n-grams that one document shares with the test sets, in the order of the text. Most documents share none."""
 
     numbers: Numbers
-    """Number of each shared n-gram in `Grams`, [hits]."""
+    """Index of each shared n-gram in `Grams.hashes`, [hits]."""
 
     words: Places
     """Index of each n-gram's first word in the document, [hits]."""
 
     starts: Places
-    """Position of each n-gram's first character, [hits]."""
+    """Position of each n-gram's first character in the document, [hits]."""
 
     ends: Places
-    """Position after each n-gram's last character, [hits]."""
+    """Position after each n-gram's last character in the document, [hits]."""
 
 
 class Found(NamedTuple):
-    """Result of a search."""
+    """Result of a search for n-grams of test sets in texts."""
 
     documents: list[Shared]
     asked: int
@@ -52,11 +52,11 @@ class Found(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """A run of n-grams that a document shares with a test set."""
+    """Text that a document shares with a test set: a sequence of consecutive n-grams."""
 
     test_set: int
     item: int
-    """The item that contains most of the n-grams, or the first of several such items."""
+    """The item (a text of the test set) that contains most of the n-grams, or the first of several such items."""
 
     num_grams: int
     span: Span
@@ -70,7 +70,7 @@ class _Slice(NamedTuple):
 
 
 def search(texts: Sequence[str], grams: Grams) -> Found:
-    """Find the n-grams that each text shares with the test sets. Each hit is confirmed by comparing the words."""
+    """Find the n-grams that each text shares with the test sets. Each hit is confirmed by comparing its words."""
     shared: list[list[Shared]] = [[] for _ in texts]
     asked = by_chance = 0
     for batch in _batches(texts, grams.n):
@@ -146,7 +146,7 @@ def _blank_after(text: str, place: int) -> int:
 
 
 def passages(shared: Shared, grams: Grams) -> Iterator[Passage]:
-    """Yield the passages that a document shares with the test sets, by test set and in the order of the text."""
+    """Yield the passages that a document shares with test sets, ordered by test set and then by position."""
     hits, items = grams.items_of(shared.numbers)
     sets = grams.set_of_item[items]
     for test_set in np.unique(sets).tolist():
@@ -169,9 +169,9 @@ def _runs(numbers: Numbers) -> Iterator[tuple[int, int]]:
 
 
 def spans_to_cut(text: str, shared: Shared, *, margin: int) -> list[Span]:
-    """Compute the spans to cut from a document: its shared n-grams with a margin on both sides.
+    """Compute the spans to cut from a document: its shared n-grams, with `margin` characters on both sides.
 
-    Spans begin and end at spaces if possible. Overlapping spans are merged.
+    Each span begins and ends at a space or line end if possible. Overlapping spans are merged.
     """
     cuts: list[Span] = []
     for first, last in _runs(shared.words):

@@ -19,13 +19,16 @@ from crosscut.corpus.leakage.passages import Passage, Shared, Span, passages, pi
 from crosscut.corpus.words.ngrams import words
 
 ARTICLE_SHARE = 0.5
-"""Minimum share of an article's n-grams in a document that counts as this article, whatever its own title is."""
+"""Minimum share of an article's n-grams that a document must contain to count as this article, even under another
+title."""
 
 CUTS = pa.schema([("row", pa.uint32()), ("start", pa.uint64()), ("end", pa.uint64())])
-"""Columns of the spans to cut, in characters of the stage's input texts. Spans are ascending and do not touch."""
+"""Columns of the file with the spans to cut: the document's row, and the start and the exclusive end in characters of
+its text. Spans of a document are ascending and do not touch."""
 
 HITS = pa.schema([("gram", pa.uint32()), ("documents", pa.uint32())])
-"""Columns of the n-grams found in a part: the number of the n-gram and the number of documents that contain it."""
+"""Columns of the file with the n-grams found in a part: `gram` is the index of an n-gram in `Grams`, and `documents` is
+the number of documents of the part that contain the n-gram."""
 
 MATCHES = pa.schema(
     [
@@ -39,26 +42,27 @@ MATCHES = pa.schema(
         ("passage", pa.large_string()),
     ]
 )
-"""Columns of the passages that documents share with test sets. `item` counts from 1."""
+"""Columns of the file with the passages that documents share with test sets. `item` is the number of the text in its
+test set, from 1, and `grams` is the number of n-grams in the passage."""
 
 
 def cuts_name(part: str) -> str:
-    """Name of the file with the spans to cut from the documents of a part."""
+    """Name of the file that lists the spans to cut from the documents of the given part."""
     return f"{part}.cuts.arrow"
 
 
 def hits_name(part: str) -> str:
-    """Name of the file with the n-grams found in a part."""
+    """Name of the file with the n-grams of test sets that occur in the given part."""
     return f"{part}.hits.arrow"
 
 
 def matches_name(part: str) -> str:
-    """Name of the file with the passages found in a part."""
+    """Name of the file with the passages that the given part shares with test sets."""
     return f"{part}.matches.arrow"
 
 
 def read_cuts(work: Path, stage: str, part: str) -> dict[int, list[Span]]:
-    """Read the spans to cut from the documents of a part, by row."""
+    """Read which spans the given stage cuts from the documents of a part. Returns the spans by the document's row."""
     cuts: dict[int, list[Span]] = {}
     table = read_table(work / stage / cuts_name(part))
     for row, start, end in zip(*(table[name].to_pylist() for name in CUTS.names), strict=True):
@@ -79,9 +83,10 @@ class _Outcome:
 
 
 def remove_leaks(part: Part, folder: Path, config: LeakageConfig, output: Output) -> Counts:
-    """Run a task of the stage: find the text that the documents of a part share with the test sets in `folder`.
+    """Run a task: find the text that the documents of a part share with test sets, and decide what to cut or drop.
 
-    Writes `part.drops.arrow`, `part.cuts.arrow`, `part.hits.arrow` and `part.matches.arrow`.
+    `folder` contains the n-grams of the test sets. The task writes dropped documents to `PART.drops.arrow`, spans to
+    cut to `PART.cuts.arrow`, n-grams to `PART.hits.arrow`, and passages to `PART.matches.arrow`.
     """
     documents = list(part.documents())
     grams = open_grams(folder, config.ngram)

@@ -18,13 +18,14 @@ from crosscut.data.hashing import sha256
 from crosscut.data.text.sources import unreadable
 
 GATHERING, LEAKAGE, OVERLAP = "test-sets", "leakage", "overlap"
-"""Names of the stages."""
+"""Names of the three stages."""
 
 
 def leakage_stages(config: LeakageConfig, work: Path, *, filters: tuple[str, ...], cleaned: bool) -> Sequence[Stage]:
-    """List the stages that check a corpus against its test sets, after the `filters`. No test set means no stages.
+    """List the stages that search a corpus for text of test sets. Without test sets, the list is empty.
 
-    Only `leakage` is a filter. Raises `DataError` if a test set cannot be read.
+    The stages see the documents that the given `filters` kept. Only the stage `leakage` drops documents. Raises
+    `DataError` if a test set cannot be read.
     """
     if not config.test_sets:
         return ()
@@ -83,7 +84,7 @@ class _Overlap:
     version: int = 1
 
     def tasks(self, work: Path) -> list[Task]:
-        """Return the single task, which reads the findings of all parts."""
+        """Return the single task, which reads the results of the stage `leakage` for all parts."""
         parts = [part.name for part, _ in find_parts(work)]
         files = [work / LEAKAGE / name(part) for part in parts for name in (hits_name, matches_name)]
         return [

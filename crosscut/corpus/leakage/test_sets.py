@@ -1,9 +1,9 @@
 """Read the files of test sets into items, which are the texts whose n-grams the corpus must not contain.
 
 Each line of a .jsonl file is an item. Each article of a WikiText file is an item. In any other text, each passage
-between blank lines is an item, or each line if there are no blank lines. N-grams ignore punctuation, so the tokenised
-` @-@ ` and ` 's` of WikiText need no repair. Two things do: a text is split at `<unk>`, because the words around it are
-not consecutive, and `do n't` becomes `don't`.
+between blank lines is an item, or each line if there are no blank lines. N-grams ignore punctuation, so the tokens
+`@-@` and `'s` of WikiText need no repair. Two things are repaired: a text is split at `<unk>`, because the words before
+and after `<unk>` are not consecutive, and `do n't` becomes `don't`.
 """
 
 import json
@@ -27,22 +27,22 @@ _BLANK_LINES = re.compile(r"\n[ \t]*\n+")
 
 
 class Item(NamedTuple):
-    """A text of a test set."""
+    """A text of a test set, such as a line or an article."""
 
     text: str
     """The whole text."""
 
     title: str = ""
-    """Title of an article of WikiText. Empty for all other items."""
+    """Title of an article of WikiText. Empty for all other texts."""
 
     @property
     def segments(self) -> list[str]:
-        """The text split into segments of consecutive words."""
+        """The text, split at each `<unk>` into segments of consecutive words."""
         return [part.replace(" n't", "n't") for part in self.text.split(UNKNOWN)]
 
 
 def set_names(files: Sequence[str]) -> list[str]:
-    """Name the test sets by their files' names, or by their whole paths if two files have the same name."""
+    """Name each test set by its file's name, or by the whole path if two files have the same name."""
     names = [Path(file).name for file in files]
     return [file if names.count(name) > 1 else name for file, name in zip(files, names, strict=True)]
 
@@ -50,8 +50,8 @@ def set_names(files: Sequence[str]) -> list[str]:
 def read_test_set(path: Path, *, text_key: str) -> list[Item]:
     """Read the items of a test set, in the order of the file.
 
-    Raises `DataError` if the file cannot be read, is not UTF-8, has an unknown suffix or contains no text. Also raises
-    it if a line of a .jsonl file has no text under `text_key`.
+    Raises `DataError` if the file cannot be read, is not UTF-8, has an unknown suffix or contains no text, or if a line
+    of a .jsonl file has no string under `text_key`.
     """
     if path.suffix not in SUFFIXES:
         raise DataError(
@@ -93,6 +93,7 @@ def _from_lines(path: Path, text: str, text_key: str) -> Iterator[Item]:
         if not isinstance(found, str):
             what = f"the keys are: {', '.join(row) or 'none'}" if isinstance(row, dict) else "it is not a JSON object"
             raise DataError(
-                f"`{path}`, line {number}, must have a string under `{text_key}`, but {what}. Set `leakage.text_key`."
+                f"`{path}`, line {number}, must have a string under `{text_key}`, but {what}. Set "
+                "`leakage.text_key` to the key of the text."
             )
         yield Item(found)
