@@ -1,6 +1,6 @@
-"""Audit of a corpus: which documents were dropped and why, whether duplicates are gone, and whether test data leaked
-in.
+"""Audit of a corpus: which documents were dropped and why, whether duplicates are gone, and what test data leaked in.
 
-`samples` inspects every part, `corpus_report` combines the counts of all stages, `page` shows the report in a browser,
-and `explain` gives the history of one document.
+The module `samples` counts and samples the documents of each part (an Arrow file of documents). `corpus_report`
+combines the counts of all stages, `page` shows the report in a browser, and `explain` gives the history of one
+document.
 """

@@ -1,8 +1,8 @@
 """Report of a corpus, built from the counts of its stages and from samples of dropped and changed documents.
 
-`report.json` is a function of the sources and the settings. It contains no times and no facts about the machine or the
-folder, so an uninterrupted run, a resumed run and a run on any engine give the same report. Times and machine are in
-`timings.json`. A stage that did not run has no section in the report.
+The content of `report.json` depends only on the sources and the settings. The report contains no times and no facts
+about the machine or the folder, so an uninterrupted run, a resumed run and a run on any engine write the same report.
+The file `timings.json` contains the times and the machine. A stage that did not run has no section in the report.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ FORMAT = "crosscut-corpus-report"
 VERSION = 1
 
 SHOWN_DOCUMENTS = 6
-"""Number of documents to show for a large cluster."""
+"""Maximum number of documents that the report shows for each cluster of near-duplicates."""
 
 SHOWN_PASSAGES = 20
-"""Number of passages to show that the corpus shares with test sets."""
+"""Maximum number of passages in the report. A passage is text that occurs both in the corpus and in a test set."""
 
 PACKAGES = ("crosscut", "pyarrow", "numpy", "ftfy", "eldc", "gigatoken", "abloom", "tokenizers")
-"""Packages whose versions are shown on the page."""
+"""Packages whose versions the page shows."""
 
 _WHERE = ("engine", "folder")
 """Settings that decide where a corpus is made and do not affect the result."""
@@ -43,8 +43,10 @@ Counts = Mapping[str, Any]
 
 
 def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Path) -> dict[str, Any]:
-    """Build the report: the flow through the stages with dropped documents and samples, duplicates, leakage, texts, and
-    sources.
+    """Build the content of `report.json` from the results of the stages and the files in the work folder.
+
+    The report covers the flow of documents through the stages with samples of dropped documents, the duplicates, the
+    leakage of test data, the lengths and languages of the texts, and the sources.
     """
     counts = {result.name: result.counts for result in results}
     flow = make_flow(results)
@@ -71,9 +73,10 @@ def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Pat
 
 
 def measure_timings(results: Sequence[StageResult], config: CorpusConfig) -> dict[str, Any]:
-    """Content of `timings.json`: the time of each stage, the machine, and the package versions.
+    """Build the content of `timings.json`: the time of each stage, the machine, and the package versions.
 
-    `seconds` is the sum over all tasks, in all processes and runs. `elapsed` is the elapsed time in this run.
+    `seconds` is the processing time of all tasks of a stage, summed over processes and runs. `elapsed` is the number of
+    wall-clock seconds that the stage took in this run.
     """
     return {
         "folder": Path(config.folder).name,
@@ -135,11 +138,14 @@ class _Texts:
         self._texts = latest_texts(runs, [*self._places.values(), *places])
 
     def head(self, name: str) -> str:
-        """Excerpt from the beginning of a document. Empty if the document is unknown."""
+        """Excerpt from the beginning of a document, or an empty string if the document is unknown."""
         return excerpt(self._texts[self._places[name]]) if name in self._places else ""
 
     def beside(self, sample: dict[str, Any], place: Place) -> dict[str, Any]:
-        """A sample together with the text of the matched document. Both texts start near their first difference."""
+        """Add the text of the matched document to a sample. Both excerpts start near the first difference of the texts.
+
+        A sample without a known match is returned unchanged.
+        """
         if sample.get("other") not in self._places:
             return sample
         text, other = excerpts_of_pair(self._texts[place], self._texts[self._places[sample["other"]]])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 LENGTH = 600
-"""Number of characters in an excerpt."""
+"""Maximum number of characters in an excerpt, not counting ellipses."""
 
 LEAD = 120
-"""Number of characters in an excerpt before its point of interest."""
+"""Maximum number of characters that an excerpt shows before its point of interest."""
 
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
@@ -20,7 +20,7 @@ def excerpt(text: str, at: int = 0) -> str:
 
 
 def excerpts_of_pair(one: str, other: str) -> tuple[str, str]:
-    """Sections of two texts around their first difference. For equal texts, these are their beginnings."""
+    """Excerpts of two texts around their first difference, or from the beginning if the texts are equal."""
     at = 0 if one == other else common_beginning(one, other)
     return excerpt(one, at), excerpt(other, at)
 
@@ -34,7 +34,7 @@ def _start(text: str, at: int) -> int:
 
 
 def common_beginning(one: str, other: str) -> int:
-    """Number of characters of the common beginning of two texts."""
+    """Number of characters in the common prefix of two texts."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

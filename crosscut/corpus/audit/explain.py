@@ -1,6 +1,7 @@
-"""History of one document: its origin, the effect of each stage and the reason, and its end.
+"""History of one document: where it was read, what each stage did to it and why, and which shards hold its tokens.
 
-The ids of the corpus are searched. Apart from that, only the files of the document's own part are read.
+The search for the document reads the ids of the whole corpus. Texts are read only for the explained document and for a
+document that it was matched with.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from crosscut.data.shards.writing import INDEX_DTYPE
 LEAKAGE, NEAR, PACKING, TOKENS = "leakage", "near", "packing", "tokens"
 
 SHOWN = 5
-"""Maximum number of passages to show, and of documents that were dropped in favour of this one. Further passages and
-documents are only counted."""
+"""Maximum number of entries in a list of a history, such as the passages that the document shares with test sets.
+Further entries are only counted."""
 
 _WIDTH = 100
 _LABEL = 16
 
 
 def explain(work: Path, filters: Sequence[str], document_id: str, *, cleaned: bool, against: Sequence[str] = ()) -> str:
-    """History of a document in the corpus, as lines to print.
+    """Describe the history of a document, as lines of text to print.
 
-    `filters` are the stages of the corpus that drop documents, in their order and including `tokens`. `cleaned` says
-    whether the corpus cleans its texts. `against` are the output folders of earlier runs, whose documents this
-    document may duplicate. Raises `DataError` for an id that the corpus does not have.
+    `filters` lists the stages that drop documents, in order, `tokens` included. `cleaned` says whether the corpus has
+    the stage `cleaning`. `against` lists the output folders of earlier runs, because the document may duplicate a
+    document of an earlier run. Raises `DataError` if the corpus has no document with this id.
     """
     place = find_documents(Runs(work, cleaned), [document_id]).get(document_id)
     if place is None:
@@ -67,7 +68,7 @@ class _Story:
         self._place = place
 
     def tell(self, filters: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-        """Yield a label and lines for each stage that the document reached, and for its end."""
+        """Yield a label and lines of text for each step of the history, up to the stage that dropped the document."""
         yield "read", self._origin()
         for stage in filters:
             drop = self._rows(stage, drops_name(self._place.part))
@@ -162,7 +163,7 @@ class _Story:
         told = [f"{sum(text['tokens'] for text in texts):,} tokens, including ends of text"] if texts else []
         if len(texts) > 1:
             told[0] += f", in {len(texts)} pieces"
-        return [*(told or ["it passed all finished stages"]), *self._shards()]
+        return [*(told or ["passed all finished stages"]), *self._shards()]
 
     def _shards(self) -> list[str]:
         """Positions of the document's texts in the shards. Empty if the shards are not written yet."""
@@ -220,5 +221,6 @@ def _rejected(work: Path, document_id: str) -> str:
     near = near_ids(work, document_id)
     hint = f" Similar ids are {', '.join(f'`{one}`' for one in near)}." if near else ""
     raise DataError(
-        f"`--explain` must name a document of this corpus, as `source/file#record`, but is `{document_id}`.{hint}"
+        f"`--explain` must be the id of a document, as `source/file#record`, but this corpus has no "
+        f"`{document_id}`.{hint} Copy an id from the samples in `report.html`."
     )

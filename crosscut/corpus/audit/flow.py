@@ -1,9 +1,9 @@
 """Flow of the corpus through the stages: documents, bytes and tokens that entered, were dropped, and were left.
 
-The stage `length` counts tokens, without ends of text. For earlier losses, the tokens are estimated from the bytes and
-from the average number of tokens per byte, and marked as estimates. For later cuts, the tokens are the difference to
-the count of the stage `tokens`. If this stage did not run, or if there were several cuts, these tokens are also
-estimated from the bytes.
+The stage `length` counts the tokens of each document, without end-of-text tokens. The tokens that earlier stages
+dropped are estimated: their bytes times the average number of tokens per byte. The tokens that later stages cut out of
+documents are computed from the final count of the stage `tokens`. If the stage `tokens` did not run, or if several
+stages cut text, the tokens of each cut are estimated from the bytes of the cut. Every estimate is marked.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ _NOT_PASSED = ("audit", "packing")
 
 
 def make_flow(results: Sequence[StageResult]) -> list[dict[str, Any]]:
-    """One entry per stage that documents pass, in order. The stage `tokens` has an entry only if it dropped something.
+    """Describe what each stage received, dropped and passed on, with one entry per stage in order.
 
-    `in` and `out` are amounts, with `documents`, `bytes` and `tokens`, and with `estimated` if the tokens are an
-    estimate. `rules` are the amounts that each rule dropped. `cut` is the amount that was cut from kept documents.
-    `mended` is the number of bytes by which repairs made texts longer (or shorter, if negative), and `mended_tokens` is
-    the estimate of the same in tokens.
+    The stage `tokens` has an entry only if it dropped something. `in` and `out` are the amounts before and after a
+    stage. An amount has the keys `documents`, `bytes` and `tokens`, and the key `estimated` if the tokens are an
+    estimate. `rules` holds the amount that each rule dropped. `cut` is the amount that was cut from kept documents.
+    `mended` is the number of bytes by which repairs made texts longer (negative if shorter), and `mended_tokens` is an
+    estimate of this change in tokens.
     """
     counts = {result.name: result.counts for result in results}
     passed = {name: one for name, one in counts.items() if "documents_in" in one and name not in _NOT_PASSED}
@@ -45,8 +46,10 @@ def tokens_of_byte(counts: Counts) -> float | None:
 
 
 def with_estimate(amount: Counts, ratio: float | None) -> dict[str, Any]:
-    """An amount (documents, bytes, tokens) of the audit, with an estimate of tokens that were not
-    counted. The tokens are omitted if they cannot be estimated.
+    """Return the documents, bytes and tokens of an amount, with an estimate for tokens that were not counted.
+
+    `amount` is an `Amount` of the module `samples`. `ratio` is the average number of tokens per byte. If `ratio` is
+    None, the result has no tokens.
     """
     told = {unit: amount[unit] for unit in ("documents", "bytes")}
     if ratio is None:

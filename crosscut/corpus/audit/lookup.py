@@ -1,8 +1,8 @@
-"""Search for documents by name, and for their texts, without reading more of the corpus than its ids.
+"""Find documents by their names, and read their texts. The search itself reads only the ids in the corpus.
 
-The name of a document of the run itself is its id. The name of a document of an earlier run (`duplicates.against`)
-consists of this run and the id there, as in `Collection.ids`. The same id may denote different documents in different
-runs.
+The name of a document of this run is its id. The name of a document of an earlier run (`duplicates.against`) is the
+folder of the earlier run followed by the id (see `earlier_id`), because documents of different runs may have the same
+id.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from crosscut.corpus.documents import CLEANING, INGEST, read_columns, read_table
 from crosscut.corpus.finished import WORK_FOLDER, FinishedRun
 
 _NEAREST = 3
-"""Maximum number of similar ids that the message about an unknown id names."""
+"""Maximum number of similar ids that the message about an unknown id lists."""
 
 _COMPARED = 4000
 """Maximum number of ids that are compared with an unknown id to find similar ids."""
 
 
 class Place(NamedTuple):
-    """Location of a document."""
+    """Location of a document: the work folder of its run, the name of its part (an Arrow file), and its row."""
 
     work: Path
     part: str
@@ -40,10 +40,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Runs:
-    """The run to explain, and the earlier runs that it extends. Some stages of the run may not be finished yet."""
+    """A run, and the earlier runs that the run extends. Some stages of the run may not be finished."""
 
     work: Path
-    """Folder of the run's stages."""
+    """Work folder of the run, which contains a folder for each stage."""
 
     cleaned: bool
     """Whether the run has the stage `cleaning`."""
@@ -52,16 +52,14 @@ class Runs:
     """Output folders of the earlier runs."""
 
     def is_cleaned(self, work: Path) -> bool:
-        """Whether a run cleans its texts. `work` is the folder of the run's stages. The run must be the explained run
-        or an earlier run.
-        """
+        """Whether a run has the stage `cleaning`. `work` is the work folder of this run or of an earlier run."""
         if work == self.work:
             return self.cleaned
         finished = FinishedRun.read(work)
         return finished is not None and finished.cleaned
 
     def locate(self, name: str) -> tuple[Path, str]:
-        """Folder of stages of the run to which a document belongs, and the document's id in that run."""
+        """Return the work folder of the run that has the named document, and the id of the document in that run."""
         for folder in sorted(self.against, key=len, reverse=True):
             if name.startswith(before := earlier_id(folder, "")):
                 return Path(folder) / WORK_FOLDER, name.removeprefix(before)
@@ -69,18 +67,18 @@ class Runs:
 
 
 def parts_of(work: Path) -> list[str]:
-    """Names of the parts of a corpus, in order."""
+    """Names of the parts (Arrow files of documents) of a corpus, in order."""
     return sorted(path.stem for path in (work / INGEST).glob("*.arrow"))
 
 
 def id_columns(work: Path) -> Iterator[tuple[str, pa.ChunkedArray]]:
-    """The ids of each part."""
+    """Yield the name of each part (an Arrow file of documents), together with the ids of its documents."""
     for part in parts_of(work):
         yield part, read_columns(work / INGEST / f"{part}.arrow", "id")["id"]
 
 
 def find_documents(runs: Runs, names: Iterable[str]) -> dict[str, Place]:
-    """Locations of some documents, by their names. Documents that their run does not have are omitted."""
+    """Find documents by their names. Returns the location of each document by name; unknown names are left out."""
     wanted: dict[Path, dict[str, str]] = {}
     for name in names:
         work, document_id = runs.locate(name)
@@ -103,7 +101,7 @@ def _find_in(work: Path, wanted: set[str]) -> Iterator[tuple[str, Place]]:
 
 
 def texts_read(places: Iterable[Place]) -> dict[Place, str]:
-    """Texts as they were read. Each part is opened once."""
+    """Read the original texts of documents, as they were before cleaning. Each part is opened once."""
     found: dict[Place, str] = {}
     for (work, part), of_part in groupby(sorted(set(places)), key=lambda place: place[:2]):
         column = read_columns(work / INGEST / f"{part}.arrow", "text")["text"]
@@ -112,7 +110,10 @@ def texts_read(places: Iterable[Place]) -> dict[Place, str]:
 
 
 def texts_cleaned(runs: Runs, places: Iterable[Place]) -> dict[Place, str]:
-    """Texts after cleaning, for documents that reached this stage, in runs that clean texts."""
+    """Read the texts that the stage `cleaning` wrote for documents.
+
+    The result leaves out documents that did not pass this stage, and documents of runs without this stage.
+    """
     found: dict[Place, str] = {}
     for (work, part), of_part in groupby(sorted(set(places)), key=lambda place: place[:2]):
         path = work / CLEANING / f"{part}.arrow"
@@ -128,15 +129,16 @@ def texts_cleaned(runs: Runs, places: Iterable[Place]) -> dict[Place, str]:
 
 
 def latest_texts(runs: Runs, places: Iterable[Place]) -> dict[Place, str]:
-    """Texts after the latest stage that changed them."""
+    """Read the latest texts of documents: the cleaned text if a document has one, and the original text if not."""
     wanted = set(places)
     cleaned = texts_cleaned(runs, wanted)
     return {**texts_read(wanted - cleaned.keys()), **cleaned}
 
 
 def near_ids(work: Path, wanted: str) -> list[str]:
-    """Ids that are most similar to an unknown id: ids of the same file if there are any, otherwise ids with a similar
-    spelling.
+    """List ids that are similar to an unknown id: the nearest records of the same file, or ids with a similar spelling.
+
+    Ids with a similar spelling are listed only if the corpus has no document of the same file.
     """
     file, _, record = wanted.rpartition("#")
     same_file: list[str] = []

@@ -1,7 +1,7 @@
-"""The report as a single HTML file, which contains its style, scripts and data.
+"""Report of a corpus as a single HTML file, which contains its style, scripts and data.
 
-Text from documents is always data and never markup: it is in a block of JSON that no text can end. In addition, the
-page's content security policy allows only the scripts and styles whose hashes it lists.
+Text from documents is always data and never markup: the page stores all text in a block of JSON, and no text can end
+this block. In addition, the page's content security policy allows only scripts and styles with a listed hash.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _CHARSET = '<meta charset="utf-8">'
 
 
 def write_page(report: Mapping[str, Any], timings: Mapping[str, Any], path: Path) -> None:
-    """Write the page of a report atomically."""
+    """Write the report as an HTML page. The file is written atomically."""
     write_whole(path, make_page(report, timings))
 
 
 def make_page(report: Mapping[str, Any], timings: Mapping[str, Any]) -> str:
-    """HTML page of a report."""
+    """Build the HTML page of a report."""
     html = _read("report.html")
     scripts = [_read(name) for name in _SCRIPT.findall(html)]
     styles = [_read(name) for name in _STYLE.findall(html)]

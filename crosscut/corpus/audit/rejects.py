@@ -1,7 +1,7 @@
-r"""Samples of records that could not be read, from the rejects files of ingestion.
+r"""Samples of records that could not be read, taken from the files `*.rejects.jsonl` that the stage `ingest` wrote.
 
-Files are named as in document ids, so the samples do not depend on the location of the files. Bytes of names and
-excerpts that are not UTF-8 are escaped (`\udcff`), because pages and terminals accept only valid text.
+The samples name files in the same way as document ids do, so the samples do not depend on where the files are. In file
+names and excerpts, bytes that are not UTF-8 are escaped (`\udcff`), because pages and terminals accept only valid text.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from crosscut.corpus.documents import INGEST
 
 
 def rejected_samples(work: Path, seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Samples of the rejected records, by rule, chosen in the same way as samples of documents. The files are read line
-    by line.
+    """Choose samples of the rejected records. Returns the samples by the rule that rejected the records.
+
+    The choice depends only on the seed and the records (see `sample_key`). The files are read line by line, so memory
+    is bounded.
     """
     chosen: dict[str, list[tuple[str, str]]] = {}
     for line in _lines(work):

@@ -1,7 +1,7 @@
-"""Contribution of each part to the report: the amounts that each rule dropped, languages, lengths, and samples to read.
+"""Count and sample the documents of each part (an Arrow file) for the report, by rule, language and length.
 
-The samples are the documents with the smallest hashes of seed and id, so they do not depend on the division of the
-corpus into parts.
+The samples are the documents with the smallest hashes of seed and id, so the choice does not depend on how the corpus
+is divided into parts.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ from crosscut.corpus.parts import files_of, find_parts
 from crosscut.corpus.tokens.encoding import TOKENS, index_name
 
 AUDIT = "audit"
-"""Name of the stage."""
+"""Name of the stage that this module implements."""
 
 SAMPLES = 5
-"""Number of documents to show per rule."""
+"""Maximum number of sampled documents per rule."""
 
 CHANGED = "changed"
-"""Name of the samples of documents whose text the stage `cleaning` repaired."""
+"""Rule name for samples of documents that the stage `cleaning` repaired."""
 
 NOTHING = {"documents": 0, "bytes": 0, "tokens": 0, "uncounted": 0}
 
 Numbers = npt.NDArray[np.int64]
 Amount = dict[str, int]
-"""Amounts of some documents: `documents`, `bytes`, the `tokens` of documents with counted tokens, and as `uncounted`
-the bytes of all other documents."""
+"""Size of a set of documents: the number of `documents`, their `bytes`, the `tokens` of all documents whose tokens were
+counted, and in `uncounted` the bytes of all other documents."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditStage:
-    """Stage that inspects every part after all filters are done."""
+    """The stage `audit`, which counts and samples the documents of every part after all filters are done."""
 
     filters: tuple[str, ...]
-    """All filters of the corpus, in their order."""
+    """Names of all filters of the corpus, in order."""
 
     cleaned: bool
-    """Whether the texts were cleaned."""
+    """Whether the corpus has the stage `cleaning`."""
 
     seed: int
-    """Seed of the choice of samples."""
+    """Seed for choosing the samples."""
 
     name: str = AUDIT
     version: int = 2
 
     def tasks(self, work: Path) -> list[Task]:
-        """List the tasks, one per part."""
+        """List the tasks, one per part (an Arrow file of documents)."""
         return [
             Task(
                 name=part.name,
@@ -90,7 +90,7 @@ def _written_of(part: Part) -> tuple[Path, ...]:
 
 
 def samples_name(part: str) -> str:
-    """Name of the file with the samples of a part."""
+    """Name of the file with the samples of the given part (an Arrow file of documents)."""
     return f"{part}.samples.jsonl"
 
 
@@ -139,12 +139,12 @@ class _Documents:
         return str(self.read["text"][row].as_py())
 
     def total(self, chosen: npt.NDArray[np.bool_]) -> Amount:
-        """Number of the chosen documents, with their bytes and tokens."""
+        """Total amount of the chosen documents. `chosen` has one boolean per document of the part."""
         rows = np.flatnonzero(chosen)
         return self.amounts(np.zeros(len(rows), np.str_), rows).get("", dict(NOTHING))
 
     def amounts(self, labels: npt.NDArray[np.str_], rows: npt.NDArray[Any]) -> dict[str, Amount]:
-        """Documents, bytes and tokens of the given rows, summed by label. `labels` has one label per row."""
+        """Sum up the documents, bytes and tokens of the given rows by label. `labels` has one label per row."""
         names, group = np.unique(labels, return_inverse=True)
         documents = np.bincount(group, minlength=len(names))
         num_bytes = _sums(group, self.num_bytes[rows], len(names))
@@ -207,12 +207,15 @@ def _histograms(part: Part, documents: _Documents) -> Counts:
 
 
 def score_bucket(score: float) -> str:
-    """Lower bound of a score's bucket, with buckets of width 0.05."""
+    """Lower bound of the histogram bucket that a score belongs to. Buckets are 0.05 wide."""
     return f"{min(int(score * 20 + 1e-9), 19) / 20:.2f}"
 
 
 def length_bucket(tokens: int) -> str:
-    """Lower bound of a length's bucket: 0, 1, 2, 3, 4, 6, 8, 12, 16, and so on, with two buckets per doubling."""
+    """Lower bound of the histogram bucket that a number of tokens belongs to, with two buckets per doubling.
+
+    The lower bounds are 0, 1, 2, 3, 4, 6, 8, 12, 16, and so on.
+    """
     if tokens < 2:
         return str(tokens)
     power = 1 << (tokens.bit_length() - 1)
@@ -221,7 +224,7 @@ def length_bucket(tokens: int) -> str:
 
 
 class Sampled(NamedTuple):
-    """A sampled document with its sampling key."""
+    """A document that was chosen as a sample, with its key from `sample_key`."""
 
     key: str
     row: int
@@ -236,7 +239,7 @@ def _smallest(documents: _Documents, rows: Sequence[int], seed: int) -> list[Sam
 
 
 def sample_key(seed: int, name: str) -> str:
-    """Key that orders samples. It is pseudorandom and the same on every machine."""
+    """Pseudorandom key of a document, the same on every machine. Documents with the smallest keys become samples."""
     return hashlib.blake2b(f"{seed}\n{name}".encode(errors="replace"), digest_size=8).hexdigest()
 
 
@@ -277,7 +280,7 @@ def _mended(documents: _Documents, seed: int) -> Iterable[dict[str, Any]]:
 
 
 def merge_samples(work: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Merge the samples of all parts to samples of the whole corpus, by stage and rule."""
+    """Merge the samples of all parts into samples of the whole corpus. Returns the samples by stage and rule."""
     chosen: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for path in sorted((work / AUDIT).glob(f"*{samples_name('')}")):
         with path.open(encoding="utf-8") as file:

@@ -7,13 +7,13 @@ const timings = read("timings");
 
 const STAGES = {
   ingest: ["Read", "Records that cannot be read as text are rejected, with their file, position and reason."],
-  urls: ["URLs", "Documents are dropped by the domain, file type or votes of their link."],
-  "url-duplicates": ["Same URL", "Of several documents with the same URL, only the first is kept."],
+  urls: ["URLs", "Documents are dropped by the domain and file type of their URL, and by the votes for their link."],
+  "url-duplicates": ["Same URL", "Only the first of several documents with the same URL is kept."],
   cleaning: ["Cleaning", "Texts are repaired, and documents without remaining text are dropped."],
-  language: ["Language", "Documents in other languages, and those with too low a detector score, are dropped."],
+  language: ["Language", "Documents in other languages are dropped, and documents with too low a detector score."],
   length: ["Length", "Documents with too few tokens are dropped."],
-  exact: ["Exact", "Of several documents with the same text, only one is kept."],
-  near: ["Near", "Of each cluster of near-duplicates, one document is kept. Every pair was checked by its exact Jaccard similarity."],
+  exact: ["Exact", "Only one of several documents with the same text is kept."],
+  near: ["Near", "One document of each cluster of near-duplicates is kept. Every pair was checked by its exact Jaccard similarity."],
   leakage: ["Test data", "Passages that also occur in a test set are cut out, or their documents are dropped."],
   tokens: ["Pieces", "Pieces of documents between cuts are dropped if they are too short."],
 };

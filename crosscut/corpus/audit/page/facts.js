@@ -76,10 +76,10 @@ function run() {
       stages.map((one) => [one.name, (one.bytes / 1e6).toFixed(1), seconds(one.seconds), rate(one),
         whole.format(one.tasks), whole.format(one.run), one.run ? seconds(one.elapsed) : "\u2013"])),
     timings && make("p.note",
-      stages.length > 0 && "Seconds are summed over all processes, in this run and earlier ones. ",
+      stages.length > 0 && "Seconds are summed over all processes, in this run and in earlier runs. ",
       timings.machine && `${timings.machine}. `,
       timings.versions && Object.entries(timings.versions).map(([name, version]) => `${name} ${version}`).join(", ")),
     rows.length > 0 && make("details.rule", make("summary", make("span.line", make("span.label", "Settings"),
-      make("span.told", `${rows.length} values, which are enough to make this corpus again`))),
+      make("span.told", `${rows.length} values that are enough to make this corpus again`))),
     table("Settings", ["Setting", "Value"], rows)));
 }

@@ -74,7 +74,7 @@ function stageBlock(entry) {
     STAGES[entry.stage] && make("p.note", STAGES[entry.stage][1]),
     rules.map(([name, amount]) => rule(entry, name, amount)),
     cutBlock(entry), mended(entry),
-    !rules.length && !entry.cut && !Object.values(entry.changed ?? {}).some(Boolean) && make("p.note.soft", "Nothing was dropped here."),
+    !rules.length && !entry.cut && !Object.values(entry.changed ?? {}).some(Boolean) && make("p.note.soft", "This stage dropped nothing."),
   );
 }
 

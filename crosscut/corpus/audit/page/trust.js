@@ -7,8 +7,8 @@ function duplicates() {
   const found = report.duplicates;
   if (!found) return null;
   return section("duplicates", "Can the deduplication be trusted?",
-    make("p.note", `Target: of the pairs at a Jaccard similarity of exactly ${found.jaccard}, at least ${ratio(found.recall)} are found, `
-      + `and of more similar pairs even more. The similarity is computed from ${found.ngram}-grams of words. `,
+    make("p.note", `Target: the search finds at least ${ratio(found.recall)} of the pairs with a Jaccard similarity of exactly ${found.jaccard}, `
+      + `and a higher share of more similar pairs. The similarity is computed from ${found.ngram}-grams of words. `,
     found.candidates !== null && `The search proposed ${whole.format(found.candidates)} candidate pairs. ${whole.format(found.compared)} `
       + "of them had similar sketches and were compared exactly. No document was dropped without this comparison."),
     make("div.columns", plantedBlock(found), pairsBlock(found), sizesBlock(found)), clustersBlock(found));
@@ -39,7 +39,7 @@ function pairsBlock({ pairs, jaccard }) {
   const found = columns.filter((one) => one.from >= jaccard - 1e-9).reduce((sum, one) => sum + (one.count ?? 0), 0);
   return make("div", make("h3", "Pairs by similarity"),
     make("p.note", `${whole.format(found)} pairs at ${jaccard} and above count as duplicates. `
-      + "Below are candidates that the exact comparison rejected."),
+      + `Pairs below ${jaccard} are candidates that the exact comparison rejected.`),
     histogram(columns, { cut: jaccard - 1e-9, name: "Pairs by Jaccard similarity", every: 2, edge: hundredths, axis: "Jaccard similarity",
       count: (one) => one.count ?? 0, spelled: (one) => `${whole.format(one.count ?? 0)} pairs` }));
 }
@@ -80,11 +80,11 @@ function leakage() {
     passage: `Passages were cut out with ${found.margin} characters on both sides; `
       + `a document that needed more than ${found.max_cuts} cuts was dropped.`,
     document: "Documents that share text with a test set were dropped.",
-    report: "As configured, the documents were only counted.",
+    report: "The documents were only counted, as `leakage.action` says.",
   }[found.action];
   const all = (one, name) => (one[name] === undefined ? "\u2013" : whole.format(one[name]));
   return section("leakage", "Did test data leak in?",
-    make("p.note", `Text that test sets and corpus share: ${found.ngram}-grams of words, each confirmed word by word. ${done ?? ""}`),
+    make("p.note", `Text that occurs in a test set and in the corpus, found by ${found.ngram}-grams of words. Each match was confirmed word by word. ${done ?? ""}`),
     table("Overlap with each test set",
       ["Test set", `#${found.ngram}-grams`, "#in the corpus", "#share", "#items", "#touched", "#half found", "#passages", "#in documents"],
       found.sets.map((one) => [one.name, all(one, "grams"), all(one, "grams_found"), one.grams_found ? percent(one.grams_found, one.grams, 2) : "0",
@@ -104,7 +104,7 @@ function passagesBlock({ passages, ngram }) {
 function frequentBlock({ frequent, ngram }) {
   if (!frequent?.length) return null;
   return make("details.rule", make("summary", make("span.line", make("span.label", `Most frequent ${ngram}-grams`),
-    make("span.told", "n-grams in many documents are common phrases and no leak"))),
+    make("span.told", "an n-gram that occurs in many documents is a common phrase and not a leak"))),
   table(`Most frequent ${ngram}-grams`, ["Words", "Test sets", "#Documents"],
     frequent.map((one) => [one.gram, one.test_sets.join(", "), whole.format(one.documents)])));
 }
