@@ -1,8 +1,8 @@
 """Join the lines of hard-wrapped paragraphs, as the paper does for CC-Stories (4.1.2).
 
 A wrapped line ends because the next word no longer fits. A newline is therefore removed if the first word of the next
-line would not have fitted into the width of the text, and kept if the word would have fitted: the lines of a verse, an
-address or a table of contents end for other reasons. In case of doubt the newline is kept.
+line would not have fitted into the width of the text. The newline is kept if the word would have fitted, because the
+line then ends for another reason, as in verse, addresses and tables of contents. In case of doubt, the newline is kept.
 """
 
 import re
@@ -10,19 +10,21 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 MIN_WIDTH = 40
-"""Narrowest text that counts as wrapped, in characters."""
+"""Minimum width of hard-wrapped text, in characters. Lines of narrower text are not joined."""
 
 MAX_WIDTH = 130
-"""Widest text that counts as wrapped, in characters. A longer line is a whole paragraph."""
+"""Maximum width of hard-wrapped text, in characters. A longer line counts as a whole paragraph."""
 
 SLACK = 6
-"""Characters that a full line may be shorter than the width. Some programs prefer even lines to full lines."""
+"""Number of characters by which a full line may be shorter than the width of the text. Some programs prefer lines of
+even length to full lines."""
 
 MIN_FULL = 0.6
-"""Minimum share of full lines, among lines that another line follows, for a text to count as wrapped."""
+"""Minimum share of full lines in hard-wrapped text. The last line of each paragraph is not counted."""
 
 MIN_CAPITALS = 0.75
-"""Minimum share of lines beginning with a capital for a block to count as verse or a list."""
+"""Minimum share of lines beginning with a capital for a block to count as verse or as a list. The lines of verse and
+lists are not joined."""
 
 _BLANK = re.compile(r"\n(?:[^\S\n]*\n)+")
 _ITEM = re.compile(r"\s*(?:[-*+•·‣>#|]|\(?(?:\d{1,3}|[a-zA-Z]|[ivxlIVXL]{1,5})[.)])(?:\s|$)")
@@ -33,11 +35,11 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 
 def join_lines(text: str) -> str:
-    """Replace the newlines inside wrapped paragraphs by spaces.
+    """Replace the newlines inside hard-wrapped paragraphs by spaces.
 
-    Newlines at blank lines, in verse, lists, headings and tables, and at indented lines such as code stay. A word that
-    was split at a hyphen is joined if the text contains the whole word elsewhere. Otherwise the hyphen stays, because
-    the word may always have had one, as in `self-taught`.
+    Newlines stay at blank lines, in verse, lists, headings and tables, and at indented lines such as code. A word that
+    is split at a hyphen is joined if the text contains the whole word elsewhere. If not, the hyphen stays, because the
+    word may be spelled with a hyphen, as in `self-taught`.
     """
     if "\n" not in text:
         return text

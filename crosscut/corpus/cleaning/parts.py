@@ -1,8 +1,8 @@
-"""The stage `cleaning`: repair the texts of a part, and write the new texts beside the ingested part.
+"""The stage `cleaning`: repair the texts of each part (an Arrow file of documents), and write a file of new texts.
 
-The texts of all sources are repaired as ftfy does: mojibake is decoded, HTML entities outside HTML are resolved, curly
-quotes and full-width characters become plain ones, control characters are removed, line ends become newlines, and the
-text is normalised to NFC. Then each source's own cleaners run.
+With `cleaning.unicode`, texts are repaired as ftfy does: mojibake is decoded, HTML entities in plain text are resolved,
+curly quotes become straight, full-width characters get normal width, control characters are removed, line ends become
+newlines, and the text is normalised to NFC. Then each source's own cleaners run.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.filters.judging import count_drops
 
 CLEANERS: Mapping[str, Callable[[str], str]] = {"join_lines": join_lines}
-"""Cleaners that a source can ask for, by their names in `sources.cleaners`."""
+"""Cleaners that a source can choose, by their names in `sources.cleaners`."""
 
 
 def clean_part(part: Part, config: CleaningConfig, cleaners: Mapping[str, tuple[str, ...]], output: Output) -> Counts:
-    """Run a task: clean the texts of a part. `cleaners` gives the names of each source's own cleaners.
+    """Run a task: clean the texts of a part. `cleaners` maps the name of a source to the names of its own cleaners.
 
-    Writes `part.arrow` (columns `TEXTS`) with the remaining rows, and `part.drops.arrow` with the documents that
-    contain only white space (rule `empty`). The counts include how many documents each repair changed.
+    Writes `PART.arrow` (columns `TEXTS`) with the texts of the remaining documents, and `PART.drops.arrow` with the
+    documents that contain only white space (rule `empty`). The counts include how many documents each repair changed.
     """
     documents = list(part.documents())
     changed = dict.fromkeys(("unicode", *CLEANERS), 0)

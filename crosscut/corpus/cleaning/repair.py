@@ -1,10 +1,10 @@
 """Repair text exactly as ftfy does, in a fraction of the time.
 
-ftfy sends each line of a text through a dozen passes until nothing changes. Most lines do not change, or only in their
-curly quotes and line ends. Here one search over the whole text finds the lines that could change in any other way. Only
-these lines go through ftfy; in all other lines, quotes and line ends are replaced at once. If the search finds too many
-lines, the repair only takes longer. It must never miss a line; the reason that it does not stands beside each of its
-conditions.
+ftfy sends each line of a text through a dozen passes until nothing changes. Most lines do not change, or change only in
+their curly quotes and line ends. This module first searches the whole text for lines that could change in any other
+way. Only these lines go through ftfy. In all other lines, quotes and line ends are replaced directly. If the search
+finds too many lines, the repair only takes longer. The search must never miss a line that ftfy would change, and a
+comment at each condition of the search says why the condition misses none.
 """
 
 import re
@@ -22,20 +22,22 @@ SINGLE_QUOTES = "\u02bc\u2018\u2019\u201a\u201b"
 """Characters that ftfy's `uncurl_quotes` replaces by an apostrophe."""
 
 EASY = DOUBLE_QUOTES + SINGLE_QUOTES + "\u2013\u2014\u2026"
-"""Quotes, dashes and the ellipsis. Next to ASCII or to each other, they are never a sign of mojibake."""
+"""Quotes, dashes and the ellipsis. These characters are never signs of mojibake next to ASCII or next to each other."""
 
 LONE_SIGNS = "\u0152\u0153\u00c2\u00c3"
-"""Characters that can be a sign of mojibake next to ASCII. Every other sign needs a second non-ASCII character."""
+"""Characters that can be a sign of mojibake next to ASCII. All other signs of mojibake need a second non-ASCII
+character."""
 
 SIGNS = "\u0080-\u04ff\u2000-\u26ff\uf8ff\ufb01\ufb02\ufffd"
-"""Ranges with all characters that wrong decoding produces, which are the signs of mojibake."""
+"""Ranges of characters that contain all signs of mojibake. A sign of mojibake is a character that wrong decoding
+produces."""
 
 MAX_LINE = 1_000_000
-"""Characters after which ftfy splits a line (`max_decode_length` of ftfy)."""
+"""Number of characters after which ftfy splits a line (`max_decode_length` of ftfy)."""
 
 
 def repair(text: str) -> str:
-    """Return the same text as `ftfy.fix_text`. An unchanged text is returned as the same object."""
+    """Repair a text. The result equals `ftfy.fix_text(text)`. A text without changes is returned as the same object."""
     engine = _engine()
     pieces: list[str] = []
     done = 0
@@ -60,7 +62,8 @@ class _Stretch(NamedTuple):
     start: int
     stop: int
     unescape: bool
-    """Whether ftfy decodes HTML entities here. ftfy stops decoding them at the first line that contains a `<`."""
+    """Whether ftfy decodes HTML entities in this stretch. ftfy stops decoding entities at the first line that contains
+    a `<`."""
 
     def line(self, text: str, place: int) -> tuple[int, int]:
         """Start and end of the line that contains the position `place`."""
@@ -131,7 +134,8 @@ class _Engine:
     def mend(self, line: str, unescape: bool) -> str:
         """Repair a line as ftfy does.
 
-        If only widths and ligatures need repair, quotes and line ends are left as they are, for `repair` to replace.
+        If only full-width characters and ligatures need repair, `mend` leaves quotes and line ends for `repair` to
+        replace.
         """
         wide = line.translate(self._widths)
         if (
@@ -150,8 +154,8 @@ class _Engine:
 _ORDINARY = r"\t\n\x0c\x20-\x25\x27-\x7e"
 _SIGN = rf"(?<=[{LONE_SIGNS}\x80-\x9f])|(?<=[{SIGNS}])(?=[{SIGNS}])|(?<=[{SIGNS}][{SIGNS}])"
 _DOUBTFUL = re.compile(rf"[^{_ORDINARY}&{EASY}](?:{_SIGN})")
-"""Pattern without which ftfy's heuristic `is_bad` is never true: a control character of Latin-1, one of `LONE_SIGNS`,
-or two of `SIGNS` that are not both in `EASY`."""
+"""Pattern for text that may be mojibake: a control character of Latin-1, one of `LONE_SIGNS`, or two of `SIGNS` that
+are not both in `EASY`. ftfy's heuristic `is_bad` is never true for a line without this pattern."""
 
 
 class _Search:

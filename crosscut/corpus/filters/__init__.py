@@ -1,1 +1,1 @@
-"""Filters drop whole documents: by URL, by language and by length. `judging` is the part that they share."""
+"""Filters drop whole documents: by URL, by language and by length. The module `judging` holds their common task."""

@@ -1,4 +1,4 @@
-"""The task that all filters share: judge the documents of a part, and write which documents are dropped and why."""
+"""Task that all filters share: judge the documents of a part (an Arrow file), and write the dropped documents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from crosscut.corpus.documents import Document, Drop, Judgement, Part, drops_nam
 from crosscut.corpus.execution.stages import Counts, Output
 
 Judge = Callable[[Sequence[Document]], Judgement]
-"""A filter: a function that judges documents."""
+"""Type of a filter: a function that takes the documents of a part and decides which documents to drop."""
 
 
 def judge_part(
@@ -20,9 +20,9 @@ def judge_part(
 ) -> Counts:
     """Run a filter's task: judge the documents of a part with the filter that `make(*arguments)` returns.
 
-    Writes `part.drops.arrow`, and `part.marks.arrow` if the filter measures something. A process calls `make` only once
-    for the same `arguments` and `depends`. `arguments` must be hashable. `depends` describes everything else that the
-    filter depends on, such as the content of a file.
+    Writes the dropped documents to `PART.drops.arrow`, and the measurements, if the filter makes any, to
+    `PART.marks.arrow`. A process calls `make` only once for the same `arguments` and `depends`. `arguments` must be
+    hashable. `depends` describes everything else that the filter depends on, such as the content of a file.
     """
     documents = list(part.documents())
     judgement = _made(make, arguments, depends)(documents)
@@ -51,7 +51,10 @@ def count_drops(documents: Sequence[Document], drops: Sequence[Drop]) -> Counts:
 
 
 def count_rows(sizes: Mapping[int, int], drops: Sequence[Drop]) -> Counts:
-    """Same as `count_drops`, but takes only the number of bytes of each document's text, one per row."""
+    """Count documents and bytes as `count_drops` does, but from the sizes of the documents alone.
+
+    `sizes` maps the row of each document to the number of bytes of its text.
+    """
     rules: dict[str, dict[str, int]] = {}
     for drop in drops:
         rule = rules.setdefault(drop.rule, {"documents": 0, "bytes": 0})

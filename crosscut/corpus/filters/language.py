@@ -1,11 +1,11 @@
 """Keep documents in chosen languages. The language is detected in three passages of each document.
 
-The passages are the beginning, the middle and the end. Each passage is detected separately, because detectors are
-unreliable on mixed languages. A notice in another language at the top therefore does not decide, and a book takes no
-longer than a page. The document has the language that most of its passages have. Its score is the sum of the scores of
-these passages, divided by the number of all passages. A text in which the detector finds no language, such as a table
-of numbers, has the language `und` with score 0 and is dropped. Texts of a few words are often detected wrongly; the
-filter on length drops such documents anyway.
+The passages are the beginning, the middle and the end. Detectors are unreliable on mixed languages, so each passage is
+detected separately. A notice in another language at the top then does not decide the result, and a book takes no longer
+than a page. The language of a document is the most frequent language of its passages. The score of a document is the
+sum of the scores of the passages in this language, divided by the number of all passages. A text in which the detector
+finds no language, such as a table of numbers, has the language `und` with score 0 and is dropped. Texts of a few words
+are often detected wrongly; the filter on length drops such documents anyway.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from crosscut.config.errors import ConfigError, DataError
 from crosscut.corpus.documents import Document, Drop, Judgement
 
 PASSAGE = 1000
-"""Characters of a passage. The detector eldc reads no more than this many bytes."""
+"""Length of a passage in characters. The detector eldc reads at most this number of bytes."""
 
 UNDETERMINED = "und"
 """Code for a text without a recognisable language."""
@@ -37,7 +37,7 @@ class Detected(NamedTuple):
     """ISO 639-1 code, or `und`."""
 
     score: float
-    """Certainty from 0 to 1, in the detector's own measure."""
+    """Confidence of the detector, from 0 to 1. Scores of different detectors are not comparable."""
 
 
 class Detector(NamedTuple):
@@ -49,9 +49,10 @@ class Detector(NamedTuple):
 
 
 class LanguageFilter:
-    """Keeps documents in chosen languages. Its rule is `language`; its marks are `language` and `score`.
+    """Keeps documents in chosen languages.
 
-    The constructor checks the config before a run: it raises `DataError` if the detector is not installed, and
+    Dropped documents get the rule `language`. All documents get the measurements `language` and `score`. The
+    constructor checks the config before a run: it raises `DataError` if the detector is not installed, and
     `ConfigError` if the detector does not know a language to keep.
     """
 
@@ -86,7 +87,7 @@ class LanguageFilter:
 
 
 def passages(text: str) -> list[str]:
-    """Select the passages for the detector: the whole of a short text; beginning, middle and end of a longer text."""
+    """Select the passages for the detector: all of a short text, or the beginning, middle and end of a long text."""
     if len(text) <= PASSAGE:
         return [text]
     rest = len(text) - PASSAGE

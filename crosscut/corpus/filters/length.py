@@ -1,4 +1,4 @@
-"""Drop documents that are too short, measured in tokens of the corpus's tokenizer."""
+"""Drop documents that are too short. The length is the number of tokens of the corpus's tokenizer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from crosscut.corpus.tokens.tokenizer import count_tokens, load_tokenizer
 
 
 class LengthFilter:
-    """Drops documents with too few tokens.
+    """Drops documents with fewer than `min_tokens` tokens.
 
-    Its rule is `too short`; its mark is `tokens`, the number of tokens without the end of text.
+    Dropped documents get the rule `too short`. All documents get the measurement `tokens`, the number of tokens without
+    the end-of-text token.
     """
 
     def __init__(self, config: LengthConfig, tokenizer: Path) -> None:

@@ -1,6 +1,6 @@
-"""Drop documents by URL: unwanted hosts, types of files that are not text, links with few votes, and equal URLs.
+"""Drop documents by URL: unwanted hosts, files that are not text, links with few votes, and repeated URLs.
 
-Documents without a URL and documents without karma are kept.
+The rules about URLs keep documents without a URL. The rule about votes (karma) keeps documents without karma.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from crosscut.corpus.documents import Document, Drop, Judgement
 from crosscut.data.text.lines import lines_of
 
 BUILTIN_LISTS = {f"builtin:{path.stem}": path for path in (Path(__file__).parents[1] / "lists").glob("*.txt")}
-"""Lists that are part of Crosscut: the name in a config and the file."""
+"""Lists that come with Crosscut. The keys are the names for use in a config, and the values are the paths of the
+files."""
 
 TRACKING = re.compile(
     r"utm_\w+|_ga|_gl|fbclid|gclid|gclsrc|dclid|gbraid|wbraid|msclkid|yclid|twclid|ttclid|igshid|igsh|mc_[ce]id|"
     r"mkt_tok|_hsenc|_hsmi|oly_(?:anon|enc)_id|vero_id|ref_src|spm"
 )
-"""Query parameters that only track where a reader came from. They do not change the page."""
+"""Pattern for the names of query parameters that only track visitors and do not change the page."""
 
 _ABSOLUTE = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*:)?//")
 _DOMAIN = re.compile(r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)*")
@@ -33,10 +34,10 @@ _DEFAULT_PORTS = {"http": (80,), "https": (443,), "": (80, 443)}
 
 
 class UrlFilter:
-    """Drops documents by the host, the file type and the karma of their URL: rules `domain`, `file type`, `karma`.
+    """Drops documents by the host and the file type of their URL, and by their karma, the number of votes.
 
-    A listed domain includes its subdomains. The constructor checks the config before a run: it raises `DataError` if a
-    list cannot be read or has an invalid entry.
+    The rules are `domain`, `file type` and `karma`. A listed domain includes its subdomains. The constructor checks the
+    config before a run: it raises `DataError` if a list cannot be read or has an invalid entry.
     """
 
     def __init__(self, config: UrlsConfig) -> None:
@@ -46,11 +47,11 @@ class UrlFilter:
 
     @property
     def settings(self) -> dict[str, object]:
-        """Everything that the result depends on, as JSON values: the contents of the lists, and not their paths."""
+        """Everything that the result depends on, as JSON values. Lists are given by content, not by path."""
         return {"domains": sorted(self._domains), "types": sorted(self._types), "min_karma": self._min_karma}
 
     def __call__(self, documents: Sequence[Document]) -> Judgement:
-        """Drop documents that break a rule. The first broken rule counts."""
+        """Drop documents that break a rule. The first rule that a document breaks becomes the reason."""
         drops = (self._judge(document) for document in documents)
         return Judgement(drops=[drop for drop in drops if drop is not None])
 
@@ -69,16 +70,16 @@ class UrlFilter:
 
 
 def url_key(document: Document) -> str:
-    """Key of a document's URL, equal for all spellings of the URL. It is empty for a document without a URL."""
+    """Key of a document, the same for all spellings of its URL. The key is empty for a document without a URL."""
     return canonical_url(document.url) if document.url else ""
 
 
 def canonical_url(url: str) -> str:
-    """Reduce all spellings of a URL to one. URLs with the same result lead to the same page.
+    """Convert a URL to its canonical spelling. URLs with the same canonical spelling lead to the same page.
 
-    The result has no scheme, user, `www.`, default port, fragment (except a fragment that begins with `#!`, which
-    names a page), final slash, or parameters of `TRACKING`. The host is in lower case and ASCII, the parameters are in
-    alphabetical order, and only characters that need it are escaped.
+    The result has no scheme, user, `www.`, default port, fragment (except a fragment that begins with `#!`, which names
+    a page), final slash, or parameters of `TRACKING`. The host is in lower case and ASCII, the parameters are in
+    alphabetical order, and only characters that must be escaped are escaped.
     """
     scheme, authority, path, query, fragment = _split(url)
     host, port = _host_and_port(authority)
@@ -179,10 +180,12 @@ def _lines(name: str, file: str) -> list[str]:
     if file.startswith("builtin:") and file not in BUILTIN_LISTS:
         known = " and ".join(f"`{builtin}`" for builtin in sorted(BUILTIN_LISTS))
         raise DataError(
-            f"`{name}` must name files or built-in lists ({known}), but has `{file}`. Correct the name of the list."
+            f"`{name}` must name files or built-in lists ({known}), but names `{file}`. Correct the name of the list."
         )
     try:
         return lines_of(BUILTIN_LISTS.get(file, Path(file)).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise DataError(f"`{name}` must name readable files, but `{file}` is not: {reason}. Check the path.") from None
+        reason = error.strerror if isinstance(error, OSError) else "the file is not UTF-8"
+        raise DataError(
+            f"`{name}` must name readable files, but `{file}` cannot be read: {reason}. Check the path."
+        ) from None

@@ -1,8 +1,10 @@
-"""Hash the words of texts on arrays of characters, which is far faster than hashing one string per word.
+"""Hash the words of texts with operations on arrays, which is far faster than hashing one string per word.
 
-Each group of eight bytes of a word's UTF-8 is read as a little-endian number; the last group is filled up with zeros,
-which no word contains. Most words have at most eight bytes, so their hash is one number and is unique. The numbers
-c_0, c_1, ... of a longer word are folded: h_0 = c_0, h_(i + 1) = (h_i ^ h_i >> 32) * FACTOR + c_(i + 1).
+The UTF-8 bytes of a word are split into groups of eight bytes. Each group is read as a little-endian number; the last
+group is padded with zero bytes, which no word contains. Most words have at most eight bytes, and the hash of such a
+word is its single number. The numbers c_0, c_1, ... of a longer word are folded into one number:
+
+    h_0 = c_0        h_(i + 1) = (h_i ^ h_i >> 32) * FACTOR + c_(i + 1)
 """
 
 from __future__ import annotations
@@ -19,11 +21,15 @@ Hashes = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
 
 BLOCK_CHARACTERS = 1 << 16
-"""Characters that are processed at a time. The arrays of such a block fit into the processor's cache."""
+"""Number of characters that are processed at a time. The arrays for this number of characters fit into the processor's
+cache."""
 
 
 def fold_words(texts: Sequence[str]) -> tuple[Hashes, Places]:
-    """Hash the words of all texts, in order. Returns the unmixed hashes and the number of words of each text."""
+    """Hash the words of all texts, in order. Returns the hashes of all words, and the number of words in each text.
+
+    The bits of the hashes are not mixed yet; `hash_words` in the module `ngrams` mixes the bits.
+    """
     counts = np.zeros(len(texts), np.int64)
     hashes = [np.empty(0, np.uint64)]
     for places, block in _blocks(texts):
@@ -109,7 +115,7 @@ _MASKS = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
 
 @lru_cache(maxsize=24)
 def in_words(bits: int) -> npt.NDArray[np.bool_]:
-    """Table that says for each character code of at most `bits` bits whether the character belongs to words."""
+    """Table with a boolean for each character code below 2**bits: True if words can contain the character."""
     count = min(1 << bits, sys.maxunicode + 1)
     return np.fromiter((chr(code).isalnum() for code in range(count)), np.bool_, count)
 

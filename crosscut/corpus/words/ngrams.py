@@ -1,7 +1,7 @@
 """Hashed words and n-grams of words. The searches for duplicates and for leakage compare documents by these n-grams.
 
-A word is a run of letters and digits, in lower case. Punctuation, spaces and line breaks only separate words, so two
-layouts of the same text have the same n-grams. Hashes have 64 bits: among a hundred million distinct n-grams, the
+A word is a sequence of letters and digits, in lower case. Punctuation, spaces and line breaks only separate words, so
+two layouts of the same text have the same n-grams. Hashes have 64 bits: among a hundred million distinct n-grams, the
 probability that any two have the same hash is below one in three thousand.
 """
 
@@ -27,18 +27,18 @@ class Hashed(NamedTuple):
     """Hashes of the words, or of the n-grams, of several documents."""
 
     hashes: Hashes
-    """Hashes of all documents, one document after the other, in the order of the text."""
+    """Hashes of all documents, one document after the other. The hashes of a document are in the order of its text."""
 
     starts: Places
     """Index of each document's first hash, and the total number of hashes at the end, [documents + 1]."""
 
     def of(self, number: int) -> Hashes:
-        """Hashes of one document."""
+        """Hashes of the document with index `number`."""
         return self.hashes[self.starts[number] : self.starts[number + 1]]
 
 
 def words(text: str) -> list[str]:
-    """Split a text into its words."""
+    """Split a text into its words, in lower case."""
     return _BETWEEN_WORDS.sub(" ", text.lower()).split()
 
 

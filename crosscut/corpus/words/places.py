@@ -1,4 +1,4 @@
-"""Positions of the words of a text, which lead from an n-gram back to the original passage."""
+"""Positions of the words in a text, which lead from an n-gram back to the original passage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DOTTED_I = "\u0130"
 
 
 class WordPlaces:
-    """Positions of the words of one text. Words are counted from 0, in the order of `words(text)`."""
+    """Positions of the words in one text. Words are counted from 0, in the order of `words(text)`."""
 
     def __init__(self, text: str) -> None:
         self._lowered = text.lower()
@@ -28,11 +28,14 @@ class WordPlaces:
         return len(self._starts)
 
     def words(self, first: int, count: int) -> str:
-        """Return `count` consecutive words from word `first`, joined by spaces."""
+        """Return `count` consecutive words, beginning with word number `first`, joined by spaces."""
         return " ".join(words(self._lowered[self._starts[first] : self._ends[first + count - 1]]))
 
     def spans(self, firsts: Places, count: int) -> tuple[Places, Places]:
-        """For each first word, return where in the text a run of `count` words begins and ends."""
+        """For each word number in `firsts`, return where the sequence of `count` words from that word begins and ends.
+
+        Positions are in characters of the original text. The end is exclusive.
+        """
         starts, lasts = self._starts[firsts], self._ends[firsts + (count - 1)] - 1
         if self._origins is not None:
             starts, lasts = self._origins[starts], self._origins[lasts]
