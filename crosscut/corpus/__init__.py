@@ -1,7 +1,7 @@
 """Turn raw text into token shards that are clean, free of duplicates and free of test data (paper, 4.1.2).
 
-The command `crosscut prepare corpus.toml` runs this package. It records why each document was dropped. docs/corpus.md
-describes the stages and the guarantees of each stage.
+The command `crosscut prepare corpus.toml` runs this package. For each dropped document, the package records the reason.
+docs/corpus.md describes the stages and the guarantees of each stage.
 """
 
 from crosscut.corpus.pipeline import CorpusResult, explain_document, prepare_corpus

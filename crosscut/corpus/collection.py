@@ -1,7 +1,7 @@
-"""One numbering of the documents of many parts: first the parts of earlier runs, then the parts of this run.
+"""Number the documents of several parts (Arrow files of documents), so that an 8-byte integer locates a document.
 
-A document's number is the index of its part times 2**32, plus its row. Numbers therefore ascend in the order of the
-corpus, and an 8-byte number in a table locates a document.
+The parts of earlier runs come first, then the parts of this run. A document's number is the index of its part times
+2**32, plus its row. Numbers therefore ascend in the order of the corpus.
 """
 
 from __future__ import annotations
@@ -32,11 +32,15 @@ _ROW_MASK = np.uint64(0xFFFFFFFF)
 
 @dataclass(frozen=True)
 class Collection:
-    """Parts in the order of their documents' numbers. Instances can be pickled."""
+    """The parts (Arrow files of documents) of earlier runs and of this run, in the order of their documents' numbers.
+
+    Instances can be pickled.
+    """
 
     parts: tuple[Part, ...]
     earlier: tuple[str, ...] = ()
-    """The run's folder, as `duplicates.against` spells it, for each part of an earlier run. These parts come first."""
+    """For each part of an earlier run, the output folder of that run as spelled in `duplicates.against`. `parts` begins
+    with the parts of earlier runs, in the same order."""
 
     @property
     def num_earlier(self) -> int:
@@ -49,25 +53,25 @@ class Collection:
         return self.parts[self.num_earlier :]
 
     def numbers(self, index: int, rows: Rows) -> Numbers:
-        """Numbers of the documents in the given rows of the part at `index`."""
+        """Numbers of the documents in the given rows of the part `parts[index]`."""
         return first_number(index) + rows.astype(np.uint64)
 
     def is_earlier(self, numbers: Numbers) -> npt.NDArray[np.bool_]:
-        """Tell for each document whether it belongs to an earlier run."""
+        """Tell for each document number whether the document belongs to an earlier run."""
         return numbers < first_number(self.num_earlier)
 
     def earlier_digests(self) -> list[str]:
-        """Hash, for each earlier run, its folder and the records of all files that it wrote.
+        """Compute one hash for each earlier run, from its folder and from the hashes of all files that the run wrote.
 
         A task whose result depends on earlier runs puts these hashes into its settings, because the files of earlier
-        runs are not among its inputs.
+        runs are not among the task's inputs.
         """
         return [_digest(folder) for folder in dict.fromkeys(self.earlier)]
 
     def ids(self, numbers: Numbers) -> list[str]:
-        """Look up the ids of documents. The numbers may be in any order and may repeat. No text is read.
+        """Look up the ids of documents by their numbers, which may be in any order and may repeat. No text is read.
 
-        The id of a document of an earlier run has the run's folder in front (see `earlier_id`).
+        The id of a document of an earlier run begins with the folder of that run (see `earlier_id`).
         """
         distinct, places = np.unique(numbers, return_inverse=True)
         ids: list[str] = []
@@ -79,13 +83,13 @@ class Collection:
         return [ids[place] for place in places.tolist()]
 
     def documents(self, numbers: Numbers) -> Iterator[Document]:
-        """Read the documents with these ascending numbers. One part is open at a time."""
+        """Read the documents with the given numbers, which must be ascending. Only one part is open at a time."""
         for index, rows in split_by_part(numbers):
             yield from self.parts[index].select(rows)
 
 
 def earlier_id(folder: str, document_id: str) -> str:
-    """Id in this run of a document of an earlier run: `[FOLDER] source/file#record`.
+    """Id under which this run refers to a document of an earlier run: `[FOLDER] source/file#record`.
 
     No document of this run has such an id, because the names of sources contain no brackets.
     """
@@ -93,12 +97,12 @@ def earlier_id(folder: str, document_id: str) -> str:
 
 
 def first_number(index: int) -> np.uint64:
-    """Number of the first row of the part at `index`."""
+    """Number of the document in row 0 of the part at `index`."""
     return np.uint64(index) << _ROW_BITS
 
 
 def split_by_part(numbers: Numbers) -> Iterator[tuple[int, Rows]]:
-    """Split ascending numbers into pairs of a part's index and the rows in that part."""
+    """Split ascending document numbers by part. Yields each part's index and the rows of the documents in the part."""
     parts = (numbers >> _ROW_BITS).astype(np.int64)
     rows = (numbers & _ROW_MASK).astype(np.uint32)
     starts = np.flatnonzero(np.diff(parts, prepend=-1))
@@ -109,7 +113,7 @@ def split_by_part(numbers: Numbers) -> Iterator[tuple[int, Rows]]:
 def collect(work: Path, earlier: tuple[str, ...], *, filters: tuple[str, ...], cleaned: bool) -> Collection:
     """Collect the documents that earlier runs kept and the documents of this run that passed the given filters.
 
-    `earlier` are the output folders of the earlier runs. Raises `DataError` if one of these runs has not finished.
+    `earlier` lists the output folders of the earlier runs. Raises `DataError` if an earlier run has not finished.
     """
     before = [(folder, part) for folder in earlier for part in _kept_parts(folder)]
     own = [part for part, _ in find_parts(work, filters=filters, cleaned=cleaned)]
@@ -117,20 +121,20 @@ def collect(work: Path, earlier: tuple[str, ...], *, filters: tuple[str, ...], c
 
 
 def require_finished_run(folder: str) -> FinishedRun:
-    """Read the mark of the finished run with this output folder. Raises `DataError` if the run has not finished."""
+    """Read the mark of a finished run from its output folder. Raises `DataError` if there is no finished run."""
     finished = FinishedRun.read(Path(folder) / WORK_FOLDER)
     if finished is None:
         raise DataError(
-            f"`duplicates.against` must name output folders of finished runs of `crosscut prepare`, with their folder "
-            f"`{WORK_FOLDER}`, but `{folder}` holds no finished run: it does not exist, was interrupted or is still "
-            f"running. Finish that run first, or remove `{folder}` from `duplicates.against`."
+            f"`duplicates.against` must name output folders of finished runs of `crosscut prepare`, each with its "
+            f"folder `{WORK_FOLDER}`, but `{folder}` holds no finished run. The run may be missing, interrupted or "
+            f"still running. Finish the run first, or remove `{folder}` from `duplicates.against`."
         )
     return finished
 
 
 @contextmanager
 def reading(earlier: tuple[str, ...]) -> Iterator[None]:
-    """Hold shared locks on the output folders of earlier runs, so that no process prepares them again meanwhile.
+    """Hold shared locks on the output folders of earlier runs, so that no process changes the folders in the meantime.
 
     Other runs may read the folders at the same time. A folder whose lock file is missing or not readable is used
     without a lock. Raises `DataError` if a process is preparing one of the folders.

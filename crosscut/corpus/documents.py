@@ -1,9 +1,9 @@
 """Parts: files that hold the documents of a corpus between the stages, some megabytes of documents per file.
 
 A part is an Arrow file with a row for each document. The name and the rows of a part never change. A stage that drops
-documents writes the dropped rows, the reasons, and the documents that they were matched with (`Drop`). A stage that
-changes text writes the new text of the remaining rows. The history of a document can therefore be read back, and no
-stage copies data that it does not change.
+documents writes a file with the row of each dropped document, the reason, and the matching document if there is one
+(`Drop`). A stage that changes text writes a file with the new texts. No stage copies data that the stage does not
+change, and the history of every document can be read from these files.
 
     work/ingest/000002-0001.arrow            id, text, url, karma, title     documents as they were read
     work/cleaning/000002-0001.arrow          row, text                       repaired texts
@@ -24,10 +24,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 INGEST = "ingest"
-"""Name of the stage that writes the parts, and of its folder."""
+"""Name of the first stage, which reads the source files and writes the parts. The folder of the stage has the same
+name."""
 
 CLEANING = "cleaning"
-"""Name of the stage that repairs texts, and of its folder."""
+"""Name of the stage that repairs texts. The folder of the stage has the same name."""
 
 DOCUMENTS = pa.schema(
     [
@@ -38,14 +39,14 @@ DOCUMENTS = pa.schema(
         ("title", pa.string()),
     ]
 )
-"""Columns of an ingested part. For a document without URL, title or karma, `url` and `title` are empty and `karma` is
-null."""
+"""Columns of a part (an Arrow file of documents) as the stage `ingest` writes it. `url` and `title` are empty if
+unknown; `karma`, the number of votes, is null if unknown."""
 
 TEXTS = pa.schema([("row", pa.uint32()), ("text", pa.large_string())])
-"""Columns of a part's repaired texts."""
+"""Columns of the file with a part's repaired texts: the row of the document in the part, and the new text."""
 
 DROPS = pa.schema([("row", pa.uint32()), ("rule", pa.string()), ("detail", pa.string()), ("other", pa.string())])
-"""Columns of the documents that a filter dropped, as in `Drop`."""
+"""Columns of the file for the documents that a filter dropped from a part. The fields of `Drop` explain the columns."""
 
 Rows = npt.NDArray[np.uint32]
 
@@ -56,22 +57,22 @@ def count_bytes(text: str) -> int:
 
 
 class Document(NamedTuple):
-    """One document of a part."""
+    """A document of a corpus, as read from a part (an Arrow file of documents)."""
 
     row: int
-    """Row of the document in its part, from 0. The row is the same in all stages."""
+    """Row of the document in its part, from 0. A document has the same row in the files of all stages."""
 
     id: str
     """Id `source/file#record`, which says where the text comes from."""
 
     text: str
-    """Text after the latest stage."""
+    """Text of the document. After the stage `cleaning`, this is the repaired text."""
 
     url: str = ""
     """URL where the document was published, or empty if unknown."""
 
     karma: float | None = None
-    """Votes for the document's link."""
+    """Number of votes for the link to the document, or None if unknown."""
 
     title: str = ""
     """Title, or empty if the document has none."""
@@ -86,45 +87,50 @@ class Drop(NamedTuple):
     """A document that a filter drops, and the reason."""
 
     row: int
-    """Row of the document in its part."""
+    """Row of the document in its part, from 0."""
 
     rule: str
-    """Name of the rule that drops the document: a few fixed words, such as `domain` or `too short`."""
+    """Name of the rule that drops the document, such as `domain` or `too short`."""
 
     detail: str = ""
-    """The value that the rule found in this document, such as `93 tokens`."""
+    """Value that the rule found in this document, such as `93 tokens`. Empty if the rule has no value."""
 
     other: str = ""
-    """The document that this one was matched with (named as in `Collection.ids`), or the test set."""
+    """Id of the matching document (see `Collection.ids`) or name of the matching test set. Empty if nothing matches."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A reference to a part at a certain point of the pipeline: the input of a task of the next stage.
+    """Reference to a part (an Arrow file of documents) and to the stages that the documents have passed.
 
-    The pickled size is a few bytes, because the documents stay on the disk.
+    Tasks take such references as input. The pickled reference has only a few bytes, because the documents stay on the
+    disk.
     """
 
     work: Path
-    """Work folder, which contains the folders of the stages."""
+    """Work folder of the run, which contains a folder for each stage."""
 
     name: str
-    """Name of the part's files without the suffix."""
+    """Name of the part's files without the suffix. Every stage uses the same name."""
 
     filters: tuple[str, ...] = ()
-    """Names, in order, of the earlier filters. The documents that they dropped are left out."""
+    """Names of the filters that the documents have passed, in order. Documents that these filters dropped are left
+    out."""
 
     cleaned: bool = False
-    """Whether the texts of the stage `cleaning` replace the texts of `ingest`."""
+    """True if texts are read from the stage `cleaning`, False if texts are read from the stage `ingest`."""
 
     def documents(self) -> Iterator[Document]:
-        """Read the remaining documents, in the order of their rows."""
+        """Read the documents that none of the `filters` dropped, in the order of their rows."""
         table = read_table(self.work / INGEST / f"{self.name}.arrow")
         left = np.setdiff1d(np.arange(table.num_rows, dtype=np.uint32), self.dropped(), assume_unique=True)
         yield from self._at(table, left)
 
     def select(self, rows: Rows) -> Iterator[Document]:
-        """Read the documents of the given rows, in that order. Each row must have a text."""
+        """Read the documents at the given rows, in the order of `rows`.
+
+        If `cleaned` is true, every row must have a text in the files of the stage `cleaning`.
+        """
         yield from self._at(read_table(self.work / INGEST / f"{self.name}.arrow"), rows)
 
     def _at(self, table: pa.Table, rows: Rows) -> Iterator[Document]:
@@ -135,7 +141,7 @@ class Part:
             yield Document(row, name, text, url, karma, title)
 
     def sizes(self) -> dict[int, int]:
-        """Bytes of text of each remaining document, by its row. The texts themselves are not read."""
+        """Size of each remaining document's text in bytes of UTF-8, by the document's row. No text is decoded."""
         table = read_table(self.work / (CLEANING if self.cleaned else INGEST) / f"{self.name}.arrow")
         rows = table["row"].to_numpy() if self.cleaned else np.arange(table.num_rows, dtype=np.uint32)
         lengths = pc.binary_length(table["text"]).to_numpy()
@@ -143,7 +149,7 @@ class Part:
         return dict(zip(rows[left].tolist(), lengths[left].tolist(), strict=True))
 
     def dropped(self) -> Rows:
-        """Rows that the filters have dropped, ascending."""
+        """Rows of the documents that the filters dropped, ascending."""
         rows = [read_drops(self.work, stage, self.name)["row"].to_numpy() for stage in self.filters]
         return np.unique(np.concatenate(rows)) if rows else np.empty(0, dtype=np.uint32)
 
@@ -156,23 +162,24 @@ class Part:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Decision of a filter about the documents of a part."""
+    """Decision of a filter about the documents of a part (an Arrow file of documents)."""
 
     drops: Sequence[Drop] = ()
     """The documents that the filter drops."""
 
     marks: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """Measurements: for each name a sequence with one value per document, also for the dropped documents."""
+    """Measurements of the filter, such as `score`, by name. Each sequence has one value per document, dropped documents
+    included."""
 
 
 def read_table(path: Path) -> pa.Table:
-    """Read an Arrow file. The columns of an uncompressed file are mapped from the disk and not copied."""
+    """Read an Arrow file. The columns of an uncompressed file are memory-mapped and not copied."""
     with pa.memory_map(str(path)) as source:
         return pa.ipc.open_file(source).read_all()
 
 
 def read_columns(path: Path, *names: str) -> pa.Table:
-    """Read some columns of an Arrow file. The other columns are neither read nor uncompressed."""
+    """Read the named columns of an Arrow file. The other columns are neither read nor decompressed."""
     with pa.memory_map(str(path)) as source:
         schema = pa.ipc.open_file(source).schema
         options = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in names])
@@ -180,7 +187,7 @@ def read_columns(path: Path, *names: str) -> pa.Table:
 
 
 def write_table(path: Path, columns: Mapping[str, Any], schema: pa.Schema, *, packed: bool = False) -> None:
-    """Write columns as an Arrow file. Equal values give equal bytes.
+    """Write columns as an Arrow file. The same values always give the same bytes.
 
     `packed` compresses the file with LZ4, which suits files that are always read completely.
     """
@@ -191,22 +198,22 @@ def write_table(path: Path, columns: Mapping[str, Any], schema: pa.Schema, *, pa
 
 
 def drops_name(part: str) -> str:
-    """Name of the file with the documents of a part that a filter dropped."""
+    """Name of the file for the documents that a filter dropped from the given part."""
     return f"{part}.drops.arrow"
 
 
 def marks_name(part: str) -> str:
-    """Name of the file with a filter's measurements of the documents of a part."""
+    """Name of the file with the measurements that a filter made on the documents of the given part."""
     return f"{part}.marks.arrow"
 
 
 def read_drops(work: Path, stage: str, part: str) -> pa.Table:
-    """Read the documents of a part that a filter dropped, as a table with the columns `DROPS`."""
+    """Read which documents of a part the filter `stage` dropped. The table has the columns `DROPS`."""
     return read_table(work / stage / drops_name(part))
 
 
 def write_drops(path: Path, drops: Sequence[Drop]) -> None:
-    """Write the dropped documents of a part, ascending by row."""
+    """Write the dropped documents of one part to a file, ordered by row."""
     ordered = sorted(drops)
     columns = {name: [getattr(drop, name) for drop in ordered] for name in DROPS.names}
     write_table(path, columns, DROPS)

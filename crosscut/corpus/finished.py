@@ -1,7 +1,7 @@
-"""A mark in the `work` folder of a finished run, for later readers: a run that adds to the corpus, and `--explain`.
+"""Mark a finished run with a file in its `work` folder.
 
-The file is removed when a run begins and written when the run has succeeded. If a `work` folder has the file, the
-folder is complete, and it holds the stages of that run only.
+A new run removes the file when it begins, and writes the file when it succeeds. If a `work` folder has the file, the
+folder is complete and holds only the stages of that run. Later runs that extend the corpus require the file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from crosscut.config.files import write_whole
 
 WORK_FOLDER = "work"
-"""Folder of the stages' files, inside a corpus's folder."""
+"""Name of the folder inside a corpus's folder that contains the stages' files."""
 
 FINISHED_FILE = "line.json"
 
@@ -24,13 +24,13 @@ hold shared locks."""
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """Facts about a run's stages that a later reader of its `work` folder needs."""
+    """Facts about the stages of a finished run, for later runs that read its `work` folder."""
 
     filters: tuple[str, ...]
     """Names of the stages that drop documents, in order."""
 
     cleaned: bool
-    """Whether the run has the stage `cleaning`, whose texts then replace the texts of `ingest`."""
+    """Whether the run has the stage `cleaning`. The texts of this stage replace the texts of the stage `ingest`."""
 
     def write(self, work: Path) -> None:
         """Mark the run in this `work` folder as finished."""

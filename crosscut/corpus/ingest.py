@@ -1,7 +1,8 @@
-"""Ingest: read source files of all formats into parts of documents, and list everything that could not be read.
+"""Ingest: read source files of all formats into parts (Arrow files of documents), and list all unreadable records.
 
-A task reads some consecutive files of one source. The task writes parts `<task>-<number>.arrow`, and
-`<task>.rejects.jsonl` with the file, the place and the reason of each reject. It holds one part in memory at a time.
+A task reads some consecutive files of one source, and holds one part in memory at a time. The task writes parts named
+`<task>-<number>.arrow`, and a file `<task>.rejects.jsonl` with the file, the place and the reason for each unreadable
+record.
 """
 
 import json
@@ -23,11 +24,11 @@ from crosscut.data.hashing import sha256
 from crosscut.data.text.sources import unreadable
 
 TASK_BYTES = 64 << 20
-"""Bytes on disk that a task reads. A task reads more only if a single file is larger."""
+"""Maximum number of bytes on disk that a task reads. A task that consists of a single file may read more."""
 
 SLOWNESS = {"html": 8, "mail": 8, "wikipedia": 8}
-"""Weight of a byte of formats that are slow to read. The weight makes the tasks of these formats smaller, so that every
-worker gets some."""
+"""Cost of a byte in each format that is slow to read; a byte of any other format costs 1. A higher cost makes tasks
+smaller, so that all workers share the slow files."""
 
 FILE_BYTES = 4096
 """Minimum cost of a file in bytes. Opening a file takes about as long as reading this many bytes."""
@@ -42,7 +43,7 @@ class IngestStage:
     version: int = field(default=1, init=False)
 
     def tasks(self, work: Path) -> list[Task]:  # noqa: ARG002 - no stage comes before
-        """List the tasks; each reads some files of one source.
+        """List the tasks. Each task reads some files of one source.
 
         Raises `DataError` if files are missing, unreadable, or of unknown format (see `find_files`).
         """
@@ -71,7 +72,8 @@ class IngestStage:
         pairs = [file for file in files if file.format == "megatron"]
         if pairs and not tokenizer:
             raise DataError(
-                f"`tokens.tokenizer` must name the tokenizer that `{pairs[0].url}` was made with, but is empty."
+                f"`tokens.tokenizer` must name the tokenizer that `{pairs[0].url}` was made with, but is empty. "
+                f"Set the path of that `tokenizer.json`."
             )
         if pairs:
             try:
@@ -98,7 +100,7 @@ def _groups(files: Sequence[File]) -> Iterator[list[File]]:
 def ingest_files(
     task: str, source: str, files: Sequence[File], reading: Reading, part_bytes: int, output: Output
 ) -> Counts:
-    """Run a task of the stage: read files of a source and write their documents as parts of about `part_bytes`."""
+    """Run a task: read files of one source, and write their documents as parts of about `part_bytes` bytes of text."""
     parts = _Parts(task, part_bytes, output)
     rules: dict[str, Counter[str]] = {}
     notes: Counter[str] = Counter()
@@ -188,8 +190,9 @@ class _Parts:
 def check_rejects(records: Sequence[Record], config: CorpusConfig) -> None:
     """Raise `DataError` if the unreadable share of a source is above `ingest.max_rejects`, or a source has no document.
 
-    Each source is checked separately, because a large source would hide that a small source is completely lost. The
-    share is that of rejected records or that of lost bytes in damaged files, whichever is larger.
+    Each source is checked separately, because a large source would hide the complete loss of a small source. The
+    unreadable share of a source is the larger of two numbers: the share of rejected records, and the share of bytes
+    that are lost in damaged files.
     """
     for source in config.sources:
         of_source = [record for record in records if source.name in record.counts["sources"]]
@@ -207,12 +210,13 @@ def check_rejects(records: Sequence[Record], config: CorpusConfig) -> None:
             )
             raise DataError(
                 f"`ingest.max_rejects` allows {config.ingest.max_rejects:.1%} of the source `{source.name}` to be "
-                f"unreadable, but {what} cannot be read. Repair the files, or set a higher share. First reject: {first}"
+                f"unreadable, but {what} cannot be read. Repair the files, or raise `ingest.max_rejects`. "
+                f"First reject: {first}"
             )
         if not found["documents"]:
             raise DataError(
-                f"The source `{source.name}` must contain documents, but its {found['files']:,} file(s) contain none. "
-                f"Check `files` and `format`, or remove the source."
+                f"The source `{source.name}` must contain documents, but its files ({found['files']:,} in total) "
+                f"contain none. Check `files` and `format`, or remove the source."
             )
 
 

@@ -1,9 +1,9 @@
-"""Keep the first occurrence: among documents with the same key (the same text or the same URL), only the first stays.
+"""Keep the first of several documents with the same key, which is the text or the URL. Drop the other documents.
 
-Three stages do so without holding all keys in memory. The first writes the keys of each part as 128-bit hashes. In the
-second, each task takes one share of the hashes of all parts, sorts it, and writes the repeated documents. In the third,
-each part reads its own repeated documents from these files. Memory is bounded by the size of a share, which does not
-depend on the size of the corpus.
+Three stages do this without holding all keys in memory. The first stage writes the keys of each part (an Arrow file of
+documents) as 128-bit hashes. In the second stage, each task sorts one share of the hashes of all parts, and writes
+which documents repeat an earlier key. The third stage drops these documents, with one task per part. Memory is bounded
+by the size of a share, which does not depend on the size of the corpus.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from crosscut.corpus.parts import PartStage, files_of, find_parts
 KEYS_PER_TASK = 2_000_000
 
 Key = Callable[[Document], str]
-"""Function that returns the key of a document. It must be picklable. Documents with an empty key are never equal."""
+"""Function that returns the key of a document. The function must be picklable. A document with an empty key is never
+dropped."""
 
 KEYS = np.dtype([("row", "<u4"), ("high", "<u8"), ("low", "<u8")])
 
 REPEATS = pa.schema([("number", pa.uint64()), ("other", pa.string())])
-"""Columns of the repeated documents: the number, ascending, and in `other` the id of the first document with the same
-key, as `Collection.ids` names it."""
+"""Columns of the file with the repeated documents: `number` is the document's number, ascending, and `other` is the id
+of the first document with the same key (see `Collection.ids`)."""
 
 
 def text_key(document: Document) -> str:
@@ -49,10 +50,11 @@ def first_stages(
     cleaned: bool,
     against: tuple[str, ...] = (),
 ) -> list[Stage]:
-    """Make the stages `name-keys`, `name-repeats` and `name`. The last one is the filter that drops repeated documents.
+    """Make the stages `NAME-keys`, `NAME-repeats` and `NAME`. The stage `NAME` drops all repeated documents.
 
-    `against` are output folders of earlier runs, whose documents come before all documents of this run. Their keys are
-    read from their own folders `name-keys`.
+    `rule` is the reason that is recorded for each dropped document. `against` lists output folders of earlier runs,
+    whose documents count as earlier than all documents of this run. The keys of an earlier run are read from that run's
+    folder `NAME-keys`.
     """
     keys, repeats = f"{name}-keys", f"{name}-repeats"
     collected = partial(collect, earlier=against, filters=filters, cleaned=cleaned)
@@ -101,7 +103,7 @@ def _plan_repeats(collected: Callable[[Path], Collection], stage: str, work: Pat
 
 
 def find_repeats(collection: Collection, stage: str, share: int, num_shares: int, output: Output) -> Counts:
-    """Run a task: among the keys of one share, find the documents whose key an earlier document has too."""
+    """Run a task: in one share of the keys, find the documents of this run that have the key of an earlier document."""
     numbers, keys = [], []
     for index, part in enumerate(collection.parts):
         own = np.load(part.work / stage / f"{part.name}.npy", mmap_mode="r")
@@ -118,10 +120,11 @@ def find_repeats(collection: Collection, stage: str, share: int, num_shares: int
 
 
 def match_first(numbers: Numbers, keys: npt.NDArray[np.void]) -> tuple[Numbers, Numbers]:
-    """Find the repeated documents, given the numbers (ascending) and the keys of some documents.
+    """Find the documents whose key an earlier document has too.
 
-    Returns the numbers of the repeated documents, ascending, and for each the number of the first document with the
-    same key.
+    `numbers` (ascending) and `keys` have one element per document. Returns two arrays of the same length: the numbers
+    of the repeated documents, ascending, and for each repeated document the number of the first document with the same
+    key.
     """
     order = np.lexsort((keys["low"], keys["high"]))  # stable: numbers ascend within a key
     numbers, keys = numbers[order], keys[order]
@@ -150,7 +153,7 @@ def _plan_drops(collected: Callable[[Path], Collection], stage: str, rule: str, 
 
 
 def drop_repeats(part: Part, index: int, shares: Sequence[Path], rule: str, output: Output) -> Counts:
-    """Run a task: write the drops of the part at `index`, which are its repeated documents."""
+    """Run a task: drop the repeated documents of the part at `index`."""
     drops = []
     for path in shares:
         table = rows_of_part(read_table(path), index)
@@ -161,7 +164,7 @@ def drop_repeats(part: Part, index: int, shares: Sequence[Path], rule: str, outp
 
 
 def rows_of_part(table: pa.Table, index: int) -> pa.Table:
-    """Select the rows that belong to the part at `index`, from a table with ascending `number`."""
+    """Select the rows for documents of the part at `index` from a table that is ordered by its column `number`."""
     bounds = np.array([first_number(index), first_number(index + 1)])
     start, stop = np.searchsorted(table["number"].to_numpy(), bounds).tolist()
     return table.slice(start, stop - start)

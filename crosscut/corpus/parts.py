@@ -1,4 +1,4 @@
-"""Stages that process each part independently, with one task per part."""
+"""Stages that process each part (an Arrow file of documents) independently, with one task per part."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from crosscut.corpus.execution.stages import Counts, Task, read_records
 
 @dataclass(frozen=True, kw_only=True)
 class PartStage:
-    """A stage that calls `function(part, *arguments, output)` as one task for each part."""
+    """A stage with one task per part (an Arrow file of documents): the call `function(part, *arguments, output)`."""
 
     name: str
     version: int
     function: Callable[..., Counts]
     arguments: tuple[Any, ...] = ()
-    """Arguments of the function between the part and the output. They must be picklable."""
+    """Arguments of `function` between `part` and `output`. All arguments must be picklable."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The values among the arguments that the result depends on, as JSON values."""
+    """Settings that the result depends on, as JSON values. If a setting changes, the tasks run again."""
 
     inputs: tuple[Path, ...] = ()
-    """Files of other stages, besides the parts, that the function reads, such as a tokenizer."""
+    """Files of other stages that `function` reads in addition to the part, such as a tokenizer."""
 
     filters: tuple[str, ...] = ()
     """Names of the filters that come before this stage."""
@@ -49,7 +49,10 @@ class PartStage:
 
 
 def find_parts(work: Path, *, filters: tuple[str, ...] = (), cleaned: bool = False) -> list[tuple[Part, int]]:
-    """List the parts of an ingested corpus in order, each with the bytes of its text."""
+    """List the parts (Arrow files of documents) of a corpus in order, each with the size of its text in bytes.
+
+    The parts leave out the documents that `filters` dropped. The sizes still include these documents.
+    """
     found = []
     for record in read_records(work, INGEST):
         sizes: dict[str, int] = record.counts["parts"]
@@ -58,7 +61,7 @@ def find_parts(work: Path, *, filters: tuple[str, ...] = (), cleaned: bool = Fal
 
 
 def files_of(part: Part) -> tuple[Path, ...]:
-    """List the files that the documents of a part are read from."""
+    """List the files that `Part.documents` reads for a part: the texts, and the rows that filters dropped."""
     files = [part.work / INGEST / f"{part.name}.arrow"]
     if part.cleaned:
         files.append(part.work / CLEANING / f"{part.name}.arrow")

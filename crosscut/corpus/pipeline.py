@@ -1,7 +1,7 @@
-"""Prepare a corpus: list its stages in order, run them, and write the tokens and the report.
+"""Prepare a corpus: list the stages in order, run the stages, and write the tokens and the report.
 
-Each stage reads only files that earlier stages in `_list_stages` wrote. Each filter sees the documents that all earlier
-filters kept. The stages know little about each other; this module is the only one that knows all of them.
+A stage depends only on stages before it in `_list_stages`. Each filter (a stage that drops documents) sees only the
+documents that all earlier filters kept. This module is the only one that knows all stages.
 """
 
 from __future__ import annotations
@@ -68,11 +68,12 @@ class CorpusResult:
 
 
 def prepare_corpus(config: CorpusConfig, *, progress: bool = True) -> CorpusResult:
-    """Bring a corpus up to date: keep finished tasks and run the other tasks.
+    """Prepare a corpus: run all tasks whose results are missing or out of date, and write the tokens and the report.
 
-    Raises `DataError` if a source cannot be read, if a list, a tokenizer or a test set does not exist, if there are too
-    many rejects, if the disk is full, or if another process is preparing the same folder. If too few documents are left
-    to be packed, the report is written before the error, so that it shows why the other documents were dropped.
+    `progress` shows a progress bar. Raises `DataError` if a source cannot be read, if a list of domains or file types,
+    a tokenizer or a test set does not exist, if a source has too many unreadable records, if the disk is full, or if
+    another process is preparing the same folder. If the filters leave too few documents for token shards, the report is
+    written before the error is raised. The report then shows why the other documents were dropped.
     """
     folder = Path(config.folder)
     stages = _list_stages(config)
@@ -126,14 +127,14 @@ def _writing(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise DataError(
             f"`{folder}` must be writable, but writing failed: {error.strerror or error}. Free some space or choose "
-            "another `folder`, then start again. Finished parts are kept."
+            "another `folder`, then start again. Finished tasks are kept."
         ) from None
 
 
 def explain_document(config: CorpusConfig, document_id: str) -> str:
-    """Tell, as text, what each stage did to one document of a prepared corpus.
+    """Describe, as text to print, what each stage did to one document of a prepared corpus.
 
-    Raises `DataError` if the corpus has no document with this id.
+    `document_id` is `source/file#record`. Raises `DataError` if the corpus has no document with this id.
     """
     stages = _list_stages(config)
     return explain(stages.work, stages.filters, document_id, cleaned=stages.cleaned, against=config.duplicates.against)
@@ -179,14 +180,19 @@ class _StageList:
         self.add_all([stage], filters=(stage.name,) if filters else ())
 
     def add_all(self, stages: Sequence[Stage], *, filters: Sequence[str] = ()) -> None:
-        """Append stages. `filters` names the stages that drop documents."""
+        """Append several stages. `filters` lists the names of the stages that drop documents."""
         self.all += stages
         self.filters += tuple(stage.name for stage in stages if stage.name in filters)
 
     def add_filter(
         self, name: str, make: Callable[..., Judge], *arguments: Any, settings: Mapping[str, Any], inputs: Paths = ()
     ) -> None:
-        """Append a filter. The function that `make(*arguments)` returns judges the documents of one part at a time."""
+        """Append a filter: a stage that decides for each document whether to drop the document.
+
+        `make(*arguments)` returns the function that judges the documents of one part (an Arrow file of documents). The
+        result depends on `settings`, as JSON values, and on the files `inputs`. If a setting or a file changes, the
+        filter runs again.
+        """
         self.add(
             PartStage(
                 name=name,
@@ -283,14 +289,14 @@ def _alone_in(folder: Path) -> Iterator[None]:
         lock = (folder / LOCK_FILE).open("w")
     except OSError as error:
         raise DataError(
-            f"`folder` must be writable, but `{folder}` is not: {error.strerror}. Choose another folder."
+            f"`folder` must be writable, but `{folder}` is not: {error.strerror}. Choose another `folder`."
         ) from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DataError(
-                f"`{folder}` must be used by one `crosscut prepare` at a time, but another process is preparing it or "
-                "reading it. Wait until that process has ended, or choose another `folder`."
+                f"`{folder}` must be used by one `crosscut prepare` at a time, but another process uses the folder. "
+                "Wait until that process has ended, or choose another `folder`."
             ) from None
         yield

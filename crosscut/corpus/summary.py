@@ -21,9 +21,10 @@ VALIDATION = "validation"
 
 
 def print_summary(config: CorpusConfig, report: Mapping[str, Any], console: Console) -> None:
-    """Print a table of the stages with what each stage kept and dropped, the duplicates, the leakage, and the files.
+    """Print the summary of a prepared corpus: a table of the stages, duplicates, leakage, totals, and files.
 
-    The last lines name the command that trains on the tokens, and the report.
+    The table shows how many documents each stage kept and dropped. The last lines show the command that trains on the
+    tokens and name the report to open.
     """
     console.print(_flow(report["flow"]))
     for line in (*_duplicates(report.get("duplicates")), *_leakage(report.get("leakage"))):

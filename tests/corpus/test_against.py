@@ -103,9 +103,7 @@ def test_an_earlier_corpus_is_not_prepared_and_read_at_once(old, pages, tmp_path
         f"that process has ended, or remove `{old.folder}` from `duplicates.against`."
     )
     assert not Path(config.folder, "work").exists()
-    refused = pytest.raises(
-        DataError, match=r"one `crosscut prepare` at a time, but another process is preparing it or reading it"
-    )
+    refused = pytest.raises(DataError, match=r"one `crosscut prepare` at a time, but another process uses the folder")
     with reading((old.folder, str(tmp_path))), reading((old.folder,)), refused:  # `tmp_path` has no lock
         prepare_corpus(old, progress=False)
     prepare_corpus(old, progress=False)

@@ -196,7 +196,7 @@ def test_too_many_rejects_of_one_source_are_an_error_that_names_the_first(tmp_pa
         check_rejects(run(config), config)
     assert str(error.value) == (
         "`ingest.max_rejects` allows 5.0% of the source `forum` to be unreadable, but 2 of 20 records (10.0%) cannot "
-        "be read. Repair the files, or set a higher share. "
+        "be read. Repair the files, or raise `ingest.max_rejects`. "
         f"First reject: `{bad}`, line 19: Expecting property name enclosed in double quotes at column 2. "
         f"All rejects are in `{config.folder}/work/ingest`."
     )
@@ -251,8 +251,8 @@ def test_source_without_any_document_is_an_error(tmp_path: Path, content: bytes)
     with pytest.raises(DataError) as error:
         check_rejects(run(config), config)
     assert str(error.value) == (
-        "The source `web` must contain documents, but its 1 file(s) contain none. Check `files` and `format`, or "
-        "remove the source."
+        "The source `web` must contain documents, but its files (1 in total) contain none. Check `files` and `format`, "
+        "or remove the source."
     )
 
 
@@ -262,7 +262,8 @@ def test_megatron_source_needs_its_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         IngestStage(corpus(tmp_path, source("old", tmp_path / "a.idx"))).tasks(tmp_path)
     assert str(error.value) == (
-        f"`tokens.tokenizer` must name the tokenizer that `{tmp_path}/a.idx` was made with, but is empty."
+        f"`tokens.tokenizer` must name the tokenizer that `{tmp_path}/a.idx` was made with, but is empty. "
+        "Set the path of that `tokenizer.json`."
     )
 
 

@@ -173,8 +173,8 @@ def test_shards_that_are_damaged_are_made_anew(copied, raw, harm):
         prepare_corpus(config, progress=False)
     except DataError as error:
         assert str(error) == (
-            f"`{shard}` must be unchanged since it was written, but it is damaged. Start again: the shards will be "
-            "written again."
+            f"`{shard}` must be unchanged since it was written, but is damaged. Start again, and the shards will be "
+            "written anew."
         )
         prepare_corpus(config, progress=False)
     TokenFolder.open(copied / "tokens", verify=True)
@@ -264,8 +264,8 @@ def test_one_process_at_a_time_prepares_a_folder(raw, tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         said = message(lambda: prepare_corpus(describe(raw, folder), progress=False))
     assert said == (
-        f"`{folder}` must be used by one `crosscut prepare` at a time, but another process is preparing it or reading "
-        "it. Wait until that process has ended, or choose another `folder`."
+        f"`{folder}` must be used by one `crosscut prepare` at a time, but another process uses the folder. "
+        "Wait until that process has ended, or choose another `folder`."
     )
 
 

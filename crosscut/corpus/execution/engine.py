@@ -1,7 +1,7 @@
-"""Engines run tasks: in processes on this machine, or on an existing Ray cluster. Both call the same function.
+"""Engines run tasks: in processes on this machine, or on an existing Ray cluster. Every engine calls `execute`.
 
 A task reads and writes files, so an engine only has to call the task somewhere and return its record. All machines of a
-cluster must see the corpus's folder under the same path, like the ranks of a training run.
+Ray cluster must see the corpus's folder under the same path.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from crosscut.config.machine import available_cores, leave_with_parent
 from crosscut.corpus.execution.stages import Record, Task, execute
 
 WORKERS_LOCK = ".workers.lock"
-"""Lock file in the work folder. Every worker process holds a shared lock on it until the process ends."""
+"""Lock file in the work folder. Every worker process holds a shared lock on this file until the process ends."""
 
 AHEAD = 2
-"""Tasks submitted per worker, so that no worker waits for its next task."""
+"""Number of tasks that are submitted per worker at a time, so that no worker waits for its next task."""
 
 
 class Call(NamedTuple):
-    """A task, its key, and the folder for its result."""
+    """Arguments of `execute`: the folder for the result, a task, and the task's key."""
 
     folder: Path
     task: Task
@@ -39,18 +39,19 @@ class Call(NamedTuple):
 
 
 class Engine(Protocol):
-    """Runs tasks."""
+    """Runs the tasks of a stage."""
 
     def run(self, calls: Sequence[Call]) -> Iterator[Record]:
-        """Run tasks and yield their records as they finish, in any order. An exception of a task is passed on."""
+        """Run tasks and yield their records as the tasks finish, in any order. Exceptions of tasks reach the caller."""
         ...
 
 
 @contextmanager
 def start_engine(config: EngineConfig, work: Path) -> Iterator[Engine]:
-    """Start the engine that the config names, for as long as the context lasts. Tasks write into `work`.
+    """Start the engine that the config names, and stop the engine when the context ends. Tasks write into `work`.
 
     If an earlier run was killed, this function first waits a second or two until the workers of that run have ended.
+    Raises `DataError` if Ray is configured but not installed, or if the Ray cluster does not answer.
     """
     workers = config.workers or available_cores()
     work.mkdir(parents=True, exist_ok=True)
@@ -102,7 +103,7 @@ class _Processes:
                     yield future.result()
         except BrokenProcessPool:
             raise DataError(
-                f"One of the {self._workers} worker processes died, perhaps because memory ran out. Finished parts are "
+                f"One of the {self._workers} worker processes died, perhaps because memory ran out. Finished tasks are "
                 "kept. Free some memory or set a lower `engine.workers`, then start again."
             ) from None
         finally:
@@ -141,7 +142,7 @@ def _ray(config: EngineConfig) -> Iterator[Engine]:
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise DataError(
             f"`engine.address` must be the address of a running Ray cluster, but `{config.address}` does not answer: "
-            f"{error}. Start the cluster, or set another address."
+            f"{error}. Start the cluster, or set another `engine.address`."
         ) from None
     try:
         # Ray uses all cores for submitted tasks, so `engine.workers` limits how many tasks are submitted at a time.
@@ -174,7 +175,7 @@ class _Cluster:
             raise error.cause from None
         except errors.RayError as error:
             raise DataError(
-                f"A process of the Ray cluster died during a task: {error}. Finished parts are kept. Check the "
+                f"A process of the Ray cluster died during a task: {error}. Finished tasks are kept. Check the "
                 "cluster, then start again."
             ) from None
         return record

@@ -1,4 +1,4 @@
-"""Run one stage: keep the finished tasks, give the other tasks to the engine, and add up the counts of all tasks."""
+"""Run one stage: keep the results of finished tasks, let the engine run the other tasks, and add up all counts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StageResult:
     """Bytes of text that the tasks worked on."""
 
     seconds: float
-    """Seconds that processes spent on all tasks together, in this run and in earlier runs."""
+    """Processing time of all tasks in seconds, summed over all processes. Tasks of earlier runs are included."""
 
     elapsed: float
     """Wall-clock seconds of the stage in this run."""
@@ -32,13 +32,13 @@ class StageResult:
     num_tasks: int
 
     num_run: int
-    """Tasks that were run in this run, and not kept from an earlier run."""
+    """Number of tasks that ran in this run. The results of the other tasks were kept from earlier runs."""
 
 
 def run_stage(stage: Stage, work: Path, *, engine: Engine, digests: Digests, bar: ProgressBar) -> StageResult:
-    """Bring a stage's files up to date.
+    """Run the tasks of a stage whose results are missing or out of date, and return the result of the whole stage.
 
-    If a task raises an exception, the exception is passed on, and the tasks that are done by then stay done.
+    Exceptions of tasks reach the caller. Results of tasks that had finished before an exception are kept.
     """
     started = time.monotonic()
     folder = work / stage.name

@@ -1,11 +1,12 @@
-"""Stages, their tasks and the tasks' records. A killed run resumes where it stopped, and a changed setting repeats only
-the tasks that depend on it.
+"""Stages, their tasks, and the records of finished tasks.
+
+A killed run resumes where it stopped, and a changed setting repeats only the tasks that depend on the setting.
 
 A stage is a list of tasks. A task is a function of files on the disk and of settings; a task writes its own files and
 has no other effect. A task's key is a hash of the stage's name and version, the settings, and the contents of the input
-files. When a task is done, its files are renamed into place, and then its record is written, with the key and the
-hashes of the files. A task whose record has the same key is not run again. The result therefore does not depend on the
-number of workers, on the order in which they finish, or on where a run was killed.
+files. When a task is done, its files are renamed into place. Then its record is written, with the key and the hashes of
+the files. A task is not run again if its record has the current key. The result therefore does not depend on the number
+of workers, on the order in which tasks finish, or on where a run was killed.
 """
 
 from __future__ import annotations
@@ -30,31 +31,32 @@ Counts = dict[str, Any]
 
 
 class Output:
-    """A temporary folder for a task's files. The files move to the stage's folder when the task is done."""
+    """Temporary folder for the files that a task writes. The files move to the stage's folder when the task is done."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def path(self, name: str) -> Path:
-        """Path to write to, for the file that will be called `name` in the stage's folder."""
+        """Path in the temporary folder for the file that will be called `name` in the stage's folder."""
         return self._folder / name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A piece of a stage's work."""
+    """A unit of a stage's work, which one process runs as a whole."""
 
     name: str
     """Unique name within the stage. Tasks are reported in the order of their names."""
 
     function: Callable[[Output], Counts]
-    """The function that does the work. It must be picklable: a module's function, wrapped in `functools.partial`."""
+    """The function that does the work. The function must be picklable: a module's function, wrapped in
+    `functools.partial`."""
 
     inputs: tuple[Path, ...] = ()
-    """Files of earlier stages whose contents the result depends on."""
+    """Files of earlier stages that the task reads. If the contents of a file change, the task runs again."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Everything else that the result depends on, as JSON values."""
+    """All other values that the result depends on, as JSON values. If a value changes, the task runs again."""
 
     size: int = 0
     """Bytes of text that the task works on, for the progress bar."""
@@ -70,11 +72,11 @@ class Stage(Protocol):
 
     @property
     def version(self) -> int:
-        """Version of the stage's code. It is raised when a change of the code changes the results."""
+        """Version of the stage's code. A change of the code that changes results must raise this number."""
         ...
 
     def tasks(self, work: Path) -> Sequence[Task]:
-        """List the stage's tasks. All earlier stages must be done. The list is the same on every call."""
+        """List the stage's tasks. All earlier stages must be done. Every call returns the same list."""
         ...
 
 
@@ -85,10 +87,10 @@ class PlannedStage:
     name: str
     version: int
     plan: Callable[[Path], Sequence[Task]]
-    """Function that lists the tasks for a work folder."""
+    """Function that takes the work folder and returns the tasks."""
 
     def tasks(self, work: Path) -> Sequence[Task]:
-        """List the tasks that `plan` returns."""
+        """List the tasks, as returned by `plan`."""
         return self.plan(work)
 
 
@@ -132,11 +134,11 @@ class Digests:
         self._known: dict[Path, str] = {}
 
     def learn(self, folder: Path, record: Record) -> None:
-        """Add the hashes of the files of one task."""
+        """Add the hashes of the files that one task wrote into `folder`."""
         self._known.update({folder / name: digest for name, digest in record.files.items()})
 
     def key(self, stage: Stage, task: Task) -> str:
-        """Hash everything that the result of a task depends on."""
+        """Hash everything that the result of a task depends on. The hashes of all input files must be known."""
         content = {
             "stage": stage.name,
             "version": stage.version,
@@ -148,7 +150,7 @@ class Digests:
 
 
 def is_done(folder: Path, task: Task, key: str) -> Record | None:
-    """Return the record of a task whose result exists already, or None if the task must be run."""
+    """Return the record of a task whose result is up to date, or None if the task must be run."""
     record = Record.read(folder / f"{task.name}.json")
     if record is None or record.key != key:
         return None
@@ -165,8 +167,8 @@ def _has_size(path: Path, size: int) -> bool:
 def execute(folder: Path, task: Task, key: str) -> Record:
     """Run a task, move its files into `folder`, and write its record last.
 
-    Raises `DataError` if the disk cannot take the files, and every exception that the task raises. After an exception
-    none of the task's unfinished files are left.
+    Raises `DataError` if the files cannot be written, and passes on all other exceptions of the task. After an
+    exception, the task's unfinished files are removed.
     """
     temporary = folder / f".{task.name}.{socket.gethostname()}.{os.getpid()}.unfinished"
     started = time.monotonic()
@@ -192,7 +194,7 @@ def execute(folder: Path, task: Task, key: str) -> Record:
     except OSError as error:
         raise DataError(
             f"`{folder}` must be writable, but writing failed: {error.strerror or error}. Free some space or choose "
-            f"another `folder`, then start again. Finished parts are kept."
+            f"another `folder`, then start again. Finished tasks are kept."
         ) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
