@@ -1,10 +1,12 @@
-"""The parts of a model, each described once in plain Python: its parameters, its steps, and what follows from them.
+"""Description of a model in plain Python: the parameters and the computation steps of every sublayer.
 
-A sublayer (`attention`, `mlp`, `gated_mlp`, `norm`, `embedding`, `head`) lists its steps over named values (`steps`). A
-`Decoder` is a list of layers between an embedding and a head. `lower` turns a layer into the work of one rank on a
-`Target`, and all other quantities are computed from the result: parameters, products, messages, kept values. `model`
-builds its modules from the same parameters. The planner adds the quantities over the layers. The proof and the dry run
-compare them with the running program. This package imports neither torch nor numpy.
+Each sublayer (`attention`, `mlp`, `gated_mlp`, `norm`, `embedding`, `head`) lists its steps and the tensors that the
+steps read and compute (`steps`). A `Decoder` is a list of layers between an embedding and a head. `lower` turns a layer
+into the steps that one rank runs on a `Target` (tensor ranks, micro-batch, device, data types). Parameters, matrix
+products, messages and the activations saved for the backward pass are all derived from these steps.
+
+The planner sums these quantities over the layers. `crosscut.model` builds its modules from the same parameters. The
+dry run compares the quantities with the running program. This package imports neither torch nor numpy.
 """
 
 from crosscut.architecture.decoder import Decoder, Layer, Sublayer, describe

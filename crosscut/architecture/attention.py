@@ -40,14 +40,14 @@ class Attention:
     """Whether queries and keys are rotated by their positions."""
     query: Matrix
     key_value: Matrix
-    """Rows ordered by head, then key or value, then element."""
+    """Projection to keys and values. The rows are grouped by head: first a head's key rows, then its value rows."""
     output: Matrix
     query_norm: Norm | None
     key_norm: Norm | None
 
     @classmethod
     def of(cls, model: ModelConfig) -> "Attention":
-        """The attention of a model."""
+        """Describe the attention of a model."""
         hidden, bias = model.hidden_size, model.biases != "none"
         return cls(
             num_heads=model.num_heads,
@@ -65,7 +65,7 @@ class Attention:
         )
 
     def steps(self, x: Value) -> tuple[Value, list[Step]]:
-        """Steps from the norm's result to the residual sum."""
+        """Return the sublayer's output, and the steps that compute the output from the normed input `x`."""
         entered, entering = enter(x, "attention input")
         query, multiply_query = multiply_columns(entered, self.query, name="query", keeps=x)
         key_value, multiply_key_value = multiply_columns(
@@ -79,7 +79,10 @@ class Attention:
         return left, [entering, multiply_query, multiply_key_value, *placing, attend, project, leaving]
 
     def _placed(self, query: Value, key_value: Value) -> tuple[tuple[Value, ...], list[Step]]:
-        """Queries and keys after the norm of heads and the rotation, and the values, which stay in `key_value`."""
+        """Return the operands of attention after the norm of heads and the rotation, and the steps to compute them.
+
+        The operands are queries, keys, and `key_value`, which holds the values.
+        """
         if self.query_norm is None and not self.is_rotary:
             return (query, key_value), []
         q = replace(query, name="placed query")
@@ -92,12 +95,18 @@ class Attention:
 
 @dataclass(frozen=True, kw_only=True)
 class Place(Pointwise):
-    """Normalise queries and keys per head, then rotate them. The rotation's backward pass reads no value."""
+    """Normalise queries and keys per head, then rotate queries and keys by their positions.
+
+    A model may have only the norm or only the rotation. The rotation saves nothing for its backward pass.
+    """
 
     attention: Attention
 
     def on(self, target: Target) -> Step:
-        """The step with the values that its norm keeps: its input, and statistics of each of a rank's heads."""
+        """Return the step with the values that its norm saves for the backward pass.
+
+        The norm saves its input, and the statistics of each head on the rank.
+        """
         if self.attention.query_norm is None:
             return self
         width, kind = self.attention.query_norm.statistics
@@ -105,7 +114,11 @@ class Place(Pointwise):
         return replace(self, keeps=(*self.reads, Value("head statistics", own * width, kind=kind)))
 
     def passes(self, target: Target) -> Passes:
-        """Norm and rotation each read and write queries and keys, in a third of the passes if they are compiled."""
+        """Bytes that the norm and the rotation read and write.
+
+        If compiled, the norm and the rotation each read and write all queries and keys once. Uncompiled, each of them
+        reads and writes all queries and keys three times.
+        """
         times = (self.attention.query_norm is not None) + self.attention.is_rotary
         heads = self.attention.num_heads + self.attention.num_kv_heads
         placed = target.tokens * heads * self.attention.head_size // target.tensor * target.compute_bytes
@@ -115,17 +128,18 @@ class Place(Pointwise):
 
 @dataclass(frozen=True, kw_only=True)
 class Attend(Step):
-    """Scores, softmax, dropout and weighted values."""
+    """Core of attention: scores, softmax, dropout and the weighted sum of values."""
 
     attention: Attention
 
     def on(self, target: Target) -> Step:
-        """The step with the values that the target's kernel keeps.
+        """Return the step with the values that the target's kernel saves for the backward pass.
 
-        A fused kernel keeps one number for each query and head. The CPU has no fused kernel with dropout: it keeps
-        scores, softmax and mask, in float32 or wider, and copies of the operands in this type. If no fused kernel of
-        the GPU can share key-value heads, keys and values are repeated for each query head, and the kernel keeps the
-        repeated tensors.
+        A fused kernel saves its inputs, its result, and one number per query and head. If no fused kernel of the GPU
+        can share key-value heads, keys and values are repeated for each query head, and the repeated tensors are saved.
+
+        Without a fused kernel, scores, softmax and mask are saved in float32 or wider, and so are copies of queries,
+        keys and values. The CPU has no fused kernel with dropout.
         """
         if not self.is_fused(target):
             return replace(self, keeps=(*self.reads, *self.gives, *self._unfused(target)))
@@ -140,24 +154,28 @@ class Attend(Step):
 
     @property
     def is_core(self) -> bool:
-        """The attention core is the step that the selective mode runs again."""
+        """True: `training.recompute = "selective"` runs the attention core again in the backward pass."""
         return True
 
     def is_fused(self, target: Target) -> bool:
-        """Whether the scores stay inside one kernel."""
+        """Whether one kernel computes attention without storing the scores."""
         return target.fuses_attention and (target.device == "cuda" or not self.attention.dropout)
 
     def inner_products(self, target: Target) -> tuple[Product, ...]:
-        """Scores of a micro-batch, and the weighted values: [S, D] x [D, S] and [S, S] x [S, D] for each head."""
+        """Products of one rank in one micro-batch: scores, [S, D] x [D, S], and weighted values, [S, S] x [S, D].
+
+        Each product runs once per sequence and head.
+        """
         length, size = target.length, self.attention.head_size
         batch = target.sequences * self.attention.num_heads // target.tensor
         return Product(length, size, length, batch), Product(length, length, size, batch)
 
     def passes(self, target: Target) -> Passes:
-        """Passes over the scores if attention is not fused; none if it is fused.
+        """Bytes of scores that unfused attention reads and writes; 0 if attention is fused.
 
-        The forward pass writes the scores, masks them with a product and a sum, applies softmax and dropout, and reads
-        the result: eight passes, and those of dropout. The backward pass takes nine, four of them in its products.
+        The forward pass moves all scores eight times: it writes the scores, applies the mask with a product and a sum,
+        applies softmax, and reads the result. The backward pass moves all scores nine times, four of these in matrix
+        products. Dropout moves the scores twice more in each pass, and its mask once.
         """
         if self.is_fused(target):
             return Passes()
@@ -167,10 +185,10 @@ class Attend(Step):
         return Passes(forward=8 * scores + dropout, backward=9 * scores + dropout)
 
     def temporary(self, target: Target, inside: int) -> int:
-        """Bytes of the gradients that the backward pass of attention holds at once.
+        """Bytes of the gradients that the backward pass of attention holds at the same time.
 
-        A fused kernel holds the gradients of queries, keys, values and the result. Separate operators hold half of
-        these, and the gradients of the scores.
+        A fused kernel holds the gradients of queries, keys, values and the result, `inside` bytes in total. Separate
+        operators hold half of `inside` bytes, and the gradients of the scores.
         """
         if self.is_fused(target):
             return inside

@@ -4,8 +4,8 @@ A layer is a mixer (attention) and a feed-forward part (an MLP). Each has a norm
 
     x = x + dropout(mixer(norm(x)));   x = x + dropout(feed_forward(norm(x)))
 
-Layers may differ from each other (`model.mlp_pattern`). Equal layers are one object, so a sum over layers is a sum over
-the few kinds of layers, each times its number.
+Layers may differ from each other (`model.mlp_pattern`). Equal layers are the same object. To sum a quantity over all
+layers, the planner computes the quantity once per kind of layer and multiplies it by the number of these layers.
 """
 
 from collections import Counter
@@ -31,14 +31,14 @@ _FEED_FORWARDS: dict[FeedForward, type[MLP] | type[GatedMLP]] = {
     **dict.fromkeys(mlp.KINDS, MLP),
     **dict.fromkeys(gated_mlp.KINDS, GatedMLP),
 }
-"""Description of each kind of feed-forward part."""
+"""Class that describes each kind of feed-forward part."""
 
 
 class Sublayer(Protocol):
-    """A mixer or a feed-forward part."""
+    """A mixer (attention) or a feed-forward part (an MLP)."""
 
     def steps(self, x: Value) -> tuple[Value, list[Step]]:
-        """The result on the residual stream, and the steps that make it from the norm's result."""
+        """Return the sublayer's output, and the steps that compute the output from the normed input `x`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class Layer:
 
     @cached_property
     def sublayers(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-        """Steps of the mixer with its norm and residual sum, and those of the feed-forward part."""
+        """Steps of the mixer, and steps of the feed-forward part. Both include the norm before and the residual sum."""
         x = Value("input", self.hidden_size, Rows.STREAM)
         half, mixing = self._around("attention", x, self.mixer_norm, self.mixer)
         _, feeding = self._around("mlp", half, self.feed_forward_norm, self.feed_forward)
@@ -67,13 +67,13 @@ class Layer:
         return out, (normalise, *steps, *adding)
 
     def parameters(self) -> Iterator[Parameter]:
-        """Parameters in the order of their use, with names inside the layer."""
+        """Parameters of the layer in the order of their use. The names leave out the layer's prefix `blocks.i.`."""
         return (parameter for steps in self.sublayers for step in steps for parameter in step.parameters)
 
 
 @dataclass(frozen=True, eq=False)
 class Decoder:
-    """The whole model."""
+    """Description of a whole model: an embedding, layers and a head."""
 
     embedding: Embedding
     layers: tuple[Layer, ...]
@@ -81,22 +81,25 @@ class Decoder:
 
     @cached_property
     def kinds(self) -> Counter[Layer]:
-        """Number of layers of each kind, in the order of the first layer of each."""
+        """Number of layers of each kind. The kinds are in the order in which they first appear in the model."""
         return Counter(self.layers)
 
     def recomputed(self, every: int) -> Counter[Layer]:
-        """Kinds and numbers of the layers that recompute: the first, then one in each `every`; none for 0."""
+        """Number of recomputed layers of each kind.
+
+        Every `every`-th layer recomputes, starting with the first layer. If `every` is 0, no layer recomputes.
+        """
         return Counter(self.layers[::every]) if every else Counter()
 
     @cached_property
     def root_steps(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-        """Steps of the embedding and of the head."""
+        """Steps of the embedding, and steps of the head."""
         x, embedding = self.embedding.steps()
         return tuple(embedding), tuple(self.head.steps(x))
 
     @property
     def loss(self) -> Loss:
-        """Last step of the head."""
+        """The loss, which is the last step of the head."""
         loss = self.root_steps[1][-1]
         assert isinstance(loss, Loss)
         return loss
@@ -106,7 +109,7 @@ class Decoder:
         return (parameter for steps in self.root_steps for step in steps for parameter in step.parameters)
 
     def parameters(self) -> Iterator[Parameter]:
-        """All parameters, by the names that they have in the model."""
+        """All parameters in the order of their use, with their full names in the model."""
         yield from (parameter for step in self.root_steps[0] for parameter in step.parameters)
         for i, layer in enumerate(self.layers):
             yield from (parameter.named(f"blocks.{i}.") for parameter in layer.parameters())
@@ -115,7 +118,10 @@ class Decoder:
 
 @lru_cache(maxsize=4096)
 def describe(model: ModelConfig) -> Decoder:
-    """Description of a model. `model.vocab_size` may still be 0, but then no count of the vocabulary is right."""
+    """Describe a model as a `Decoder`.
+
+    `model.vocab_size` may be 0 (left to the tokenizer). Counts that depend on the vocabulary are then wrong.
+    """
     kinds = {kind: _layer(model, kind) for kind in dict.fromkeys(map(model.mlp_of, range(model.num_layers)))}
     embedding = Embedding.of(model)
     layers = tuple(kinds[model.mlp_of(i)] for i in range(model.num_layers))

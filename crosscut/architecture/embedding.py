@@ -1,6 +1,6 @@
-"""Embedding of tokens, cut along the vocabulary, and of learned positions (paper, sections 2.2 and 3).
+"""Embedding of tokens, sharded along the vocabulary, and of learned positions (paper, sections 2.2 and 3).
 
-E_i = rows of this rank's part of the vocabulary, zero for other tokens;   x = g(E_i) + positions, then dropout
+E_i = rows that rank i holds, zero for tokens of other ranks;   x = g(E_i) + positions, then dropout
 """
 
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from crosscut.config import ModelConfig
 
 @dataclass(frozen=True)
 class Embedding:
-    """Token ids to the residual stream."""
+    """Embedding of token ids, and of positions if the model learns positions, followed by dropout."""
 
     tokens: Parameter
     positions: Parameter | None
@@ -22,7 +22,7 @@ class Embedding:
 
     @classmethod
     def of(cls, model: ModelConfig) -> "Embedding":
-        """The embedding of a model."""
+        """Describe the embedding of a model."""
         hidden = model.hidden_size
         positions = Parameter("positions.weight", (model.max_sequence_length, hidden), Role.EMBEDDING)
         return cls(
@@ -32,7 +32,7 @@ class Embedding:
         )
 
     def steps(self) -> tuple[Value, list[Step]]:
-        """Steps from the token ids to the first layer's input."""
+        """Return the first layer's input, and the steps that compute it from the token ids."""
         hidden = self.tokens.shape[1]
         index = Value("index of the embedding", 1, kind=Kind.INDEX)
         looked_up = Value("looked-up rows", hidden)
@@ -53,9 +53,9 @@ class Embedding:
 
 @dataclass(frozen=True, kw_only=True)
 class LookUp(Pointwise):
-    """Rows of this rank's part of the vocabulary."""
+    """Look up the embedding rows that this rank holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AddPositions(Pointwise):
-    """Sum with the learned positions."""
+    """Add the learned position embeddings."""

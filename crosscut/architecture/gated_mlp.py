@@ -30,20 +30,20 @@ KINDS = (FeedForward.SWIGLU, FeedForward.GEGLU)
 
 @dataclass(frozen=True)
 class GatedMLP:
-    """Y = (act(X G) * X U) B."""
+    """Gated MLP: Y = (act(X G) * X U) B."""
 
     kind: FeedForward
     """Name of the gate's activation."""
     gate: Matrix
-    """G."""
+    """Matrix G, whose product goes through the activation."""
     up: Matrix
-    """U."""
+    """Matrix U of the branch without an activation."""
     contract: Matrix
-    """B."""
+    """Matrix B, which returns to the hidden size."""
 
     @classmethod
     def of(cls, model: ModelConfig, kind: FeedForward) -> "GatedMLP":
-        """The gated MLP of a model whose gate has this name."""
+        """Describe the gated MLP of a model. `kind` is the activation of the gate."""
         hidden, inner, bias = model.hidden_size, model.mlp_size, model.biases == "all"
         return cls(
             kind,
@@ -53,7 +53,7 @@ class GatedMLP:
         )
 
     def steps(self, x: Value) -> tuple[Value, list[Step]]:
-        """Steps from the norm's result to the residual sum."""
+        """Return the sublayer's output, and the steps that compute the output from the normed input `x`."""
         entered, entering = enter(x, "mlp input")
         gate, multiply_gate = multiply_columns(entered, self.gate, name="gate", keeps=x)
         up, multiply_up = multiply_columns(entered, self.up, name="up", keeps=x)
@@ -66,18 +66,22 @@ class GatedMLP:
 
 @dataclass(frozen=True, kw_only=True)
 class ActivateGate(Pointwise):
-    """Activation of the gate, and the product of both branches."""
+    """Apply the activation to the gate branch, and multiply the two branches element by element."""
 
     kind: FeedForward
 
     def passes(self, target: Target) -> Passes:
-        """Compiled, forward reads two values and writes one, and backward reads three and writes two."""
+        """Bytes that the activation and the product of the branches read and write.
+
+        If compiled, the forward pass reads two tensors and writes one, and the backward pass reads three and writes
+        two. Uncompiled, the forward pass moves five tensors and the backward pass moves nine.
+        """
         inner = self.gives[0].bytes(target)
         forward, backward = (3, 5) if target.compiled else (5, 9)
         gelu = self.gives[0].elements(target) if self.kind is FeedForward.GEGLU else 0
         return Passes(forward=forward * inner, backward=backward * inner, gelu=gelu)
 
     def temporary(self, target: Target, inside: int) -> int:
-        """Bytes of the gradient of the result and of the gradients of both branches."""
+        """Bytes of three gradients: of the result, and of the two branches."""
         del inside
         return 3 * self.gives[0].bytes(target)

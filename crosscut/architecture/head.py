@@ -1,7 +1,8 @@
 """Head of a decoder: the final norm, the product with the vocabulary, and the loss (paper, section 3).
 
-The loss computes the gradients of the hidden states and of the vocabulary in its forward pass, chunk by chunk, so that
-the logits of all tokens never exist at once. `Loss` therefore counts its own memory and messages.
+The loss works on one chunk of tokens after the other, so the logits of all tokens never exist at the same time. For
+each chunk, the forward pass already computes the gradients of the hidden states and of the output projection's weight.
+The class `Loss` therefore counts memory and messages of the loss in its own methods.
 """
 
 from dataclasses import dataclass
@@ -15,17 +16,17 @@ from crosscut.config import ModelConfig
 
 @dataclass(frozen=True)
 class Head:
-    """The residual stream to the loss."""
+    """Head of a decoder: final norm, output projection and loss."""
 
     norm: Norm
     output: Parameter | None
     """Weight of the output projection; None if the projection is tied to the token embedding."""
     vocabulary: Parameter
-    """Weight of the output projection, or the token embedding if both are tied."""
+    """Weight that computes the logits: `output`, or the token embedding if `output` is None."""
 
     @classmethod
     def of(cls, model: ModelConfig, tokens: Parameter) -> "Head":
-        """The head of a model whose token embedding is `tokens`."""
+        """Describe the head of a model whose token embedding is `tokens`."""
         shape = (model.vocab_size, model.hidden_size)
         output = None if model.tied else Parameter("output.weight", shape, Role.EMBEDDING, Cut.VOCABULARY)
         return cls(stream_norm(model, "final_norm"), output, tokens if output is None else output)
@@ -37,7 +38,7 @@ class Head:
         return [normalise, entering, self._loss(entered)]
 
     def flops_per_token(self) -> int:
-        """FLOPs of a token's logits, without the padding of the vocabulary."""
+        """FLOPs to compute one token's logits in the forward pass, without the padding of the vocabulary."""
         rows, hidden = self.vocabulary.shape
         return 2 * rows * hidden
 
@@ -48,24 +49,25 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class Loss(Step):
-    """Logits of a chunk of tokens, their loss, and the gradients of hidden states and vocabulary."""
+    """Compute logits and loss of a chunk of tokens, and the gradients of the hidden states and of the output weight."""
 
     vocabulary: Parameter
     """Weight of the output projection."""
 
     def local_vocabulary(self, target: Target) -> int:
-        """Rows of the vocabulary on one rank, padding included."""
+        """Number of vocabulary entries on one rank, including padding."""
         return self.vocabulary.padded_shape(target.tensor)[0] // target.tensor
 
     def product(self, target: Target) -> Product:
-        """Logits of a micro-batch on one rank."""
+        """Matrix product that computes the logits of a micro-batch on one rank."""
         return Product(target.tokens, self.vocabulary.shape[1], self.local_vocabulary(target))
 
     def ends_passes(self, target: Target) -> Passes:
-        """Bytes that embedding and loss read and write: the stream twice each way, and the logits.
+        """Bytes that the embedding and the loss read and write in one micro-batch.
 
-        Compiled, the loss finds the largest logit, sums the exponentials and turns logits into their gradient, in the
-        type of the products. Eager, it does so in the type of sums, in one pass per operator.
+        The forward pass moves the residual stream six times. For each logit, a compiled loss moves four numbers in the
+        type of the products, and an uncompiled loss moves ten in the type of the sums. The backward pass moves the
+        residual stream five times and the gradient of the output weight three times.
         """
         product = self.product(target)
         stream = product.m * product.k * target.compute_bytes
@@ -74,15 +76,19 @@ class Loss(Step):
         return Passes(forward=6 * stream + of_logit * product.m * product.n, backward=5 * stream + vocabulary_gradient)
 
     def logit_bytes(self, target: Target) -> int:
-        """Bytes that the loss holds for each logit of a chunk: the logit and its gradient, both narrow if compiled."""
+        """Bytes that the loss holds for each logit of a chunk.
+
+        A compiled loss holds each logit twice, in the type of the products. An uncompiled loss holds each logit in the
+        type of the sums, and also in the type of the products if the two types differ.
+        """
         is_mixed = target.compute_bytes != target.sums_bytes
         if target.compiled:
             return 2 * target.compute_bytes
         return target.sums_bytes + target.compute_bytes * is_mixed
 
     def statistics(self) -> tuple[tuple[str, int], ...]:
-        """Names and sizes of the two sums over the tensor ranks, in numbers per token.
+        """Name of each of the loss's two all-reduces over the tensor ranks, and the numbers per token that it sends.
 
-        The largest logit comes first, then the sum of the exponentials together with the target's logit.
+        The first all-reduce finds the largest logit. The second adds up the exponentials and the target's logit.
         """
         return ("loss maximum", 1), ("loss sums", 2)

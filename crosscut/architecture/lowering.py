@@ -1,4 +1,4 @@
-"""Lower a layer's steps to the work of one rank on a target, and find the steps that recomputation repeats."""
+"""Turn a layer's steps into the steps that one rank runs on a target, and find the steps that recomputation repeats."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -8,32 +8,33 @@ from crosscut.architecture.steps import Step
 from crosscut.architecture.target import Target
 
 Lowered = tuple[tuple[Step, ...], ...]
-"""Steps of one rank, by sublayer."""
+"""Steps that one rank runs: one tuple of steps for each sublayer."""
 
 
 @lru_cache(maxsize=16384)
 def lower(layer: Layer, target: Target) -> Lowered:
-    """Steps of a layer as one rank does them on the target, by sublayer."""
+    """Steps that one rank runs for a layer on the target, by sublayer."""
     return tuple(tuple(step.on(target) for step in steps) for steps in layer.sublayers)
 
 
 @lru_cache(maxsize=4096)
 def lower_root(model: Decoder, target: Target) -> Lowered:
-    """Steps of the embedding, and of the head, as one rank does them on the target."""
+    """Steps that one rank runs for the embedding, and for the head, on the target."""
     return tuple(tuple(step.on(target) for step in steps) for steps in model.root_steps)
 
 
 def flat(lowered: Lowered) -> Iterator[Step]:
-    """All steps, in order."""
+    """All steps of all sublayers, in order."""
     return (step for steps in lowered for step in steps)
 
 
 @lru_cache(maxsize=16384)
 def run_again(layer: Layer, target: Target, *, everything: bool) -> tuple[Step, ...]:
-    """Steps that full recomputation repeats: those that some kept value depends on, or `everything`.
+    """Steps of a layer that full recomputation repeats in the backward pass.
 
-    In a pre-norm layer no kept value depends on the last product, its sum over the ranks, and the last residual sum, so
-    eager layers do not repeat these. Compiled layers repeat everything.
+    With `everything`, the layer repeats all steps, as compiled layers do. Otherwise, the layer repeats only the steps
+    that some saved value depends on, as uncompiled layers do. In a pre-norm layer, no saved value depends on the last
+    matrix product, on its sum over the tensor ranks, or on the last residual sum.
     """
     steps = tuple(flat(lower(layer, target)))
     if everything:

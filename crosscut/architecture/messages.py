@@ -1,4 +1,4 @@
-"""Messages between tensor ranks that a list of steps sends, and the products that overlap with them."""
+"""Messages that a list of steps sends between tensor ranks, and the matrix products that overlap with the messages."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from crosscut.architecture.target import Target
 
 
 class Phase(StrEnum):
-    """Part of a training step."""
+    """Part of training in which a message is sent."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -24,18 +24,18 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class Sent:
-    """A message of one micro-batch."""
+    """A message that a step of a sublayer sends in one micro-batch."""
 
     phase: Phase
     name: str
     """Name of the step that sends the message."""
     message: Message
     again: bool = False
-    """Whether recomputation repeats the message of a forward pass."""
+    """Whether the message belongs to recomputation: it repeats a message of the forward pass."""
 
     @property
     def label(self) -> str:
-        """Name for readers, such as `mlp input again`."""
+        """Name of the message in reports, such as `mlp input again`."""
         for_weights = " for its weights" if self.message.overlap is Overlap.INPUT_GRADIENT else ""
         return f"{self.name}{' again' if self.again else ''}{for_weights}"
 
@@ -46,23 +46,22 @@ def forward_messages(steps: Iterable[Step]) -> Iterator[Sent]:
 
 
 def backward_messages(steps: Sequence[Step]) -> Iterator[Sent]:
-    """Messages of a backward pass, in order, without those of recomputation."""
+    """Messages of a backward pass, in order, without the messages that recomputation repeats."""
     return (Sent(Phase.BACKWARD, step.name, message) for step in reversed(steps) for message in step.backward)
 
 
 def repeated_messages(layer: Layer, target: Target, *, everything: bool) -> Iterator[Sent]:
-    """Messages that full recomputation sends again; `everything` as in `run_again`."""
+    """Messages that full recomputation sends again. With `everything`, all steps run again, as in compiled layers."""
     steps = run_again(layer, target, everything=everything)
     return (Sent(Phase.BACKWARD, step.name, message, again=True) for step in steps for message in step.forward)
 
 
 @lru_cache(maxsize=16384)
 def products_at(layer: Layer, target: Target) -> dict[str, tuple[Product, ...]]:
-    """Forward products of a layer on one rank, by the name of the communication step next to them.
+    """Forward products of a layer on one rank, by the name of the f or g step whose messages they overlap with.
 
-    Products that read the result of f (the start of a parallel region) belong to f. The product whose result g (the end
-    of the region) sums belongs to g. They overlap
-    with the messages of that step.
+    f starts a parallel region, and its messages overlap with the products that read the result of f. g ends the region,
+    and its messages overlap with the product that g sums over the ranks.
     """
     steps = list(flat(lower(layer, target)))
     multiplications = [step for step in steps if isinstance(step, Multiply)]

@@ -1,4 +1,4 @@
-"""MLP of two matrices, the first cut by columns, the second by rows: Y = act(X A) B (paper, section 3, Figure 3a).
+"""MLP of two matrices, A cut by columns and B cut by rows: Y = act(X A) B (paper, section 3, Figure 3a).
 
 X --f--> X A_i --act--> Y_i B_i --g--> sum_i Y_i B_i + bias
 """
@@ -25,23 +25,23 @@ KINDS = (FeedForward.GELU, FeedForward.RELU2)
 
 
 _EAGER_PASSES = {FeedForward.GELU: (2, 3), FeedForward.RELU2: (4, 7)}
-"""Times that the activation's kernels read or write a value, forward and backward. Compiled, one kernel does it all."""
+"""Number of tensors that the activation's uncompiled kernels read or write, forward and backward."""
 
 
 @dataclass(frozen=True)
 class MLP:
-    """Y = act(X A) B."""
+    """MLP without a gate: Y = act(X A) B."""
 
     kind: FeedForward
     """Name of the activation."""
     expand: Matrix
-    """A."""
+    """Matrix A, before the activation."""
     contract: Matrix
-    """B."""
+    """Matrix B, after the activation."""
 
     @classmethod
     def of(cls, model: ModelConfig, kind: FeedForward) -> "MLP":
-        """The MLP of a model whose activation has this name."""
+        """Describe the MLP of a model. `kind` is its activation."""
         hidden, inner, bias = model.hidden_size, model.mlp_size, model.biases == "all"
         return cls(
             kind,
@@ -50,7 +50,7 @@ class MLP:
         )
 
     def steps(self, x: Value) -> tuple[Value, list[Step]]:
-        """Steps from the norm's result to the residual sum."""
+        """Return the sublayer's output, and the steps that compute the output from the normed input `x`."""
         entered, entering = enter(x, "mlp input")
         expanded, expand = multiply_columns(entered, self.expand, name="expand", keeps=x)
         activated = Value("activated", self.expand.out_features, cut=True, is_cheap=True)
@@ -64,14 +64,19 @@ class MLP:
 
 @dataclass(frozen=True, kw_only=True)
 class Activate(Pointwise):
-    """Activation between the two matrices."""
+    """Apply the activation between the two matrices."""
 
     kind: FeedForward
     matrix: Matrix
-    """The matrix before the activation. The gradient of its bias is counted here."""
+    """The matrix before the activation. `passes` includes the gradient of this matrix's bias."""
 
     def passes(self, target: Target) -> Passes:
-        """Forward reads one value and writes one. Backward reads two and writes one; the bias gradient reads one."""
+        """Bytes that the activation and the bias gradient read and write.
+
+        If compiled, the forward pass reads one tensor and writes one, and the backward pass reads two and writes one.
+        Uncompiled, GeLU moves the same number of tensors, and squared ReLU moves four forward and seven backward. The
+        bias gradient reads one more tensor.
+        """
         value = self.gives[0]
         inner = value.bytes(target)
         forward, backward = (2, 3) if target.compiled else _EAGER_PASSES[self.kind]
@@ -79,6 +84,6 @@ class Activate(Pointwise):
         return Passes(forward=forward * inner, backward=(backward + (self.matrix.bias is not None)) * inner, gelu=gelu)
 
     def temporary(self, target: Target, inside: int) -> int:
-        """Gradient of the activation's result."""
+        """Bytes of the gradient of the activation's result."""
         del inside
         return self.gives[0].bytes(target)

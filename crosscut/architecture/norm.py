@@ -1,10 +1,11 @@
-"""Norm of the last dimension: layer norm or RMS norm, of the residual stream or of each head.
+"""Norm over the last dimension: layer norm or RMS norm, of the residual stream or of each head.
 
     layer norm   (x - mean) / deviation * weight + bias
     RMS norm     x / root of the mean square * weight
 
-A norm stands between the parallel regions, where every rank holds its whole parameters. A norm of heads (QK-norm)
-stands inside a region: each rank normalises its own heads, so each has a part of the parameters' gradient.
+A norm of the residual stream is outside of the parallel regions, and every rank holds all of its parameters. A norm of
+heads (QK-norm) is inside a region: each rank normalises only its own heads, so each rank computes only a part of the
+gradient of the norm's parameters.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from crosscut.config.model import NormKind
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm over vectors of `size` elements."""
+    """Norm over vectors of `size` elements."""
 
     size: int
     weight: Parameter
@@ -27,16 +28,19 @@ class Norm:
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Scale, and the shift of a layer norm."""
+        """Weight of the norm, and the bias if the norm is a layer norm."""
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
     @property
     def statistics(self) -> tuple[int, Kind]:
-        """Numbers that the backward pass keeps of each vector: mean and deviation, or the root mean square."""
+        """Number and data type of the statistics that are saved per vector for the backward pass.
+
+        A layer norm saves mean and deviation, an RMS norm saves the root mean square.
+        """
         return (1, Kind.ROOT) if self.bias is None else (2, Kind.DEVIATION)
 
     def step(self, name: str, x: Value) -> tuple[Value, "Normalise"]:
-        """Normalise a value of the residual stream."""
+        """Return the normed `x`, which is a value of the residual stream, and the step that computes it."""
         width, kind = self.statistics
         normed = replace(x, name=f"{name} out", is_cheap=True)
         statistics = Value(f"{name} statistics", width, Rows.STREAM, kind=kind)
@@ -50,18 +54,22 @@ class Normalise(Pointwise):
     """Norm of the residual stream."""
 
     def passes(self, target: Target) -> Passes:
-        """Forward it reads and writes the stream. Backward also adds the gradient that goes around the sublayer."""
+        """Bytes that the norm reads and writes.
+
+        The forward pass reads and writes the residual stream once. The backward pass moves the stream four times if
+        compiled and eight times if not, including the sum with the gradient of the residual path.
+        """
         stream = self.reads[0].bytes(target)
         return Passes(forward=2 * stream, backward=(4 if target.compiled else 8) * stream)
 
 
 def stream_norm(model: ModelConfig, name: str) -> Norm:
-    """Norm of the residual stream, of the kind that `model.norm` names."""
+    """Describe a norm of the residual stream: a layer norm or an RMS norm, as `model.norm` says."""
     return _norm(model.hidden_size, name, has_shift=model.norm == "layer", inside=False)
 
 
 def head_norm(model: ModelConfig, name: str) -> Norm | None:
-    """Norm of each head's queries or keys, if the model has one."""
+    """Describe the norm of each head's queries or keys; None if the model has no QK-norm."""
     has_shift = model.qk_norm_kind is NormKind.LAYER
     return _norm(model.head_size, name, has_shift=has_shift, inside=True) if model.qk_norm else None
 

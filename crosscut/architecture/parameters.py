@@ -1,7 +1,7 @@
-"""Parameters of a model by their global shapes, and the part of each that one tensor rank holds.
+"""Global shapes of a model's parameters, and the part of each parameter that one tensor rank holds.
 
-A parameter says how the tensor ranks divide it (`Cut`) and what it is for (`Role`). The role decides its initial values
-and whether weight decay applies, so no code has to read either from a parameter's name.
+Each parameter states how the tensor ranks divide it (`Cut`) and its purpose (`Role`). The role decides the initial
+values and whether weight decay applies, so no code has to guess these from the parameter's name.
 
 Shapes: O outputs, I inputs. As in PyTorch, a weight is [O, I]: the paper's columns are dimension 0 and its rows
 dimension 1.
@@ -18,7 +18,7 @@ INITIAL_SPREAD = 0.02
 
 
 class Role(Enum):
-    """Purpose of a parameter. It decides the initial values and whether weight decay applies."""
+    """Purpose of a parameter, which decides its initial values and whether weight decay applies."""
 
     MATRIX = "matrix"
     BEFORE_RESIDUAL = "matrix whose product is added to the residual stream"
@@ -33,10 +33,11 @@ class Role(Enum):
         return self not in (Role.NORM, Role.BIAS)
 
     def initial_spread(self, num_layers: int) -> float:
-        """Standard deviation of the normal distribution that a new parameter is drawn from.
+        """Standard deviation of the normal distribution from which a new parameter is drawn.
 
-        A matrix before one of the 2 `num_layers` residual sums is drawn from a spread that is smaller by the root of
-        their number (paper, section 4.1.1). 0 means that the parameter keeps the value that its module gives it.
+        For a matrix before a residual sum, `INITIAL_SPREAD` is divided by the square root of the number of residual
+        sums, 2 `num_layers` (paper, section 4.1.1). For norms and biases, the result is 0: these parameters keep the
+        initial values that their modules set.
         """
         if not self.decays:
             return 0.0
@@ -63,28 +64,28 @@ class Parameter:
     role: Role
     cut: Cut = Cut.WHOLE
     heads: int = 0
-    """Number of heads that `Cut.HEADS` keeps whole."""
+    """Number of heads of a parameter with `Cut.HEADS`, which never divides a head; 0 for other parameters."""
     inside: bool = False
-    """Whether the parameter is used inside a parallel region although every rank holds the whole of it."""
+    """Whether a parallel region uses the parameter although every rank holds the whole parameter."""
 
     def named(self, prefix: str) -> "Parameter":
-        """The parameter with a prefix before its name."""
+        """Return the parameter with `prefix` added before its name."""
         return replace(self, name=f"{prefix}{self.name}")
 
     def padded_shape(self, tensor: int) -> tuple[int, ...]:
-        """Global shape on this many tensor ranks, with the padding of the vocabulary."""
+        """Global shape for `tensor` tensor ranks, with the padding of the vocabulary."""
         if self.cut is not Cut.VOCABULARY:
             return self.shape
         return (padded_vocab_size(self.shape[0], tensor), *self.shape[1:])
 
     def dim_cut(self, tensor: int) -> int | None:
-        """Dimension that this many tensor ranks divide; None if each of them holds the whole parameter."""
+        """Dimension that `tensor` tensor ranks divide; None if each rank holds the whole parameter."""
         if self.cut is Cut.WHOLE or (self.cut is Cut.HEADS and self.heads < tensor):
             return None
         return 1 if self.cut is Cut.ROWS else 0
 
     def on(self, tensor: int) -> "LocalParameter":
-        """The part that one of this many tensor ranks holds."""
+        """Return the part of the parameter that one of `tensor` tensor ranks holds."""
         shape, dim = list(self.padded_shape(tensor)), self.dim_cut(tensor)
         if dim is not None:
             shape[dim] //= tensor
@@ -110,24 +111,24 @@ class LocalParameter:
         return prod(self.shape)
 
     def has_partial_gradient(self, tensor: int, *, split: bool) -> bool:
-        """Whether each tensor rank has only a part of the gradient, so that the parts have to be summed.
+        """Whether each tensor rank computes only a part of the gradient, so that the ranks must sum the parts.
 
-        That is so for a whole parameter inside a parallel region, and for every whole parameter if the layout has
-        `split` the sequence over the ranks.
+        True for a whole parameter that a parallel region uses. If the layout has `split` the sequence over the tensor
+        ranks, true for every whole parameter.
         """
         return self.is_whole and tensor > 1 and (self.is_inside or split)
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A linear layer: Y = X A + b."""
+    """Weight and bias of a linear layer: Y = X A + b."""
 
     weight: Parameter
     bias: Parameter | None = None
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Weight and bias."""
+        """The weight, and the bias if the layer has one."""
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
     @property
@@ -142,19 +143,22 @@ class Matrix:
 
 
 def columns(name: str, inputs: int, outputs: int, *, bias: bool) -> Matrix:
-    """A column-parallel matrix. The bias is cut like the columns."""
+    """Describe a column-parallel matrix. The tensor ranks divide its columns and its bias."""
     weight = Parameter(f"{name}.weight", (outputs, inputs), Role.MATRIX, Cut.COLUMNS)
     return Matrix(weight, _bias(name, weight) if bias else None)
 
 
 def columns_by_heads(name: str, inputs: int, outputs: int, *, heads: int, bias: bool) -> Matrix:
-    """A column-parallel matrix whose columns form heads that no rank holds in part."""
+    """Describe a column-parallel matrix whose columns form `heads` heads. Every rank holds only whole heads."""
     weight = Parameter(f"{name}.weight", (outputs, inputs), Role.MATRIX, Cut.HEADS, heads)
     return Matrix(weight, _bias(name, weight) if bias else None)
 
 
 def rows(name: str, inputs: int, outputs: int, *, bias: bool) -> Matrix:
-    """A row-parallel matrix before a residual sum. Every rank holds the whole bias, which is added once, after g."""
+    """Describe a row-parallel matrix before a residual sum.
+
+    Every rank holds the whole bias. The bias is added once, after g.
+    """
     weight = Parameter(f"{name}.weight", (outputs, inputs), Role.BEFORE_RESIDUAL, Cut.ROWS)
     return Matrix(weight, Parameter(f"{name}.bias", (outputs,), Role.BIAS) if bias else None)
 

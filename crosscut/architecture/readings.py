@@ -1,6 +1,6 @@
-"""Readings of a layer that are sums: parameters, kept values, passes over memory, FLOPs.
+"""Quantities of one layer on one rank: parameters, saved activations, memory traffic and FLOPs.
 
-Each reading is written once, for every layer there is. The planner adds the readings of all layers.
+Each function computes one quantity for any kind of layer. The planner adds up the results of all layers.
 """
 
 from collections.abc import Iterable
@@ -17,19 +17,19 @@ from crosscut.config.training import Recompute
 
 @lru_cache(maxsize=4096)
 def layer_parameters(layer: Layer, tensor: int) -> tuple[LocalParameter, ...]:
-    """The part of a layer's parameters that one of this many tensor ranks holds."""
+    """Parameters of a layer, as one of `tensor` tensor ranks holds them."""
     return tuple(parameter.on(tensor) for parameter in layer.parameters())
 
 
 @lru_cache(maxsize=4096)
 def root_parameters(model: Decoder, tensor: int) -> tuple[LocalParameter, ...]:
-    """The part of the parameters outside of the layers that one of this many tensor ranks holds."""
+    """Parameters outside of the layers, as one of `tensor` tensor ranks holds them."""
     return tuple(parameter.on(tensor) for parameter in model.root_parameters())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """Bytes that one layer keeps on one rank from its forward to its backward pass, by purpose."""
+    """Bytes of activations that one layer saves on one rank for its backward pass, by purpose."""
 
     inputs: int = 0
     """The residual stream at the inputs of the layer's norms."""
@@ -50,20 +50,23 @@ class Kept:
     """Masks of dropout on the residual stream."""
 
     weights: int = 0
-    """Weights in the type of the products, if they are held in another type. `kept` leaves them to the planner."""
+    """Copies of the weights in the type of the products, if the weights are stored in another type.
+
+    The function `kept` leaves this field at 0, and the planner fills it in.
+    """
 
     @property
     def total(self) -> int:
-        """Bytes of all fields but the weights: the part that grows with the batch."""
+        """Bytes of all fields except `weights`. These bytes grow with the batch."""
         return self.inputs + self.norms + self.mixer + self.core + self.feed_forward + self.masks
 
     @property
     def inside(self) -> int:
-        """Bytes kept inside the parallel regions, excluding those that the attention kernel keeps."""
+        """Bytes saved inside the parallel regions, without the bytes that only the attention kernel needs."""
         return self.mixer + self.feed_forward
 
     def __add__(self, other: "Kept") -> "Kept":
-        """Sums by purpose."""
+        """Add two results purpose by purpose."""
         return Kept(
             inputs=self.inputs + other.inputs,
             norms=self.norms + other.norms,
@@ -77,7 +80,11 @@ class Kept:
 
 @lru_cache(maxsize=16384)
 def kept(layer: Layer, target: Target, mode: str) -> tuple[Kept, ...]:
-    """Bytes that each sublayer keeps of one micro-batch. A value that several steps keep counts once."""
+    """Bytes that each sublayer of a layer saves for the backward pass of one micro-batch.
+
+    `mode` is a value of `training.recompute`. With "full", only the layer's input is saved. A value that several steps
+    save counts once.
+    """
     lowered = lower(layer, target)
     if mode == Recompute.FULL:
         return Kept(inputs=lowered[0][0].reads[0].bytes(target)), Kept()
@@ -116,32 +123,36 @@ def _purpose(value: Value, inside: str) -> str:
 
 @lru_cache(maxsize=16384)
 def cheap_inside(layer: Layer, target: Target) -> int:
-    """Bytes of the cheap values inside the parallel regions, which the recomputation mode `operators`
-    computes again for the products.
+    """Bytes of the values inside the parallel regions that `training.recompute = "operators"` does not save.
+
+    The backward pass computes these values again.
     """
     values = {value.name: value for step in flat(lower(layer, target)) for value in step.keeps}
     return sum(value.bytes(target) for value in values.values() if value.is_cheap and value.rows is Rows.TOKENS)
 
 
 def temporary(steps: Iterable[Step], target: Target, inside: int) -> int:
-    """Most bytes that a step of a sublayer needs during its backward pass; `inside` as in `Step.temporary`."""
+    """Bytes of temporary tensors in the backward pass of a sublayer: the maximum over its steps.
+
+    `inside` is the number of bytes that the sublayer saves inside its parallel region.
+    """
     return max(step.temporary(target, inside) for step in steps)
 
 
 @lru_cache(maxsize=4096)
 def weights_read(layer: Layer, tensor: int) -> int:
-    """Elements of a layer's parameters on one rank that the backward pass reads: all but the biases."""
+    """Number of parameters of a layer on one rank that the backward pass reads: all except the biases."""
     return sum(parameter.size for parameter in layer_parameters(layer, tensor) if parameter.role is not Role.BIAS)
 
 
 def last_matrix(layer: Layer, tensor: int) -> int:
-    """Elements of a layer's last matrix on one rank, whose gradient comes first."""
+    """Number of elements of a layer's last matrix on one rank. The backward pass computes its gradient first."""
     *_, last = (step for steps in layer.sublayers for step in steps if isinstance(step, Multiply))
     return last.matrix.weight.on(tensor).size
 
 
 def passes(steps: Iterable[Step], target: Target) -> Passes:
-    """Bytes that steps read and write outside of their products, forward and backward."""
+    """Bytes that the steps read and write outside of their matrix products, in the forward and the backward pass."""
     found = [step.passes(target) for step in steps]
     return Passes(
         forward=sum(each.forward for each in found),
@@ -151,7 +162,7 @@ def passes(steps: Iterable[Step], target: Target) -> Passes:
 
 
 def inner_products(layer: Layer, target: Target) -> tuple[Product, ...]:
-    """Forward products of a layer on one rank that have no weight: scores and weighted values."""
+    """Forward products of a layer on one rank that use no weight: scores and weighted values of attention."""
     return tuple(product for step in flat(lower(layer, target)) for product in step.inner_products(target))
 
 
@@ -161,7 +172,10 @@ def weight_flops(layer: Layer, target: Target) -> int:
 
 
 def repeated_flops(layer: Layer, target: Target, *, everything: bool) -> int:
-    """FLOPs of the products with weights that full recomputation repeats; `everything` as in `run_again`."""
+    """FLOPs of the products with weights that full recomputation repeats in one layer, on one rank in one micro-batch.
+
+    With `everything`, all products run again, as in compiled layers.
+    """
     return _flops(run_again(layer, target, everything=everything), target)
 
 

@@ -7,7 +7,10 @@ from crosscut.architecture.target import Kind, Target
 
 
 def add_residual(name: str, x: Value, *, around: Value, dropout: float) -> tuple[Value, list[Step]]:
-    """Dropout of `x`, then the sum with `around`. Drawing a mask reads no value, so it can be repeated alone."""
+    """Return the sum of `around` and `x`, with dropout of `x`, and the steps that compute the sum.
+
+    The dropout mask is drawn in a step of its own. This step reads no value, so recomputation can repeat it alone.
+    """
     out = replace(around, name=f"after {name}", is_cheap=False)
     if not dropout:
         return out, [Add(reads=(x, around), gives=(out,))]
@@ -32,18 +35,24 @@ class Draw(Pointwise):
 
 @dataclass(frozen=True, kw_only=True)
 class Drop(Pointwise):
-    """Set the masked elements to zero."""
+    """Apply dropout: set the masked elements to zero."""
 
     def passes(self, target: Target) -> Passes:
-        """Dropout reads and writes the stream, and a mask of one byte. Compiled, only the mask counts forward."""
+        """Bytes that dropout reads and writes: the residual stream twice, and a mask of one byte per element.
+
+        If compiled, the forward pass counts only the mask.
+        """
         stream, mask = self.gives[0].bytes(target), self.gives[0].elements(target)
         return Passes(forward=mask if target.compiled else 2 * stream + mask, backward=2 * stream + mask)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Add(Pointwise):
-    """Sum of a sublayer's result and the residual stream."""
+    """Add a sublayer's result to the residual stream."""
 
     def passes(self, target: Target) -> Passes:
-        """The sum reads two values and writes one. The backward pass passes the gradient on unchanged."""
+        """Bytes that the sum reads and writes: two tensors read, one written.
+
+        The backward pass moves no bytes, because it passes the gradient on unchanged.
+        """
         return Passes(forward=3 * self.gives[0].bytes(target))

@@ -1,9 +1,9 @@
 """Building blocks of a sublayer's description: values, and the steps that read and compute values.
 
-A sublayer is the list of its steps. A step names the values that it reads and gives, its parameters, and the values
-that its backward pass needs. `Step.on` turns the step into the work of one rank on a `Target`: f and g get their
-messages there, and attention the values that the target's kernel keeps. Everything that the planner, the proof, weight
-decay and initialisation need is a reading of the list (`readings`).
+A sublayer is a list of steps. A step names the values that it reads and computes, its parameters, and the values that
+are saved for its backward pass. `Step.on` turns the step into the work of one rank on a `Target`: it adds the messages
+of f and g, and the values that the target's attention kernel saves. The module `readings` derives parameters, memory
+and FLOPs from the list.
 
 Legend: `T` tensor ranks.
 """
@@ -18,29 +18,30 @@ from crosscut.config.conventions import num_pieces
 
 
 class Rows(Enum):
-    """Unit of a value's rows."""
+    """Meaning of a value's rows."""
 
-    STREAM = "tokens; each of T ranks has a T-th of them if the layout splits the sequence"
+    STREAM = "tokens of the micro-batch; if the layout splits the sequence, each of T ranks has 1/T of the tokens"
     TOKENS = "all tokens of the micro-batch"
 
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor [rows, width] that one step gives and others read."""
+    """A tensor [rows, width] that one step computes and other steps read."""
 
     name: str
     width: int
-    """Width over all tensor ranks if the value is cut, otherwise the width on each rank."""
+    """Width over all tensor ranks if the ranks divide the value (`cut`), otherwise the width on each rank."""
     rows: Rows = Rows.TOKENS
     cut: bool = False
     heads: int = 0
-    """Heads that a cut value consists of. Every rank has at least one whole head. 0 if a head may be divided."""
+    """Number of heads, if ranks may divide the value only between heads. Each rank then holds at least one whole head.
+    0 if ranks may divide the value anywhere."""
     is_cheap: bool = False
     """Whether `training.recompute = "operators"` computes the value again instead of keeping it."""
     kind: Kind = Kind.COMPUTE
 
     def local_width(self, tensor: int) -> int:
-        """Width on one of this many tensor ranks."""
+        """Width on one of `tensor` tensor ranks."""
         if not self.cut:
             return self.width
         return max(self.heads // tensor, 1) * (self.width // self.heads) if self.heads else self.width // tensor
@@ -56,7 +57,7 @@ class Value:
 
 
 class Operation(StrEnum):
-    """Operation that the ranks of an axis run together."""
+    """Collective operation of the ranks along an axis."""
 
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"
@@ -64,15 +65,15 @@ class Operation(StrEnum):
 
 
 class Overlap(Enum):
-    """Work that runs while a message is on its way."""
+    """Computation that overlaps with a message."""
 
     NOTHING = "nothing"
     WEIGHT_GRADIENT = "the gradients of the region's weights"
     INPUT_GRADIENT = "the gradient of the region's input"
     HALF_FORWARD = "the forward product of the other half of the micro-batch"
     HALF_INPUT_GRADIENT = "the gradient of the other half's input"
-    BUCKETS = "the rest of the backward pass: gradients leave in buckets, as these are filled"
-    NEIGHBOUR_LAYER = "the layer before or after: weights are gathered one layer ahead"
+    BUCKETS = "the rest of the backward pass: each bucket of gradients is sent when it is full"
+    NEIGHBOUR_LAYER = "the previous or the next layer: weights are gathered one layer ahead"
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Message:
 
     operation: Operation
     elements: int
-    """Elements of the whole tensor: before a reduction, after a gather."""
+    """Elements of the full tensor: the input of a reduction, or the result of a gather."""
     overlap: Overlap = Overlap.NOTHING
     pieces: int = 1
     """Number of equal parts in which the tensor is sent."""
@@ -89,12 +90,12 @@ class Message:
 
 @dataclass(frozen=True)
 class Passes:
-    """Bytes that a step reads and writes outside of its products."""
+    """Bytes that a step reads and writes outside of its matrix products, in each pass."""
 
     forward: float = 0.0
     backward: float = 0.0
     gelu: int = 0
-    """Elements that the step passes through GeLU. GeLU's arithmetic takes time in addition to its bytes."""
+    """Number of elements to which the step applies GeLU. GeLU's arithmetic takes time in addition to its bytes."""
 
 
 class Product(NamedTuple):
@@ -107,7 +108,7 @@ class Product(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """FLOPs: two for a multiplication and an addition."""
+        """FLOPs of the product. A multiplication and an addition count as two FLOPs."""
         return 2 * self.batch * self.m * self.k * self.n
 
     @property
@@ -123,48 +124,48 @@ class Product(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """An operation of a sublayer."""
+    """One computation step of a sublayer."""
 
     reads: tuple[Value, ...] = ()
     gives: tuple[Value, ...]
     keeps: tuple[Value, ...] = ()
-    """Values that the backward pass reads. A value that several steps keep is stored once."""
+    """Values that are saved for the backward pass. A value that several steps name here is stored once."""
     parameters: tuple[Parameter, ...] = ()
     name: str = ""
     """Name of the step's messages, such as `attention input`."""
     forward: tuple[Message, ...] = ()
     backward: tuple[Message, ...] = ()
-    """Messages of both passes. `on` fills them in."""
+    """Messages of the backward pass. The method `on` fills in `forward` and `backward`."""
 
     def on(self, target: Target) -> "Step":
-        """The step as one rank does it on the target."""
+        """Return the step as one rank runs it on the target, with its messages and saved values."""
         del target
         return self
 
     def passes(self, target: Target) -> Passes:
-        """Bytes that the step reads and writes outside of its products on one rank."""
+        """Bytes that the step reads and writes on one rank outside of its matrix products."""
         del target
         return Passes()
 
     def is_fused(self, target: Target) -> bool:
-        """Whether one kernel computes the step's inner products and keeps nothing between them."""
+        """Whether one kernel computes all `inner_products` of the step without storing intermediate results."""
         del target
         return False
 
     def inner_products(self, target: Target) -> tuple[Product, ...]:
-        """Products of the step that have no weight, such as the scores of attention."""
+        """Matrix products of the step that use no weight, such as the scores of attention."""
         del target
         return ()
 
     @property
     def is_core(self) -> bool:
-        """Whether `training.recompute = "selective"` runs the step again and keeps the values that it reads."""
+        """Whether `training.recompute = "selective"` saves only the inputs of the step and runs the step again."""
         return False
 
     def temporary(self, target: Target, inside: int) -> int:
-        """Bytes that the step's backward pass needs for a while.
+        """Bytes of temporary tensors in the step's backward pass.
 
-        `inside` are the bytes that the sublayer keeps of its values inside the parallel region.
+        `inside` is the number of bytes that the sublayer saves inside its parallel region.
         """
         del target, inside
         return 0
@@ -172,17 +173,18 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Enter(Step):
-    """f: entry into a parallel region. With a split sequence, an all-gather whose backward pass is a reduce-scatter.
+    """f, the entry into a parallel region: no message in the forward pass, an all-reduce in the backward pass.
 
-    With a split sequence, the region keeps only this rank's part of its input. The backward pass gathers the input a
-    second time for the weight gradients.
+    With a split sequence, f is an all-gather in the forward pass and a reduce-scatter in the backward pass. Each rank
+    saves only its own part of the region's input. The backward pass gathers the input a second time for the weight
+    gradients.
     """
 
     overlaps: bool = True
-    """Whether the messages overlap with the region's products. Those at the two ends of the model do not."""
+    """Whether the messages overlap with the region's products. False for the embedding and the output projection."""
 
     def on(self, target: Target) -> Step:
-        """The step with its messages."""
+        """Return the step with its messages."""
         elements = target.tokens * self.gives[0].width
         beside = Overlap.WEIGHT_GRADIENT if self.overlaps else Overlap.NOTHING
         if not target.split:
@@ -197,13 +199,17 @@ class Enter(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class Leave(Step):
-    """g: exit from a parallel region, then the bias, which is added once. With a split sequence, a reduce-scatter."""
+    """g, the exit from a parallel region: an all-reduce in the forward pass, no message in the backward pass.
+
+    With a split sequence, g is a reduce-scatter in the forward pass and an all-gather in the backward pass. The bias is
+    added once, after the reduction.
+    """
 
     overlaps: bool = True
-    """As `Enter.overlaps`."""
+    """Whether the messages overlap with the region's products. False for the embedding and the output projection."""
 
     def on(self, target: Target) -> Step:
-        """The step with its messages."""
+        """Return the step with its messages."""
         elements = target.tokens * self.gives[0].width
         if not target.split:
             return replace(self, forward=(Message(Operation.ALL_REDUCE, elements),))
@@ -215,7 +221,11 @@ class Leave(Step):
         return replace(self, forward=(scatter,), backward=(gather,))
 
     def passes(self, target: Target) -> Passes:
-        """Forward the bias reads and writes the stream, unless a compiler fuses it; backward it reads the gradient."""
+        """Bytes that the bias reads and writes; 0 without a bias.
+
+        The forward pass reads and writes the residual stream. If compiled, the addition is fused and moves no bytes.
+        The backward pass reads the gradient of the stream.
+        """
         stream = self.gives[0].bytes(target) if self.parameters else 0
         return Passes(forward=0 if target.compiled else 2 * stream, backward=stream)
 
@@ -233,18 +243,18 @@ class Multiply(Step):
     matrix: Matrix
 
     def product(self, target: Target) -> Product:
-        """Forward product of one rank."""
+        """The forward product on one rank."""
         inputs = self.matrix.weight.on(target.tensor).shape[1]
         return Product(target.tokens, inputs, self.gives[0].local_width(target.tensor))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pointwise(Step):
-    """Operation that computes each element, or each row, of its result by itself."""
+    """Step that computes each element or each row of its result independently of the others."""
 
 
 def enter(x: Value, name: str, *, overlaps: bool = True) -> tuple[Value, Step]:
-    """f: the value inside the parallel region, and the step that brings it there."""
+    """Enter a parallel region with f. Return the value inside the region, and the step."""
     entered = replace(x, name=f"{x.name}, entered", rows=Rows.TOKENS)
     return entered, Enter(reads=(x,), gives=(entered,), name=name, overlaps=overlaps)
 
@@ -257,12 +267,18 @@ def leave(x: Value, name: str, *, bias: Parameter | None = None, overlaps: bool 
 
 
 def multiply_columns(entered: Value, matrix: Matrix, *, name: str, keeps: Value, heads: int = 0) -> tuple[Value, Step]:
-    """Column-parallel product X A_i. The backward pass keeps the input as it was before f."""
+    """Multiply with a column-parallel matrix: X A_i. Return the product, and the step.
+
+    `entered` is X inside the parallel region. The step saves `keeps`, which is X before f, for the backward pass.
+    """
     y = Value(name, matrix.out_features, cut=True, heads=heads)
     return y, Multiply(reads=(entered,), gives=(y,), keeps=(keeps,), parameters=matrix.parameters, matrix=matrix)
 
 
 def multiply_rows(x: Value, matrix: Matrix, *, name: str) -> tuple[Value, Step]:
-    """Row-parallel product X_i A_i, a part of the sum that g completes."""
+    """Multiply with a row-parallel matrix: X_i A_i. Return the product, and the step.
+
+    Afterwards, g sums the products of all ranks.
+    """
     y = Value(name, matrix.out_features)
     return y, Multiply(reads=(x,), gives=(y,), keeps=(x,), parameters=(matrix.weight,), matrix=matrix)

@@ -1,4 +1,4 @@
-"""Conditions under which one rank runs a model, as far as they change what a layer does."""
+"""Properties of a run that determine the work of one rank in a layer: shapes, device and data types."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -10,11 +10,11 @@ Device = Literal["cuda", "cpu"]
 
 
 class Kind(Enum):
-    """Data type of the elements of a value that the backward pass reads."""
+    """Data type of a value that is saved for the backward pass."""
 
     COMPUTE = "type of the products"
     WIDE = "type of the products, float32 at least"
-    WIDENING = "bytes that the wide type has more than the type of the products"
+    WIDENING = "difference between the wide type and the type of the products"
     DEVIATION = "mean or deviation of a layer norm"
     ROOT = "root mean square of an RMS norm"
     MASK = "mask of dropout"
@@ -23,12 +23,12 @@ class Kind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Tensor ranks, micro-batch, device and data types of one rank."""
+    """Number of tensor ranks, and micro-batch, device and data types of one rank."""
 
     tensor: int = 1
-    """Tensor ranks."""
+    """Number of tensor ranks."""
     split: bool = False
-    """Whether the tensor ranks divide the sequence between the parallel regions."""
+    """Whether the tensor ranks divide the sequence outside of the parallel regions (sequence parallelism)."""
     sequences: int = 1
     """Sequences of a micro-batch on one data rank."""
     length: int = 1
@@ -37,14 +37,14 @@ class Target:
     capability: tuple[int, int] = AMPERE
     """Compute capability of the GPU."""
     compute: str = "float32"
-    """Data type of activations and products, by torch's name."""
+    """Data type of activations and products, by its name in torch."""
     compute_bytes: int = 4
     sums_bytes: int = 4
     """Bytes of an element of parameters, gradients and the loss's sums."""
     compiled: bool = False
     """Whether layers are compiled, so that one kernel runs several operators."""
     fuses_attention: bool = True
-    """Whether attention may run in a fused kernel, which keeps no scores, if the device has one."""
+    """Whether attention may run in a fused kernel, which stores no scores, if the device has such a kernel."""
     sends_halves: bool = True
     """Whether a large message of a split sequence may be sent in two halves. Each half then overlaps with the product
     of the other half."""
@@ -56,14 +56,14 @@ class Target:
 
     @property
     def own_tokens(self) -> int:
-        """Tokens of a micro-batch on this rank between the parallel regions."""
+        """Tokens of a micro-batch that this rank holds outside of the parallel regions."""
         return self.tokens // self.tensor if self.split else self.tokens
 
     def bytes_of(self, kind: Kind) -> int:
-        """Bytes of an element.
+        """Bytes of one element of this kind.
 
-        On CUDA a mask takes one byte and a layer norm keeps its statistics in the wide type. On the CPU both are in the
-        type of the activations.
+        On CUDA, a mask takes one byte, and the statistics of a layer norm are float32 or wider. On the CPU, both have
+        the type of the activations.
         """
         size, on_cuda = self.compute_bytes, self.device == "cuda"
         if kind is Kind.COMPUTE:
