@@ -1,7 +1,8 @@
-"""Measurement of this machine's device, which yields the figures that a forecast needs.
+"""Measure this machine's device, to obtain the figures that a forecast needs.
 
-Within a minute, it measures the rates of matrix products by shape, of attention, of memory, and of messages between two
-ranks. The results are written to a file like those in `crosscut.planner.hardware`, for `crosscut plan --gpu FILE`.
+The measurement takes less than a minute. It covers the rates of matrix products by shape, of attention, of memory, and
+of messages between two ranks. `calibrate` writes the results to a device file for `crosscut plan --gpu FILE`. The
+device files in `crosscut.planner.hardware` have the same format.
 """
 
 from crosscut.calibration.device_file import calibrate

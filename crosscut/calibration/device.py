@@ -32,7 +32,7 @@ _HALVES, _PARAMETERS = 8, 6
 
 
 class Rates(NamedTuple):
-    """Rates of a device for one rank, which runs alone or together with other ranks on the same processor."""
+    """Measured rates of a device, for one rank or for all ranks together."""
 
     measured: dict[str, list[tuple[int, int, int, float]]]
     """(m, k, n, TFLOP/s) of products, by precision."""
@@ -46,20 +46,21 @@ class Rates(NamedTuple):
     """Rate of GeLU's arithmetic in 10^9 elements per second, without the time to read and write the elements. 0 if the
     arithmetic takes no additional time."""
     host: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Seconds of host work when there is almost nothing to compute: for a layer's operators in the forward pass, in the
-    backward pass, and for one parameter in the optimizer. 0 on a GPU, because its host runs ahead."""
+    """Seconds of host work, without the time to compute: for one layer's operators in the forward pass, for one layer's
+    operators in the backward pass, and for one parameter tensor in the optimizer. 0 on a GPU, because the host runs
+    ahead of the GPU."""
 
 
 class Sizes(NamedTuple):
-    """Sizes of the work from which a device's rates are measured."""
+    """Sizes of the tensors with which a device's rates are measured."""
 
     tokens: tuple[int, ...]
     widths: tuple[tuple[int, int], ...]
-    """(k, n) of the products. Each is combined with every number in `tokens` as m."""
+    """(k, n) of the products [m, k] x [k, n]. Each pair is combined with every number in `tokens` as m."""
     elements: int
-    """Number of elements in the float32 vector for the memory measurement, which is more than the caches hold."""
+    """Number of elements in each float32 vector of the memory measurement. The vectors do not fit in the caches."""
     attention: tuple[int, int, int, int]
-    """Sequences, heads, tokens and head size."""
+    """Sizes of the attention measurement: sequences, heads, tokens and head size."""
     turns: int = 8
 
 
@@ -82,7 +83,7 @@ ON_GPU = Sizes(
 
 
 def sizes_for(device: torch.device) -> Sizes:
-    """Sizes for a kind of device, chosen to fit the time limit."""
+    """Sizes for the kind of device. With these sizes, the measurement takes less than a minute."""
     return ON_GPU if device.type == "cuda" else ON_CPU
 
 
@@ -93,7 +94,10 @@ def measure(device: torch.device, sizes: Sizes) -> Rates:
 
 
 def pieces(device: torch.device, sizes: Sizes) -> list[Times]:
-    """All pieces of work to measure on a rank's device. `rates_of` expects their seconds in the same order."""
+    """Functions that each run and time one piece of work on a rank's device, for all measurements.
+
+    `rates_of` expects the seconds of the pieces in the same order.
+    """
     products = [
         repeated(_product(shape, numbers, is_of_weight=is_of_weight), device)
         for dtype in dtypes_of(device)
@@ -107,7 +111,7 @@ def pieces(device: torch.device, sizes: Sizes) -> list[Times]:
 
 
 def rates_of(seconds: list[float], device: torch.device, sizes: Sizes) -> Rates:
-    """Rates from the seconds of the `pieces`."""
+    """Compute the rates of the device from the seconds of each piece of work, in the order of `pieces`."""
     rest = iter(seconds)
     measured = {
         str(dtype).removeprefix("torch."): [(m, k, n, 2 * m * k * n / next(rest) / 1e12) for m, k, n in shapes(sizes)]
@@ -129,31 +133,35 @@ def rates_of(seconds: list[float], device: torch.device, sizes: Sizes) -> Rates:
 
 
 def dtypes_of(device: torch.device) -> list[torch.dtype]:
-    """Element types of the measured products. The last is the usual one for training."""
+    """Data types of the measured products. The last data type is the usual one for training."""
     if device.type == "cpu":
         return [torch.float32]
     return [torch.float32, torch.float16, *([torch.bfloat16] if torch.cuda.is_bf16_supported() else [])]
 
 
 def shapes(sizes: Sizes) -> list[tuple[int, int, int]]:
-    """(m, k, n) of products [m, k] x [k, n]. Each is followed by the product of equal size that computes the weight
-    gradient.
+    """Shapes (m, k, n) of the measured products [m, k] x [k, n].
+
+    Each forward product is followed by the product of equal size that computes the weight gradient.
     """
     return [shape for tokens in sizes.tokens for k, n in sizes.widths for shape in ((tokens, k, n), (k, tokens, n))]
 
 
 def _numbers(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Tensor:
-    """Random numbers for the factors of all products. All products share them, because memory that was used before is
-    faster than new pages. On a CPU there are enough numbers for many small products.
+    """Random numbers for the factors of all products.
+
+    All products share these numbers, because memory that was used before is faster than new pages. On a CPU, there are
+    enough numbers to give many small products different factors.
     """
     largest = max(m * k + k * n + m * n for m, k, n in shapes(sizes))
     return torch.randn(max(largest, _ELSEWHERE if device.type == "cpu" else 0), device=device).to(dtype)
 
 
 def _product(shape: tuple[int, int, int], numbers: Tensor, *, is_of_weight: bool) -> Callable[[], object]:
-    """A product as training computes it: in a layer, or in the loss if one side is as long as a vocabulary. If there
-    are enough numbers, each call uses other numbers than the previous call, because the factors in a training step are
-    not in the cache either.
+    """Return a function that computes a product as training does: in a layer, or in the loss if a side is very long.
+
+    If there are enough numbers, each call uses other numbers than the previous call, because the factors in a training
+    step are not in the cache either.
     """
     m, k, n = shape
     is_of_loss = max(m if is_of_weight else k, n) >= _VOCABULARY
@@ -172,7 +180,7 @@ def _product(shape: tuple[int, int, int], numbers: Tensor, *, is_of_weight: bool
 
 
 def _parts(numbers: Tensor, *shapes: tuple[int, int]) -> Iterator[list[Tensor]]:
-    """Matrices of the given shapes, as many times as the numbers suffice for all of them."""
+    """Yield matrices of the given shapes, cut from `numbers`, until the numbers are used up."""
     sizes = [rows * columns for rows, columns in shapes]
     for part in numbers.split(sum(sizes)):
         if len(part) == sum(sizes):

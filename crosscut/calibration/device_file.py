@@ -1,4 +1,4 @@
-"""All measurements of this machine's device, and their file."""
+"""Measure this machine's device, and write the results to a device file."""
 
 import os
 import time
@@ -18,14 +18,14 @@ from crosscut.planner.hardware import Hardware, Link
 def calibrate(path: Path) -> str:
     """Measure the device, write the file `path`, and return the device's name.
 
-    If the device is known, utilisation keeps referring to its published peak. With a single GPU, there is no second
-    rank to send to, so the link's figures are those of the known device. Raises `ConfigError` unless `path` ends in
-    .toml.
+    If the planner knows the device, the file states the device's published peak FLOP/s, so utilisation still refers to
+    this peak. With a single GPU, the link between ranks cannot be measured: the file has the published figures of the
+    link, or assumed figures if the planner does not know the device. Raises `ConfigError` unless `path` ends in .toml.
     """
     import tomli_w  # imported here, as in `config.loading`
 
     if path.suffix != ".toml":
-        raise ConfigError(f"`--calibrate` must name a .toml file to write, but is `{path}`.")
+        raise ConfigError(f"`--calibrate` must name a .toml file to write, but is `{path}`. Add the ending .toml.")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rates, link = _measure(device, sizes_for(device))
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
@@ -39,8 +39,10 @@ def calibrate(path: Path) -> str:
 def device_table(
     name: str, rates: Rates, link: Links | None, *, memory: int, ranks: int, known: Hardware | None
 ) -> dict[str, Any]:
-    """Content of the file for a device with `memory` bytes and the given number of ranks: the measured figures and, if
-    the device is known, the published ones.
+    """Content of the device file for a device with `memory` bytes and `ranks` ranks per node.
+
+    The content consists of the measured figures and, if the planner knows the device (`known`), its published figures.
+    `link` is None if the link was not measured.
     """
     source = f"measured by crosscut plan --calibrate on {time.strftime('%Y-%m-%d')}, torch {torch.__version__}"
     held = {"gigabytes": memory / 1e9, "gigabytes_per_second": rates.memory, "attained": 1.0}

@@ -1,10 +1,12 @@
-"""Measurement with two ranks of this machine: the rate of each while they share a processor, and the messages between
-them.
+"""Measure with two ranks of this machine: their rates while they share a CPU, and the messages between them.
 
-A processor is measured as training uses it: each of two ranks uses half of the cores, and both work at once. A step
-waits for the slower rank, so the slower rank's seconds count in each turn. The rate of both together is twice the
-slower rank's. A message is sent after a product, as in a step. Its time counts from when the later rank is ready; that
-rank measures the shorter time.
+On a CPU, each of the two ranks uses half of the cores, and both ranks work at the same time, as in training. A training
+step waits for the slower rank, so the slower rank's seconds count in each turn. The rate of both ranks together is
+twice the rate of the slower rank.
+
+Each message follows a matrix product, as in a training step. Each rank times the message from the end of its own
+product. The rank that ends its product later measures the shorter time, which includes no waiting. This shorter time
+counts.
 """
 
 import time
@@ -42,16 +44,18 @@ class LinkRate(NamedTuple):
     latency_microseconds: float
     """Latency of one step of a ring."""
     rates: list[tuple[float, float]]
-    """Pairs of message size per rank (MB) and rate (GB/s)."""
+    """Pairs of message size (MB that one rank sends) and rate (GB/s), the smallest message first."""
 
 
 Links = dict[str, LinkRate]
-"""Measured link for each operation."""
+"""Measured latency and rates of the link, by collective operation."""
 
 
 def measure_ranks(device: str, sizes: Sizes | None) -> tuple[Rates | None, Links]:
-    """Measure with two new ranks, on gloo or nccl. Without `sizes`, only the link between them is measured, and the
-    rates are None.
+    """Start two ranks, and measure the rates of the device and the link between the ranks.
+
+    The ranks communicate with gloo on a CPU and with NCCL on GPUs. If `sizes` is None, only the link is measured, and
+    the returned rates are None.
     """
     ranks = Ranks(layout=Layout(tensor=RANKS), device=device, joins=False)
     seconds, waits = in_ranks(ranks, _seconds, prepare=lambda: sizes)
@@ -60,8 +64,9 @@ def measure_ranks(device: str, sizes: Sizes | None) -> tuple[Rates | None, Links
 
 
 def _seconds(sizes: Sizes | None, device: torch.device) -> tuple[list[float], list[float]]:
-    """Return the seconds of each piece of work on the slower rank, and of each message on the rank that was ready
-    later.
+    """Return the seconds of each piece of work on the slower rank, and of each message on the later rank.
+
+    The later rank is the rank that is ready to send last.
     """
     mesh = make_mesh(Layout(tensor=RANKS), device)
     work = pieces(device, sizes) if sizes else []
@@ -73,12 +78,15 @@ def _seconds(sizes: Sizes | None, device: torch.device) -> tuple[list[float], li
 
 
 def joined(ranks: Sequence[list[list[float]]], choose: Callable[[Iterable[float]], float]) -> list[list[float]]:
-    """Combine the turns of all ranks into one list: for each repeat, `choose` selects one rank's value."""
+    """Combine the seconds of all ranks, [rank][turn][repeat], into one list, [turn][repeat].
+
+    For each repeat, `choose` (such as `max`) selects one rank's seconds.
+    """
     return [[choose(repeat) for repeat in zip(*turn, strict=True)] for turn in zip(*ranks, strict=True)]
 
 
 def together(each: Rates) -> Rates:
-    """Return the rates of all ranks together, if each rank is as fast as the slower one, `each`."""
+    """Return the rates of all ranks together, from the rates `each` of the slower rank."""
     measured = {
         precision: [(m, k, n, RANKS * rate) for m, k, n, rate in points] for precision, points in each.measured.items()
     }
@@ -87,8 +95,10 @@ def together(each: Rates) -> Rates:
 
 
 def links(seconds: Sequence[float], large: Sequence[int]) -> Links:
-    """Compute the links from seconds of a small message and of messages with `large` elements, for the operations in
-    the order of `_STEPS`.
+    """Compute latency and rates of the link for each collective operation.
+
+    For each operation in the order of `_STEPS`, `seconds` holds the time of a small message, followed by the times of
+    the large messages. `large` holds the number of float32 elements of each large message.
     """
     found: Links = {}
     sizes = 1 + len(large)
@@ -103,7 +113,7 @@ def links(seconds: Sequence[float], large: Sequence[int]) -> Links:
 
 
 def _messages(mesh: ParallelMesh) -> list[Times]:
-    """Return functions that send the messages of each operation: a small message and the large messages."""
+    """Return functions that send and time the messages of each operation: a small message and the large messages."""
     device = mesh.device
     a, b = torch.randn(1024, 256, device=device), torch.randn(256, 1024, device=device)
     send = {

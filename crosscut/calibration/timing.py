@@ -1,8 +1,8 @@
-"""Timing of several pieces of work on a device, in turns.
+"""Time several pieces of work on a device in turns. Each turn runs every piece once.
 
-If a machine is slow for some seconds, this affects a few turns of every piece, instead of all turns of one piece. The
-median over the turns is then not affected. Within a turn, a piece is repeated and the mean is used, because the time of
-a step is the sum of its pieces' times.
+If the machine is slow for some seconds, the delay affects a few turns of every piece, instead of all turns of one
+piece. The median over the turns then ignores the delay. Within a turn, the mean over the repeats of a piece counts,
+because the time of a training step is a sum over many pieces.
 """
 
 import time
@@ -13,15 +13,18 @@ from statistics import mean, median
 import torch
 
 _SECONDS = 0.004
-"""Minimum time in seconds for which a turn repeats a piece."""
+"""Minimum seconds for which a turn repeats a piece of work."""
 _MOST = 1000
 
 Times = Callable[[], list[float]]
-"""One turn of a piece of work, which returns the seconds of each repeat."""
+"""Function that runs one turn of a piece of work and returns the seconds of each repeat."""
 
 
 def in_turns(pieces: Sequence[Times], turns: int) -> list[list[list[float]]]:
-    """Measure the pieces in turns. Returns the seconds as `[piece][turn][repeat]`, without a first warm-up turn."""
+    """Measure the pieces in turns. Return the seconds as `[piece][turn][repeat]`.
+
+    One additional warm-up turn comes first and is not returned.
+    """
     taken: list[list[list[float]]] = [[] for _ in pieces]
     for turn in range(turns + 1):
         for piece, so_far in zip(pieces, taken, strict=True):
@@ -32,13 +35,14 @@ def in_turns(pieces: Sequence[Times], turns: int) -> list[list[list[float]]]:
 
 
 def typical(turns: Iterable[Sequence[float]]) -> float:
-    """Median over turns of the mean over each turn's repeats."""
+    """Typical seconds of a piece of work: the mean over the repeats of each turn, then the median over the turns."""
     return median(mean(repeats) for repeats in turns)
 
 
 def repeated(work: Callable[[], object], device: torch.device) -> Times:
-    """A measurement that times `work` alone. Work that is too short to be timed is repeated, and the mean represents
-    all repeats.
+    """Return a function that runs and times one turn of `work`.
+
+    Work that is too short to be timed runs several times, and the function returns only the mean of the seconds.
     """
 
     def turn() -> list[float]:

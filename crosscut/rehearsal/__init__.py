@@ -1,6 +1,6 @@
-"""Dry run: the real training step of one rank of any layout, run in one process without memory for its tensors.
+"""Dry run: the real training step of one rank of any layout, run in one process without memory for the tensors.
 
-The dry run counts what the step holds, computes and sends, for comparison with the planner's formulas.
+The dry run counts the memory, the FLOPs and the messages of the step, for comparison with the planner's formulas.
 """
 
 from crosscut.rehearsal.comparison import Row, compare

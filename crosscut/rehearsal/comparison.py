@@ -20,15 +20,16 @@ class Row(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Relative error of the formula: planned / counted - 1."""
+        """Relative error of the formula: planned / counted - 1. If `counted` is 0: 0 if `planned` is 0, otherwise 1."""
         return self.planned / self.counted - 1 if self.counted else float(self.planned != 0)
 
 
 def compare(rehearsal: Rehearsal) -> list[Row]:
-    """Compare peak bytes (without the allowance for fragmentation), FLOPs and the bytes of messages.
+    """Compare peak bytes (without the allowance for fragmentation), FLOPs and message bytes with the planner's figures.
 
-    FLOPs include the vocabulary's padding, which the planner's model FLOPs leave out. Messages are compared per axis,
-    by the bytes of the whole tensors; their number is not compared, because gradients are sent in buckets.
+    FLOPs include the padding of the vocabulary, which the planner's model FLOPs leave out. Messages are compared for
+    each axis by the bytes of the full tensors. The number of messages is not compared, because gradients are sent in
+    buckets.
     """
     run = rehearsal.run
     held = rehearsed_forecast(run, rehearsal.device)
@@ -50,8 +51,10 @@ def compare(rehearsal: Rehearsal) -> list[Row]:
 
 
 def rehearsed_forecast(run: RunConfig, device: Device) -> MemoryForecast:
-    """Return the planner's forecast of the peak over the phases that a dry run has. A dry run copies no moments from
-    the host to the device.
+    """Return the planner's forecast of the peak, over the phases of the step that the dry run measures.
+
+    If moments are offloaded to host memory, the optimizer's phase is left out, because a dry run does not copy moments
+    to the device.
     """
     instants = forecast_instants(run, device=device)
     if device == "cuda" and "optimizer" in run.training.offload:

@@ -1,20 +1,20 @@
 """Ledger of a step: every allocation and release of memory, and the FLOPs of every product.
 
-A piece is a tensor's storage. Its category depends on the code that made it, on the tensors that it was made from and,
-for gradients, on its later use:
+A piece is the storage of a tensor. The category of a piece depends on the code that made the piece, on the tensors from
+which the piece was computed and, for gradients, on the later use:
 
 | category       | a piece has this category if it                                                           |
 |----------------|-------------------------------------------------------------------------------------------|
-| weights        | is a parameter, or was cast from one                                                      |
+| weights        | is a parameter, or was cast from a parameter to another type                              |
 | master_weights | is a parameter, and products use another type                                             |
-| optimizer      | is a moment                                                                               |
+| optimizer      | is a moment of AdamW                                                                      |
 | gradients      | became a parameter's gradient, or was made in a backward pass with a parameter's shape    |
 | logits         | was made by the loss and is as wide as a rank's part of the vocabulary                    |
 | buffers        | is the result of a collective, or was made by code that prepares collectives              |
 | activations    | has no other category                                                                     |
 
-A piece belongs to the module whose forward pass made it. In a backward pass, it belongs to the module of its first
-source tensor from before the backward pass.
+A piece belongs to the module whose forward pass made the piece. A piece that is made in a backward pass belongs to the
+module of the first tensor that the operator read and that existed before the backward pass.
 """
 
 import re
@@ -52,32 +52,32 @@ aten = torch.ops.aten
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """Memory of one storage."""
+    """Memory of one tensor storage: its bytes, its category, and the module that it belongs to."""
 
     size: int
     category: str
     module: str
     is_kept: bool
-    """Whether it existed before the backward pass."""
+    """Whether the storage was made outside of a backward pass."""
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Bytes held at the peak of the step."""
+    """Bytes held at the peak of the step, in total and by category and module."""
 
     total: int
     categories: dict[str, int]
     modules: dict[str, int]
-    """Bytes of each module, largest first. `*` stands for the layer number."""
+    """Bytes of each module, largest first. `*` in a module's name stands for any layer number."""
     instant: str
     """Pass or phase during which the peak occurred."""
 
 
 class Ledger(TorchDispatchMode):
-    """Context that records memory and FLOPs of the code inside.
+    """Context manager that records the memory and the FLOPs of the code inside.
 
-    `vocabulary` is the width of a rank's logits. `shapes` are the shapes of a rank's parameters as the products use
-    them. With `host_apart`, tensors that are offloaded to host memory are not counted.
+    `vocabulary` is the width of the logits on a rank. `shapes` are the shapes of the rank's parameters in matrix
+    products. With `host_apart`, tensors that are offloaded to host memory are not counted.
     """
 
     def __init__(self, *, vocabulary: int, shapes: Iterable[Sequence[int]], host_apart: bool) -> None:
@@ -98,7 +98,7 @@ class Ledger(TorchDispatchMode):
             parameter.register_post_accumulate_grad_hook(self._became_gradient)
 
     def enter(self, category: str, tensors: Mapping[str, Tensor]) -> None:
-        """Record memory that exists before the step, by the names of its parameters."""
+        """Record tensors that exist before the step under `category`. `tensors` maps parameter names to tensors."""
         for name, tensor in tensors.items():
             storage = local_part(tensor.detach()).untyped_storage()
             if storage.nbytes() and storage._cdata not in self._known:
@@ -114,7 +114,7 @@ class Ledger(TorchDispatchMode):
             self._became_gradient(parameter)
 
     def peak(self) -> Peak:
-        """Return the peak of the memory held, and its division by category and module."""
+        """Return the peak of the memory held during the step, in total and by category and module."""
         total = most = until = 0
         for index, (piece, comes, _) in enumerate(self._events):
             total += piece.size if comes else -piece.size

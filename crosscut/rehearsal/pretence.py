@@ -1,16 +1,16 @@
 """Fake tensors for the dry run, and the choices that PyTorch would make on a GPU.
 
-Tensors are PyTorch's fake tensors, which have a shape and a type but no values. They are CPU tensors, because PyTorch
-without CUDA supports no backward pass for others. For a run on GPUs, five choices are made as on a GPU of Ampere or
-later:
+A dry run uses PyTorch's fake tensors, which have a shape and a data type but no values. The fake tensors are on the
+CPU, because PyTorch without CUDA supports the backward pass only there. For a dry run of GPUs, five choices are made as
+on an Ampere GPU or a later one:
 
 - attention uses a kernel that keeps one number per query and head;
-- keys and values are repeated if no such kernel accepts fewer heads of them;
+- keys and values are repeated for all query heads if no such kernel accepts fewer key-value heads;
 - a dropout mask has one byte per element;
-- the loss uses chunks of a GPU's size;
+- the loss uses chunks of the size for GPUs;
 - products do not use oneDNN.
 
-For a run on CPUs, this machine makes the choices.
+For a dry run of CPUs, PyTorch makes these choices as it does on this machine.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,8 +32,10 @@ Device = Literal["cpu", "cuda"]
 
 
 class WithoutMemory(FakeTensorMode):
-    """Context in which new tensors have no memory. Operators on tensors with memory, such as the ranks of a mesh or the
-    state of a random generator, really run.
+    """Context manager under which new tensors have no memory.
+
+    Operators really run if all their tensors have memory, such as the ranks of a mesh or the state of a random
+    generator.
     """
 
     def __torch_dispatch__(
@@ -43,7 +45,7 @@ class WithoutMemory(FakeTensorMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run the operator, or fake its result."""
+        """Run the operator if all its tensors have memory, otherwise return a fake result."""
         if is_wait(func):
             return args[0]  # as with a real message; PyTorch's fake version would be a copy
         tensors = [x for x in tree_leaves((args, kwargs or {})) if isinstance(x, Tensor)]
@@ -54,8 +56,9 @@ class WithoutMemory(FakeTensorMode):
 
 @contextmanager
 def as_on(device: Device) -> Iterator[None]:
-    """Inside, attention, dropout and products of newly made models use the operators that PyTorch would choose on
-    `device`.
+    """Context manager under which a new model uses the operators that PyTorch would choose on `device`.
+
+    The choice affects attention, dropout and matrix products.
     """
     if device == "cpu":
         yield

@@ -14,7 +14,7 @@ CATEGORIES = ("weights", "master_weights", "gradients", "optimizer", "activation
 
 
 def to_json(rehearsal: Rehearsal) -> dict[str, Any]:
-    """Return the figures by name."""
+    """Return the figures of a dry run by name, as values for JSON."""
     return {
         "layout": str(rehearsal.run.layout),
         "rank": rehearsal.rank,

@@ -23,13 +23,13 @@ from crosscut.training.watching.memory_account import resizing_told_to
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:
-    """Memory, FLOPs and messages of one rank's step, counted in the program."""
+    """Memory, FLOPs and messages of one rank's training step, counted in the running program."""
 
     run: RunConfig
     rank: int
     device: Device
     peak: Peak
-    """Peak of the bytes held, from the second step on (with optimizer state)."""
+    """Bytes held at the peak of a step. The optimizer state exists, as in every step but the first."""
     flops: int
     """FLOPs of the rank's matrix products."""
     sent: list[Sent]
@@ -40,11 +40,11 @@ class Rehearsal:
 
 
 def rehearse(run: RunConfig, *, rank: int = 0, device: Device = "cuda", precision: str | None = None) -> Rehearsal:
-    """Run a step of rank `rank` of `run` as on `device`, with simulated ranks and fake tensors.
+    """Run one training step of rank `rank` of `run` as on `device`, with simulated ranks and fake tensors.
 
-    `precision` replaces `training.precision = "auto"`; the default is the usual precision of the device. Layers run
-    uncompiled, so fusions of `training.compile` do not show. Raises `ConfigError` if `model.vocab_size` is 0, and
-    `LayoutError` if the layout has no such rank.
+    `precision` replaces `training.precision = "auto"`; by default, the usual precision of the device replaces it.
+    Layers run uncompiled, so the figures do not show the effect of `training.compile`. Raises `ConfigError` if
+    `model.vocab_size` is 0, and `LayoutError` if `rank` is not a rank of the layout.
     """
     known_vocab_size(run.model)
     start = time.perf_counter()

@@ -245,7 +245,7 @@ def test_what_is_missing_is_told() -> None:
         "neither is", "both are"
     )
     assert message("plan", "--calibrate", "here.txt") == (
-        "`--calibrate` must name a .toml file to write, but is `here.txt`."
+        "`--calibrate` must name a .toml file to write, but is `here.txt`. Add the ending .toml."
     )
 
 
