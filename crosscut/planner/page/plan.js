@@ -96,7 +96,7 @@ function drawWall(chosen) {
   at("wall-words").textContent =
     `${data.models[chosen.model].words} needs ${gigabytes(sum(one.memory))} GB per GPU without tensor parallelism` +
     `${chosen.sharding === "none" ? "" : ", even though the data ranks shard it"}. ` +
-    (fits ? `The smallest number of tensor ranks with which it fits is ${fits.tensor}.` : "It fits with none of these layouts.");
+    (fits ? `The smallest number of tensor ranks with which the model fits is ${fits.tensor}.` : "The model fits with none of these layouts.");
 }
 
 function drawTime(chosen) {
@@ -110,7 +110,7 @@ function drawTime(chosen) {
   const found = row(chosen) ?? row({ ...chosen, tensor: 0 });
   const waits = found.time[data.times.indexOf("exposed")];
   at("time-words").textContent =
-    `With tensor ${data.tensors[chosen.tensor]}, a step takes ${sum(found.time).toFixed(1)} ms. It waits ` +
+    `With tensor ${data.tensors[chosen.tensor]}, a step takes ${sum(found.time).toFixed(1)} ms. The step waits ` +
     `${waits.toFixed(1)} ms for messages. Utilisation is ${found.utilisation.toFixed(1)}% of the peak.`;
 }
 

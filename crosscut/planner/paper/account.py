@@ -1,9 +1,9 @@
 """Account for the seconds by which the paper's measured steps are longer than the forecast.
 
-The paper's program was published with it (NVIDIA/Megatron-LM of 2019, for PyTorch 1.1, see its issue 7). Each term here
-is work that this program did and that Crosscut's program does not do, so the terms are not part of `time`. They are
-counted from the published source files. With the terms added, only the products' share of the peak is calibrated again,
-by the paper's result on one GPU.
+The program of the paper was published together with the paper (NVIDIA/Megatron-LM of 2019, for PyTorch 1.1, see its
+issue 7). Each term in this module is work that the paper's program did and that Crosscut does not do, so the forecast
+in `planner.time` does not contain the terms. The terms are counted from the published source files. After the terms
+are added, the share of the peak that products attain is calibrated again with the paper's result on one GPU.
 
 The source files do not tell how fast the copies between the device and pageable host memory were. The account is
 therefore computed for several rates, beginning with the stated rate of the link.
@@ -29,17 +29,17 @@ V100 = KNOWN_HARDWARE["v100-32gb-dgx2h"]
 _MEMORY_RATE = V100.memory_bandwidth * V100.memory_attained
 
 COPY_RATES = (V100.host_bandwidth, 4e9, 2e9)
-"""Bytes per second of copies between device and host: the stated rate of the link, a quarter and an eighth of it. The
-fractions are round numbers and not fitted to any figure."""
+"""Assumed bytes per second of copies between device and host: the stated rate of the link, and a quarter and an eighth
+of this rate. The fractions are round numbers and not fitted to any figure."""
 
 STATE_BYTES = 824_016
 """Bytes of the random generator's state on the device before PyTorch 1.2: 200 states of 4,120 bytes, a seed and an
 offset."""
 
 COPIES = 12
-"""Copies of the random generator's state per layer. Dropout of the scores switches to the rank's own random stream and
-back, with four copies in the forward pass and four in its repetition. Activation checkpointing adds one copy in the
-forward pass and three in its repetition."""
+"""Number of copies of the random generator's state per layer. Dropout of the scores switches to the rank's own random
+stream and back: four copies in the forward pass and four in the recomputed forward pass. Activation checkpointing adds
+one copy in the forward pass and three in the recomputed forward pass."""
 
 HOST_WAIT = 20e-6
 """Assumed seconds until the host has read a number from the device and has launched the next kernel."""
@@ -50,9 +50,11 @@ class Term(NamedTuple):
 
     name: str
     formula: str
-    """Bytes or waits in words. L is the number of layers, E the residual stream in bytes, T the tensor ranks."""
+    """Formula of the bytes or the waits, for readers. L is the number of layers, E the size of the residual stream in
+    bytes, T the number of tensor ranks."""
     seconds: Callable[[RunConfig, float], float]
-    """Seconds of one step of a run on one rank, from the run and the rate of copies in bytes per second."""
+    """Function that returns the seconds of the term on one rank in one step. The arguments are a run and the rate of
+    copies in bytes per second."""
 
 
 def _copies(run: RunConfig, rate: float) -> float:
@@ -84,21 +86,24 @@ def _heads_apart(run: RunConfig, _: float) -> float:
 
 
 TERMS = (
-    Term("random states to the host and back, the device waiting", "12 L x 824,016 B / copy rate", _copies),
-    Term("a sum of each gradient tensor, read by the host", "12 L + 4 waits of 20 microseconds", _waits),
-    Term("gradients to float32, tested, unscaled; weights to float16", "30 B a parameter of the rank", _optimizer),
-    Term("scores divided by a root in a pass of its own", "6 passes over the scores", _scaled_scores),
-    Term("queries, keys, values and results laid out by head", "24 L E / T", _heads_apart),
+    Term("copies of the random state to the host and back", "12 L x 824,016 B / copy rate", _copies),
+    Term("waits of the host for the sum of each gradient tensor", "12 L + 4 waits of 20 microseconds", _waits),
+    Term("casting, checking and unscaling gradients; casting weights", "30 B per parameter of the rank", _optimizer),
+    Term("separate scaling of the attention scores", "6 passes over the scores", _scaled_scores),
+    Term("rearranging queries, keys, values and results by head", "24 L E / T", _heads_apart),
 )
 
 
 def account(run: RunConfig, copy_rate: float) -> dict[str, float]:
-    """Seconds of each term in one step, with copies at `copy_rate` bytes per second."""
+    """Seconds of each term in one step, by the name of the term, with copies at `copy_rate` bytes per second."""
     return {term.name: term.seconds(run, copy_rate) for term in TERMS}
 
 
 class Accounted:
-    """Step times of the paper's program with all terms, calibrated by the same figure as the plain forecast."""
+    """Step times of the paper's program with all terms, calibrated with the same figure as the plain forecast.
+
+    `copy_rate` is the rate of copies between device and host in bytes per second.
+    """
 
     def __init__(self, copy_rate: float) -> None:
         self.copy_rate = copy_rate

@@ -1,4 +1,4 @@
-"""Two sections of the scaling study that explain the paper's missing seconds (`account`)."""
+"""Two sections of the scaling study that explain why the paper's steps took longer than the forecast (`account`)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -40,30 +40,35 @@ class _Figure(NamedTuple):
 
 
 def besides() -> Section:
-    """Section with the seconds of every term, for runs of the paper."""
+    """Section that lists the seconds of every term of `account`, for runs of the paper."""
     settings = dict.fromkeys([("megatron-1.2b", 1), ("megatron-1.2b", 8), ("megatron-8.3b", 8), *PAPER_EPOCHS])
     runs = [paper_run(preset, tensor) for preset, tensor in settings]
     stated, slow = COPY_RATES[0], COPY_RATES[-1]
     rows = [(term.name, term.formula, *(f"{term.seconds(run, stated):.3f}" for run in runs)) for term in TERMS]
-    rows.append((f"the first one at {_rate(slow)}", "", *(f"{TERMS[0].seconds(run, slow):.3f}" for run in runs)))
+    rows.append(
+        (f"copies of the random state at {_rate(slow)}", "", *(f"{TERMS[0].seconds(run, slow):.3f}" for run in runs))
+    )
     words = (
-        "This section explains the missing seconds by work of the program that was published with the paper "
-        "(NVIDIA/Megatron-LM of 2019: mpu/random.py, mpu/transformer.py, fp16/fp16.py, fp16/loss_scaler.py) and that "
-        "the forecast does not contain. It does not change the forecast. L are layers, E is the residual stream in "
-        "bytes, T tensor ranks. The program was written for PyTorch 1.1 (Megatron-LM issue 7), in which the random "
-        "state of a device has 824,016 bytes (pytorch issue 20843). Each switch of the random stream for dropout "
-        "copies this state to the host or back while the device waits; PyTorch 1.2 no longer does this (pytorch pull "
-        "request 20886). These copies and the host's waits do not shrink with the number of tensor ranks. The table "
-        f"assumes copies at the link's stated {_rate(stated)}, which is their shortest possible time: they used "
-        "pageable memory, for up to 16 ranks of one host, and a comment in mpu/random.py says that one more copy of "
-        'the state, on the host, "caused major performance issues for +4 GPU cases".'
+        "The paper's program was published with the paper (NVIDIA/Megatron-LM of 2019: mpu/random.py, "
+        "mpu/transformer.py, fp16/fp16.py, fp16/loss_scaler.py). This program did work that the forecast does not "
+        "contain. The table shows the seconds of this work in one step, which explain a part of the missing seconds in "
+        "Tables 3 and 4. L is the number of layers, E the size of the residual stream in bytes, and T the number of "
+        "tensor ranks. The program was written for PyTorch 1.1 (Megatron-LM issue 7), in which the random state of a "
+        "device has 824,016 bytes (pytorch issue 20843). Each switch of the random stream for dropout copies this "
+        "state to the host or back while the device waits; PyTorch 1.2 no longer copies the state (pytorch pull "
+        "request 20886). The time of the copies and of the host's waits does not shrink with the number of tensor "
+        "ranks. The table assumes that copies reach the link's stated "
+        f"{_rate(stated)}, which gives the shortest possible time. Two facts "
+        "suggest that the copies were slower: they used pageable memory for up to 16 ranks of one host, and a comment "
+        "in mpu/random.py says that one more copy of the state, on the host, "
+        '"caused major performance issues for +4 GPU cases".'
     )
     names = (f"{preset.removeprefix('megatron-')}, T = {tensor}" for preset, tensor in settings)
     return Section("What else the paper's program did", words, ("seconds of a step", "formula", *names), rows)
 
 
 def with_besides() -> Section:
-    """Section with the paper's figures, forecast with all terms at each copy rate."""
+    """Section that compares the paper's figures with forecasts that include all terms, for each copy rate."""
     accounts = [Accounted(rate) for rate in COPY_RATES]
     ways: list[_Seconds] = [paper_seconds, *(each.seconds for each in accounts)]
     rows = [
@@ -71,29 +76,33 @@ def with_besides() -> Section:
         for figure in (*_weak(), *_strong(), *_epochs())
     ]
     attained = (V100.products_attained, *(each.attained for each in accounts))
-    rows.append(("products attain, of the peak", "", *(percent(share) for share in attained)))
+    rows.append(("share of the peak that products attain", "", *(percent(share) for share in attained)))
     header = ("figure", "paper", "forecast", *(f"copies at {_rate(rate)}" for rate in COPY_RATES))
-    return Section("With these terms counted", _words(accounts[0].seconds, accounts[-1].seconds), header, rows)
+    return Section("Forecasts with this work included", _words(accounts[0].seconds, accounts[-1].seconds), header, rows)
 
 
 def _words(stated: _Seconds, slow: _Seconds) -> str:
     forecast, at_stated, at_slow = (_worst(way) for way in (paper_seconds, stated, slow))
     short = [-one.error(slow) for one in _epochs()]
     return (
-        "The same figures with every term, after the products are calibrated again by the same result on one GPU. The "
-        "rates are round numbers and fitted to no row. With copies at the link's stated rate, Figure 6 and Table 2 "
-        f"are up to {at_stated} too high, hardly less than without these terms ({forecast}). At an eighth of that rate "
-        f"they are within {at_slow}: a single unpublished number would explain Figure 6, Table 2 and most of Table 3. "
-        "There is no evidence that the copies were so slow, so the forecast leaves them out. Epochs remain "
-        f"{min(short):.0%} to {max(short):.0%} short. The 8.3B model's epoch in Table 4 is {_outside_steps():.2f} s "
-        "per step longer than Table 2 and Figure 6 imply. By the paper's own figures, this time is spent outside the "
-        "steps."
+        "This table compares the paper's figures with forecasts that include all terms of the previous table. The "
+        "products are calibrated again with the same result on one GPU. The copy rates are round numbers and are not "
+        f"fitted. The largest errors are {forecast} without the terms; {at_stated} with copies at the link's stated "
+        f"rate; and {at_slow} with copies at an eighth of the stated rate. A single unpublished number would therefore "
+        "explain Figure 6, Table 2 and most of Table 3. There is no evidence that the copies were so slow, so the "
+        "forecast leaves the terms out. The forecasts of epochs remain "
+        f"{min(short):.0%} to {max(short):.0%} too short. The 8.3B model's epoch in Table 4 is {_outside_steps():.2f} "
+        "s per step longer than Table 2 and Figure 6 imply. According to the paper's own figures, this time is spent "
+        "outside of the steps."
     )
 
 
 def _worst(seconds: _Seconds) -> str:
     points = max(abs(one.ours(seconds) - one.published) for one in _weak())
-    return f"{100 * points:.1f} points and Table 3 {max(one.error(seconds) for one in _strong()):.0%}"
+    return (
+        f"{100 * points:.1f} points in Figure 6 and Table 2 and "
+        f"{max(one.error(seconds) for one in _strong()):.0%} in Table 3"
+    )
 
 
 def _outside_steps() -> float:

@@ -1,7 +1,7 @@
-"""Interactive HTML page of `crosscut plan --html`, in one file that loads nothing from elsewhere.
+"""Interactive HTML page of `crosscut plan --html`, in one file that loads nothing from the network.
 
-The page contains no formulas. This file forecasts every combination of the page's controls and stores the figures in
-the page, whose script looks the figures up and draws them.
+The page contains no formulas. This module forecasts every combination of the page's controls and stores the figures in
+the page. The page's script looks the figures up and draws them.
 """
 
 import json
@@ -36,7 +36,7 @@ DATA, SEQUENCES, LENGTH = 8, 8, 1024
 
 
 def page(plans: Plans) -> str:
-    """HTML page for the device of a search and the layouts that fit."""
+    """HTML page for the device of a search, and for the layouts that fit into its memory."""
     folder = files("crosscut.planner") / "page"
     text, script = ((folder / f"plan.{kind}").read_text(encoding="utf-8") for kind in ("html", "js"))
     content = json.dumps(page_data(plans), separators=(",", ":")).replace("</", "<\\/")
@@ -54,7 +54,7 @@ def page_style() -> str:
 def page_data(plans: Plans) -> dict[str, Any]:
     """Figures that the page draws: memory in MB, times in milliseconds, utilisation in percent.
 
-    `limits` is the memory of one rank for each number of tensor ranks, because ranks on a CPU divide its memory.
+    `limits` is the memory of one rank for each number of tensor ranks, because the ranks on a CPU share its memory.
     """
     hardware = plans.hardware
     models = _models()

@@ -1,8 +1,9 @@
-"""Published runs and their forecasts. One figure calibrates each set of runs, and the forecast predicts the others.
+"""Published runs and their forecasts. In each set of runs, one figure calibrates the forecast of the other figures.
 
 The paper (arXiv 1909.08053) states 39 TFLOP/s for the 1.2B model on one GPU. This figure calibrates the share of the
-peak that the V100's products attain; Figure 6 and Tables 2 to 4 are then predicted. NVIDIA's Megatron-Core (r0.8.0,
-README) states the throughput of nine models on H100s. One row calibrates the H100; the other eight are predicted.
+peak that the V100's products attain, and the forecast then predicts Figure 6 and Tables 2 to 4. NVIDIA's Megatron-Core
+(r0.8.0, README) states the throughput of nine models on H100s. One of these rows calibrates the H100, and the forecast
+predicts the other eight.
 
 The paper's FLOP/s include recomputed FLOPs. Megatron-Core's runs do not recompute.
 """
@@ -29,10 +30,10 @@ PAPER_SCALING = {"megatron-1.2b": 1, "megatron-2.5b": 2, "megatron-4.2b": 4, "me
 """Table 1: tensor ranks of each model. Runs with data parallelism use 64 times as many GPUs."""
 
 PAPER_WEAK_SCALING = {(8, 1): 0.77, (8, 64): 0.74}
-"""Section 5.1.1 on Figure 6: share of linear scaling from one GPU, by (tensor, data) ranks."""
+"""Figure 6 (values from section 5.1.1): share of linear scaling from one GPU, by (tensor, data) ranks."""
 
 PAPER_HEADS = {16: 0.82, 24: 0.80, 32: 0.77}
-"""Table 2: scaling of the 8.3B model on 8 tensor ranks, by number of heads."""
+"""Table 2: share of linear scaling of the 8.3B model on 8 tensor ranks, by number of attention heads."""
 
 PAPER_SPEED_UPS = {2: 1.64, 4: 2.34, 8: 2.98}
 """Table 3: speed-up of the 1.2B model over one GPU, by tensor ranks, with a fixed batch of 8 sequences."""
@@ -48,7 +49,7 @@ _H100 = KNOWN_HARDWARE["h100-sxm"]
 
 
 def paper_run(preset: str, tensor: int, data: int = 1, *, num_heads: int = 0) -> RunConfig:
-    """Run of the paper: float16, dropout, whole layers recomputed, 8 sequences per data rank.
+    """Return a run of the paper: float16, dropout, whole layers recomputed, 8 sequences per data rank.
 
     `num_heads` replaces the number of heads of the preset; 0 keeps it.
     """
@@ -71,9 +72,9 @@ def paper_flops_per_second(run: RunConfig, hardware: Hardware = _V100) -> float:
 
 
 def paper_scaling(run: RunConfig, seconds: Callable[[RunConfig], float] = paper_seconds) -> float:
-    """Share of linear scaling that a run reaches, with the 1.2B model on one GPU as the unit.
+    """Share of linear scaling that a run reaches, compared with the 1.2B model on one GPU.
 
-    `seconds` forecasts a step; an account of the paper's program may replace it.
+    `seconds` is the function that forecasts the seconds of one step of a run.
     """
     one = paper_run("megatron-1.2b", 1)
     work = flops_per_step(run, recompute=True) / flops_per_step(one, recompute=True) / run.layout.world_size
@@ -81,18 +82,25 @@ def paper_scaling(run: RunConfig, seconds: Callable[[RunConfig], float] = paper_
 
 
 def paper_speed_up(tensor: int, seconds: Callable[[RunConfig], float] = paper_seconds) -> float:
-    """Speed-up of the 1.2B model on `tensor` tensor ranks over one GPU."""
+    """Forecast of the speed-up of the 1.2B model on `tensor` tensor ranks over one GPU.
+
+    `seconds` is the function that forecasts the seconds of one step of a run.
+    """
     return seconds(paper_run("megatron-1.2b", 1)) / seconds(paper_run("megatron-1.2b", tensor))
 
 
 def paper_epoch_days(preset: str, tensor: int, seconds: Callable[[RunConfig], float] = paper_seconds) -> float:
-    """Forecast of the days of one epoch, the figure of Table 4."""
+    """Forecast of the days of one epoch, as in Table 4.
+
+    `seconds` is the function that forecasts the seconds of one step of a run.
+    """
     return EPOCH_STEPS * seconds(paper_run(preset, tensor, 64)) / _DAY
 
 
 class MegatronRow(NamedTuple):
-    """Row of Megatron-Core's table. All models use 4096 tokens per sequence, 131,072 tokens in the vocabulary, and
-    bfloat16.
+    """Row of Megatron-Core's table.
+
+    All models use 4096 tokens per sequence, a vocabulary of 131,072 tokens, and bfloat16.
     """
 
     name: str
@@ -124,8 +132,8 @@ MEGATRON_CALIBRATION = MEGATRON_ROWS[1]
 _DATA, _LENGTH, _VOCABULARY = 48, 4096, 131_072
 _MICRO_BATCHES = (1, 2, 4)
 MEGATRON_PROGRAM = Program(compiled=True, casts_weights=False, shards_optimizer=True, bucket_bytes=None)
-"""Megatron-Core's program by its README: fused operators, messages that overlap with products in pieces, and the
-distributed optimizer."""
+"""Properties of Megatron-Core according to its README: fused operators, messages that overlap piece by piece with
+products, and the distributed optimizer."""
 
 
 def megatron_flops_per_second(row: MegatronRow, hardware: Hardware = _H100) -> float:
@@ -163,7 +171,7 @@ def _megatron_rate(row: MegatronRow, micro: int, hardware: Hardware) -> float:
 
 
 def megatron_errors(calibration: MegatronRow) -> dict[str, float]:
-    """Error of each row's forecast, as a share of the peak, if the row `calibration` calibrates the H100."""
+    """Forecast minus published FLOP/s of each row, as a share of the peak, if `calibration` calibrates the H100."""
     attained = megatron_attained(calibration)
     hardware = attaining(_H100, attained)
     peak = _H100.flops["bfloat16"]
@@ -171,9 +179,10 @@ def megatron_errors(calibration: MegatronRow) -> dict[str, float]:
 
 
 def solve_attained(hardware: Hardware, rate_of: Callable[[Hardware], float], wanted: float) -> float:
-    """Solve for the share of the peak that the device's products must attain for a forecast of `wanted` FLOP/s.
+    """Return the share of the peak that the device's products must attain for a forecast of `wanted` FLOP/s.
 
-    Bisection finds the share, because the forecast grows with the share.
+    `rate_of` forecasts the FLOP/s of a run on a given device. The forecast grows with the share, so bisection finds the
+    share.
     """
     low, high = 0.01, 2.0
     for _ in range(_BISECTIONS):
@@ -183,7 +192,10 @@ def solve_attained(hardware: Hardware, rate_of: Callable[[Hardware], float], wan
 
 
 def attaining(hardware: Hardware, attained: float) -> Hardware:
-    """The device with products at the share `attained` of the peak, and attention's rate scaled by the same factor."""
+    """Return the device with products that attain the share `attained` of the peak.
+
+    The rate of attention is scaled by the same factor as the rate of products.
+    """
     share = hardware.attention_attained / hardware.products_attained
     return replace(hardware, products_attained=attained, attention_attained=share * attained)
 

@@ -14,14 +14,14 @@ _BAR = 10
 
 
 class Section(NamedTuple):
-    """Section of a report: a text, bars if there are any, and a table."""
+    """Section of a report: a title, a text, optional bars, and a table."""
 
     title: str
     words: str
     header: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
     bars: Sequence[tuple[str, tuple[float, ...]]] = ()
-    """Name and figures of each row of bars: one figure for each entry of `legend`, at most three."""
+    """Name and figures of each row of bars. A row has one figure for each entry of `legend`, at most three."""
     legend: tuple[str, ...] = ("published", "ours")
 
 
@@ -51,7 +51,7 @@ def to_markdown(report: Report) -> str:
 
 
 def to_html(report: Report) -> str:
-    """Report as one HTML page, with the figures of each row also drawn as bars."""
+    """Report as one HTML page, which also draws the bars of each section."""
     body = "\n".join(_section(section) for section in report.sections)
     return (
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'

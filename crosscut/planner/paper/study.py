@@ -1,6 +1,6 @@
 """Report that compares the planner with the paper's scaling study and with NVIDIA's H100 table.
 
-One published figure calibrates each set of forecasts. The report names the figure; nothing else is fitted.
+One published figure calibrates each set of forecasts. The report names this figure. Nothing else is fitted.
 """
 
 from crosscut.config import PRESETS, ModelConfig
@@ -47,9 +47,10 @@ def scaling_report() -> Report:
 
 _TITLE = "Published scaling and the planner's forecasts"
 _WORDS = (
-    "This page compares the planner's forecasts with step times that others measured and published. The V100's "
-    "products are calibrated by the paper's result on one GPU (39 TFLOP/s of the 1.2B model), the H100's by one row of "
-    "Megatron-Core's table. Nothing else is fitted. `crosscut study scaling` writes this report."
+    "This page compares the planner's forecasts with figures that the paper and NVIDIA published. One figure per GPU "
+    "calibrates the share of the peak that matrix products attain: for the V100, the paper's result on one GPU (39 "
+    "TFLOP/s of the 1.2B model), and for the H100, one row of Megatron-Core's table. Nothing else is fitted. The "
+    "columns named `ours` hold the forecasts. `crosscut study scaling` writes this report."
 )
 
 
@@ -59,10 +60,11 @@ def _models() -> Section:
         billions = count_parameters(ModelConfig(**PRESETS[preset])) / 1e9
         rows.append((preset, f"{billions:.2f}", str(published), str(_smallest_tensor(preset))))
     words = (
-        "The table gives the parameters, and the fewest tensor ranks with which the paper's training (8 sequences at "
-        "once, whole layers recomputed) fits into 32 GB. Memory is that of Crosscut, whose gradients are float32."
+        "For each model, the table gives the tensor ranks that the paper used (`tensor ranks`) and the fewest tensor "
+        "ranks with which the paper's training (micro-batches of 8 sequences, whole layers recomputed) fits into 32 GB "
+        "according to the forecast (`ours`). The forecast counts the memory of Crosscut, whose gradients are float32."
     )
-    return Section("Table 1: the models", words, ("model", "billions", "tensor ranks", "ours"), rows)
+    return Section("Table 1: the models", words, ("model", "billion parameters", "tensor ranks", "ours"), rows)
 
 
 def _smallest_tensor(preset: str) -> int:
@@ -80,8 +82,8 @@ def _weak_scaling() -> Section:
             if published is not None:
                 bars.append((f"{tensor * data} GPUs", (published, ours)))
     words = (
-        "Percentages are shares of linear scaling from one GPU, by FLOP/s. The paper's text gives two of them "
-        "(section 5.1.1)."
+        "Percentages compare the FLOP/s of a run with linear scaling from one GPU. The paper's text gives two of these "
+        "percentages (section 5.1.1)."
     )
     return Section(
         "Figure 6: weak scaling", words, ("model", "tensor x data", "paper", "ours", "difference"), rows, bars
@@ -94,13 +96,15 @@ def _three_meanings() -> Section:
     days = PAPER_EPOCHS["megatron-8.3b-24-heads", 8]
     over_epoch = EPOCH_STEPS * flops_per_step(run, recompute=True) / (days * _DAY)
     rows = [
-        ("76%", "15.1 PFLOP/s, the highest of 512 GPUs, of 512 times 39 TFLOP/s", percent(PAPER_HEADLINE / linear)),
-        ("77%", "the 8.3B model over 8 tensor ranks, no data parallelism (Figure 6a)", percent(0.77)),
-        ("74%", "the 8.3B model of 32 heads over 8 x 64 GPUs (Figure 6b)", percent(0.74)),
-        ("(none)", "the 8.3B model of 24 heads over a whole epoch (Table 4)", percent(over_epoch / linear)),
+        ("76%", "highest rate of 512 GPUs (15.1 PFLOP/s) / (512 x 39 TFLOP/s)", percent(PAPER_HEADLINE / linear)),
+        ("77%", "8.3B model on 8 tensor ranks, no data parallelism (Figure 6a)", percent(0.77)),
+        ("74%", "8.3B model with 32 heads on 8 x 64 GPUs (Figure 6b)", percent(0.74)),
+        ("(none)", "8.3B model with 24 heads on 8 x 64 GPUs, whole epoch (Table 4)", percent(over_epoch / linear)),
     ]
-    words = "The paper uses three different definitions of scaling. A fourth follows from its Table 4."
-    return Section("What 76, 77 and 74% are", words, ("paper", "what it is", "by its own figures"), rows)
+    words = (
+        "The paper uses three different definitions of scaling. A fourth definition follows from Table 4 of the paper."
+    )
+    return Section("What 76, 77 and 74% are", words, ("paper", "definition", "computed from the paper's figures"), rows)
 
 
 def _heads() -> Section:
@@ -110,7 +114,10 @@ def _heads() -> Section:
         for heads, published in PAPER_HEADS.items()
     ]
     drawn = [(f"{heads} heads", (published, ours[heads])) for heads, published in PAPER_HEADS.items()]
-    words = "The 8.3B model on 8 tensor ranks. The memory of the scores is proportional to the number of heads."
+    words = (
+        "Share of linear scaling of the 8.3B model on 8 tensor ranks. The memory of the attention scores is "
+        "proportional to the number of heads."
+    )
     return Section("Table 2: attention heads", words, ("heads", "paper", "ours", "difference"), rows, drawn)
 
 
@@ -125,11 +132,12 @@ def _speed_ups() -> Section:
         rows.append((f"{tensor}", f"{published:.2f}", f"{ours:.2f}", *told))
         bars.append((f"{tensor} GPUs", (published, ours)))
     words = (
-        "The 1.2B model with 8 sequences a step on any number of ranks. The missing time is nearly constant: if every "
-        "run contained the same additional seconds, including the run on one GPU, where the calibration hides them, "
-        f"these would have to be {min(constants):.2f} to {max(constants):.2f} s to explain the three rows."
+        "Speed-up of the 1.2B model over one GPU, with 8 sequences per step on any number of ranks. The last column is "
+        "the time per step by which the paper's run is slower than the forecast. A nearly constant time would explain "
+        f"the three rows: {min(constants):.2f} to {max(constants):.2f} s in every step, also on one GPU, where the "
+        "calibration hides this time."
     )
-    header = ("tensor ranks", "paper", "ours", "difference", "missing a step")
+    header = ("tensor ranks", "paper", "ours", "difference", "missing per step")
     return Section("Table 3: strong scaling", words, header, rows, bars)
 
 
@@ -141,11 +149,12 @@ def _epochs() -> Section:
         rows.append((preset, f"{published:.2f}", f"{ours:.2f}", _percent_more(ours / published - 1), missing))
         bars.append((preset, (published, ours)))
     words = (
-        f"Days for {EPOCH_STEPS:,} steps of 512 sequences. As in Table 3, the forecast lacks some seconds. They do not "
-        "shrink when a rank computes less, so they follow neither FLOPs nor bytes. The forecast leaves out the data "
-        "loader, validation, checkpoints and delays by the host; the paper's figures cover the whole training."
+        f"Days for {EPOCH_STEPS:,} steps of 512 sequences. As in Table 3, the forecast lacks some seconds per step. "
+        "The missing seconds do not shrink when a rank computes less, so they are proportional neither to FLOPs nor to "
+        "bytes. The forecast leaves out the data loader, validation, checkpoints and delays by the host, but the "
+        "paper's figures cover the whole training."
     )
-    return Section("Table 4: an epoch", words, ("model", "paper", "ours", "difference", "missing a step"), rows, bars)
+    return Section("Table 4: an epoch", words, ("model", "paper", "ours", "difference", "missing per step"), rows, bars)
 
 
 def _megatron() -> Section:
@@ -159,10 +168,11 @@ def _megatron() -> Section:
         bars.append((row.name, (published, ours)))
     met = sum(abs(error) <= WITHIN for error in errors.values())
     words = (
-        f"Utilisation of the dense peak; layouts are tensor x pipeline x data ranks. {met} of {len(errors)} rows are "
-        "within 5 points, including the calibrated one. Micro-batches and the division of a stage's layers into parts "
-        "are not published. The forecast uses the fastest of 1, 2 and 4 sequences at once, and the smallest bubble "
-        "that the layers allow."
+        "Utilisation as a share of the dense peak. Layouts are tensor x pipeline x data ranks. The forecasts of "
+        f"{met} of {len(errors)} rows are within 5 points, including the row that calibrates the forecast. NVIDIA did "
+        "not publish the micro-batch sizes or the number of parts into which a pipeline stage divides its layers. The "
+        "forecast uses the fastest micro-batch of 1, 2 and 4 sequences, and the smallest pipeline bubble that the "
+        "number of layers allows."
     )
     return Section("Megatron-Core on H100", words, ("model", "layout", "published", "ours", "difference"), rows, bars)
 
@@ -175,10 +185,10 @@ def _choices() -> Section:
         worst = max(errors, key=abs)
         rows.append((row.name, percent(megatron_attained(row)), f"{met} of {len(errors)}", _points(worst)))
     words = (
-        "The table shows what changes if another row calibrates the forecast: the share of the peak that products "
-        "attain, and the errors of all rows."
+        "Each row of the previous table could calibrate the forecast. For each choice, this table shows the share of "
+        "the peak that products attain, the number of rows within 5 points, and the largest error of all rows."
     )
-    header = ("calibrated by", "products attain", "within 5 points", "worst")
+    header = ("calibrated by", "products attain", "within 5 points", "largest error")
     return Section("Another row as the calibration", words, header, rows)
 
 

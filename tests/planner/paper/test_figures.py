@@ -136,7 +136,7 @@ def test_the_wall_tells_the_papers_choice(shown: Any) -> None:
     choose(shown, micro="3", recompute="full", sharding="none")
     for model, tensor in (("3", 1), ("4", 2), ("5", 4), ("6", 8)):
         choose(shown, model=model)
-        assert shown.locator("#wall-words").text_content().endswith(f"with which it fits is {tensor}.")
+        assert shown.locator("#wall-words").text_content().endswith(f"with which the model fits is {tensor}.")
 
 
 def test_every_layout_is_a_point_that_tells_of_itself(shown: Any, plans: Plans) -> None:
