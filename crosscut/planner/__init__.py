@@ -1,4 +1,4 @@
-"""Forecast the cost of a run before it starts: parameters, FLOPs, memory, collectives and seconds, per device type.
+"""Forecast the cost of a run before it starts: parameters, FLOPs, memory, collectives and seconds on a given device.
 
 This package is plain Python. It imports neither torch nor numpy, so a forecast needs no accelerator. Training computes
 its reported rates with the same formulas, so a forecast and a report cannot differ. Tests compare the formulas with the

@@ -1,21 +1,21 @@
-"""Bytes of activations that one rank keeps from the forward to the backward pass, and the published formulas.
+"""Bytes of activations that one rank saves for the backward pass, and the published formulas for these bytes.
 
-Korthikanti et al. 2022 (arXiv 2205.05198, section 4 and Table 2) count these bytes on `t` tensor ranks, with two bytes
-for an element and one for an element of a dropout mask:
+Korthikanti et al. 2022 (arXiv 2205.05198, section 4 and Table 2) count the bytes of one layer on `t` tensor ranks. An
+element takes two bytes, and an element of a dropout mask takes one byte:
 
     no parallelism                         s b h (34 + 5 a s / h)
-    tensor                                 s b h (10 + 24 / t + 5 a s / (h t))
-    tensor and sequence                    s b h / t (34 + 5 a s / h)
-    ... with the attention core recomputed the same without the term 5 a s / h
+    tensor parallelism                     s b h (10 + 24 / t + 5 a s / (h t))
+    tensor and sequence parallelism        s b h / t (34 + 5 a s / h)
+    attention core recomputed              the formulas above without the terms of 5 a s
     whole layers recomputed                2 s b h, divided by t if the sequence is split
 
 Crosscut differs in three respects:
 
-- Attention runs in a fused kernel that keeps one number per query and head instead of the scores (5 a s / h), so
-  recomputing the attention core saves little. GPUs have no fused kernel for float64; the forecast leaves out the scores
-  that float64 keeps there.
-- Dropout with probability 0 keeps no mask.
-- If the products use a narrower type than the weights, a copy of the weights in the narrow type is kept for the
+- Attention runs in a fused kernel that saves one number per query and head instead of the scores (5 a s / h), so
+  recomputing the attention core frees little memory. GPUs have no fused kernel for float64, so float64 saves the
+  scores; the forecast does not include these scores.
+- Dropout with probability 0 saves no mask.
+- If the products use a narrower type than the weights, a copy of the weights in the narrow type is saved for the
   backward pass. The copy is counted separately, because its size does not depend on the batch.
 
 Legend: `s` tokens of a sequence, `b` sequences of a micro-batch, `h` hidden size, `a` heads, `t` tensor ranks.
@@ -34,11 +34,11 @@ from crosscut.planner.candidate import Candidate, Planned, target_of
 def layer_activations(
     run: Planned, *, device: Device = "cuda", capability: tuple[int, int] = AMPERE, mode: str | None = None
 ) -> Kept:
-    """Bytes of activations that the first layer keeps on one rank, by purpose.
+    """Bytes of activations that the first layer saves on one rank for its backward pass, by purpose.
 
-    `device` is the kind of device. `mode` replaces `training.recompute`: with "none", the result is the bytes that a
-    recomputed layer holds during its backward pass. `capability` is the compute capability of the GPU, which decides
-    whether the attention kernel can share key-value heads.
+    `mode` replaces `training.recompute`: with "none", the result is the bytes that a recomputed layer holds during its
+    backward pass. `capability` is the compute capability of the GPU, which decides whether the attention kernel can
+    share key-value heads.
     """
     run = Candidate.of(run, precision_on(device))
     target = target_of(run, device=device, capability=capability)
@@ -46,9 +46,10 @@ def layer_activations(
 
 
 def activations_of(layer: Layer, run: Planned, target: Target, mode: str) -> tuple[Kept, ...]:
-    """Bytes of activations that each sublayer of a layer keeps. The first sublayer's entry holds the cast weights.
+    """Bytes of activations that each sublayer of a layer saves for the backward pass.
 
-    Activations that are offloaded from the GPU count as 0 bytes.
+    The entry of the first sublayer also counts the cast weights of the layer. Activations that are offloaded from the
+    GPU count as 0 bytes.
     """
     if mode == Recompute.FULL and "activations" in run.training.offload and target.device == "cuda":
         return Kept(), Kept()
@@ -71,8 +72,8 @@ def _cast_weights(layer: Layer, run: Planned) -> int:
 def published_layer_activations(run: Planned) -> float:
     """Bytes of one layer's activations on one rank by the formulas of Korthikanti et al. 2022, Table 2.
 
-    `training.recompute` selects the row of the table. The table has no row for "operators", which counts as "none". The
-    formulas assume two bytes per element and dropout.
+    `training.recompute` selects the row of the table. The table has no row for "operators", so the row for "none" is
+    used. The formulas assume dropout and two bytes per element.
     """
     s, b = run.training.sequence_length, run.micro_batch_size
     h, a, t = run.model.hidden_size, run.model.num_heads, run.layout.tensor
@@ -84,10 +85,10 @@ def published_layer_activations(run: Planned) -> float:
 
 
 def activations_held(run: Planned, *, device: Device = "cuda") -> int:
-    """Bytes that all layers keep on one rank between the forward and the backward pass, including cast weights.
+    """Bytes that all layers save on one rank between the forward and the backward pass, including cast weights.
 
-    Every `training.recompute_every`-th layer recomputes; the other layers keep all their activations. The result does
-    not include the activations that a recomputed layer restores while its own backward pass runs.
+    Every `training.recompute_every`-th layer recomputes, and the other layers save all their activations. The result
+    does not include the activations that a recomputed layer computes again during its own backward pass.
     """
     run = Candidate.of(run, precision_on(device))
     target, decoder = target_of(run, device=device), describe(run.model)
@@ -102,7 +103,7 @@ def activations_held(run: Planned, *, device: Device = "cuda") -> int:
 
 
 def recomputation_step(run: Planned) -> int:
-    """Distance between recomputed layers, counted from the first layer; 0 if no layer recomputes."""
+    """Return n if every n-th layer recomputes, starting with the first layer; 0 if no layer recomputes."""
     return 0 if run.training.recompute == Recompute.NONE else run.training.recompute_every
 
 

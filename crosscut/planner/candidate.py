@@ -1,8 +1,8 @@
-"""The fields of a run that forecasts read, without validation, for searches over thousands of layouts.
+"""Run settings without validation, for searches over thousands of layouts.
 
 Constructing a `RunConfig` validates its fields against each other, which takes longer than a forecast. A `Candidate`
-holds the same sections without validating them. The search itself asks which tensor sizes the model allows, and makes a
-validated `RunConfig` only of the candidate that is chosen.
+holds the sections that a forecast reads, without validation. The search itself checks which tensor sizes the model
+allows. Only the chosen candidate becomes a validated `RunConfig`.
 """
 
 from typing import NamedTuple
@@ -22,22 +22,22 @@ class Candidate(NamedTuple):
 
     @classmethod
     def of(cls, run: "Planned", precision: str) -> "Candidate":
-        """Candidate of a run, with `precision` in place of `training.precision = "auto"`."""
+        """Candidate with the settings of a run. `precision` replaces `training.precision = "auto"`."""
         return cls(run.model, run.layout, run.training.in_precision(precision))
 
     @property
     def micro_batch_size(self) -> int:
-        """Same as `RunConfig.micro_batch_size`."""
+        """Sequences per forward pass of one data rank, as in `RunConfig`."""
         return self.training.sequences_at_once(self.layout.data)
 
     @property
     def num_micro_batches(self) -> int:
-        """Same as `RunConfig.num_micro_batches`."""
+        """Forward passes per step, as in `RunConfig`."""
         return self.training.batch_size // (self.layout.data * self.micro_batch_size)
 
     @property
     def is_compiled_on_gpus(self) -> bool:
-        """Same as `RunConfig.is_compiled_on_gpus`."""
+        """Whether the run compiles its layers on GPUs that support it, as in `RunConfig`."""
         return self.training.compile != "off" and not reason_against_compiling(self.model, self.layout)
 
 
@@ -46,12 +46,12 @@ Planned = RunConfig | Candidate
 
 
 def is_compiled(run: Planned, device: str) -> bool:
-    """Whether the run compiles layers on this kind of device. `auto`, a device not yet known, counts as the CPU."""
+    """Whether the run compiles its layers on this kind of device. The device "auto" counts as a CPU."""
     return run.is_compiled_on_gpus if device == "cuda" else run.training.compile == "on"
 
 
 def target_of(run: Planned, *, device: Device, capability: tuple[int, int] = AMPERE) -> Target:
-    """Conditions under which one rank of `run` computes a micro-batch: shapes, data types and device."""
+    """Shapes, data types and device with which one rank of `run` computes a micro-batch."""
     precision = run.training.numbers
     return Target(
         tensor=run.layout.tensor,

@@ -1,16 +1,17 @@
-"""Count the floating-point operations (FLOPs) of a token and of a step.
+"""Count the floating-point operations (FLOPs) per token and per training step.
 
 The count covers matrix products only; a multiplication and an addition count as two FLOPs. The products of a layer come
 from `crosscut.architecture`. For GPT-2, the forward pass of a sequence of `S` tokens takes 24 S H^2 + 4 S^2 H in each
-layer and 2 S H V in the output projection. The backward pass takes twice as many FLOPs: half of them for the input
-gradients, half for the weight gradients. Recomputation runs the forward pass of every layer a second time, but not the
-output projection. The totals agree with Narayanan et al. 2021 (arXiv 2104.04473):
+layer and 2 S H V in the output projection. The backward pass takes twice as many FLOPs as the forward pass, half of
+them for the input gradients and half for the weight gradients. Recomputation runs the forward pass of every layer a
+second time, but not the output projection. The totals agree with Narayanan et al. 2021 (arXiv 2104.04473):
 
     without recomputation   72 B S L H^2 (1 + S / 6H + V / 12LH)
     with recomputation      96 B S L H^2 (1 + S / 6H + V / 16LH)
 
-Attention counts the full S x S square, not its causal half, and the vocabulary counts without padding. The count
-therefore depends on the model alone, not on a kernel or a layout.
+Here, B is the number of sequences, L of layers, H the hidden size and V the vocabulary. Attention counts the full S x S
+square of scores, not only the causal half. The vocabulary counts without padding. The count therefore depends only on
+the model, not on kernels or the layout.
 """
 
 from functools import lru_cache
@@ -50,7 +51,7 @@ def flops_per_step(run: Planned, *, recompute: bool = False) -> int:
     """FLOPs of one optimizer step over all ranks: `model_flops_per_token` times the tokens of the batch.
 
     With `recompute`, the result is the published count for a run that recomputes whole layers. Crosscut repeats fewer
-    products: `recomputed_flops_per_step` counts them. Raises as `model_flops_per_token`.
+    products, which `recomputed_flops_per_step` counts. Raises `ConfigError` if `model.vocab_size` is still 0.
     """
     tokens = run.training.batch_size * run.training.sequence_length
     return tokens * model_flops_per_token(run.model, run.training.sequence_length, recompute=recompute)
@@ -59,9 +60,9 @@ def flops_per_step(run: Planned, *, recompute: bool = False) -> int:
 def recomputed_flops_per_step(run: Planned, *, compiled: bool = False) -> int:
     """FLOPs that recomputation repeats in one step, over all ranks.
 
-    `training.recompute` decides: with "full", an eager layer repeats only the products that its kept values depend on,
-    and a `compiled` layer repeats all products. "selective" repeats the scores and the weighted values. "operators" and
-    "none" repeat no product. Raises as `flops_per_step`.
+    The count depends on `training.recompute`. With "full", a `compiled` layer repeats all products, and an uncompiled
+    layer repeats only the products on which its saved values depend. "selective" repeats the scores and the weighted
+    values. "operators" and "none" repeat no product.
     """
     length = run.training.sequence_length
     per_token = 0
@@ -78,8 +79,8 @@ def hardware_flops_per_rank(run: Planned, *, compiled: bool = False) -> int:
     """FLOPs that one rank computes in one step, including recomputation.
 
     The tensor ranks divide the products evenly, with one exception: if there are fewer key-value heads than tensor
-    ranks, several ranks compute the same head. The duplicated FLOPs count here, but not in `flops_per_step`. Raises as
-    `flops_per_step`.
+    ranks, several ranks compute the same head. The duplicated FLOPs count here, but not in `flops_per_step`. Raises
+    `ConfigError` if `model.vocab_size` is still 0.
     """
     tensor = run.layout.tensor
     decoder = describe(run.model)

@@ -15,15 +15,19 @@ TIME_CATEGORIES = ("products", "attention", "passes", "optimizer", "exposed", "b
 
 
 def budget(plan: Plan, num_ranks: int, *, tokens: float, price: float | None) -> dict[str, float]:
-    """Days that training on `tokens` takes, and the money it costs if `price` (per device and hour) is given."""
+    """Days to train on `tokens` tokens, and the money that this training costs if `price` is given.
+
+    `price` is the price of one device for one hour. The result has the keys `tokens`, `days` and, with a price,
+    `money`.
+    """
     days = tokens / plan.tokens_per_day
     return {"tokens": tokens, "days": days} | ({} if price is None else {"money": days * 24 * num_ranks * price})
 
 
 def to_json(plans: Plans, *, top: int, tokens: float | None, price: float | None) -> dict[str, Any]:
-    """The whole result as JSON: the fastest `top` layouts in full, and every rejected layout with its reason.
+    """The result of a search for JSON: the fastest `top` layouts in full, and every rejected layout with its reason.
 
-    `tokens` and `price` add a budget to each layout, as in `budget`.
+    If `tokens` is given, each layout also has the days (and, with `price`, the money) to train on this many tokens.
     """
     asked = plans.asked
     return {
@@ -72,7 +76,7 @@ def plan_facts(plan: Plan, num_ranks: int, *, tokens: float | None, price: float
 
 
 def traffic_facts(plan: Plan) -> list[dict[str, Any]]:
-    """Messages of one rank in one step, summed by operation, axis and link. The kind that takes longest comes first."""
+    """Messages of one rank in one step, added up by operation, axis and link, sorted by time with the longest first."""
     kinds: dict[tuple[str, str, str], dict[str, Any]] = {}
     for entry in plan.time.exchanges:
         message: Collective = entry.collective

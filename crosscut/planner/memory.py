@@ -1,7 +1,7 @@
 """Forecast the peak memory of one rank in a training step, by category.
 
-Memory can peak at a few instants of a step; the forecast is the largest of them. `A` stands for the activations of all
-layers, `G` for the gradients, and `E` for the gradient of the rank's vocabulary shard:
+Memory can peak at a few instants of a step. The forecast is the maximum over these instants. `A` stands for the
+activations of all layers, `G` for the gradients, and `E` for the gradient of the rank's vocabulary shard:
 
 | instant             | bytes besides weights and optimizer state                                                 |
 |---------------------|-------------------------------------------------------------------------------------------|
@@ -13,8 +13,6 @@ layers, `G` for the gradients, and `E` for the gradient of the rank's vocabulary
 
 From the second micro-batch on, all of G exists throughout the backward pass. The derivations are in `docs/planner.md`.
 The dry run (`crosscut.rehearsal`) measures the same bytes in the running program.
-
-Legend: as in `activations`.
 """
 
 from collections import Counter
@@ -41,7 +39,7 @@ FRAGMENTATION = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryForecast:
-    """Bytes of one rank at the peak of a step, by category, in every step but the first."""
+    """Bytes that one rank holds at the peak of a step, by category. The first step may differ from the forecast."""
 
     instant: str
     """Name of the instant at which the peak is reached."""
@@ -56,10 +54,10 @@ class MemoryForecast:
     """Weights in the accumulation type, if the products use another type."""
 
     optimizer: int = 0
-    """AdamW's moments."""
+    """Moments of AdamW."""
 
     activations: int = 0
-    """Activations that layers keep for the backward pass, and temporary tensors of the running layer."""
+    """Activations that layers save for the backward pass, and temporary tensors of the running layer."""
 
     logits: int = 0
     """Logits of one chunk of tokens."""
@@ -80,15 +78,15 @@ class MemoryForecast:
 def forecast_memory(run: Planned, *, device: Device = "cuda", capability: tuple[int, int] = AMPERE) -> MemoryForecast:
     """Forecast the bytes that one rank of `run` holds at the peak of a step.
 
-    `capability` is the compute capability of the GPU, as in `layer_activations`. Raises `ConfigError` if
-    `model.vocab_size` is still 0.
+    `capability` is the compute capability of the GPU, which decides whether the attention kernel can share key-value
+    heads. Raises `ConfigError` if `model.vocab_size` is still 0.
     """
     instants = _Step(run, device, capability).instants()
     return max(instants, key=lambda forecast: forecast.total)
 
 
 def forecast_instants(run: Planned, *, device: Device = "cuda") -> list[MemoryForecast]:
-    """Forecast the bytes that one rank of `run` holds at each possible peak, in the order of the step."""
+    """Forecast the bytes that one rank of `run` holds at each instant at which memory may peak, in order of time."""
     return _Step(run, device, AMPERE).instants()
 
 
@@ -147,7 +145,7 @@ def _share(part: LocalParameter, shares: int) -> int:
 def _first(decoder: Decoder, number: int, every: int) -> tuple[Counter[Layer], Counter[Layer]]:
     """Number of recomputed and of other layers, by kind, among the first `number` layers.
 
-    Every `every`-th layer recomputes, from the first; for 0 none does.
+    Every `every`-th layer recomputes, starting with the first layer. If `every` is 0, no layer recomputes.
     """
     layers = decoder.layers[:number]
     again = Counter(layers[::every]) if every else Counter[Layer]()
@@ -212,7 +210,7 @@ class _Step:
         return self._sum(kinds, elements_of)
 
     def instants(self) -> list[MemoryForecast]:
-        """Forecast of each instant at which memory may peak, in the order of the step."""
+        """Forecast the bytes at each instant at which memory may peak, in order of time."""
         last = self.run.model.num_layers - 1
         again = (num_recomputed_layers(self.run) - 1) * self.run.training.recompute_every
         ends = (last, max(again, 0), min(1, last), 0)  # layer 0 gathers no other layer ahead

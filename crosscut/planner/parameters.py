@@ -56,7 +56,7 @@ def replicated_parameters(model: ModelConfig, layout: Layout) -> int:
 
 
 def partial_gradients(model: ModelConfig, layout: Layout) -> int:
-    """Number of gradient elements that must be summed over the tensor ranks."""
+    """Number of gradient elements that must be summed over the tensor ranks, because each rank has only a part."""
     return sum(count * parameter.size for parameter, count in _partial(model, layout))
 
 

@@ -1,17 +1,19 @@
 """Bytes that a step reads and writes outside its matrix products, in operators limited by memory bandwidth.
 
-The count covers the tensors that each operator's kernel reads and writes. The unit E is the residual stream of one
-micro-batch on one rank (b s h elements, divided by t if the sequence is split). One sublayer takes:
+The count covers the tensors that each operator's kernel reads and writes. The table gives the count for one sublayer.
+The unit is the residual stream of one micro-batch on one rank (b s h elements, divided by t if the sequence is split):
 
-|                                            | compiled forward | backward | eager forward | backward |
+|                                            | compiled: forward | backward | uncompiled: forward | backward |
 |--------------------------------------------|---|---|---|---|
 | norm; backward with the gradient of the residual path | 2 | 4 | 2 | 5 + 3 |
 | bias after the second matrix; its gradient | 0 | 1 | 2 | 1 |
 | dropout, with a mask of m bytes per element | m | 2 + m | 2 + m | 2 + m |
 | residual sum                               | 3 | 0 | 3 | 0 |
 
-`crosscut.architecture` counts the passes of a layer, step by step. This file adds the passes over parameters: casting
-weights, casting and summing gradients, the gradient norm and AdamW. Legend: as in `activations`.
+`crosscut.architecture` counts the bytes of each step of a layer. This module adds the bytes of passes over parameters:
+casting weights, casting and summing gradients, the gradient norm and AdamW.
+
+Legend: `b` sequences of a micro-batch, `s` tokens of a sequence, `h` hidden size, `t` tensor ranks.
 """
 
 from functools import lru_cache
@@ -43,12 +45,12 @@ class LayerPasses(NamedTuple):
     forward_kernels: int
     backward_kernels: int
     gelu: int
-    """Elements that GeLU computes in the forward pass. The backward pass computes as many."""
+    """Number of elements that GeLU computes in the forward pass. The backward pass computes the same number."""
 
 
 @lru_cache(maxsize=16384)
 def layer_passes(layer: Layer, target: Target) -> LayerPasses:
-    """Passes of one layer in one micro-batch, without casting its weights and summing its gradients."""
+    """Bytes and kernels of one layer in one micro-batch. `weight_passes` counts its weight casts and gradient sums."""
     steps = list(flat(lower(layer, target)))
     whole = passes(steps, target)
     forward_kernels, backward_kernels = _KERNELS[target.compiled]
@@ -64,11 +66,11 @@ def layer_passes(layer: Layer, target: Target) -> LayerPasses:
 
 
 def weight_passes(run: Planned, program: Program) -> tuple[float, float]:
-    """Bytes of one rank's passes over the layers' weights and gradients in one micro-batch, averaged over the step.
+    """Bytes that one rank reads and writes per micro-batch to cast weights and to sum gradients, as a mean over a step.
 
-    Returns the bytes of casting weights to the type of the products, and the bytes of casting gradients back and
-    summing them over micro-batches. The first micro-batch has no earlier gradients to sum. Sharded weights are cast
-    before they are gathered, so each rank casts its shard only.
+    Return two numbers: the bytes of casting weights to the type of the products, and the bytes of casting gradients
+    back and summing the gradients over micro-batches. The first micro-batch has no earlier gradients to add. Sharded
+    weights are cast before the gather, so each rank casts only its shard.
     """
     precision = run.training.numbers
     narrow, wide = precision.compute_bytes, precision.accumulation_bytes
@@ -80,7 +82,7 @@ def weight_passes(run: Planned, program: Program) -> tuple[float, float]:
 
 
 def ends_passes(run: Planned, target: Target) -> tuple[float, float]:
-    """Bytes that embedding and loss read and write in one micro-batch: forward, backward."""
+    """Bytes that embedding and loss read and write in one micro-batch, as (forward, backward)."""
     known_vocab_size(run.model)
     ends = describe(run.model).loss.ends_passes(target)
     return ends.forward, ends.backward

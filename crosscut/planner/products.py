@@ -7,7 +7,8 @@ A product of [m, k] and [k, n] takes as long as its arithmetic or its memory tra
 `attained` is the share of the peak that large products reach on this device. `filled` is the share of the device that
 the product's tiles keep busy: a tile that covers the edge of the result only in part takes the time of a whole tile,
 and the last wave of tiles takes the time of a full wave. A product with few tiles is also split along k. If the device
-was calibrated, the measured rates of the nearest shapes replace both factors.
+was calibrated, the measured rates of the nearest shapes replace peak x attained x filled. `start` is the time until the
+next kernel starts.
 
 The backward pass has two products of the same size: [m, n] x [n, k] for the input gradient and [k, m] x [m, n] for the
 weight gradient.
@@ -30,9 +31,10 @@ _LEAST_K = 512
 
 
 class Speed:
-    """Seconds that products and memory passes take on one rank. Product times are cached by shape.
+    """Seconds that matrix products and memory traffic take on one rank. Product times are cached by shape.
 
-    `ranks` is the number of ranks that run at once; on a CPU they share its FLOP/s and its memory bandwidth.
+    `ranks` is the number of ranks that run at the same time. On a CPU, the ranks share the FLOP/s and the memory
+    bandwidth of the CPU.
     """
 
     def __init__(self, hardware: Hardware, precision: str, *, ranks: int = 1) -> None:
@@ -56,11 +58,15 @@ class Speed:
         return num_bytes / self.memory_rate
 
     def gelu(self, elements: float) -> float:
-        """Seconds of GeLU's arithmetic on `elements`, in addition to its memory traffic; 0 if the device hides it."""
+        """Seconds of GeLU's arithmetic on `elements` elements; 0 if memory traffic hides the arithmetic."""
         return elements * self.sharing / self.hardware.gelu if self.hardware.gelu else 0.0
 
     def product(self, product: Product, *, in_layer: bool = True) -> float:
-        """Seconds of a product. Only products in a layer run at float8 speed; the logits do not (`in_layer` false)."""
+        """Seconds of a matrix product.
+
+        With float8 precision, only products in a layer run at float8 speed. Products outside of layers, such as the
+        logits, have `in_layer` false.
+        """
         seconds = self._known.get((product, in_layer))
         if seconds is None:
             peak = self.layer_peak if in_layer else self.peak
@@ -83,7 +89,7 @@ class Speed:
 def filled(product: Product, multiprocessors: int) -> float:
     """Share of the device that the product's tiles keep busy, with the best split along k into 1, 2, 4 or 8 parts.
 
-    The share is 1 if `multiprocessors` is 0.
+    If `multiprocessors` is 0, the device has no tile quantisation, and the share is 1.
     """
     if not multiprocessors:
         return 1.0

@@ -1,4 +1,4 @@
-"""Properties of an implementation that change the time of a step: fused operators, and overlap of messages."""
+"""Properties of a training program that change the time of a step, such as fused operators and overlap of messages."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from crosscut.planner.hardware import Hardware
 
 
 class Program(NamedTuple):
-    """Properties of an implementation that change the time of a step."""
+    """Properties of a training program that change the time of a step."""
 
     compiled: bool
     """Whether the operators between a layer's products are fused."""
@@ -30,11 +30,11 @@ class Program(NamedTuple):
     backward pass, and gathering weights overlaps with the next forward pass."""
 
     repeats_last: bool = False
-    """Whether full recomputation also repeats a layer's last product and the message after it."""
+    """Whether full recomputation also repeats the last matrix product of a layer and the message after this product."""
 
     bucket_bytes: int | None = BUCKET_BYTES
-    """Bytes of a bucket of gradients, which are reduced over the data ranks bucket by bucket. With None, all gradients
-    are one message."""
+    """Bytes of a bucket of gradients. The data ranks reduce the gradients bucket by bucket. With None, all gradients
+    are sent as one message."""
 
 
 def crosscut_program(run: Planned, hardware: Hardware) -> Program:
@@ -56,5 +56,5 @@ PAPER_PROGRAM = Program(
     repeats_last=True,
     bucket_bytes=None,
 )
-"""The paper's implementation of 2019: unfused attention, f and g without overlap (Code 1), gradients reduced "during
-back propagation" (section 3), weights stored in float16, whole layers recomputed (section 4.1.1)."""
+"""The paper's program of 2019: unfused attention, f and g without overlap (Code 1), gradients reduced "during back
+propagation" (section 3), weights stored in float16, whole layers recomputed (section 4.1.1)."""

@@ -2,8 +2,8 @@
 
 The search varies every setting that changes the cost of a step but not its result: tensor and data ranks, sequence
 parallelism, sharding over data ranks, recomputation, and the micro-batch size. Each candidate is either ranked by the
-time of a step or rejected with a reason. A memory forecast is cheap, so memory is checked first, and only candidates
-that fit are timed.
+time of a step or rejected with a reason. The search checks memory first, because a memory forecast is cheap. Only
+candidates that fit into memory get a forecast of their time.
 """
 
 from collections.abc import Iterator
@@ -31,8 +31,8 @@ CHOSEN = frozenset({
     "layout.tensor", "layout.data", "layout.sequence_parallel", "layout.sharding", "layout.shard_group",
     "training.micro_batch_size", "training.recompute", "training.recompute_every",
 })  # fmt: skip
-"""Settings that the search chooses itself. Their values in the run are ignored, except that the run's layout gives the
-default number of devices."""
+"""Settings that the search chooses itself. The search ignores the values of these settings in the run, except that the
+run's layout gives the default number of devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Plan:
         return training.batch_size * training.sequence_length / self.time.total * _DAY
 
     def run(self, asked: RunConfig) -> RunConfig:
-        """The run `asked` with the layout and the training settings of this plan."""
+        """Return the run `asked` with the layout and the training settings of this plan."""
         mine = self.candidate.training
         training = replace(mine, device=asked.training.device, offload=_kept(asked.training, mine.recompute))
         return replace(asked, layout=self.candidate.layout, training=training)
@@ -74,9 +74,9 @@ class Rejected:
 
     candidate: Candidate
     reason: str
-    """Sentence for the user, without the full stop."""
+    """Reason for the user: a sentence without the full stop."""
     needed: int = 0
-    """Bytes that one rank needs if memory is the reason, otherwise 0."""
+    """Bytes that one rank needs; 0 if memory is not the reason for the rejection."""
 
     @property
     def label(self) -> str:
@@ -96,15 +96,16 @@ class Plans:
     hardware: Hardware
     num_ranks: int
     fitting: tuple[Plan, ...]
-    """The fastest first."""
+    """Layouts that fit into memory, the fastest first."""
     rejected: tuple[Rejected, ...]
 
     @property
     def leanest(self) -> list[Rejected]:
-        """Rejected layouts that come closest to fitting, one for each tensor size and sharding of which no layout fits.
+        """Rejected layouts that come closest to fitting into memory.
 
-        Each entry is the rejected layout of its tensor size and sharding that needs the fewest bytes per rank. The
-        entries are sorted by these bytes, the smallest first; layouts rejected for another reason come last.
+        There is one entry for each combination of tensor size and sharding for which no layout fits: the layout that
+        needs the fewest bytes per rank. The entries are sorted by these bytes, the smallest first. Layouts that were
+        rejected for another reason than memory come last.
         """
         fits = {_kind(plan.candidate) for plan in self.fitting}
         nearest: dict[tuple[int, str], Rejected] = {}
@@ -116,10 +117,10 @@ class Plans:
 
 
 def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
-    """Search the layouts of `run` on `num_ranks` devices. The layout of `run` itself is ignored.
+    """Search the layouts of `run` on `num_ranks` devices. The search ignores the layout that `run` itself has.
 
-    Raises `ConfigError` if no layout is possible: `num_ranks` is out of range, the device lacks the run's precision or
-    is of another kind than `training.device`, or the batch is too small or not divisible.
+    Raises `ConfigError` if no layout is possible. Examples are a `num_ranks` out of range, a precision that the device
+    does not have, a `training.device` of another kind than the hardware, and a batch that no layout can divide.
     """
     _require_ranks(hardware, num_ranks)
     run = resolve(run, device=hardware.device, precision=hardware.fast_precision).config
@@ -155,12 +156,12 @@ def _require_ranks(hardware: Hardware, num_ranks: int) -> None:
     if num_ranks < 1:
         raise ConfigError(f"`--gpus` must be at least 1, but is {num_ranks}.")
     if num_ranks > _MOST_RANKS:
-        raise ConfigError(f"`--gpus` must be at most {_MOST_RANKS:,}, but is {num_ranks:,}. Use fewer.")
+        raise ConfigError(f"`--gpus` must be at most {_MOST_RANKS:,}, but is {num_ranks:,}. Use fewer devices.")
     if hardware.network is None and num_ranks > hardware.ranks_per_node:
         raise ConfigError(
             f"`--gpus` must be at most {hardware.ranks_per_node}, the size of one node of {hardware.name}, because "
-            f"the device file has no section [network], but is {num_ranks}. Use fewer, or add a section [network] to "
-            "your own device file."
+            f"the device file has no section [network], but is {num_ranks}. Use fewer devices, or add a section "
+            "[network] to your own device file."
         )
 
 
@@ -251,10 +252,10 @@ def _reason_against_tensor(model: ModelConfig, tensor: int) -> str:
         require_tensor_axis(model, tensor)
     except LayoutError:
         if model.num_heads % tensor:
-            return f"{tensor} tensor ranks do not divide the {model.num_heads} heads"
+            return f"{model.num_heads} attention heads cannot be divided evenly over {tensor} tensor ranks"
         if model.mlp_size % tensor:
-            return f"{tensor} tensor ranks do not divide the MLP's width of {model.mlp_size}"
-        return f"{tensor} tensor ranks do not cut the {model.num_kv_heads} heads of keys and values evenly"
+            return f"the MLP's width of {model.mlp_size} cannot be divided evenly over {tensor} tensor ranks"
+        return f"{model.num_kv_heads} key-value heads cannot be divided or shared evenly by {tensor} tensor ranks"
     return ""
 
 
@@ -275,7 +276,7 @@ def _nothing_cuts(model: ModelConfig, hardware: Hardware, num_ranks: int) -> str
         for d in divisors(model.num_heads)
         if d > 1 and not _reason_against_tensor(model, d) and (hardware.network or d <= hardware.ranks_per_node)
     ]
-    advice = f"{listed(possible)} GPUs" if possible else "another, or a GPU with more memory"
+    advice = f"{listed(possible)} GPUs" if possible else "another value, or a GPU with more memory"
     return f"`model.{name}` must {what} if the model does not fit on one GPU, but is {value}. Try {advice}."
 
 
@@ -285,7 +286,9 @@ def _impossible(run: RunConfig, num_ranks: int) -> list[Rejected]:
     for layout in _plain_layouts(num_ranks):
         reason = _reason_against_tensor(run.model, layout.tensor)
         if not reason and run.training.batch_size % layout.data:
-            reason = f"{layout.data} data ranks do not divide the batch of {run.training.batch_size} sequences"
+            reason = (
+                f"a batch of {run.training.batch_size} sequences cannot be divided evenly over {layout.data} data ranks"
+            )
         if reason:
             candidate = Candidate(run.model, layout, run.training)
             rejected.append(Rejected(candidate=candidate, reason=reason))
@@ -298,26 +301,27 @@ def memory_of_rank(hardware: Hardware, num_ranks: int) -> int:
 
 
 def _reason_against_memory(candidate: Candidate, memory: MemoryForecast, hardware: Hardware) -> str:
-    """Reason why a rank does not fit into memory, empty if it fits.
+    """Reason why a candidate does not fit into the memory of a rank; empty if it fits.
 
-    The reason names the weights and the optimizer, then the gradients, if these alone exceed the memory, and otherwise
-    the activations and buffers of a micro-batch.
+    The reason names the weights and the optimizer if their bytes alone exceed the memory. If only the bytes of weights,
+    optimizer and gradients together exceed the memory, the reason names all three. Otherwise, the reason names the
+    activations and buffers of a micro-batch.
     """
     num_ranks = candidate.layout.world_size
     limit = memory_of_rank(hardware, num_ranks)
-    who = f"each of {num_ranks} ranks has" if hardware.device == "cpu" else "the GPU holds"
+    who = f"each of {num_ranks} ranks has" if hardware.device == "cpu" else "the GPU has"
     if memory.total <= limit:
         return ""
     weights = memory.weights + memory.master_weights + memory.optimizer
     if weights > limit:
-        return f"weights and optimizer need {_gigabytes(weights)} GB per rank, {who} {_gigabytes(limit)}"
+        return f"weights and optimizer need {_gigabytes(weights)} GB per rank; {who} {_gigabytes(limit)} GB"
     if weights + memory.gradients > limit:
         with_gradients = _gigabytes(weights + memory.gradients)
-        return f"weights, optimizer and gradients need {with_gradients} GB per rank, {who} {_gigabytes(limit)}"
+        return f"weights, optimizer and gradients need {with_gradients} GB per rank; {who} {_gigabytes(limit)} GB"
     rest = memory.total - weights - memory.gradients
     return (
         f"activations and buffers of a micro-batch of {candidate.micro_batch_size} need {_gigabytes(rest)} GB per rank "
-        f"besides {_gigabytes(weights + memory.gradients)} GB of state, {who} {_gigabytes(limit)}"
+        f"besides {_gigabytes(weights + memory.gradients)} GB of state; {who} {_gigabytes(limit)} GB"
     )
 
 
@@ -326,7 +330,7 @@ def _gigabytes(num_bytes: float) -> str:
 
 
 def require_precision(run: RunConfig, hardware: Hardware) -> None:
-    """Raise `ConfigError` unless the device's file states its FLOP/s in the run's precision."""
+    """Raise `ConfigError` unless the device file states FLOP/s for the run's precision."""
     precision = run.training.precision
     if precision not in hardware.flops:
         has = listed(f'"{name}"' for name in hardware.flops if name != "tf32")
@@ -334,7 +338,7 @@ def require_precision(run: RunConfig, hardware: Hardware) -> None:
 
 
 def require_device(run: RunConfig, hardware: Hardware) -> None:
-    """Raise `ConfigError` if `training.device` is another kind of device than the hardware of the plan."""
+    """Raise `ConfigError` if `training.device` and `hardware` are different kinds of device (CPU and GPU)."""
     if run.training.device not in ("auto", hardware.device):
         raise ConfigError(
             f'`training.device` must be "auto" or "{hardware.device}" on {hardware.name}, but is '

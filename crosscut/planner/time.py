@@ -2,9 +2,9 @@
 
     step = M (forward + backward) + optimizer + exposed messages + bubble
 
-The share of the peak that the device's products attain is measured (`hardware`); the FLOPs, bytes and messages are
-counted. The forecast leaves out the data loader, a host that cannot keep up with its GPU, and the slowdown of products
-that overlap with messages. The derivation is in `docs/planner.md`. Legend: `M` micro-batches of a step.
+`M` is the number of micro-batches in a step. The share of the peak that the device's products attain is measured
+(`hardware`), and the FLOPs, bytes and messages are counted. The forecast leaves out the data loader, a host that cannot
+keep up with its GPU, and the slowdown of products that overlap with messages. The derivation is in `docs/planner.md`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -46,7 +46,7 @@ class StepTime:
     """Matrix products, including recomputed ones."""
 
     attention: float
-    """Attention core: scores and weighted values, without the products with weights."""
+    """Attention core: scores and weighted values, without the projections."""
 
     passes: float
     """Operators that are limited by memory bandwidth, such as norms and activations."""
@@ -58,7 +58,7 @@ class StepTime:
     """Messages, or parts of messages, that overlap with no computation."""
 
     bubble: float
-    """Waiting of pipeline stages for each other."""
+    """Waiting of pipeline stages for each other; always 0, because Crosscut has no pipeline parallelism yet."""
 
     exchanges: tuple[Exchange, ...]
     """All messages of the step, whether they overlap with computation or not."""
@@ -186,7 +186,7 @@ def bubble_share(stages: int, micro_batches: int, *, chunks: int = 1) -> float:
 
 
 def model_flops_per_second(run: Planned, seconds: float) -> float:
-    """Model FLOP/s of one rank if a step takes `seconds`."""
+    """Model FLOP/s of one rank if a step takes `seconds` seconds."""
     return flops_per_step(run) / seconds / run.layout.world_size
 
 

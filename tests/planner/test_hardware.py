@@ -96,7 +96,7 @@ def test_the_papers_cluster_is_as_it_says() -> None:
         (
             "zzz",
             (
-                "`--gpu` must name a known device or a .toml device file, but is `zzz`. Known are `a100-40gb`, "
+                "`--gpu` must name a known device or a .toml device file, but is `zzz`. Choose `a100-40gb`, "
                 "`a100-80gb`, `b200-sxm`, `h100-pcie`, `h100-sxm`, `h200-sxm`, `laptop`, `v100-16gb`, `v100-32gb` or "
                 "`v100-32gb-dgx2h`."
             ),
@@ -152,14 +152,18 @@ def test_a_file_that_is_no_device_is_told(tmp_path: Path, before: str, after: st
         ("memory", "gigabytes_per_second = 0", "`memory.gigabytes_per_second` must be a number above 0, but is 0."),
         ("memory", "attained = 0", "`memory.attained` must be a number above 0 and at most 1, but is 0."),
         ("node", "attained = 85", "`node.attained` must be a number above 0 and at most 1, but is 85."),
-        ("node", "ranks = 0", "`node.ranks` must be a whole number at least 1, but is 0."),
-        ("node", "ranks = 2.5", "`node.ranks` must be a whole number at least 1, but is 2.5."),
+        ("node", "ranks = 0", "`node.ranks` must be a whole number of at least 1, but is 0."),
+        ("node", "ranks = 2.5", "`node.ranks` must be a whole number of at least 1, but is 2.5."),
         (
             "network",
             "latency_microseconds = -1",
-            "`network.latency_microseconds` must be a number at least 0, but is -1.",
+            "`network.latency_microseconds` must be a number of at least 0, but is -1.",
         ),
-        ("host", "gigabytes_per_second = inf", "`host.gigabytes_per_second` must be a number at least 0, but is inf."),
+        (
+            "host",
+            "gigabytes_per_second = inf",
+            "`host.gigabytes_per_second` must be a number of at least 0, but is inf.",
+        ),
         ("products", "attention = nan", "`products.attention` must be a number above 0, but is nan."),
         (
             "products",
@@ -177,7 +181,7 @@ def test_a_file_that_is_no_device_is_told(tmp_path: Path, before: str, after: st
         (
             "products",
             "measured = { float32 = [[8, 8, 1.0]] }",
-            "`products.measured.float32[0]` must be [m, k, n, TFLOP/s], but is [8, 8, 1.0].",
+            "`products.measured.float32[0]` must be a row [m, k, n, TFLOP/s], but is [8, 8, 1.0].",
         ),
         (
             "products",
@@ -196,14 +200,14 @@ def test_a_file_that_is_no_device_is_told(tmp_path: Path, before: str, after: st
             "node",
             "measured = { all_reduce = [9.0, 20.0] }",
             (
-                "`node.measured.all_reduce` must be a table of `latency_microseconds` and `rates`, but is [9.0, 20.0], "
-                "the format of older versions. Write the file again with `crosscut plan --calibrate FILE`."
+                "`node.measured.all_reduce` must be a table with `latency_microseconds` and `rates`, but is [9.0, "
+                "20.0]. Older versions wrote this format. Write the file again with `crosscut plan --calibrate FILE`."
             ),
         ),
         (
             "node",
             "measured = { all_reduce = { latency_microseconds = 1, rates = [] } }",
-            "`node.measured.all_reduce.rates` must be a list of at least one [MB, GB/s], but is [].",
+            "`node.measured.all_reduce.rates` must be a list of one or more rows [MB, GB/s], but is [].",
         ),
         (
             "node",
@@ -213,12 +217,15 @@ def test_a_file_that_is_no_device_is_told(tmp_path: Path, before: str, after: st
         (
             "node",
             "measured = { all_reduce = { latency_microseconds = 1, rates = [[4, 2], [1, 3]] } }",
-            "`node.measured.all_reduce.rates` must be sorted by MB, without duplicates, but has the MB [4, 1].",
+            (
+                "`node.measured.all_reduce.rates` must be sorted by MB, without duplicates, but its sizes in MB are "
+                "[4, 1]."
+            ),
         ),
         (
             "node",
             "measured = { all_reduce = { latency_microseconds = -1, rates = [[4, 2]] } }",
-            "`node.measured.all_reduce.latency_microseconds` must be a number at least 0, but is -1.",
+            "`node.measured.all_reduce.latency_microseconds` must be a number of at least 0, but is -1.",
         ),
     ],
 )

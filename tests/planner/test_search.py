@@ -75,11 +75,13 @@ def test_rates_are_of_the_same_step(paper: Plans) -> None:
 
 def test_what_does_not_fit_is_told_with_its_reason(paper: Plans) -> None:
     reasons = {rejected.label: rejected.reason for rejected in paper.leanest}
-    assert reasons["tensor 1 x data 512, not sharded"] == "weights and optimizer need 100 GB per rank, the GPU holds 32"
+    assert (
+        reasons["tensor 1 x data 512, not sharded"] == "weights and optimizer need 100 GB per rank; the GPU has 32 GB"
+    )
     without_sharding = reasons["tensor 4 x data 128, not sharded"]
-    assert without_sharding == "weights, optimizer and gradients need 33 GB per rank, the GPU holds 32"
+    assert without_sharding == "weights, optimizer and gradients need 33 GB per rank; the GPU has 32 GB"
     assert any(plan.candidate.layout.tensor == 4 for plan in paper.fitting)
-    assert reasons["tensor 64 x data 8"] == "64 tensor ranks do not divide the 32 heads"
+    assert reasons["tensor 64 x data 8"] == "32 attention heads cannot be divided evenly over 64 tensor ranks"
     assert all(rejected.reason and not rejected.reason.endswith(".") for rejected in paper.rejected)
 
 
@@ -90,13 +92,13 @@ def test_a_batch_that_does_not_fit_is_told_apart_from_weights() -> None:
         r.candidate.micro_batch_size: r.reason for r in plans.rejected if r.candidate.training.recompute == "none"
     }
     assert reasons[512].startswith("activations and buffers of a micro-batch of 512 need ")
-    assert reasons[512].endswith(" GB per rank besides 17 GB of state, the GPU holds 32")
+    assert reasons[512].endswith(" GB per rank besides 17 GB of state; the GPU has 32 GB")
 
 
 def test_the_data_ranks_must_divide_the_batch() -> None:
     plans = search_layouts(run_of("megatron-1.2b", batch=6), DGX, 8)
     reasons = {rejected.label: rejected.reason for rejected in plans.rejected}
-    assert reasons["tensor 1 x data 8"] == "8 data ranks do not divide the batch of 6 sequences"
+    assert reasons["tensor 1 x data 8"] == "a batch of 6 sequences cannot be divided evenly over 8 data ranks"
 
 
 def test_float16_on_gpus_before_ampere_keeps_keys_and_values_for_each_head_of_queries() -> None:
@@ -135,9 +137,9 @@ def test_what_does_not_cut_evenly_is_told_apart() -> None:
     plans = search_layouts(run_of("megatron-1.2b", num_heads=24, num_kv_heads=3, mlp_size=6148), DGX, 8)
     reasons = {rejected.candidate.layout.tensor: rejected.reason for rejected in plans.rejected if not rejected.needed}
     assert reasons == {
-        2: "2 tensor ranks do not cut the 3 heads of keys and values evenly",
-        4: "4 tensor ranks do not cut the 3 heads of keys and values evenly",
-        8: "8 tensor ranks do not divide the MLP's width of 6148",
+        2: "3 key-value heads cannot be divided or shared evenly by 2 tensor ranks",
+        4: "3 key-value heads cannot be divided or shared evenly by 4 tensor ranks",
+        8: "the MLP's width of 6148 cannot be divided evenly over 8 tensor ranks",
     }
 
 
@@ -157,7 +159,7 @@ def test_ranks_on_a_laptop_share_its_memory() -> None:
     one, two = (search_layouts(run, LAPTOP, num) for num in (1, 2))
     assert one.fitting[0].time.total < two.fitting[0].time.total  # nothing is gained by sharing a processor
     crowded = search_layouts(run_of("megatron-1.2b", precision="float32", batch=4), LAPTOP, 4)
-    assert crowded.rejected[-1].reason.endswith(", each of 4 ranks has 4.0")
+    assert crowded.rejected[-1].reason.endswith("; each of 4 ranks has 4.0 GB")
 
 
 @pytest.mark.parametrize(
@@ -197,7 +199,7 @@ def test_ranks_on_a_laptop_share_its_memory() -> None:
             KNOWN_HARDWARE["v100-16gb"],
             (
                 "`model.num_heads` must have a divisor in common with `--gpus` (2) if the model does not fit on one "
-                "GPU, but is 1. Try another, or a GPU with more memory."
+                "GPU, but is 1. Try another value, or a GPU with more memory."
             ),
         ),
         (
@@ -206,7 +208,7 @@ def test_ranks_on_a_laptop_share_its_memory() -> None:
             LAPTOP,
             (
                 "`model.num_heads` must have a divisor in common with `--gpus` (4) if the model does not fit on one "
-                "GPU, but is 31. Try another, or a GPU with more memory."
+                "GPU, but is 31. Try another value, or a GPU with more memory."
             ),
         ),
         (
@@ -215,7 +217,7 @@ def test_ranks_on_a_laptop_share_its_memory() -> None:
             KNOWN_HARDWARE["v100-16gb"],
             (
                 "`model.mlp_size` must have a divisor in common with `--gpus` (8) and `model.num_heads` (32) if the "
-                "model does not fit on one GPU, but is 32767. Try another, or a GPU with more memory."
+                "model does not fit on one GPU, but is 32767. Try another value, or a GPU with more memory."
             ),
         ),
         (

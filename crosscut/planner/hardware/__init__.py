@@ -1,4 +1,4 @@
-"""Devices that the planner knows. One TOML file describes each device and gives the source of every figure."""
+"""Devices that the planner knows. Each device has a TOML file with its figures and the source of every figure."""
 
 from crosscut.planner.hardware.device import Hardware, Link, MeasuredMessage, MeasuredProduct, Where
 from crosscut.planner.hardware.files import (

@@ -1,4 +1,4 @@
-"""Checks of a device's file. Each check raises `ConfigError` with the key, the values allowed and the value found."""
+"""Checks of a device file. Each check raises `ConfigError` with the key, the allowed values and the value found."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ _WITH_ATTAINED = ("memory", "products", "node", "network")
 
 
 def require_values(table: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` if a value of a device's file is out of range. Missing keys are not reported."""
+    """Raise `ConfigError` if a value of a device file is out of range. Missing keys are not reported."""
     require_one_of("device", table.get("device", "cuda"), ("cuda", "cpu"))
     _require_pattern("device_names", table.get("device_names", ""))
     for name, value in _there(table, _ABOVE_ZERO):
@@ -57,7 +57,7 @@ def require_values(table: Mapping[str, Any]) -> None:
 
 
 def require_key(section: str, name: str, known: Iterable[str]) -> None:
-    """Raise `ConfigError` unless `name` is one of the `known` keys of the section."""
+    """Raise `ConfigError` unless `name` is one of the keys `known` of the section."""
     if name not in (choices := sorted(known)):
         where = f"{section}.{name}" if section else name
         raise ConfigError(f"`{where}` must be a known key of a device file, but is not. Use {listed(choices)}.")
@@ -81,7 +81,7 @@ def _require_number(
     is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     if is_number and isfinite(value) and above < value and least <= value <= most:  # type: ignore[arg-type, operator]
         return
-    limits = [f"above {above}"] * (above > -inf) + [f"at least {least}"] * (least > -inf)
+    limits = [f"above {above}"] * (above > -inf) + [f"of at least {least}"] * (least > -inf)
     limits += [f"at most {most}"] * (most < inf)
     kind = "whole number" if whole else "number"
     raise ConfigError(f"{what}`{name}` must be a {kind} {' and '.join(limits)}, but is {value!r}.")
@@ -97,10 +97,10 @@ def _require_pattern(name: str, value: str) -> None:
 def _require_rows(name: str, rows: object, columns: tuple[str, ...]) -> None:
     """Raise `ConfigError` unless `rows` is a non-empty list of rows with one positive number for each column."""
     if not isinstance(rows, list) or not rows:
-        raise ConfigError(f"`{name}` must be a list of at least one [{', '.join(columns)}], but is {rows!r}.")
+        raise ConfigError(f"`{name}` must be a list of one or more rows [{', '.join(columns)}], but is {rows!r}.")
     for index, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != len(columns):
-            raise ConfigError(f"`{name}[{index}]` must be [{', '.join(columns)}], but is {row!r}.")
+            raise ConfigError(f"`{name}[{index}]` must be a row [{', '.join(columns)}], but is {row!r}.")
         for column, value in zip(columns, row, strict=True):
             _require_number(f"{name}[{index}]", value, above=0, what=f"{column} of ")
 
@@ -108,8 +108,8 @@ def _require_rows(name: str, rows: object, columns: tuple[str, ...]) -> None:
 def _require_message(name: str, message: object) -> None:
     if not isinstance(message, dict):
         raise ConfigError(
-            f"`{name}` must be a table of `latency_microseconds` and `rates`, but is {message!r}, the format of older "
-            "versions. Write the file again with `crosscut plan --calibrate FILE`."
+            f"`{name}` must be a table with `latency_microseconds` and `rates`, but is {message!r}. Older versions "
+            "wrote this format. Write the file again with `crosscut plan --calibrate FILE`."
         )
     for key in message:
         require_key(name, key, ("latency_microseconds", "rates"))
@@ -117,4 +117,4 @@ def _require_message(name: str, message: object) -> None:
     _require_rows(f"{name}.rates", message["rates"], ("MB", "GB/s"))
     sizes = [row[0] for row in message["rates"]]
     if any(larger <= smaller for smaller, larger in pairwise(sizes)):
-        raise ConfigError(f"`{name}.rates` must be sorted by MB, without duplicates, but has the MB {sizes}.")
+        raise ConfigError(f"`{name}.rates` must be sorted by MB, without duplicates, but its sizes in MB are {sizes}.")

@@ -1,9 +1,9 @@
 """Properties of one type of device: memory, FLOP/s, memory bandwidth and links.
 
-The peak of a device is the maker's stated rate for dense matrix products. Since the A100, data sheets print the rate
-with two-in-four sparsity, which is twice as high and which dense training cannot reach. The H100's 1979 TFLOP/s in
-bfloat16 are therefore 989 here. The attained share of each stated rate is a separate figure, so utilisation is always
-a share of the stated rate.
+The peak of a device is the rate that its maker states for dense matrix products. Since the A100, data sheets print the
+rate with two-in-four sparsity. This rate is twice as high, and dense training cannot reach it. The H100's 1979 TFLOP/s
+in bfloat16 are therefore 989 here. The share of the stated rate that programs attain is a separate figure, so
+utilisation always refers to the stated rate.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ Where = Literal["node", "network"]
 
 
 class MeasuredMessage(NamedTuple):
-    """Time of one kind of collective, as measured by `crosscut plan --calibrate`."""
+    """Latency and rates of one kind of collective, as measured by `crosscut plan --calibrate`."""
 
     latency: float
     """Seconds of one step around a ring, excluding the time to transfer the bytes."""
@@ -29,7 +29,7 @@ class MeasuredMessage(NamedTuple):
     """Pairs of message size (bytes that one rank sends) and rate (bytes per second), the smallest message first."""
 
     def rate(self, sent: float) -> float:
-        """Bytes per second of a message of which a rank sends `sent` bytes.
+        """Bytes per second at which a rank sends a message of `sent` bytes.
 
         The rate is interpolated between the two nearest measured sizes, linearly in logarithms. Outside of the measured
         range, the rate of the nearest size applies.
@@ -57,7 +57,7 @@ class Link:
     """Connection through which a rank sends to another rank."""
 
     bandwidth: float
-    """Bytes per second that one rank can send in one direction, as the maker states."""
+    """Stated rate: bytes per second that one rank can send in one direction."""
 
     attained: float
     """Share of `bandwidth` that large messages attain."""
@@ -66,7 +66,7 @@ class Link:
     """Seconds of one step around a ring, excluding the time to transfer the bytes."""
 
     measured: Mapping[str, MeasuredMessage] = field(default_factory=dict)
-    """Measured times by operation. An operation listed here uses its own latency and rates instead of the link's."""
+    """Measured latency and rates by operation, which replace `bandwidth`, `attained` and `latency`."""
 
     @property
     def rate(self) -> float:
@@ -85,25 +85,25 @@ class Hardware:
     """Common name of the device."""
 
     device: Device
-    """Kind of the device by PyTorch's name. Ranks on a `cpu` share its FLOP/s, its bandwidth and its memory."""
+    """Kind of the device: "cuda" or "cpu". All ranks on a CPU share its FLOP/s, its bandwidth and its memory."""
 
     device_names: str
-    """Regular expression that matches the whole device name reported by torch, without the maker; empty if torch has no
-    name for the device."""
+    """Regular expression that matches the whole device name that torch reports, without the maker's name. Empty if
+    torch has no name for the device."""
 
     memory: int
     """Bytes of memory as the maker states them, with 1 GB = 10^9 bytes. torch reports a few percent more, because the
     chips hold binary gigabytes."""
 
     memory_bandwidth: float
-    """Bytes per second of the memory, as the maker states."""
+    """Stated memory bandwidth in bytes per second."""
 
     memory_attained: float
-    """Share of `memory_bandwidth` that operators attain that only read and write."""
+    """Share of `memory_bandwidth` that is attained by operators that mainly read and write memory."""
 
     flops: Mapping[str, float]
-    """Dense matrix FLOP/s by precision: `float64`, `float32` (true float32), `tf32`, `float16`, `bfloat16`, `float8`. A
-    precision that the device's matrix units do not support is missing."""
+    """Stated FLOP/s of dense matrix products by precision: `float64`, `float32` (true float32), `tf32`, `float16`,
+    `bfloat16`, `float8`. A precision that the device's matrix units do not support is missing."""
 
     multiprocessors: int
     """Number of multiprocessors that compute the tiles of a product; 0 on devices without tile quantisation."""
@@ -112,16 +112,17 @@ class Hardware:
     """Share of `flops` that large products attain."""
 
     attention_attained: float
-    """Share of `flops` that a fused attention kernel attains, counting only the unmasked half of the scores."""
+    """Share of `flops` that a fused attention kernel attains. Only FLOPs of the unmasked half of the scores count."""
 
     measured: Mapping[str, tuple[MeasuredProduct, ...]]
-    """Measured FLOP/s of products by precision. They replace `flops` times `products_attained`."""
+    """Measured FLOP/s of products by precision. The measured FLOP/s replace `flops` times `products_attained`."""
 
     start: float
     """Seconds between the end of a kernel and the start of the next kernel."""
 
     gelu: float
-    """Elements per second of GeLU's arithmetic, in addition to the time of its bytes; 0 if the bytes hide it."""
+    """Rate of GeLU's arithmetic in elements per second. The time of this arithmetic adds to the time of GeLU's memory
+    traffic. 0 if the memory traffic hides the arithmetic."""
 
     layer_host: tuple[float, float]
     """Seconds that the host takes to start all operators of a layer, forward and backward; 0 if the host runs ahead of
@@ -132,16 +133,16 @@ class Hardware:
     of the device."""
 
     ranks_per_node: int
-    """Ranks of one node, which are connected by `node`."""
+    """Number of ranks in one node. The link `node` connects these ranks."""
 
     node: Link
     """Link inside a node."""
 
     network: Link | None
-    """Link between nodes, as one rank's part of the node's adapters; None if there is only one node."""
+    """Link between nodes, as one rank's share of the node's network adapters; None if there is only one node."""
 
     host_bandwidth: float
-    """Bytes per second between device memory and host memory, in one direction; 0 if both are the same memory."""
+    """Bytes per second between device memory and host memory, in one direction; 0 if the device uses host memory."""
 
     sources: Mapping[str, str]
     """Source of the figures, by section of the file."""
@@ -153,7 +154,7 @@ class Hardware:
 
     @property
     def capability(self) -> tuple[int, int]:
-        """Lowest compute capability of GPUs with this device's data types. It selects the attention kernel."""
+        """Compute capability that selects the attention kernel: 8.0 if the device has bfloat16, otherwise 7.0."""
         return AMPERE if "bfloat16" in self.flops else (7, 0)
 
     @property

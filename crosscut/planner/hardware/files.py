@@ -68,8 +68,8 @@ def read_hardware(path: Path) -> Hardware:
         raise ConfigError(f"`{path}` must be valid TOML, but is not: {error}.") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
-            f"`{path}` must be a device file in the format of `crosscut/planner/hardware`, but is not: {error!r}. "
-            "`crosscut plan --calibrate FILE` writes a device file."
+            f"`{path}` must be a device file in the format of `crosscut/planner/hardware`, but is not: reading it "
+            f"raised {error!r}. `crosscut plan --calibrate FILE` writes a device file."
         ) from None
 
 
@@ -143,14 +143,14 @@ KNOWN_HARDWARE = _known()
 """All devices that come with Crosscut, by their name for `--gpu`."""
 
 HARDWARE = tuple(hardware for hardware in KNOWN_HARDWARE.values() if hardware.device_names)
-"""Devices of `KNOWN_HARDWARE` that torch reports by name."""
+"""Devices of `KNOWN_HARDWARE` that `find_hardware` can find by the device name that torch reports."""
 
 
 def find_hardware(device_name: str) -> Hardware | None:
-    """Hardware for a device name from `torch.cuda.get_device_name()`, or None if the device is unknown.
+    """Hardware for a device name from `torch.cuda.get_device_name()`; None if the device is unknown.
 
-    The whole name must match, because other forms of the same chip (`NVIDIA H200 NVL`, `NVIDIA GB200`) and partitions
-    of a chip (`... MIG 3g.40gb`) run at other rates.
+    The whole name must match, because other products with the same chip (`NVIDIA H200 NVL`, `NVIDIA GB200`) and
+    partitions of a chip (`... MIG 3g.40gb`) run at other rates.
     """
     name = re.sub(r"^(NVIDIA|Tesla)\s+", "", device_name.strip())
     return next((hardware for hardware in HARDWARE if re.fullmatch(hardware.device_names, name)), None)
@@ -159,12 +159,12 @@ def find_hardware(device_name: str) -> Hardware | None:
 def named_hardware(name: str) -> Hardware:
     """Hardware for a value of `--gpu`: the name of a known device, or the path of a device file.
 
-    Raises `ConfigError` with the nearest name if the device is unknown, and as `read_hardware`.
+    Raises `ConfigError` if the device is unknown, with the nearest known name, or if the device file is invalid.
     """
     if name.endswith(".toml"):
         return read_hardware(Path(name))
     if name.lower() in KNOWN_HARDWARE:
         return KNOWN_HARDWARE[name.lower()]
     close = difflib.get_close_matches(name.lower(), KNOWN_HARDWARE, n=1, cutoff=0.4)
-    hint = f"The nearest is `{close[0]}`." if close else f"Known are {listed(f'`{key}`' for key in KNOWN_HARDWARE)}."
+    hint = f"The nearest is `{close[0]}`." if close else f"Choose {listed(f'`{key}`' for key in KNOWN_HARDWARE)}."
     raise ConfigError(f"`--gpu` must name a known device or a .toml device file, but is `{name}`. {hint}")

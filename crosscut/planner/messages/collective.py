@@ -7,13 +7,13 @@ from crosscut.architecture import Operation, Overlap, Product
 from crosscut.architecture.messages import Phase
 
 Axis = Literal["tensor", "data", "shard", "replica"]
-"""Axis of a collective. `shard` and `replica` are the two parts of `data` if the data ranks form several groups, each
-of which shards one copy of the model."""
+"""Axis of a collective. If the data ranks form several groups, and each group shards one copy of the model, the axis
+`data` has two parts: `shard` is the axis inside a group, and `replica` is the axis across the groups."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """Equal collectives of one step, as seen from one rank."""
+    """Equal collective operations of one training step, in which one rank takes part."""
 
     operation: Operation
     """Operation, such as an all-reduce."""
@@ -22,29 +22,30 @@ class Collective:
     """Axis of the layout along which the ranks communicate."""
 
     phase: Phase
-    """Part of a step: `forward` and `backward` happen in every micro-batch, `step` happens once. `comparison` is the
-    comparison of replicas, outside of training steps."""
+    """Part of training: `forward` and `backward` run in every micro-batch, and `step` runs once per training step.
+    `comparison` is the comparison of replicas, outside of training steps."""
 
     purpose: str
-    """Name of the tensor that is sent, for readers."""
+    """Name of the sent tensor in reports, such as `gradients`."""
 
     count: int
-    """Number of collectives in one step."""
+    """Number of these collectives in one step."""
 
     elements: int
-    """Elements of the full tensor of each collective: before a reduction, after a gather."""
+    """Elements of the full tensor of one collective: the input of a reduction, or the result of a gather."""
 
     element_bytes: int
     """Bytes of one element."""
 
     ranks: int
-    """Number of ranks that take part."""
+    """Number of ranks that take part in each collective."""
 
     overlap: Overlap = Overlap.NOTHING
     """Computation that overlaps with the message."""
 
     beside: tuple[Product, ...] = ()
-    """Forward products of the parallel region. The message overlaps with these products or with their gradients."""
+    """Forward products of the parallel region. The message overlaps with these products or with the products that
+    compute their gradients."""
 
     pieces: int = 1
     """Number of equal messages in which one tensor is sent."""
@@ -53,7 +54,7 @@ class Collective:
     """Number of layers that send the message."""
 
     has_first_layer: bool = True
-    """Whether the model's first layer is among these layers. Its messages overlap with nothing."""
+    """Whether the layers include the first layer of the model, whose messages overlap with nothing."""
 
     @property
     def wire_bytes(self) -> float:

@@ -1,13 +1,14 @@
 """Seconds that messages take, and the seconds that do not overlap with computation.
 
-A ring of n ranks performs an all-gather or a reduce-scatter in n - 1 steps and an all-reduce in 2 (n - 1) steps. Each
-step takes the latency of the slowest link, and the rank's bytes (`traffic`) pass through the bandwidth of this link:
+A ring of n ranks performs an all-gather or a reduce-scatter in n - 1 steps and an all-reduce in 2 (n - 1) steps. The
+slowest link of the ring determines the time. Each step takes the latency of this link, and the bytes that a rank sends
+(`traffic`) take the bandwidth of this link:
 
     steps x latency + bytes that a rank sends / bandwidth
 
-The ranks of a tensor group are adjacent. The ranks of a data group are as far apart as a tensor group is large. A ring
-over several nodes enters and leaves each node once. A ring with g ranks in a node uses g network adapters, because the
-node's other ranks belong to other rings, which send at the same time:
+The ranks of a tensor group are adjacent. In a data group, the distance between neighbouring ranks is the size of a
+tensor group. A ring over several nodes enters and leaves each node once. A ring with g ranks in a node uses the g
+network adapters of these ranks. The node's other adapters belong to other rings, which send at the same time:
 
     bandwidth = min(bandwidth inside the node, g x bandwidth of one adapter)
 
@@ -34,22 +35,22 @@ from crosscut.planner.program import Program
 
 
 class Exchange(NamedTuple):
-    """Time of equal collectives in one step."""
+    """Time that equal collectives take in one training step."""
 
     collective: Collective
     where: Where
     seconds: float
     """Seconds of all these collectives together."""
     exposed: float
-    """Part of `seconds` that overlaps with no computation, so that the step waits."""
+    """Part of `seconds` that overlaps with no computation. The step waits for this part."""
 
 
 def ring_seconds(
     collective: Collective, run: Planned, hardware: Hardware, *, bucket_bytes: int | None = None
 ) -> tuple[Where, float]:
-    """Slowest link that the collectives use, and the seconds of one of the `count` collectives over the link.
+    """Return the slowest link that a collective uses, and the seconds of a single collective.
 
-    Gradients are sent in buckets of `bucket_bytes`; with None, as one message.
+    Gradients are sent in buckets of `bucket_bytes` bytes. If `bucket_bytes` is None, all gradients are one message.
     """
     layout, n = run.layout, collective.ranks
     stride = layout.stride_of(collective.axis)
@@ -69,11 +70,11 @@ def ring_seconds(
 
 @lru_cache(maxsize=4096)
 def fewest_in_a_node(stride: int, size: int, *, per_node: int, ranks: int) -> int:
-    """Smallest number of ranks that any group has in a node that it uses.
+    """Smallest number of ranks of one group in one node, over all groups and the nodes that the groups use.
 
-    `ranks` ranks form groups of `size` ranks that are `stride` apart, on nodes of `per_node` ranks. The result is
-    `size` if every group fits into one node: if there is only one node, or if each node holds whole blocks of
-    `stride * size` ranks. A node boundary inside a block splits at least one group.
+    `ranks` ranks form groups of `size` ranks. The ranks of a group are `stride` apart, and a node has `per_node` ranks.
+    If every group fits into one node, the result is `size`. This is true if there is only one node, or if each node
+    holds whole blocks of `stride * size` ranks. A node boundary inside a block splits at least one group.
     """
     block = stride * size
     if ranks <= per_node or per_node % block == 0:
@@ -92,10 +93,10 @@ def _num_messages(collective: Collective, bucket_bytes: int | None) -> int:
 
 
 class Beside(NamedTuple):
-    """Computation that overlaps with messages, in seconds per micro-batch."""
+    """Computation that can overlap with messages, in seconds per micro-batch."""
 
     speed: Speed
-    """Times of the products that a message overlaps with."""
+    """Source of the times of matrix products."""
     layer_forward: float
     """Mean seconds of one layer's forward pass."""
     layer_backward: float
@@ -104,11 +105,12 @@ class Beside(NamedTuple):
     backward: float
     """Seconds of the backward pass of all layers."""
     root_share: float
-    """Share of the embeddings in a rank's gradients. Their gradients are complete only after the backward pass."""
+    """Share of a rank's parameters that are outside of the layers, mainly in the embeddings. The gradients of these
+    parameters are complete only at the end of the backward pass."""
 
 
 def exchange(collective: Collective, run: Planned, hardware: Hardware, program: Program, beside: Beside) -> Exchange:
-    """Time of one entry of `step_traffic`, and the part that does not overlap with the computation in `beside`."""
+    """Time that one entry of `step_traffic` takes, in total and without the overlap with the computation `beside`."""
     where, each = ring_seconds(collective, run, hardware, bucket_bytes=program.bucket_bytes)
     seconds = collective.count * each
     if collective.axis == "tensor":

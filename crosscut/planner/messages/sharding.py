@@ -1,12 +1,12 @@
 """Collectives among data ranks that shard one copy of the model (ZeRO, Rajbhandari et al. 2020).
 
-Weights are gathered unit by unit: a unit is one layer, or the root, which holds all parameters outside of the layers.
+Weights are gathered in units. A unit is one layer, or the root, which holds all parameters outside of the layers.
 ZeRO-2 gathers each unit once per step. ZeRO-3 gathers each unit in every forward pass, and each layer once more in the
 backward pass. Gradients are reduce-scattered in every micro-batch. If there are several copies of the model, the summed
-shards are all-reduced over the copies once per step. Messages are padded so that `n` ranks hold equal numbers of rows
-of each tensor:
+shards are all-reduced over the copies once per step. Messages are padded so that each of the `n` ranks holds the same
+number of rows of each tensor:
 
-    elements of a unit = sum over its tensors of ceil(rows / n) n columns
+    elements of a unit = sum of ceil(rows / n) * n * columns over the tensors of the unit
 """
 
 from collections import Counter

@@ -71,8 +71,9 @@ def comparison_traffic(run: Planned) -> list[Collective]:
     """Collectives of one comparison of replicas, which runs every `training.compare_replicas_every` steps.
 
     The ranks of the data axis compare two hashes of every parameter tensor. The ranks of the tensor axis compare two
-    hashes of every replicated parameter tensor, together with the verdict of the data axis. If data ranks shard the
-    model, equal shards of different copies are compared, and one more all-reduce tells the verdict to the other shards.
+    hashes of every replicated parameter tensor, and send the result of the data axis in the same message. If data ranks
+    shard the model, they compare the same shard of different copies, and one more all-reduce sends the result to the
+    ranks with other shards.
     """
     layout = run.layout
     all_reduce = partial(Collective, operation=Operation.ALL_REDUCE, phase=Phase.COMPARISON, count=1, element_bytes=8)
@@ -98,10 +99,11 @@ def wire_bytes_per_step(collectives: Iterable[Collective], axis: Axis | None = N
 
 
 def reason_against_halves(run: Planned) -> str:
-    """Reason why the micro-batch is not split into halves, so that forward messages overlap with no product.
+    """Return the reason why the micro-batch is not split into halves; empty if there is nothing to report.
 
-    The text follows a colon or "because". It is empty if the micro-batch is split, or if the run needs no halves: if
-    the sequence is not split, with symmetric memory, or if the tensors are too small.
+    Without halves, the forward messages overlap with no product. The reason is a clause that fits after "because". The
+    result is empty if the micro-batch is split. The result is also empty if the run needs no halves: the sequence is
+    not split, symmetric memory is on, or the tensors are too small.
     """
     is_split = run.layout.splits_sequence and not run.layout.symmetric_memory
     sequences, elements = run.micro_batch_size, _activation_elements(run)

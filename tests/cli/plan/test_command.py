@@ -35,7 +35,7 @@ def test_the_table_is_readable_at_a_hundred_columns() -> None:
     assert "…" not in text
     assert lines[0].startswith("8.31 billion parameters on 512 x V100 SXM3 32 GB (DGX-2H); ")
     assert sum(" x " in line and "%" in line for line in lines) == 12
-    assert "  tensor 1 x data 512, not sharded: weights and optimizer need 100 GB per rank, the GPU holds 32" in lines
+    assert "  tensor 1 x data 512, not sharded: weights and optimizer need 100 GB per rank; the GPU has 32 GB" in lines
 
 
 SYMMETRIC = ("layout.tensor=2", "layout.sequence_parallel=true", "layout.symmetric_memory=true")
@@ -157,7 +157,7 @@ MISTAKES = [
     (("--gpus", "0"), "`--gpus` must be at least 1, but is 0."),
     (
         ("--gpus", "9007199254740993"),
-        "`--gpus` must be at most 100,000,000, but is 9,007,199,254,740,993. Use fewer.",
+        "`--gpus` must be at most 100,000,000, but is 9,007,199,254,740,993. Use fewer devices.",
     ),
     (
         ("training.device=cpu",),
@@ -179,7 +179,7 @@ MISTAKES = [
         ("--gpu", "laptop"),
         (
             "`--gpus` must be at most 8, the size of one node of a laptop's processor, because the device file has no "
-            "section [network], but is 512. Use fewer, or add a section [network] to your own device file."
+            "section [network], but is 512. Use fewer devices, or add a section [network] to your own device file."
         ),
     ),
     (("--tokens", "many"), "`--tokens` must be a number above 0 such as 300B or 1.5T, but is `many`."),
@@ -251,8 +251,8 @@ def test_what_is_missing_is_told() -> None:
 
 def test_nothing_to_write_is_told() -> None:
     assert message("plan", "--model", "8.3B", "--gpu", "v100-16gb", "--write", "best.toml") == (
-        "`--write` needs a layout that fits, but none does: weights and optimizer need 100 GB per rank, the GPU "
-        "holds 16."
+        "`--write` needs a layout that fits, but none does: weights and optimizer need 100 GB per rank; the GPU "
+        "has 16 GB."
     )
 
 
