@@ -188,7 +188,7 @@ class Attend(Step):
         """Bytes of the gradients that the backward pass of attention holds at the same time.
 
         A fused kernel holds the gradients of queries, keys, values and the result, `inside` bytes in total. Separate
-        operators hold half of `inside` bytes, and the gradients of the scores.
+        operators hold half as many bytes, and the gradients of the scores.
         """
         if self.is_fused(target):
             return inside

@@ -1,11 +1,12 @@
 """A decoder: a list of layers between an embedding and a head.
 
-A layer is a mixer (attention) and a feed-forward part (an MLP). Each has a norm before it and a residual sum around it:
+A layer is a mixer (attention) and a feed-forward part (an MLP). Each of these two parts has a norm before it and a
+residual sum around it:
 
     x = x + dropout(mixer(norm(x)));   x = x + dropout(feed_forward(norm(x)))
 
 Layers may differ from each other (`model.mlp_pattern`). Equal layers are the same object. To sum a quantity over all
-layers, the planner computes the quantity once per kind of layer and multiplies it by the number of these layers.
+layers, the planner computes the quantity once per kind of layer and multiplies it by the number of layers of the kind.
 """
 
 from collections import Counter
@@ -54,7 +55,10 @@ class Layer:
 
     @cached_property
     def sublayers(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-        """Steps of the mixer, and steps of the feed-forward part. Both include the norm before and the residual sum."""
+        """Steps of the mixer, and steps of the feed-forward part.
+
+        Both start with a norm and end with a residual sum.
+        """
         x = Value("input", self.hidden_size, Rows.STREAM)
         half, mixing = self._around("attention", x, self.mixer_norm, self.mixer)
         _, feeding = self._around("mlp", half, self.feed_forward_norm, self.feed_forward)

@@ -1,4 +1,4 @@
-"""Gated MLP of three matrices: Y = (act(X G) * X U) B, with G and U cut by columns and B by rows.
+r"""Gated MLP of three matrices: Y = (act(X G) * X U) B, with G and U cut by columns and B by rows.
 
     X --f--> X G_i --act--\
                            * --> Y_i B_i --g--> sum_i Y_i B_i + bias
@@ -25,7 +25,7 @@ from crosscut.config import ModelConfig
 from crosscut.config.model import FeedForward
 
 KINDS = (FeedForward.SWIGLU, FeedForward.GEGLU)
-"""Values of `model.mlp` that this file describes."""
+"""Values of `model.mlp` that the class `GatedMLP` describes."""
 
 
 @dataclass(frozen=True)

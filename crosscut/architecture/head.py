@@ -32,7 +32,7 @@ class Head:
         return cls(stream_norm(model, "final_norm"), output, tokens if output is None else output)
 
     def steps(self, x: Value) -> list[Step]:
-        """Steps from the last layer's result to the loss."""
+        """Steps that compute the loss from the last layer's result `x`."""
         normed, normalise = self.norm.step("final_norm", x)
         entered, entering = enter(normed, "output projection input", overlaps=False)
         return [normalise, entering, self._loss(entered)]
@@ -66,8 +66,8 @@ class Loss(Step):
         """Bytes that the embedding and the loss read and write in one micro-batch.
 
         The forward pass moves the residual stream six times. For each logit, a compiled loss moves four numbers in the
-        type of the products, and an uncompiled loss moves ten in the type of the sums. The backward pass moves the
-        residual stream five times and the gradient of the output weight three times.
+        compute type (the data type of matrix products), and an uncompiled loss moves ten numbers in the accumulation
+        type. The backward pass moves the residual stream five times and the gradient of the output weight three times.
         """
         product = self.product(target)
         stream = product.m * product.k * target.compute_bytes
@@ -78,8 +78,8 @@ class Loss(Step):
     def logit_bytes(self, target: Target) -> int:
         """Bytes that the loss holds for each logit of a chunk.
 
-        A compiled loss holds each logit twice, in the type of the products. An uncompiled loss holds each logit in the
-        type of the sums, and also in the type of the products if the two types differ.
+        A compiled loss holds each logit twice in the compute type, which is the data type of matrix products. An
+        uncompiled loss holds each logit in the accumulation type, and also in the compute type if the two types differ.
         """
         is_mixed = target.compute_bytes != target.sums_bytes
         if target.compiled:
@@ -87,8 +87,9 @@ class Loss(Step):
         return target.sums_bytes + target.compute_bytes * is_mixed
 
     def statistics(self) -> tuple[tuple[str, int], ...]:
-        """Name of each of the loss's two all-reduces over the tensor ranks, and the numbers per token that it sends.
+        """Name and size of each all-reduce that the loss runs over the tensor ranks. The size is in numbers per token.
 
-        The first all-reduce finds the largest logit. The second adds up the exponentials and the target's logit.
+        The first all-reduce finds the largest logit. The second all-reduce sums two numbers over the ranks: the sum of
+        the exponentials, and the target's logit.
         """
         return ("loss maximum", 1), ("loss sums", 2)

@@ -31,7 +31,7 @@ class Sent:
     """Name of the step that sends the message."""
     message: Message
     again: bool = False
-    """Whether the message belongs to recomputation: it repeats a message of the forward pass."""
+    """Whether recomputation sends the message in the backward pass, to repeat a message of the forward pass."""
 
     @property
     def label(self) -> str:

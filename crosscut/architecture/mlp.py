@@ -21,7 +21,7 @@ from crosscut.config import ModelConfig
 from crosscut.config.model import FeedForward
 
 KINDS = (FeedForward.GELU, FeedForward.RELU2)
-"""Values of `model.mlp` that this file describes."""
+"""Values of `model.mlp` that the class `MLP` describes."""
 
 
 _EAGER_PASSES = {FeedForward.GELU: (2, 3), FeedForward.RELU2: (4, 7)}
@@ -41,7 +41,7 @@ class MLP:
 
     @classmethod
     def of(cls, model: ModelConfig, kind: FeedForward) -> "MLP":
-        """Describe the MLP of a model. `kind` is its activation."""
+        """Describe the MLP of a model. `kind` is the activation."""
         hidden, inner, bias = model.hidden_size, model.mlp_size, model.biases == "all"
         return cls(
             kind,

@@ -50,7 +50,7 @@ class Kept:
     """Masks of dropout on the residual stream."""
 
     weights: int = 0
-    """Copies of the weights in the type of the products, if the weights are stored in another type.
+    """Copies of the weights in the data type of matrix products, if the weights are stored in another data type.
 
     The function `kept` leaves this field at 0, and the planner fills it in.
     """
@@ -146,7 +146,10 @@ def weights_read(layer: Layer, tensor: int) -> int:
 
 
 def last_matrix(layer: Layer, tensor: int) -> int:
-    """Number of elements of a layer's last matrix on one rank. The backward pass computes its gradient first."""
+    """Number of elements of a layer's last matrix on one rank.
+
+    The backward pass computes the gradient of this matrix first.
+    """
     *_, last = (step for steps in layer.sublayers for step in steps if isinstance(step, Multiply))
     return last.matrix.weight.on(tensor).size
 

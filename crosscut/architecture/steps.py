@@ -37,7 +37,7 @@ class Value:
     """Number of heads, if ranks may divide the value only between heads. Each rank then holds at least one whole head.
     0 if ranks may divide the value anywhere."""
     is_cheap: bool = False
-    """Whether `training.recompute = "operators"` computes the value again instead of keeping it."""
+    """Whether `training.recompute = "operators"` recomputes the value instead of saving it for the backward pass."""
     kind: Kind = Kind.COMPUTE
 
     def local_width(self, tensor: int) -> int:
@@ -90,7 +90,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Passes:
-    """Bytes that a step reads and writes outside of its matrix products, in each pass."""
+    """Bytes that a step reads and writes outside of its matrix products, in the forward and in the backward pass."""
 
     forward: float = 0.0
     backward: float = 0.0
@@ -129,7 +129,7 @@ class Step:
     reads: tuple[Value, ...] = ()
     gives: tuple[Value, ...]
     keeps: tuple[Value, ...] = ()
-    """Values that are saved for the backward pass. A value that several steps name here is stored once."""
+    """Values that are saved for the backward pass. A value that several steps save is stored once."""
     parameters: tuple[Parameter, ...] = ()
     name: str = ""
     """Name of the step's messages, such as `attention input`."""
@@ -181,7 +181,7 @@ class Enter(Step):
     """
 
     overlaps: bool = True
-    """Whether the messages overlap with the region's products. False for the embedding and the output projection."""
+    """Whether the messages overlap with products. False for messages of the embedding and of the output projection."""
 
     def on(self, target: Target) -> Step:
         """Return the step with its messages."""
@@ -206,7 +206,7 @@ class Leave(Step):
     """
 
     overlaps: bool = True
-    """Whether the messages overlap with the region's products. False for the embedding and the output projection."""
+    """Whether the messages overlap with products. False for messages of the embedding and of the output projection."""
 
     def on(self, target: Target) -> Step:
         """Return the step with its messages."""
@@ -238,7 +238,7 @@ def _in_halves(target: Target, message: Message) -> Message:
 
 @dataclass(frozen=True, kw_only=True)
 class Multiply(Step):
-    """Product with the weight of `matrix`: [tokens, inputs] x [inputs, outputs]."""
+    """Matrix product with the weight of `matrix`: [tokens, inputs] x [inputs, outputs]."""
 
     matrix: Matrix
 

@@ -12,9 +12,9 @@ Device = Literal["cuda", "cpu"]
 class Kind(Enum):
     """Data type of a value that is saved for the backward pass."""
 
-    COMPUTE = "type of the products"
-    WIDE = "type of the products, float32 at least"
-    WIDENING = "difference between the wide type and the type of the products"
+    COMPUTE = "compute type: the data type of matrix products"
+    WIDE = "compute type, but at least float32"
+    WIDENING = "difference in bytes between `WIDE` and `COMPUTE`"
     DEVIATION = "mean or deviation of a layer norm"
     ROOT = "root mean square of an RMS norm"
     MASK = "mask of dropout"
@@ -23,7 +23,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Number of tensor ranks, and micro-batch, device and data types of one rank."""
+    """Number of tensor ranks, micro-batch, device and data types with which one rank runs a layer."""
 
     tensor: int = 1
     """Number of tensor ranks."""
@@ -62,8 +62,8 @@ class Target:
     def bytes_of(self, kind: Kind) -> int:
         """Bytes of one element of this kind.
 
-        On CUDA, a mask takes one byte, and the statistics of a layer norm are float32 or wider. On the CPU, both have
-        the type of the activations.
+        On CUDA, a mask takes one byte, and the statistics of a layer norm are float32 or wider. On the CPU, masks and
+        layer-norm statistics have the data type of the activations.
         """
         size, on_cuda = self.compute_bytes, self.device == "cuda"
         if kind is Kind.COMPUTE:

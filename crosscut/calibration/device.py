@@ -35,7 +35,7 @@ class Rates(NamedTuple):
     """Measured rates of a device, for one rank or for all ranks together."""
 
     measured: dict[str, list[tuple[int, int, int, float]]]
-    """(m, k, n, TFLOP/s) of products, by precision."""
+    """Measured products as tuples (m, k, n, TFLOP/s), by precision."""
     attention: float
     """TFLOP/s of attention, in the last precision of `measured`."""
     memory: float

@@ -86,7 +86,7 @@ def joined(ranks: Sequence[list[list[float]]], choose: Callable[[Iterable[float]
 
 
 def together(each: Rates) -> Rates:
-    """Return the rates of all ranks together, from the rates `each` of the slower rank."""
+    """Return the rates of all ranks together. `each` are the rates of the slower rank, which count for every rank."""
     measured = {
         precision: [(m, k, n, RANKS * rate) for m, k, n, rate in points] for precision, points in each.measured.items()
     }

@@ -58,9 +58,9 @@ def activations_of(layer: Layer, run: Planned, target: Target, mode: str) -> tup
 
 
 def _cast_weights(layer: Layer, run: Planned) -> int:
-    """Bytes of the copy of a layer's weights in the type of the products, 0 if the weights have this type.
+    """Bytes of the copy of a layer's weights in the compute type; 0 if the weights have this type.
 
-    Also 0 if the data ranks shard the weights: the gathered weights have the type of the products and count as buffers.
+    Also 0 if the data ranks shard the weights: the gathered weights have the compute type and count as buffers.
     """
     precision = run.training.numbers
     is_same = precision.compute == precision.accumulation

@@ -9,9 +9,9 @@ second time, but not the output projection. The totals agree with Narayanan et a
     without recomputation   72 B S L H^2 (1 + S / 6H + V / 12LH)
     with recomputation      96 B S L H^2 (1 + S / 6H + V / 16LH)
 
-Here, B is the number of sequences, L of layers, H the hidden size and V the vocabulary. Attention counts the full S x S
-square of scores, not only the causal half. The vocabulary counts without padding. The count therefore depends only on
-the model, not on kernels or the layout.
+Here, B is the number of sequences, L the number of layers, H the hidden size and V the vocabulary. Attention counts the
+full S x S square of scores, not only the causal half. The vocabulary counts without padding. The count therefore
+depends only on the model, not on kernels or the layout.
 """
 
 from functools import lru_cache

@@ -25,7 +25,7 @@ def budget(plan: Plan, num_ranks: int, *, tokens: float, price: float | None) ->
 
 
 def to_json(plans: Plans, *, top: int, tokens: float | None, price: float | None) -> dict[str, Any]:
-    """The result of a search for JSON: the fastest `top` layouts in full, and every rejected layout with its reason.
+    """Result of a layout search as values for JSON: the fastest `top` layouts, and all rejected layouts with a reason.
 
     If `tokens` is given, each layout also has the days (and, with `price`, the money) to train on this many tokens.
     """

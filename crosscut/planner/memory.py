@@ -45,13 +45,13 @@ class MemoryForecast:
     """Name of the instant at which the peak is reached."""
 
     weights: int = 0
-    """Weights in the type of the products."""
+    """Weights in the compute type, which is the data type of matrix products."""
 
     gradients: int = 0
     """Gradients that exist at the peak, including those that are being computed."""
 
     master_weights: int = 0
-    """Weights in the accumulation type, if the products use another type."""
+    """Weights in the accumulation type, if this type differs from the compute type."""
 
     optimizer: int = 0
     """Moments of AdamW."""

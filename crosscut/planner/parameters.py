@@ -1,7 +1,7 @@
 """Number of parameters of a model, and the number that one tensor rank holds.
 
-Every parameter is either sharded over the tensor ranks or replicated on each of them; `crosscut.architecture` says
-which. For GPT-2, with `V` vocabulary, `P` positions, `H` hidden size and `L` layers:
+Every parameter is either sharded over the tensor ranks or replicated on every tensor rank, as `crosscut.architecture`
+describes. For GPT-2, with `V` vocabulary, `P` positions, `H` hidden size and `L` layers:
 
     sharded = V H + L (12 H^2 + 7 H)        replicated = P H + L 6 H + 2 H
 """

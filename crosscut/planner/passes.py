@@ -50,7 +50,7 @@ class LayerPasses(NamedTuple):
 
 @lru_cache(maxsize=16384)
 def layer_passes(layer: Layer, target: Target) -> LayerPasses:
-    """Bytes and kernels of one layer in one micro-batch. `weight_passes` counts its weight casts and gradient sums."""
+    """Bytes and kernels of one layer in one micro-batch. `weight_passes` counts weight casts and gradient sums."""
     steps = list(flat(lower(layer, target)))
     whole = passes(steps, target)
     forward_kernels, backward_kernels = _KERNELS[target.compiled]
@@ -68,8 +68,8 @@ def layer_passes(layer: Layer, target: Target) -> LayerPasses:
 def weight_passes(run: Planned, program: Program) -> tuple[float, float]:
     """Bytes that one rank reads and writes per micro-batch to cast weights and to sum gradients, as a mean over a step.
 
-    Return two numbers: the bytes of casting weights to the type of the products, and the bytes of casting gradients
-    back and summing the gradients over micro-batches. The first micro-batch has no earlier gradients to add. Sharded
+    Return two numbers: the bytes of casting weights to the compute type, and the bytes of casting gradients back and
+    summing the gradients over micro-batches. The first micro-batch has no earlier gradients to add. Sharded
     weights are cast before the gather, so each rank casts only its shard.
     """
     precision = run.training.numbers

@@ -43,7 +43,7 @@ class StepTime:
     """Seconds of one step, by category."""
 
     products: float
-    """Matrix products, including recomputed ones."""
+    """Matrix products, including recomputed products."""
 
     attention: float
     """Attention core: scores and weighted values, without the projections."""

@@ -20,7 +20,10 @@ class Row(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Relative error of the formula: planned / counted - 1. If `counted` is 0: 0 if `planned` is 0, otherwise 1."""
+        """Relative error of the formula: planned / counted - 1.
+
+        If `counted` is 0, the error is 0 for a `planned` of 0, and otherwise 1.
+        """
         return self.planned / self.counted - 1 if self.counted else float(self.planned != 0)
 
 

@@ -1,8 +1,8 @@
 """Fake tensors for the dry run, and the choices that PyTorch would make on a GPU.
 
 A dry run uses PyTorch's fake tensors, which have a shape and a data type but no values. The fake tensors are on the
-CPU, because PyTorch without CUDA supports the backward pass only there. For a dry run of GPUs, five choices are made as
-on an Ampere GPU or a later one:
+CPU, because PyTorch without CUDA supports the backward pass only for CPU tensors. For a dry run of GPUs, five choices
+are made as on an Ampere GPU or a later one:
 
 - attention uses a kernel that keeps one number per query and head;
 - keys and values are repeated for all query heads if no such kernel accepts fewer key-value heads;
@@ -34,8 +34,8 @@ Device = Literal["cpu", "cuda"]
 class WithoutMemory(FakeTensorMode):
     """Context manager under which new tensors have no memory.
 
-    Operators really run if all their tensors have memory, such as the ranks of a mesh or the state of a random
-    generator.
+    An operator really runs if all its tensors have memory, as the ranks of a mesh or the state of a random generator
+    do. The results of other operators are faked.
     """
 
     def __torch_dispatch__(

@@ -29,7 +29,7 @@ class Rehearsal:
     rank: int
     device: Device
     peak: Peak
-    """Bytes held at the peak of a step. The optimizer state exists, as in every step but the first."""
+    """Peak memory of a step. The optimizer state exists, as in every step after the first."""
     flops: int
     """FLOPs of the rank's matrix products."""
     sent: list[Sent]

@@ -57,7 +57,7 @@ def require_values(table: Mapping[str, Any]) -> None:
 
 
 def require_key(section: str, name: str, known: Iterable[str]) -> None:
-    """Raise `ConfigError` unless `name` is one of the keys `known` of the section."""
+    """Raise `ConfigError` unless the key `name` of `section` is one of the `known` keys."""
     if name not in (choices := sorted(known)):
         where = f"{section}.{name}" if section else name
         raise ConfigError(f"`{where}` must be a known key of a device file, but is not. Use {listed(choices)}.")

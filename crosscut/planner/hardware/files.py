@@ -159,7 +159,8 @@ def find_hardware(device_name: str) -> Hardware | None:
 def named_hardware(name: str) -> Hardware:
     """Hardware for a value of `--gpu`: the name of a known device, or the path of a device file.
 
-    Raises `ConfigError` if the device is unknown, with the nearest known name, or if the device file is invalid.
+    Raises `ConfigError` if the device is unknown or the device file is invalid. For an unknown device, the message
+    names the nearest known device.
     """
     if name.endswith(".toml"):
         return read_hardware(Path(name))

@@ -13,7 +13,7 @@ Axis = Literal["tensor", "data", "shard", "replica"]
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """Equal collective operations of one training step, in which one rank takes part."""
+    """Group of equal collective operations that a rank runs in one training step."""
 
     operation: Operation
     """Operation, such as an all-reduce."""
@@ -48,7 +48,7 @@ class Collective:
     compute their gradients."""
 
     pieces: int = 1
-    """Number of equal messages in which one tensor is sent."""
+    """Number of equal messages into which a tensor is split."""
 
     layers: int = 1
     """Number of layers that send the message."""

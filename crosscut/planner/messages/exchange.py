@@ -1,8 +1,7 @@
 """Seconds that messages take, and the seconds that do not overlap with computation.
 
 A ring of n ranks performs an all-gather or a reduce-scatter in n - 1 steps and an all-reduce in 2 (n - 1) steps. The
-slowest link of the ring determines the time. Each step takes the latency of this link, and the bytes that a rank sends
-(`traffic`) take the bandwidth of this link:
+latency and the bandwidth of the slowest link in the ring determine the time. `traffic` gives the bytes:
 
     steps x latency + bytes that a rank sends / bandwidth
 
@@ -73,7 +72,7 @@ def fewest_in_a_node(stride: int, size: int, *, per_node: int, ranks: int) -> in
     """Smallest number of ranks of one group in one node, over all groups and the nodes that the groups use.
 
     `ranks` ranks form groups of `size` ranks. The ranks of a group are `stride` apart, and a node has `per_node` ranks.
-    If every group fits into one node, the result is `size`. This is true if there is only one node, or if each node
+    If every group fits into one node, the result is `size`. Every group fits if there is only one node, or if each node
     holds whole blocks of `stride * size` ranks. A node boundary inside a block splits at least one group.
     """
     block = stride * size
@@ -110,7 +109,7 @@ class Beside(NamedTuple):
 
 
 def exchange(collective: Collective, run: Planned, hardware: Hardware, program: Program, beside: Beside) -> Exchange:
-    """Time that one entry of `step_traffic` takes, in total and without the overlap with the computation `beside`."""
+    """Time of one entry of `step_traffic`, and the part that does not overlap with the computation in `beside`."""
     where, each = ring_seconds(collective, run, hardware, bucket_bytes=program.bucket_bytes)
     seconds = collective.count * each
     if collective.axis == "tensor":

@@ -45,8 +45,8 @@ def step_traffic(
     """Collectives of one training step of `run`, grouped by purpose.
 
     `loss_chunk_tokens` is the number of tokens whose logits the loss holds at once, by default the number that training
-    uses. It changes the number of the loss's messages, but not their total bytes. `compiled` says whether layers are
-    compiled: a compiled layer that is fully recomputed also repeats its last collective. By default layers count as
+    uses. A smaller chunk means more messages of the loss, but the same total bytes. `compiled` says whether layers are
+    compiled: a compiled layer that is fully recomputed also repeats its last collective. By default, layers count as
     compiled if `training.compile` is "on", or "auto" with `training.device` "cuda". Raises `ConfigError` if
     `model.vocab_size` is still 0 or `loss_chunk_tokens` is below 1.
     """
