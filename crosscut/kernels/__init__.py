@@ -1,4 +1,4 @@
-"""Matrix products and passes over memory on one device, in ordinary and fast versions. Knows nothing about ranks."""
+"""Matrix products and elementwise kernels for one device, in plain and fast versions. Nothing is sent between ranks."""
 
 from crosscut.kernels.loss_passes import LossPasses
 from crosscut.kernels.products import FLOAT8, ORDINARY, Products

@@ -1,4 +1,4 @@
-"""Calls of functions: the interface by which layers call them, and autograd functions without overhead in inference."""
+"""Interface through which layers call functions, and calls of autograd functions without overhead in inference."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -9,16 +9,14 @@ from torch.autograd import Function
 
 
 class Call(Protocol):
-    """Function that calls another function and returns its result: directly, as compiled code, or again in the backward
-    pass.
-    """
+    """Function that calls another function: directly, as compiled code, or with recomputation in the backward pass."""
 
     def __call__(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-        """Return `function(*inputs)`, differentiable as usual."""
+        """Return `function(*inputs)`. Autograd can differentiate the result."""
 
 
 def call(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-    """Call the function directly."""
+    """Return `function(*inputs)`, called directly. This is the default `Call`."""
     return function(*inputs)
 
 
@@ -30,12 +28,14 @@ class _Forgetful:
 
 
 def run(function: type[Function], *arguments: Any, twin: Callable[..., Any] | None = None) -> Any:
-    """Return `function.apply(*arguments)`, or only its forward pass if gradients are off.
+    """Return `function.apply(*arguments)`. If gradients are off, call only `function.forward`, without `apply`.
 
-    `twin` computes the same with PyTorch's own operators. A compiler traces the twin instead of the function.
+    `twin` computes the same result with PyTorch's own operators. `torch.compile` traces the twin instead of the
+    function.
 
-    The overhead of `apply` takes longer than multiplying a single token by a small matrix. In addition, a compiler that
-    traces a function with a variable number of arguments and no backward pass may mistake its context for a tensor.
+    `apply` is avoided without gradients for two reasons. The overhead of `apply` takes longer than multiplying a single
+    token by a small matrix. Also, if a function takes a variable number of arguments and has no backward pass, a
+    compiler may mistake the function's context for a tensor.
     """
     if twin is not None and torch.compiler.is_compiling():  # the compiler fuses, and decides what to keep, by itself
         return twin(*arguments)
@@ -45,6 +45,8 @@ def run(function: type[Function], *arguments: Any, twin: Callable[..., Any] | No
 
 
 def add_owned(total: Tensor, more: Tensor) -> Tensor:
-    """Return the sum, stored in the memory of `total`. The caller must hold the only reference to `total`."""
+    """Return `total` + `more`. The sum reuses the memory of `total`, except in compiled code. The caller must hold the
+    only reference to `total`.
+    """
     # If a result was changed in place, PyTorch 2.11 compiles it without a gradient and gives no warning.
     return total + more if torch.compiler.is_compiling() else total.add_(more)

@@ -1,6 +1,7 @@
-"""Embedding look-up that shares one gradient tensor with the weight's second use.
+"""Embedding look-up for a weight that is used twice, such as tied embeddings. Both uses share one gradient tensor.
 
-Autograd alone would create a gradient of the weight's size for each use, and a third one for their sum.
+Without this module, autograd would allocate three tensors of the weight's size: a gradient for each of the two uses,
+and the sum of the two gradients.
 """
 
 from typing import Any
@@ -14,9 +15,10 @@ from crosscut.kernels.functions import run
 
 
 def look_up(weight: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows of a weight [V, H] at `index` [...], as [..., H], and the weight [V, H] for one other use.
+    """Return the rows of `weight` [V, H] at `index` [...], as [..., H], and the weight [V, H] for its second use.
 
-    Backward: the rows' gradients are added in place to the gradient of the other use, which no other code may hold.
+    Use the returned weight exactly once. Backward: the gradients of the rows are added in place to the gradient from
+    the second use. No other code may hold that gradient.
     """
     rows, again = run(_LookUp, weight, index, twin=_plain)
     return rows, again

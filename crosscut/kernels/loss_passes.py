@@ -1,9 +1,14 @@
-"""Passes of the loss over a chunk's logits. Each pass reads the logits once and computes what the next one needs.
+"""Passes of the loss over the logits of a chunk of tokens. Each pass reads the logits once.
 
-Without compilation, PyTorch's log-softmax and the operators after it work in place on float32 numbers. With compilation
-there are three passes over logits in the products' own type: the maximum; the sum of exponentials and the target's
-logit; and the error. The last pass computes the exponentials again, which costs less than storing and reading them.
-Ranks communicate between the passes, so these are the largest pieces that a compiler can fuse.
+Without compilation, PyTorch's log-softmax and the operators that follow work in place on float32 logits. With
+compilation, three passes read the logits in the element type of the products:
+
+1. `highest` computes each token's largest logit.
+2. `sums` computes each token's sum of exponentials and the target's logit.
+3. `error` computes the gradients of the logits. It computes the exponentials again, because storing and reading them
+   would take longer.
+
+The ranks communicate between the passes, so a compiler cannot fuse two passes into one kernel.
 
 Shapes: C tokens of a chunk, V vocabulary, T tensor ranks.
 """
@@ -17,7 +22,10 @@ Pass = Callable[..., Tensor]
 
 
 class LossPasses:
-    """The three passes as functions of local tensors, each made by `compiled`. They send nothing."""
+    """The three passes as compiled functions of this rank's tensors. The passes send nothing between ranks.
+
+    `compiled` compiles one function, for example `torch.compile`.
+    """
 
     def __init__(self, compiled: Callable[[Pass], Pass]) -> None:
         self.highest, self.sums, self.error = compiled(_highest), compiled(_sums), compiled(_error)
@@ -48,10 +56,11 @@ def _error(logits: Tensor, highest: Tensor, sums: Tensor, index: Tensor, num_rea
 
 
 def log_softmax_(logits: Tensor, num_real: int) -> tuple[Tensor, Tensor]:
-    """Compute log-softmax over the first `num_real` columns of logits [C, V/T] in place. The logits are float32 or
-    wider.
+    """Replace `logits` [C, V/T], in place, by their log-softmax over the first `num_real` columns. The logits must be
+    float32 or wider.
 
-    Also returns the logarithm of the sum of exponentials [C]; -inf if there are no real columns.
+    Returns the log-softmax and, for each token, the logarithm of the sum of exponentials [C]. If `num_real` is 0, this
+    logarithm is -inf.
     """
     if num_real == 0:
         logits.zero_()  # any finite value: the sum of -inf below gives these columns no probability
@@ -65,10 +74,11 @@ def log_softmax_(logits: Tensor, num_real: int) -> tuple[Tensor, Tensor]:
 
 
 def error_into(out: Tensor, log_p: Tensor, index: Tensor, here: Tensor) -> Tensor:
-    """Write probabilities minus one at the target [C, V/T] into `out`, which may be `log_p` or have a narrower type.
+    """Write the gradients of the logits into `out` [C, V/T] and return `out`: each token's probabilities, minus 1 at
+    the target.
 
-    `index` [C] is each target's column. `here` [C] is false if another rank holds the target; the column is then
-    arbitrary.
+    `log_p` [C, V/T] are the log probabilities. `out` may be `log_p` itself, or have a narrower element type. `index`
+    [C] is each target's column. `here` [C] is false if another rank holds the target; `index` is then any valid column.
     """
     at_target = log_p.gather(1, index.unsqueeze(1)).exp_() - here.unsqueeze(1).to(log_p.dtype)
     error = torch.exp(log_p, out=out)

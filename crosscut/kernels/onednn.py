@@ -4,15 +4,16 @@ PyTorch multiplies float32 on the CPU with Intel's MKL, which does not use the w
 two cores of a Zen 5 it reaches 0.21 TFLOP/s, while oneDNN reaches 0.3 to 0.48. PyTorch includes both libraries, and its
 compiler uses oneDNN for linear layers. This module calls the same operator.
 
-The operator has limits, so it is used only where they do not matter:
+The operator has four limits. This module avoids or works around each limit:
 
-- It has no backward pass.
-- It cannot write its result into a given tensor. Results that go into larger tensors, or are added to them, are
-  computed in blocks that fit into a core's cache; a whole result would need new memory pages, which for a block of
-  logits cost half of the gain.
-- It runs slow reference code for weights whose rows or columns are not contiguous.
-- It keeps 500 KB of code for each shape, so texts of many lengths would fill gigabytes. Numbers of tokens are therefore
-  padded to a multiple.
+- The operator has no backward pass. It is called only when gradients are off.
+- The operator cannot write its result into a given tensor. A result that goes into a larger tensor, or is added to
+  another tensor, is therefore computed in blocks that fit into a core's cache. (Computing the whole result at once
+  would need new memory pages. For a chunk of logits, these pages would cost half of the speed gain.)
+- The operator runs slow reference code if neither the rows nor the columns of the weight are contiguous. Such products
+  go to PyTorch's own library.
+- The operator keeps 500 KB of code for each shape. Texts of many lengths would fill gigabytes, so the number of tokens
+  is padded to a multiple.
 
 Shapes: N tokens (any leading dimensions), I in, O out.
 """
@@ -27,41 +28,42 @@ from torch import Tensor
 from crosscut.config.machine import processor_vendor
 
 _LEAST_FLOPS = 1 << 25
-"""Minimum number of floating-point operations for which oneDNN is called; a call takes 10 us longer than PyTorch's own.
-The gradient of a weight, whose second factor must be transposed, gains from this size on. All other products gain from
-a quarter of this size on.
+"""Minimum number of floating-point operations for a call of oneDNN. A call takes 10 us longer than PyTorch's own
+product. The product of a weight's gradient, which needs a transposed copy, is faster from this size on. All other
+products are faster from a quarter of this size on.
 """
 
 _BLOCK_ELEMENTS = 1 << 18
-"""Number of elements of a block (1 MiB), chosen from measurements of 128 KiB to 8 MiB at 166, 333 and 666 tokens and a
-vocabulary of 50,304.
+"""Maximum number of elements of a block (1 MiB). This size was the fastest in measurements of 128 KiB to 8 MiB, with
+166, 333 and 666 tokens and a vocabulary of 50,304.
 """
 
 _BLOCK_MULTIPLE = 64
-"""The number of rows in a block is a multiple of this."""
+"""The number of rows in a block is a multiple of `_BLOCK_MULTIPLE`."""
 
 _TOKENS_MULTIPLE = 64
-"""Numbers of tokens above half of this are padded to a multiple of this."""
+"""Numbers of tokens above half of `_TOKENS_MULTIPLE` are padded to a multiple of `_TOKENS_MULTIPLE`."""
 
 IS_THERE = torch.backends.mkldnn.is_available() and all(
     hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")
 )
-"""Whether PyTorch has the operators that its own compiler calls for linear layers on the CPU."""
+"""Whether this build of PyTorch has oneDNN and the two operators that this module calls."""
 
 
 @cache
 def is_faster() -> bool:
-    """Whether oneDNN is available and faster: on AMD processors with AVX-512, which MKL does not use there.
+    """Whether oneDNN is available and faster than MKL. This holds on AMD processors with AVX-512, because MKL does not
+    use AVX-512 on AMD processors.
 
-    Measured on a Zen 5, and on a Zen 4, where oneDNN is 1.1 to 1.2 times as fast. Without AVX-512, oneDNN was 1.1 times
-    as fast in the forward pass and no faster for a weight's gradient.
+    The module's docstring has the measurements on a Zen 5. On a Zen 4, oneDNN is 1.1 to 1.2 times as fast as MKL.
+    Without AVX-512, oneDNN is 1.1 times as fast in the forward pass, and no faster for a weight's gradient.
     """
     return IS_THERE and processor_vendor() == "AuthenticAMD" and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def may_take(x: Tensor) -> bool:
-    """Whether another library than `F.linear`'s may multiply `x`: float32 on the CPU, without gradients and not
-    compiled.
+    """Whether this package may multiply `x` without PyTorch's `F.linear`. `x` must be float32 on the CPU, gradients
+    must be off, and `torch.compile` must not be tracing the code.
     """
     return (
         not torch.compiler.is_compiling()  # tested first, so that a compiler, which calls oneDNN itself, traces no more
@@ -72,7 +74,7 @@ def may_take(x: Tensor) -> bool:
 
 
 def suits(x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN should compute the product of `x` [..., I] and `weight` [O, I]."""
+    """Whether oneDNN can compute the product of `x` [..., I] and `weight` [O, I] faster than PyTorch's own library."""
     return (
         may_take(x)
         and weight.dtype == x.dtype
@@ -83,7 +85,9 @@ def suits(x: Tensor, weight: Tensor) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Multiply [..., I] by [O, I] and add [O]: [..., O], without gradients. The weight may be `packed`."""
+    """Multiply `x` [..., I] by `weight` [O, I] and add `bias` [O]: [..., O]. The result has no gradient. `weight` may
+    come from `packed`.
+    """
     num_tokens = x.shape[:-1].numel()
     missing = -num_tokens % _TOKENS_MULTIPLE if num_tokens > _TOKENS_MULTIPLE // 2 else 0
     if not missing:
@@ -98,11 +102,11 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """Compute grad^T x [O, I] from [N, O] and [N, I], both contiguous.
+    """Compute grad^T x [O, I] from `grad` [N, O] and `x` [N, I]. Both arguments must be contiguous.
 
-    The operator needs its first factor row by row, so it copies one factor column by column, which takes a good part of
-    the product's time. If the other factor and the result together have fewer elements than `grad`, the transposed
-    product is computed instead.
+    The operator makes a transposed copy of its first factor, which takes a good part of the product's time. If `x` and
+    the result together have fewer elements than `grad`, it is cheaper to copy `x` and transpose the result. The
+    function then computes x^T grad and returns its transpose.
     """
     (num_tokens, num_outputs), num_inputs = grad.shape, x.shape[1]
     if (num_tokens + num_outputs) * num_inputs < num_tokens * num_outputs:
@@ -111,13 +115,15 @@ def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
 
 
 def packed(weight: Tensor, *, num_tokens: int) -> Tensor:
-    """Reorder a weight [O, I] for products with about `num_tokens` tokens. Only `linear` can read the result."""
+    """Copy a weight [O, I] into the memory order that oneDNN reads fastest for products with about `num_tokens` tokens.
+    Only `linear` can read the copy.
+    """
     result: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, num_tokens)
     return result
 
 
 def linear_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-    """Write the product of [N, I] and [O, I], plus [O], into `out` [N, O]."""
+    """Multiply `x` [N, I] by `weight` [O, I], add `bias` [O] and write the result into `out` [N, O]."""
     if not weight.is_contiguous():  # a block of its rows would not be contiguous in either direction
         out.copy_(linear(x, weight, bias))
         return
@@ -126,10 +132,10 @@ def linear_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = No
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, *, is_first: bool) -> None:
-    """Add the product of [O, N] and [N, I] to `total` [O, I]; with `is_first`, overwrite `total`.
+    """Add the product of `a` [O, N] and `b` [N, I] to `total` [O, I], in place. With `is_first`, overwrite `total`.
 
-    The operator copies a first factor that is not stored row by row. Here it would copy column by column; if the
-    columns have gaps, copying them into contiguous memory first is up to seven times as fast.
+    `a` is usually a transposed view. The operator would copy such a view slowly, so this function copies a block of `a`
+    into contiguous memory before each product. If the view has gaps in memory, this is up to seven times as fast.
     """
     for rows in _blocks(a.shape[0], width=max(b.shape)):  # limits both the result and the copy of the first factor
         product = _linear(a[rows].t().contiguous().t(), b.t(), None)

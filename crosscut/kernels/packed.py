@@ -1,12 +1,14 @@
 """Weights in the memory order in which oneDNN reads them, and products with such packed weights.
 
-A product with few tokens takes as long as reading its weight. From a plain weight, oneDNN gathers blocks for each
-product; in a packed weight, the blocks are stored in reading order. A packed weight has no backward pass.
+A product with few tokens takes as long as reading the weight from memory. From a plain weight, oneDNN gathers blocks
+for each product. In a packed weight, the blocks are already stored in the order in which oneDNN reads them. A model
+with packed weights cannot compute gradients.
 
-Measured in float32 on two cores of an AMD EPYC, with Llama weights of 0.9 to 3.5 MB: GB/s of the weight, or GFLOP/s
-with 512 tokens. In the rows marked AVX2, oneDNN and MKL are limited to AVX2.
+The table shows measurements in float32 on two cores of an AMD EPYC, with Llama weights of 0.9 to 3.5 MB. The unit is
+GB/s of the weight for 1 and 8 tokens, and GFLOP/s for 512 tokens. In the rows marked AVX2, oneDNN and MKL are limited
+to AVX2. The column "batched" is the batch of products that `products` uses for one or two tokens.
 
-| tokens |       | F.linear   | blocks of plain rows | oneDNN, plain | oneDNN, packed |
+| tokens |       | F.linear   | batched              | oneDNN, plain | oneDNN, packed |
 |--------|-------|------------|----------------------|---------------|----------------|
 | 1      |       | 16 to 18   | 40 to 48             | 24 to 40      | 32 to 45       |
 | 8      |       | 10 to 12   | 11 to 18             | 19 to 24      | 27 to 38       |
@@ -26,8 +28,8 @@ from crosscut.kernels import onednn
 from crosscut.kernels.products import IN_BLOCKS, Products
 
 _TOKENS = 8
-"""Number of tokens for which weights are packed. oneDNN packs in the same way for other numbers and is as fast with
-them.
+"""Number of tokens for which weights are packed. Products with another number of tokens are as fast, because oneDNN
+packs a weight in the same way for every number.
 """
 
 _NO_GRADIENT = (
@@ -51,14 +53,18 @@ class _Packed(Products):
 
 
 PACKED: Products = _Packed()
-"""oneDNN products with weights that may be packed."""
+"""Products by oneDNN. Weights may be packed or plain. Computing gradients raises `RuntimeError`."""
 
 
 def is_faster_packed(num_tokens: int) -> bool:
-    """Whether oneDNN is available and faster with a packed than with a plain weight, for this number of tokens."""
+    """Whether a product with this number of tokens is faster with a packed weight than with a plain weight. False if
+    oneDNN is not available.
+    """
     return onednn.IS_THERE and num_tokens not in IN_BLOCKS
 
 
 def packed(weight: Tensor) -> Tensor:
-    """Copy a float32 weight [O, I] on the CPU into oneDNN's order. Only the products of `PACKED` can read the copy."""
+    """Copy a float32 weight [O, I] on the CPU into the memory order in which oneDNN reads it. Only the products of
+    `PACKED` can read the copy.
+    """
     return onednn.packed(weight, num_tokens=_TOKENS)

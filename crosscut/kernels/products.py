@@ -2,15 +2,19 @@ r"""The three matrix products of a linear layer, in the precision of the run.
 
         y = x W^T        grad_x = grad W        grad_W = grad^T x
 
-`ORDINARY` multiplies in the type of its arguments. `FLOAT8` casts both factors to 8 bits, each with one scale that
-depends on the tensor's largest element, and sums in float32. Activations and weights are cast to e4m3 (4 bits of
-exponent, 3 of mantissa); gradients, which need range more than precision, to e5m2 (Micikevicius et al. 2022, section
-3).
+`ORDINARY` multiplies in the element type of its arguments. `FLOAT8` casts both factors to 8 bits and sums in float32.
+Each tensor has one scale, which depends on the tensor's largest element. Activations and weights are cast to e4m3 (4
+bits of exponent, 3 of mantissa). Gradients are cast to e5m2, because they need range more than precision (Micikevicius
+et al. 2022, section 3).
 
-Scales are powers of two, so casting rounds mantissas only. The largest element of a rank's part of a matrix differs
-from that of the whole matrix, but the part is rounded in the same way as the whole, within the range of normal numbers:
-down to 2^-13 of the matrix's largest element in e4m3, and to 2^-28 in e5m2. Below this range, the whole matrix loses
-digits that a part with small elements keeps. The loss is at most 2^-17, or 2^-31, of the largest element.
+Scales are powers of two, so casting rounds mantissas only. A rank's shard of a matrix may have another scale than the
+whole matrix, because the shard's largest element may be smaller. Normal numbers are still rounded alike in the shard
+and in the whole matrix. Only elements below the normal range of the whole matrix can be rounded differently:
+
+| as a fraction of the matrix's largest element | e4m3  | e5m2  |
+|-----------------------------------------------|-------|-------|
+| smallest element that is always rounded alike | 2^-13 | 2^-28 |
+| largest difference below this element         | 2^-17 | 2^-31 |
 
 Shapes: N tokens (any leading dimensions), I in, O out.
 """
@@ -27,9 +31,9 @@ from crosscut.config.precision import FLOAT8_MULTIPLE
 from crosscut.kernels import onednn
 
 FEW = range(1, 33)
-"""Numbers of tokens for which the CPU product does not use F.linear when gradients are off.
+"""Numbers of tokens for which a product on the CPU avoids `F.linear`, if gradients are off.
 
-Measured in float32 on two cores of an AMD EPYC, with weights of 0.9 to 113 MB, as GB/s of the weight:
+Measured in float32 on two cores of an AMD EPYC, with weights of 0.9 to 113 MB. The unit is GB/s of the weight:
 
 | tokens | F.linear | batch of the weight's blocks | oneDNN   |
 |--------|----------|------------------------------|----------|
@@ -38,7 +42,7 @@ Measured in float32 on two cores of an AMD EPYC, with weights of 0.9 to 113 MB, 
 """
 
 IN_BLOCKS = range(1, 3)
-"""Numbers of tokens, within `FEW`, for which a product in blocks of the weight is faster than oneDNN."""
+"""Numbers of tokens for which a batch of products, one per block of the weight's rows, is faster than oneDNN."""
 
 _SMALLEST = 1e-12
 """Lower bound for a tensor's largest element, so that a tensor of zeros has a scale."""
@@ -49,15 +53,17 @@ class Products(ABC):
 
     @abstractmethod
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Multiply x [..., I] by the weight [O, I] and add the bias [O]: [..., O]."""
+        """Multiply `x` [..., I] by `weight` [O, I] and add `bias` [O]: [..., O]."""
 
     @abstractmethod
     def input_gradient(self, grad: Tensor, weight: Tensor, onto: Tensor | None = None) -> Tensor:
-        """Multiply grad [..., O] by the weight [O, I]: [..., I]. The result is added to `onto` in place, if given."""
+        """Multiply `grad` [..., O] by `weight` [O, I]: [..., I]. If `onto` is given, add the product to `onto` in place
+        and return `onto`.
+        """
 
     @abstractmethod
     def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
-        """Multiply grad [..., O], transposed, by x [..., I]: [O, I]."""
+        """Multiply the transpose of `grad` [..., O] by `x` [..., I], with tokens as rows: [O, I]."""
 
 
 @final
@@ -85,8 +91,8 @@ class _Ordinary(Products):
 
 @final
 class _Float8(Products):
-    """Products in 8 bits. The number of tokens is padded to the hardware's multiple; I and O must be multiples of it,
-    which the config checks.
+    """Products in 8 bits. The number of tokens is padded to a multiple of `FLOAT8_MULTIPLE`. I and O must be multiples
+    of `FLOAT8_MULTIPLE`, which the config checks.
 
     The forward product sums in the tensor cores' own width, which is fast. The backward products sum more exactly, as
     in torchao's recipe for training.
@@ -111,15 +117,15 @@ class _Float8(Products):
 
 
 ORDINARY: Products = _Ordinary()
-"""Products in the type of the arguments."""
+"""Products in the element type of the arguments."""
 
 FLOAT8: Products = _Float8()
-"""Products in 8 bits; arguments and results have wider types."""
+"""Products in 8 bits. Arguments and results have wider element types, such as bfloat16."""
 
 
 def multiply_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-    """Write the product of [..., I] and [O, I], plus [O], into `out` [..., O]. `out` must be contiguous, have the
-    arguments' type and share no memory with them.
+    """Multiply `x` [..., I] by `weight` [O, I], add `bias` [O] and write the result into `out` [..., O]. `out` must be
+    contiguous, have the element type of the arguments and share no memory with the arguments.
     """
     out, x = out.view(-1, out.shape[-1]), as_rows(x)
     if onednn.suits(x, weight):
@@ -131,8 +137,8 @@ def multiply_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = 
 
 
 def product_in(buffer: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Multiply [N, I] by [O, I] and return [N, O] in their type, stored in the first rows of `buffer` if it has this
-    type.
+    """Multiply `x` [N, I] by `weight` [O, I]: [N, O], in the element type of `x`. If `buffer` has the same element
+    type, the result is stored in the first N rows of `buffer`.
     """
     if buffer.dtype == x.dtype:
         out = buffer[: x.shape[0]]
@@ -142,9 +148,9 @@ def product_in(buffer: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, *, is_first: bool = False) -> None:
-    """Add a product in place: total [M, K] += a [M, N] @ b [N, K]. With `is_first`, overwrite: total = a @ b.
+    """Add a product in place: total [M, K] += a [M, N] @ b [N, K]. With `is_first`, overwrite `total` by a @ b.
 
-    `total` may have a wider type than the factors.
+    `total` may have a wider element type than `a` and `b`.
     """
     if total.dtype == a.dtype and onednn.suits(a, b.t()):
         onednn.add_product(total, a, b, is_first=is_first)
@@ -157,23 +163,25 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, *, is_first: bool = False) 
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """View or copy [..., K] as [N, K]."""
+    """Reshape `x` [..., K] to [N, K]: a view if possible, otherwise a copy."""
     return x.reshape(-1, x.shape[-1])
 
 
 def bias_gradient(grad: Tensor) -> Tensor:
-    """Gradient of a bias [O] from the gradient of the output [..., O]: the sum over all tokens."""
+    """Gradient of a bias [O]: the sum of `grad` [..., O], the gradient of the layer's output, over all tokens."""
     return as_rows(grad).sum(0)
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """Type in which `x` is to be multiplied: its own, or the type that `torch.autocast` sets."""
+    """Element type in which a layer multiplies `x`: the type that `torch.autocast` sets, if autocast is on. Without
+    autocast, and for float64, the type of `x`.
+    """
     is_cast = x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type)
     return torch.get_autocast_dtype(x.device.type) if is_cast else x.dtype
 
 
 def _are_few(x: Tensor) -> bool:
-    """Whether x has as few tokens as a decoding step of a few texts, and no gradients are needed."""
+    """Whether `x` has only a few tokens, as in a decoding step, and gradients are off."""
     return onednn.may_take(x) and x.numel() // x.shape[-1] in FEW
 
 
@@ -196,8 +204,8 @@ def _num_blocks(weight: Tensor) -> int:
 def _in_blocks(x: Tensor, weight: Tensor, num_blocks: int) -> Tensor:
     """Multiply [..., I] by [O, I] as a batch of products, one per block of the weight's rows: [..., O].
 
-    PyTorch multiplies a matrix by one or two tokens in a single thread, below the memory's speed. Its batched product
-    uses all threads and reaches the memory's speed.
+    PyTorch's plain product of a matrix and one or two tokens uses a single thread, which cannot use the full memory
+    bandwidth. PyTorch's batched product uses all threads.
     """
     num_outputs, num_inputs = weight.shape
     blocks = weight.view(num_blocks, num_outputs // num_blocks, num_inputs)

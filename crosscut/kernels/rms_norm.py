@@ -1,4 +1,4 @@
-"""RMS normalisation that keeps little for its backward pass (Zhang and Sennrich 2019, arXiv 1910.07467, equation 4).
+"""RMS normalisation that keeps few values for its backward pass (Zhang and Sennrich 2019, arXiv 1910.07467, eq. 4).
 
 With s = 1 / sqrt(mean(x^2) + epsilon) and n = x s, over the last dimension H:
 
@@ -17,10 +17,10 @@ from crosscut.kernels.functions import run
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Normalise [..., H] and multiply by a weight [H]: [..., H], computed in float32 or wider.
+    """Divide `x` [..., H] by its root mean square and multiply by `weight` [H]: [..., H], computed in float32 or wider.
 
-    Keeps its input and one number per token for the backward pass. On the CPU, PyTorch's own function consists of
-    several kernels, which would also keep their intermediate results.
+    The backward pass needs only `x`, `weight` and one number per token. PyTorch's own function consists of several
+    kernels on the CPU, and autograd would keep the intermediate results of these kernels.
     """
     y: Tensor = run(_RMSNorm, x, weight, epsilon, twin=_plain)
     return y
