@@ -1,4 +1,4 @@
-"""Start and end of the ranks of a run: starting or joining processes, signals, and settings of the memory allocator."""
+"""Start and end of a run's ranks: processes are started or joined, signals are handled, the allocator is configured."""
 
 from crosscut.launch.door import Done, Ranks, in_ranks
 from crosscut.launch.processes import launch, process_group

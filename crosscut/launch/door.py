@@ -1,13 +1,15 @@
-"""Entry to the ranks: every command that computes on ranks calls `in_ranks`.
+"""`in_ranks`, which every command calls to run its work on the ranks of a layout.
 
-| step                               | the command starts the ranks | torchrun started the ranks           |
-|------------------------------------|------------------------------|--------------------------------------|
-| check world size and devices       | before a process starts      | on every rank                        |
-| `prepare`: find files, read, check | before a process starts      | on the first rank; the others wait   |
-| `work(prepared, device)`           | on every rank                | on every rank                        |
-| returned result                    | the first rank's             | on each rank, its own                |
+The command starts the ranks itself, unless torchrun has already started them:
 
-A rank does its work inside a process group. `processes` contains the steps of starting, joining and ending.
+| step                               | ranks started by the command | ranks started by torchrun               |
+|------------------------------------|------------------------------|-----------------------------------------|
+| check world size and devices       | before any rank starts       | on every rank                           |
+| `prepare`: find files, read, check | before any rank starts       | on the first rank; the other ranks wait |
+| `work(prepared, device)`           | on every rank                | on every rank                           |
+| value that `in_ranks` returns      | result of the first rank     | on each rank, the result of this rank   |
+
+A rank does its work inside a process group. The module `processes` starts, joins and ends the ranks.
 """
 
 from collections.abc import Callable
@@ -40,20 +42,20 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """Ranks that a command needs, checked against this machine.
+    """Layout and device of the ranks that a command needs. The constructor checks both against this machine.
 
-    Raises `LayoutError` if torchrun started a different number of ranks or this machine has too few GPUs, and
-    `ConfigError` if `device` is cuda and there is no GPU.
+    Raises `LayoutError` if torchrun started another number of ranks than the layout needs, or if this machine has too
+    few GPUs. Raises `ConfigError` if `device` is cuda and this machine has no GPU.
     """
 
     layout: Layout = field(default_factory=Layout)
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`, which means cuda if there is a GPU."""
     signals: tuple[int, ...] = REQUESTS
-    """Signals that the starting process passes on to its ranks (see `processes.launch`)."""
+    """Signals that the command passes on to the ranks that it started (see `processes.launch`)."""
     joins: bool = True
-    """Whether to join ranks that torchrun started. If false, this process starts ranks of its own even under
-    torchrun.
+    """Whether to join the ranks that torchrun started, if there are any. If false, this process always starts its own
+    ranks.
     """
 
     def __post_init__(self) -> None:
@@ -64,13 +66,13 @@ class Ranks:
 
     @property
     def are_there(self) -> bool:
-        """Whether torchrun started the ranks and this process is one of them."""
+        """Whether torchrun started this process as one of the ranks, and `joins` is true."""
         return self.joins and was_started()
 
 
 @dataclass(frozen=True)
 class Done(Generic[_T]):
-    """Result of a command if `prepare` finds that there is no work left. No rank starts."""
+    """Return value of `prepare` if there is no work to do. `in_ranks` then returns `result` without calling `work`."""
 
     result: _T
 
@@ -85,11 +87,13 @@ class _Failed:
 def in_ranks(ranks: Ranks, work: Callable[[_P, torch.device], _T], *, prepare: Callable[[], _P | Done[_T]]) -> _T:
     """Call `prepare` once and `work(prepared, device)` on every rank, and return the first rank's result.
 
-    Under torchrun, each rank returns its own result. `work` must be a function at module level; the prepared value and
+    `prepared` is the value that `prepare` returns. If this value is a `Done`, `work` is not called. Under torchrun,
+    each rank returns the result of its own `work`. `work` must be a function at module level. The prepared value and
     the result must be picklable.
 
-    A `CrosscutError` of `prepare` is raised before a rank starts; under torchrun it is raised on every rank. Otherwise
-    raises the errors of `work` and, if this process started the ranks, those of `processes.launch`.
+    If `prepare` raises a `CrosscutError`, no rank starts, and the error is raised. Under torchrun, the error is raised
+    on every rank. If `work` fails, `processes.launch` says which error is raised. Under torchrun,
+    `processes.joined_rank` does.
     """
     if ranks.are_there:
         with joined_rank(), process_group(choose_device(ranks.device)):
@@ -106,10 +110,13 @@ def in_ranks(ranks: Ranks, work: Callable[[_P, torch.device], _T], *, prepare: C
 
 
 def stay_in_ranks(ranks: Ranks, *, prepare: Callable[[], _P]) -> tuple[_P, torch.device]:
-    """Join the ranks until this process ends. Returns the value of the first rank's `prepare`, and this rank's device.
+    """Join the ranks until this process ends. Returns the prepared value of the first rank, and this rank's device.
 
-    Use this in a program that Crosscut does not control and that `in_ranks` therefore cannot call. No ranks are
-    started, and an existing process group is used. A `CrosscutError` of `prepare` is raised on every rank.
+    `prepare` runs on the first rank only. If `prepare` raises a `CrosscutError`, the error is raised on every rank.
+    This function starts no ranks. If a process group exists, the function uses that group.
+
+    Use this function in a program that Crosscut does not control, such as lm-eval. The work of such a program cannot be
+    passed to `in_ranks` as a function.
     """
     if was_started():
         share_cores()
@@ -126,7 +133,7 @@ def _work_in_group(work: Callable[[_P, torch.device], _T], prepared: _P, name: s
 
 
 def _share_prepared(prepare: Callable[[], _T]) -> _T:
-    """Return the first rank's prepared value on every rank. The other ranks wait for it."""
+    """Return the first rank's prepared value on every rank. The other ranks wait for the first rank."""
     outcome: Any = None
     if is_first_started():
         try:

@@ -1,4 +1,4 @@
-"""Settings of the C library's heap: how much freed memory a rank keeps, and how much it returns to the system.
+"""Settings of the C library's heap, which decide how much freed memory a rank returns to the system.
 
 The settings work with glibc and have no effect with other C libraries.
 """
@@ -15,20 +15,25 @@ _KEPT_BYTES, _OWN_PAGES_BYTES = 64 << 20, 8 << 20
 """Free memory kept at the end of the heap, in bytes, and size from which a freed tensor is returned to the system."""
 
 LEAN_BYTES = 2 << 20
-"""Size, in bytes, from which freed tensors are returned to the system in runs that trade time for memory."""
+"""Argument `least` of `give_freed_tensors_back`, in bytes, for runs that accept slower steps to save memory."""
 
 HEAP_SETTINGS = frozenset({"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"})
-"""Environment variables with which a user configures the heap. If one of them is set, Crosscut changes nothing."""
+"""Environment variables that configure the heap. If a user has set any of them, Crosscut does not change the heap."""
 
 
 def give_freed_tensors_back(least: int = _OWN_PAGES_BYTES) -> None:
-    """Configure the heap to return freed tensors of at least `least` bytes to the system from now on.
+    """Make the heap return every freed tensor of at least `least` bytes to the system. The default is 8 MiB.
 
-    By default, glibc keeps freed blocks of up to 32 MiB in its heap. Small objects are then allocated in the holes,
-    so the next activations of the same size no longer fit: a step held 70 to 100 MiB of such holes. On the other
-    hand, new pages cost 0.2 ms per MiB. With a bound of 4 MiB, together with the trimming that glibc does once this
-    bound is set, a step took 4 to 7% longer (10 to 13% with smaller activations) at the same peak. If whole layers
-    are recomputed, activations of 3 MiB left holes of 150 MiB, a sixth of all memory.
+    By default, glibc keeps freed blocks of up to 32 MiB. Small objects are then allocated inside a freed block, so the
+    next activations of the same size no longer fit into the block, and the heap grows. A smaller `least` avoids such
+    unusable blocks but costs time, because each new MiB of memory takes 0.2 ms. Measured:
+
+    | `least`       | effect                                                                                         |
+    |---------------|------------------------------------------------------------------------------------------------|
+    | glibc's own   | 70 to 100 MiB of unusable blocks                                                               |
+    | 4 MiB         | peak memory as with 8 MiB, but steps 4 to 7% longer (10 to 13% with smaller activations)       |
+    | 8 MiB         | if whole layers are recomputed, activations of 3 MiB leave 150 MiB of unusable blocks (a sixth |
+    |               | of all memory); `LEAN_BYTES` is for such runs                                                  |
     """
     if HEAP_SETTINGS & os.environ.keys():
         return
@@ -39,9 +44,9 @@ def give_freed_tensors_back(least: int = _OWN_PAGES_BYTES) -> None:
 
 
 def return_freed_memory() -> None:
-    """Return the pages of all freed blocks to the system, even between blocks in use. This takes a few milliseconds.
+    """Return the memory pages of all freed blocks to the system. This takes a few milliseconds.
 
-    Call it after replacing many tensors by larger tensors, which do not fit into the freed blocks.
+    Call this function after many tensors were replaced by larger tensors, which do not fit into the freed blocks.
     """
     with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,9 +1,9 @@
-"""Start of a run's processes, and joining of processes that were already started.
+"""Functions that start the processes of a run, or join processes that torchrun started.
 
 A rank reads its position from the environment variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...).
-If torchrun, or any launcher that sets these variables, has started the ranks, a command joins them. Otherwise `launch`
-starts the ranks of one machine with the same variables. If a rank fails, the other ranks are stopped, and the user sees
-the traceback of the failed rank only.
+If torchrun, or another launcher that sets these variables, has started the ranks, a command joins the ranks. Without a
+launcher, `launch` starts all ranks on this machine and sets the same variables. If a rank fails, the other ranks are
+stopped, and the user sees only the traceback of the rank that failed first.
 """
 
 import atexit
@@ -54,51 +54,58 @@ def started_world_size() -> int:
 
 
 def ranks_on_this_machine(world_size: int) -> int:
-    """Number of a run's ranks on this machine: under torchrun, the number that it reports; otherwise all of them."""
+    """Number of ranks on this machine: `world_size`, or, under torchrun, `LOCAL_WORLD_SIZE` (1 if unset)."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if was_started() else world_size
 
 
 def is_first_started() -> bool:
-    """Whether this is the first of the started ranks, or the only process."""
+    """Whether this process is the first rank (rank 0). Also true if no launcher started this process."""
     return not was_started() or int(os.environ["RANK"]) == 0
 
 
 def choose_device(name: str) -> torch.device:
-    """Device of this rank for the setting `cpu`, `cuda` or `auto`."""
+    """Device of this rank for the setting `name`: `cpu`, `cuda`, or `auto`, which means cuda if there is a GPU."""
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def has_too_few_gpus(num_ranks: int) -> bool:
-    """Whether this machine has GPUs, but too few to start one rank per GPU for `num_ranks` ranks."""
+    """Whether this machine has GPUs, but fewer than `num_ranks`. Always false for ranks that torchrun started."""
     return not was_started() and 0 < torch.cuda.device_count() < num_ranks
 
 
 def require_devices(name: str, num_ranks: int) -> None:
-    """Check that this machine has a device for each of `num_ranks` ranks. Raises `ConfigError` or `LayoutError`."""
+    """Check that this machine has a device for each of `num_ranks` ranks. `name` is `cpu`, `cuda` or `auto`.
+
+    Raises `ConfigError` if `name` is cuda and this machine has no GPU, and `LayoutError` if the ranks use GPUs and this
+    machine has fewer than `num_ranks`.
+    """
     num_devices = torch.cuda.device_count()
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            "The device must be available, but is cuda, and this machine has no GPU. Set it to cpu (`training.device` "
-            "in a run's file, `--device` in other commands)."
+            "The device must be available, but is cuda, and this machine has no GPU. Set the device to cpu "
+            "(`training.device` in a run's file, `--device` in other commands)."
         )
     if choose_device(name).type == "cuda" and num_ranks > num_devices:
         raise LayoutError(
-            f"`layout.tensor` x `layout.data` must be at most this machine's {num_devices} CUDA devices, but is "
-            f"{num_ranks}. Choose a smaller layout, start several machines with torchrun, or set "
-            "the device to cpu (`training.device` in a run's file, `--device` in other commands)."
+            f"`layout.tensor` x `layout.data` must be at most {num_devices}, this machine's number of GPUs, but is "
+            f"{num_ranks}. Choose a smaller layout, use several machines with torchrun, or set the device to cpu "
+            "(`training.device` in a run's file, `--device` in other commands)."
         )
 
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """Process group of the started ranks, or of this process alone. All communication between ranks happens inside.
+    """Context in which the ranks can communicate: it holds PyTorch's default process group.
 
-    On the CPU, the group uses gloo, and all ranks use the same number of threads: the smallest of any rank. On CUDA, it
-    uses nccl for device tensors and gloo for host tensors, and `device` becomes the current device. After an error, the
-    group of several ranks is not destroyed, because destroying it could wait for a failed rank; the process must then
-    end.
+    The group contains the ranks that a launcher started, or only this process if there is no launcher.
+
+    On the CPU, the group uses gloo, and every rank uses the same number of threads: the smallest number of any rank. On
+    CUDA, the group uses nccl for device tensors and gloo for host tensors, and `device` becomes the current device.
+
+    On exit, the group is destroyed. After an error, a group of several ranks is not destroyed, because destroying the
+    group could wait for a failed rank. The process must end after such an error.
     """
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
@@ -122,10 +129,11 @@ def process_group(device: torch.device) -> Iterator[None]:
 
 
 def keep_process_group(device: torch.device) -> None:
-    """Use the existing process group, or create one as `process_group` does, until this process ends.
+    """Create a process group, as `process_group` does, that lasts until this process ends. Does nothing if a process
+    group exists.
 
-    Use this in a program that Crosscut does not control. If an uncaught error ends the program, the group is not
-    destroyed.
+    Use this function in a program that Crosscut does not control. If an uncaught error ends the program, the group is
+    not destroyed.
     """
     if dist.is_initialized():
         return
@@ -135,10 +143,10 @@ def keep_process_group(device: torch.device) -> None:
 
 
 def share_cores() -> None:
-    """Limit torch to this rank's share of the machine's cores, at least one thread.
+    """Set PyTorch's number of threads to this rank's share of the machine's cores, at least one.
 
-    The share is the number of usable cores divided by `LOCAL_WORLD_SIZE` (1 if unset). It overrides `OMP_NUM_THREADS`,
-    which torchrun sets to 1. If each rank is already bound to its own cores, start the ranks without
+    The share is the number of usable cores divided by `LOCAL_WORLD_SIZE` (1 if unset). The share overrides
+    `OMP_NUM_THREADS`, which torchrun sets to 1. If each rank is already bound to its own cores, start the ranks without
     `LOCAL_WORLD_SIZE`.
     """
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -162,14 +170,19 @@ def launch(
     """Run `function(*arguments)` in `num_ranks` processes on this machine and return the first rank's result.
 
     With one rank, the function runs in this process. `function` must be importable by name, and its result must be
-    picklable. Raises the user error that a rank raised, or `RankFailure` with the traceback of the rank that failed
-    first; the other ranks are stopped.
+    picklable. If a rank fails, the other ranks are stopped, and the error of the rank that failed first is raised: a
+    `CrosscutError` as itself, any other error as `RankFailure`, with the rank's traceback if there is one.
 
-    The first SIGTERM or SIGUSR1 is passed on to the ranks (see `stopping`), and this process waits for them. An
-    interrupt or a second SIGTERM stops all ranks at once. So does the first SIGTERM if a rank does not handle requests
-    to stop.
-    In these cases `SystemExit` is raised with 128 + the signal's number. The ranks also end if this process is killed.
-    `signals` may also contain SIGINT, which is then passed on, too; only a second interrupt stops all ranks at once.
+    Signals that this process receives while it waits for the ranks:
+
+    - The first signal of `signals` (by default SIGTERM and SIGUSR1) is passed on to the ranks as a request to stop (see
+      `stopping`). If a rank does not yet handle these requests, all ranks are stopped at once.
+    - A SIGTERM more than `SAME_REQUEST` seconds after the first request stops all ranks at once.
+    - SIGINT (Ctrl-C) stops all ranks at once. If `signals` contains SIGINT, only a later SIGINT does so.
+    - If this process is killed, the ranks end, too.
+
+    If SIGINT stops the ranks at once, `KeyboardInterrupt` is raised. If another signal stops the ranks at once,
+    `SystemExit` is raised with 128 + the number of the signal.
     """
     if num_ranks == 1:
         return function(*arguments)
@@ -206,14 +219,12 @@ def launch(
 
 
 class _PassedOn:
-    """Passes the first stop request on to the ranks. It replaces PyTorch's signal handlers, which would end the
-    ranks.
-    """
+    """Signal handler that passes requests to stop on to the ranks. PyTorch's own handlers would end the ranks."""
 
     def __init__(self, ranks: list[int], signals: tuple[int, ...]) -> None:
         self.ranks = ranks
         self.first = 0
-        """Number of the first signal; 0 until then."""
+        """Number of the first signal; 0 if no signal has arrived."""
         self._when = 0.0
         if threading.current_thread() is threading.main_thread():
             for number in signals:
@@ -302,13 +313,19 @@ def _raise(failure: ProcessFailure, num_ranks: int) -> NoReturn:
         raise RankFailure(f"{stack}\n{place} failed (traceback above); the other ranks were stopped.")
     if failure.exitcode < 0:
         name = signal.Signals(-failure.exitcode).name
-        hint = " The usual cause is that the system ran out of memory." if name == "SIGKILL" else ""
+        hint = " The system probably ran out of memory. Try a smaller batch or model." if name == "SIGKILL" else ""
         raise RankFailure(f"{place} was ended by {name}; the other ranks were stopped.{hint}")
-    raise RankFailure(f"{place} exited with code {failure.exitcode}; the other ranks were stopped.")
+    raise RankFailure(
+        f"{place} exited with code {failure.exitcode} and recorded no error; the other ranks were stopped. Look for "
+        "the cause in the output above."
+    )
 
 
 def is_lost_connection(error: Exception) -> bool:
-    """Whether a rank failed only because another rank did, judged by the error messages of gloo, nccl and the store."""
+    """Whether `error` means that this rank lost its connection to another rank, which has probably failed first.
+
+    The decision depends on the error messages of gloo, nccl and PyTorch's TCP store.
+    """
     signs = (
         "Connection closed by peer",
         "Connection reset by peer",
@@ -321,10 +338,12 @@ def is_lost_connection(error: Exception) -> bool:
 
 @contextmanager
 def joined_rank() -> Iterator[None]:
-    """Context for the work of a rank that torchrun started. Only the rank that failed first shows its traceback.
+    """Context for the work of a rank that torchrun started. If ranks fail, only the first failed rank shows a
+    traceback.
 
-    A rank that only lost its connection to another rank waits a few seconds, so that the cause is printed first and
-    torchrun can stop this rank. It then exits with a one-line message.
+    If this rank lost its connection to another rank, this rank waits a few seconds. Meanwhile, the other rank prints
+    its traceback, and torchrun usually stops this rank. If not, this rank prints one line and exits with status 1. A
+    `CrosscutError` is raised again. Any other error is printed, and the rank exits with status 1.
     """
     share_cores()
     try:
@@ -335,7 +354,7 @@ def joined_rank() -> Iterator[None]:
         rank = os.environ.get("RANK", "0")
         if is_lost_connection(error):
             time.sleep(_WAIT_FOR_CAUSE)
-            print(f"crosscut: rank {rank} stopped because another rank stopped.", file=sys.stderr)  # noqa: T201
+            print(f"crosscut: rank {rank} stopped because another rank failed.", file=sys.stderr)  # noqa: T201
         else:
             traceback.print_exc()
             print(f"crosscut: rank {rank} failed (traceback above).", file=sys.stderr, flush=True)  # noqa: T201

@@ -1,13 +1,13 @@
-"""Stop between two steps, at the same step on all ranks, after SIGTERM or SIGUSR1 of a scheduler or a user's Ctrl-C.
+"""Stop of all ranks after the same step, when a scheduler sends SIGTERM or SIGUSR1, or a user presses Ctrl-C.
 
-A signal reaches ranks at different times, or only some of them. If one rank left alone, the others would wait for it
-forever. Ranks therefore vote at every check: an all-reduce (max) of one byte over all ranks, started at one check and
-read at the next one, when it has long arrived. The vote uses gloo, host memory and a process group of its own, so it
-does not wait for a device and does not block other collectives.
+A signal may reach some ranks later than others, or not at all. If one rank stopped alone, the other ranks would wait
+forever. The ranks therefore vote at every check. A vote is an all-reduce (max) of one byte over all ranks. A check
+starts a vote, and the next check reads the result, which has usually arrived by then. Votes use gloo, host memory and a
+separate process group, so a vote neither waits for a device nor blocks other collectives.
 
-A thread receives the signals, so they are noticed even while the main thread waits inside a collective. If `launch`
-started this rank, then `launch` alone decides: it passes a request on as SIGUSR1. A SIGTERM without a following SIGUSR1
-means that another rank has failed.
+A thread receives the signals, so a signal is noticed even while the main thread waits inside a collective. If `launch`
+started this rank, `launch` passes SIGINT on to the rank, and every other request to stop as SIGUSR1. If SIGTERM arrives without a
+following SIGUSR1, another rank has failed, and this rank exits.
 """
 
 import multiprocessing
@@ -30,21 +30,21 @@ REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals by which a scheduler asks a program to stop."""
 
 INTERRUPTIBLE = (*REQUESTS, signal.SIGINT)
-"""Signals that ask a program to stop if it also ends in good order on Ctrl-C."""
+"""Signals that ask a program to stop if the program also stops in an orderly way on Ctrl-C."""
 
 SAME_REQUEST = 2.0
-"""Number of seconds during which further signals count as copies of the first one, because schedulers signal a process
-and its group, and torchrun passes signals on. A later SIGTERM ends the process at once, and so does a later SIGINT if
-SIGINT is handled.
+"""Number of seconds after the first signal during which more signals count as copies of the first signal. Copies occur
+because a scheduler signals both a process and the process's group, and because torchrun passes signals on. A later
+SIGTERM (or SIGINT, if the program handles SIGINT) ends the process at once.
 """
 
 SAME_INTERRUPT = 0.3
-"""The same for a SIGINT that a terminal sends: too short to press Ctrl-C twice, and long enough for a program between
-the terminal and this process that passes the signal on.
+"""The same number for SIGINT, unless torchrun started this process. The time is too short to press Ctrl-C twice, and
+long enough for a program between the terminal and this process that passes the signal on.
 """
 
 _UNTIL_PASSED_ON = 2.0
-"""Number of seconds within which `launch` passes on a request, if a scheduler sent SIGTERM to all processes."""
+"""Number of seconds that a rank with a SIGTERM waits for the SIGUSR1 with which `launch` passes a request on."""
 
 _PATIENCE = timedelta(days=1)
 
@@ -55,15 +55,15 @@ _T = TypeVar("_T")
 
 
 class Stopped(Exception):  # noqa: N818 - the name describes an event
-    """All ranks have agreed to stop."""
+    """Raised on all ranks when the ranks have agreed to stop."""
 
 
 def ignore_requests() -> None:
-    """Ignore further stop requests, so that a repeated signal does not change the exit status of a process that is
-    ending.
+    """Ignore SIGTERM and SIGUSR1 from now on. Call this function when the process is about to end.
 
-    Schedulers send a request several times: to the process, its group and its children. SIGINT and SIGKILL still end
-    the process at once.
+    Schedulers send a request several times: to the process, its group and its children. Without this call, a repeated
+    signal could change the exit status of the process. SIGINT and SIGKILL still end the process at once. Outside the
+    main thread, the function does nothing.
     """
     if threading.current_thread() is threading.main_thread():
         for number in REQUESTS:
@@ -71,23 +71,24 @@ def ignore_requests() -> None:
 
 
 class StopRequest:
-    """Context in which SIGTERM and SIGUSR1 do not end the process, but make `check` raise `Stopped` on all ranks
-    together.
+    """Context in which a signal asks all ranks to stop together. `check` then raises `Stopped` on every rank.
 
-    `signals` may name other signals to handle in this way. `told` is called, in a separate thread, when this rank
-    receives a request.
+    `signals` are the signals to handle (by default SIGTERM and SIGUSR1). `told` is a function that is called in a
+    separate thread whenever this rank receives one of the signals.
 
-    Every rank must enter the context and make the same calls of `check` and `meet` in the same order. Outside the main
-    thread, a process cannot handle signals, but it still takes part in the votes. On exit, the signals get their
-    previous handlers back. However, if the ranks agreed to stop (`check` raised, or `accept` was called) and no error
-    followed, the signals are ignored from then on (`ignore_requests`), because the process is about to end.
+    Every rank must enter the context and call `check` and `meet` in the same order. Outside the main thread, a process
+    cannot handle signals, but the process still takes part in the votes.
+
+    On exit, the previous signal handlers are restored. There is one exception: if the ranks agreed to stop (`check`
+    raised, or `accept` was called) and no error occurred, the process is about to end, so the signals are ignored from
+    then on.
     """
 
     def __init__(self, signals: tuple[int, ...] = REQUESTS, told: Callable[[], None] | None = None) -> None:
         self.asked = False
-        """Whether this rank was asked to stop. Other ranks may not know it yet."""
+        """Whether this rank has received a request to stop. The other ranks may not know about the request yet."""
         self.interrupted = False
-        """Whether the request is a user's Ctrl-C. After `check` has raised, all ranks have the same value."""
+        """Whether a user's Ctrl-C was the request. All ranks have the same value after `check` has raised `Stopped`."""
         self._told = told
         self._agreed = False
         self._signals = _Signals(self._ask, signals)
@@ -109,9 +110,11 @@ class StopRequest:
             dist.destroy_process_group(self._group)
 
     def check(self) -> None:
-        """Raise `Stopped` at the same call on all ranks: at the first check after one in which a rank had a request.
+        """Raise `Stopped` if any rank has received a request to stop. All ranks raise `Stopped` at the same call.
 
-        On a single rank, it is raised at once. Sends one byte to all ranks and waits for the previous call's message.
+        Each call starts a vote of one byte over all ranks, and waits for the vote of the previous call. `Stopped` is
+        therefore raised one call after the call at which a rank knew of the request. A single rank raises `Stopped` at
+        the first call.
         """
         if self._group is None:
             agreed = self.asked
@@ -125,17 +128,17 @@ class StopRequest:
             raise Stopped
 
     def accept(self) -> None:
-        """Note that all ranks stop here, if they agreed on it by other means than `check`."""
+        """Record that all ranks have agreed to stop by other means than `check`. On exit, signals are then ignored."""
         self._agreed = True
 
     def checked(self, items: Iterable[_T]) -> Iterator[_T]:
-        """Yield the items, with a `check` before each one. All ranks must have the same number of items."""
+        """Yield the items, and call `check` before each item. All ranks must have the same number of items."""
         for item in items:
             self.check()
             yield item
 
     def meet(self) -> None:
-        """Wait until all ranks get here, so that a rank that is still writing can finish."""
+        """Wait until every rank has called `meet`. Use this to let a rank finish writing before any rank ends."""
         if self._group is not None:
             dist.barrier(self._group)
 
@@ -228,6 +231,4 @@ def is_repeated(number: int, seconds: float) -> bool:
 
 
 def _do_nothing(*_: object) -> None:
-    """Do nothing. Python calls handlers in the main thread when it can; by then, the thread has already seen the
-    signal.
-    """
+    """Do nothing. The thread of `_Signals` has already seen the signal when Python calls this handler."""

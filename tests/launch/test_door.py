@@ -134,13 +134,13 @@ def test_ranks_must_have_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     Ranks(layout=Layout(tensor=4), device="cpu")
-    with pytest.raises(LayoutError, match="must be at most this machine's 2 CUDA devices, but is 4"):
+    with pytest.raises(LayoutError, match="must be at most 2, this machine's number of GPUs, but is 4"):
         Ranks(layout=Layout(tensor=4))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     Ranks(layout=Layout(tensor=4))  # the other two are on another machine
-    with pytest.raises(LayoutError, match="must be at most this machine's 2 CUDA devices, but is 4"):
+    with pytest.raises(LayoutError, match="must be at most 2, this machine's number of GPUs, but is 4"):
         Ranks(layout=Layout(tensor=4), joins=False)
 
 

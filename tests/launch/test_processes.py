@@ -73,10 +73,13 @@ def nothing_left(
 
 
 KILLED = (
-    "rank 1 of 2 was ended by SIGKILL; the other ranks were stopped. The usual cause is that the system ran out of "
-    "memory."
+    "rank 1 of 2 was ended by SIGKILL; the other ranks were stopped. The system probably ran out of memory. Try a "
+    "smaller batch or model."
 )
-LEFT = "rank 1 of 2 exited with code 3; the other ranks were stopped."
+LEFT = (
+    "rank 1 of 2 exited with code 3 and recorded no error; the other ranks were stopped. Look for the cause in the "
+    "output above."
+)
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -342,7 +345,7 @@ def test_more_ranks_than_cuda_devices_are_told(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     require_devices("auto", 2)
     require_devices("cpu", 4)
-    with pytest.raises(LayoutError, match="must be at most this machine's 2 CUDA devices, but is 4"):
+    with pytest.raises(LayoutError, match="must be at most 2, this machine's number of GPUs, but is 4"):
         require_devices("auto", 4)
 
 
