@@ -1,7 +1,7 @@
-"""Tensor-parallel layers, the operators at which ranks communicate, and the state that ranks share.
+"""Tensor-parallel layers, the operators at which ranks communicate, and distributed parameters and gradients.
 
-This package can be used alone: build a model of your own from these layers and train it on any layout. Importing it
-imports torch.
+This package can be used without the rest of Crosscut: build your own model from these layers and train the model on any
+layout. Importing this package imports torch.
 """
 
 from crosscut.config import IGNORED, RankFailure

@@ -1,12 +1,12 @@
 """Collectives: the only code that sends anything between ranks.
 
-Each collective returns a fresh tensor and never changes its argument. If the paper's f were written in place, the
-gradient of f(x) + x on two ranks would come out as 4, not 3. The one exception is `start_all_reduce_owned`, for a
-tensor that no other code holds. Starting a collective and waiting for its result are separate calls, so that other work
-can run in between. On an axis of size 1, both calls return the tensor itself.
+Each collective returns a fresh tensor and never changes its argument. (With an in-place all-reduce, for example, the
+gradient of f(x) + x on two ranks would be 4 instead of 3.) The only exception is `start_all_reduce_owned`, for a tensor
+that no other code holds. Starting a collective and waiting for its result are separate calls, so that other work can
+run in between. On an axis of size 1, both calls return their argument and send nothing.
 
-The functions call PyTorch's functional collectives as operators, because `torch.compile` traces operators and a
-`CollectiveRecorder` sees operators.
+The functions call PyTorch's functional collectives as operators, because `torch.compile` can trace operators and
+`CollectiveRecorder` can record operators.
 """
 
 import pickle
@@ -35,8 +35,9 @@ def start_all_reduce(x: Tensor, axis: Axis, operation: str = "sum") -> Tensor:
 
 
 def start_all_reduce_owned(x: Tensor, axis: Axis) -> Tensor:
-    """Start a sum of `x` over the axis, in place of `x` where possible. This saves a copy. The caller must hold the
-    only reference to `x` and use only the returned tensor, which is valid after `wait`.
+    """Start an all-reduce (sum) of `x` over the axis. The sum overwrites `x` if possible, which saves a copy.
+
+    The caller must hold the only reference to `x` and use only the returned tensor, which is valid after `wait`.
     """
     if axis.size == 1 or torch.compiler.is_compiling():  # the compiler reuses memory by itself
         return start_all_reduce(x, axis)
@@ -64,7 +65,7 @@ def start_reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
 
 
 def start_all_gather(x: Tensor, axis: Axis) -> Tensor:
-    """Start an all-gather of `x` over the axis. `wait_and_join` returns the joined result."""
+    """Start an all-gather of `x` over the axis. Pass the returned tensor to `wait_and_join` to get the result."""
     if axis.size == 1:
         return x
     gathered: Tensor = _ops.all_gather_into_tensor(x.contiguous(), axis.size, axis.group_name)
@@ -72,8 +73,8 @@ def start_all_gather(x: Tensor, axis: Axis) -> Tensor:
 
 
 def wait_and_join(x: Tensor, axis: Axis, dim: int) -> Tensor:
-    """Wait for a result of `start_all_gather` and join the parts of all ranks along `dim`, in the order of the
-    ranks.
+    """Wait for a result of `start_all_gather` and concatenate the tensors of all ranks along dimension `dim`, in the
+    order of the ranks.
     """
     if axis.size == 1:
         return x
@@ -86,27 +87,32 @@ def wait_and_join(x: Tensor, axis: Axis, dim: int) -> Tensor:
 
 
 def wait(x: Tensor, axis: Axis) -> Tensor:
-    """Wait for a result of `start_all_reduce` or `start_reduce_scatter` and return it."""
+    """Wait until `x`, a result of `start_all_reduce`, `start_all_reduce_owned` or `start_reduce_scatter`, is valid, and
+    return `x`.
+    """
     return x if axis.size == 1 else _ops.wait_tensor(x)
 
 
 def all_reduce(x: Tensor, axis: Axis, operation: str = "sum") -> Tensor:
-    """Sum `x` over the axis, or take the maximum. Every rank gets the same result."""
+    """Sum `x` over the axis, or take the maximum if `operation` is "max". Every rank gets the same result."""
     return wait(start_all_reduce(x, axis, operation), axis)
 
 
 def reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
-    """Sum `x` over the axis and keep this rank's part of dimension `dim`. Raises as `start_reduce_scatter` does."""
+    """Sum `x` over the axis and keep this rank's part of dimension `dim`.
+
+    Raises `LayoutError` if the axis does not divide the dimension.
+    """
     return wait(start_reduce_scatter(x, axis, dim), axis)
 
 
 def all_gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
-    """Join the tensors `x` of all ranks along dimension `dim`, in the order of the ranks."""
+    """Concatenate the tensors `x` of all ranks along dimension `dim`, in the order of the ranks."""
     return wait_and_join(start_all_gather(x, axis), axis, dim)
 
 
 def split(x: Tensor, axis: Axis, dim: int) -> Tensor:
-    """Return this rank's part of `x` along dimension `dim`. Sends nothing. It is the conjugate of `all_gather`.
+    """Return this rank's part of `x` along dimension `dim`. Sends nothing. `split` undoes `all_gather`.
 
     Raises `LayoutError` if the axis does not divide the dimension.
     """
@@ -122,14 +128,14 @@ def _require_divisible(x: Tensor, axis: Axis, dim: int) -> None:
     """
     if x.shape[dim] % axis.size:
         raise LayoutError(
-            f"Dimension {dim} of a tensor that is split over the {axis.name} axis must be a multiple of the "
-            f"{axis.size} ranks, but is {x.shape[dim]}. Pad the dimension, or choose a layout that divides it."
+            f"Dimension {dim} of a tensor that is split over the {axis.name} axis must be a multiple of the number of "
+            f"ranks ({axis.size}), but is {x.shape[dim]}. Pad the dimension, or choose a layout that divides it."
         )
 
 
 def all_gather_objects(value: object, axis: Axis) -> list[Any]:
-    """Gather a small Python value from every rank of the axis, in the order of the ranks. The values are pickled: use
-    this for messages to people, not for tensors.
+    """Return a list of every rank's small Python value, in the order of the ranks on the axis. Every rank of the axis
+    must call this function. The values are pickled, so do not pass large tensors.
     """
     if axis.size == 1:
         return [value]
@@ -139,8 +145,8 @@ def all_gather_objects(value: object, axis: Axis) -> list[Any]:
 
 
 def from_all_ranks(value: object, mesh: ParallelMesh) -> list[Any]:
-    """Gather a small Python value from every rank of the mesh, in the order of the ranks. The values are pickled: use
-    this for messages to people, not for tensors.
+    """Return a list of every rank's small Python value, in the order of the ranks of the mesh. Every rank must call
+    this function. The values are pickled, so do not pass large tensors.
     """
     values = [value]
     for axis in reversed(mesh.axes):
@@ -149,18 +155,18 @@ def from_all_ranks(value: object, mesh: ParallelMesh) -> list[Any]:
 
 
 def background_group() -> dist.ProcessGroup:
-    """Create a process group of all ranks for messages of a background thread. Every rank must call this.
+    """Create a process group of all ranks for the messages of a background thread. Every rank must call this function.
 
-    The group uses the CPU (gloo) and a timeout of one day, because a rank may write to a slow disk while the others
-    wait.
+    The group uses gloo on the CPU. Its timeout is one day, because the other ranks may wait while one rank writes to a
+    slow disk.
     """
     group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(days=1))
     return group
 
 
 def share_from_first(value: object) -> Any:
-    """Return the first rank's small Python value on every rank. The other ranks wait for it for up to a day. Every rank
-    must call this.
+    """Return the first rank's `value`, a small Python value, on every rank. The other ranks wait for the first rank,
+    for up to a day. Every rank must call this function; only the first rank's argument matters.
     """
     patient = dist.new_group(backend="gloo", timeout=timedelta(days=1))
     shared = [value]
@@ -170,19 +176,19 @@ def share_from_first(value: object) -> Any:
 
 
 class FirstRankLine:
-    """Broadcasts small Python values from the first rank to all others, again and again.
+    """Connection for repeated broadcasts of small Python values from the first rank to all other ranks.
 
-    It uses the CPU and a process group of its own, so it does not disturb other messages. The other ranks wait up to a
-    day for the next value, so the first rank must call `share` at least once a day, if only with None. None costs one
-    message of eight bytes; any other value needs a second message. Every rank must create the object and call `share`
-    and `close`.
+    The messages use the CPU and a separate process group, so other messages are not disturbed. The other ranks wait up
+    to a day for the next value. If there is no new value, the first rank must therefore share None at least once a day.
+    None costs one message of eight bytes; any other value costs two messages. Every rank must create the object, and
+    call `share` and `close`.
     """
 
     def __init__(self) -> None:
         self._group = background_group() if dist.get_world_size() > 1 else None
 
     def share(self, value: object) -> Any:
-        """Return the first rank's value on every rank. The argument of all other ranks is ignored."""
+        """Return the first rank's `value` on every rank. The arguments of the other ranks are ignored."""
         if self._group is None:
             return value
         content = bytearray() if value is None or dist.get_rank() else bytearray(pickle.dumps(value))
@@ -201,8 +207,8 @@ class FirstRankLine:
 
 
 def gather_to_first(value: object) -> list[Any] | None:
-    """Gather a value from every rank on the first rank, in the order of the ranks; returns None on the others. The
-    values are pickled: use this for inspection, not for training.
+    """Return a list of every rank's value on the first rank, in the order of the ranks, and None on the other ranks.
+    Every rank must call this function. The values are pickled, so use this function for inspection, not for training.
     """
     first = dist.get_rank() == 0
     gathered: list[Any] | None = [None] * dist.get_world_size() if first else None

@@ -1,8 +1,8 @@
-"""Output projection fused with the cross entropy, over a vocabulary that is cut over the tensor ranks.
+"""Output projection fused with the cross entropy loss. The vocabulary is cut over the tensor ranks.
 
-Each rank multiplies by its part of the embedding and keeps the logits local. Only scalars per token are sent: first the
-maximum, then the sum of exponentials together with the target's logit. The loss thus sends 3 B S elements, while
-gathering the logits would send B S V (paper, section 3).
+Each rank multiplies by its part of the output weight and keeps its logits local. The ranks send only three numbers per
+token: first the largest logit, then the sum of exponentials and the target's logit. The loss of N tokens therefore
+sends 3 N elements. Gathering the logits would send N V elements (paper, section 3).
 
 The loss is computed in chunks of tokens. The gradients of a chunk are computed while its logits exist, so the logits of
 all tokens are never in memory at once and are never computed twice. With p = softmax(x W^T) and one-hot target e:
@@ -28,7 +28,7 @@ from crosscut.parallel.mesh import Axis
 
 
 class VocabularyPart(NamedTuple):
-    """Part of the vocabulary that one rank holds."""
+    """Part of the vocabulary that one rank of the tensor axis holds."""
 
     axis: Axis
     first: int
@@ -61,16 +61,22 @@ def vocab_parallel_cross_entropy(
 ) -> Tensor:
     """Return `scale` times the sum over all tokens of -log softmax(hidden weight^T)[target].
 
-    `hidden` [N, H] is the same on all ranks of the axis. It must have passed through f (or the gather of the sequence),
-    because its gradient here is only this rank's part. `weight` [V/T, H] holds this rank's rows and may have a wider
-    type than `hidden`; rows from `vocab_size` on get no probability. `targets` [N] are token ids; `IGNORED` targets add
-    nothing. `scale` is a number or a scalar tensor on the same device. `passes` are compiled passes over the logits.
-    The result is a float32 scalar (float64 if `hidden` is float64).
+    - `hidden` [N, H] is the same on all ranks of the axis. `hidden` must have passed through f (or, under sequence
+      parallelism, the gather of the sequence), because this function computes only this rank's part of its gradient.
+    - `weight` [V/T, H] holds this rank's rows and may have a wider element type than `hidden`. Rows from `vocab_size`
+      on are padding and get no probability.
+    - `targets` [N] are token ids, or `IGNORED` for tokens that add nothing to the loss.
+    - `scale` is a number, or a scalar tensor on the device of `hidden`.
+    - `chunk_tokens` is C, the number of tokens whose logits are in memory at once. None chooses a default.
+    - `passes` are compiled passes over the logits. None uses PyTorch's own operators.
 
-    Forward: per chunk of C tokens, one all-reduce (max) of C elements and one (sum) of 2 C elements. Backward: nothing
-    is sent. Source: paper, section 3. Raises `LayoutError` if the shapes do not fit each other, `ConfigError` if
-    `chunk_tokens` is below 1, and `RuntimeError` if a target is not below `vocab_size` (on CUDA, when the device
-    reaches the check).
+    The result is a float32 scalar (float64 if `hidden` is float64). Call `backward` at most once on the result.
+
+    Forward: for each chunk of C tokens, an all-reduce (max) of C elements and an all-reduce (sum) of 2 C elements.
+    Backward: nothing is sent. Source: paper, section 3.
+
+    Raises `LayoutError` if the shapes do not fit each other, `ConfigError` if `chunk_tokens` is below 1, and
+    `RuntimeError` if a target is not a valid token id (on CUDA, when the device reaches the check).
     """
     local_size = weight.shape[0]
     chunk = chunk_tokens
@@ -86,15 +92,18 @@ def vocab_parallel_cross_entropy(
 
 
 def vocabulary_part(weight: Tensor, vocab_size: int, axis: Axis) -> VocabularyPart:
-    """Return the vocabulary part of this rank, whose rows are `weight` [V/T, H]."""
+    """Return this rank's part of the vocabulary. `weight` [V/T, H] holds the rows of this part."""
     local_size = weight.shape[0]
     first = axis.rank * local_size
     return VocabularyPart(axis, first, max(0, min(local_size, vocab_size - first)))
 
 
 def require_fit(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, axis: Axis) -> None:
-    """Raise `LayoutError` unless `hidden` has as many rows as `targets` and the weight has at least `vocab_size` rows
-    over all ranks. Raise `RuntimeError` for a target outside the vocabulary.
+    """Check that the arguments of the loss fit each other.
+
+    Raises `LayoutError` if `hidden` and `targets` have different numbers of rows, or if the weights of all ranks
+    together have fewer than `vocab_size` rows. Raises `RuntimeError` if a target is neither a valid token id nor
+    `IGNORED` (on CUDA, when the device reaches the check).
     """
     if hidden.shape[0] != targets.shape[0]:
         raise LayoutError(
@@ -109,7 +118,7 @@ def require_fit(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int
     torch._assert_async(
         (((targets >= 0) & (targets < vocab_size)) | (targets == IGNORED)).all(),
         f"Targets must be from 0 to {vocab_size - 1}, the last id of the vocabulary, or {IGNORED} to be ignored, but a "
-        "target is not. Tokenize with this model's tokenizer.",
+        "target is outside this range. Tokenize with this model's tokenizer.",
     )
 
 
@@ -147,7 +156,10 @@ class _ProjectAndCompare(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         if ctx.gradients is None:
-            raise RuntimeError("vocab_parallel_cross_entropy can return its gradients only once: call backward once.")
+            raise RuntimeError(
+                "The loss of `vocab_parallel_cross_entropy` allows one backward pass, but a second backward pass has "
+                "begun. Call `backward` once per loss."
+            )
         grad_hidden, grad_weight, scale = ctx.gradients
         ctx.gradients = None  # they are scaled in place, so a second backward pass would get wrong values
         factor = grad * scale
@@ -198,7 +210,9 @@ def _compare_compiled(
 
 
 def local_index(targets: Tensor, part: VocabularyPart) -> tuple[Tensor, Tensor]:
-    """Return each target's row on this rank (0 if another rank holds it), and whether this rank holds it."""
+    """Return two tensors of the shape of `targets`: each target's row in this rank's weight, and whether this rank
+    holds the target. If this rank does not hold the target, the row is 0.
+    """
     index = targets - part.first
     here = (index >= 0) & (index < part.num_real)
     return index.masked_fill(~here, 0), here

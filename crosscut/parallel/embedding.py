@@ -1,4 +1,4 @@
-"""Embeddings: token embeddings are cut along the vocabulary, position embeddings are replicated.
+"""Embedding layers: token embeddings are cut along the vocabulary, and position embeddings are replicated.
 
 Shapes: B batch, S sequence, H hidden, V vocabulary padded to a multiple of 128 x T, T tensor ranks.
 """
@@ -19,10 +19,10 @@ from crosscut.parallel.state.parameters import local, local_on_sequence, replica
 
 @final
 class TiedWeight:
-    """Embedding weight [V/T, H] for its second use, the product that gives the logits. It may be used once.
+    """Embedding weight [V/T, H] for its second use, the product that computes the logits. Use the weight only once.
 
-    It is a plain object, because `fully_shard` treats all tensors in a module's output, even those in tuples and
-    dataclasses, as activations.
+    This class is a plain object, because `fully_shard` would treat a weight in a module's output as an activation, even
+    a weight inside a tuple or a dataclass.
     """
 
     __slots__ = ("tensor",)
@@ -32,8 +32,8 @@ class TiedWeight:
 
 
 class VocabParallelEmbedding(nn.Module):
-    """E = [E_1, E_2]: each rank holds the rows of its part of the vocabulary, looks up only these, and g sums the
-    results.
+    """Token embedding that is cut along the vocabulary, E = [E_1, E_2]. Each rank holds some rows of E, looks up the
+    tokens that belong to its rows, and writes zeros for all other tokens. g then sums the results of the ranks.
 
     Input: token ids [B, S] below `vocab_size`. Output: [B, S, H] in `output_dtype` (under sequence parallelism [B, S/T,
     H]). Parameter: `weight` [V, H] as Shard(0); zeros until initialised.
@@ -62,10 +62,10 @@ class VocabParallelEmbedding(nn.Module):
         self.first = mesh.tensor.rank * self.local_size
 
     def forward(self, tokens: Tensor, *, with_weight: bool = False) -> Tensor | tuple[Tensor, TiedWeight]:
-        """Look up tokens: [B, S] to [B, S, H] (or [B, S/T, H]).
+        """Look up `tokens` [B, S]: [B, S, H], or [B, S/T, H] under sequence parallelism.
 
-        `with_weight` also returns the weight for its second use. The gradients of both uses are then accumulated in one
-        tensor, instead of two tensors and their sum (`kernels.look_up`).
+        With `with_weight`, also return the weight, for the product that computes the logits. The gradients of both uses
+        are then accumulated in one tensor, which saves memory (`kernels.look_up`).
         """
         torch._assert_async(
             ((tokens >= 0) & (tokens < self.vocab_size)).all(),
@@ -80,19 +80,19 @@ class VocabParallelEmbedding(nn.Module):
         return (hidden, TiedWeight(again)) if with_weight else hidden
 
     def _own_index(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each token's row on this rank, and whether another rank holds the token. For such a token the row is
-        arbitrary; the rows are spread out so that not all of these tokens read the same row.
+        """Return each token's row on this rank, and whether another rank holds the token. If another rank does, the row
+        is arbitrary. These arbitrary rows are spread out, so that not all such tokens read the same row.
         """
         elsewhere = (tokens < self.first) | (tokens >= self.first + self.local_size)
         return tokens.remainder(self.local_size), elsewhere  # each rank's first id is a multiple of `local_size`
 
 
 class VocabParallelOutput(nn.Module):
-    """Output weight of a model whose output is not tied to its embedding. It is cut along the vocabulary like the
-    embedding.
+    """Weight of the output projection, for a model that does not tie this weight to the token embedding. The weight is
+    cut along the vocabulary, like the token embedding.
 
     Parameter: `weight` [V, H] as Shard(0); zeros until initialised. `vocab_parallel_cross_entropy` multiplies by this
-    weight to get the logits.
+    weight to compute the logits.
     """
 
     def __init__(
@@ -105,11 +105,12 @@ class VocabParallelOutput(nn.Module):
 
 
 class PositionEmbedding(nn.Module):
-    """Learned position embeddings, added outside the parallel regions.
+    """Learned position embeddings, used outside the parallel regions.
 
-    For a sequence length S, the output is [S, H] (under sequence parallelism this rank's [S/T, H]). Parameter: `weight`
-    [P, H] as Replicate, where P is the longest sequence; zeros until initialised. Sends nothing. Under sequence
-    parallelism, the gradient is partial. Source: paper, section 2.2. Raises `ConfigError` if S is larger than P.
+    For a sequence of length S, the output is [S, H], or this rank's [S/T, H] under sequence parallelism. Parameter:
+    `weight` [P, H] as Replicate, where P is the length of the longest sequence; zeros until initialised. Sends nothing.
+    Under sequence parallelism, each rank's gradient is partial. Source: paper, section 2.2. Raises `ConfigError` if S,
+    without padding, is larger than P.
     """
 
     def __init__(
@@ -127,10 +128,10 @@ class PositionEmbedding(nn.Module):
         self.weight = replicated_parameter((max_length, hidden_size), mesh.tensor, **place)
 
     def forward(self, length: int, *, num_filled: int = 0) -> Tensor:
-        """Return the embeddings of positions 0 to `length` - 1: [S, H] (or [S/T, H]).
+        """Return the embeddings of positions 0 to `length` - 1: [S, H], or [S/T, H] under sequence parallelism.
 
-        The last `num_filled` positions are padding that makes the sequence divisible by the ranks. They may
-        exceed P, and their embeddings are zeros.
+        The last `num_filled` positions are padding, which makes the sequence divisible by the number of ranks. Padding
+        positions may exceed P, and their embeddings are zeros.
         """
         num_real = length - num_filled
         if num_real > self.weight.shape[0]:
@@ -143,9 +144,10 @@ class PositionEmbedding(nn.Module):
         return part_of_sequence(rows, self.mesh, 0).to(self.output_dtype)
 
     def at(self, places: Tensor) -> Tensor:
-        """Return the embeddings of the given positions [B, S], for text that is continued: [B, S, H] (or [B, S/T, H]).
+        """Return the embeddings of the positions `places` [B, S]: [B, S, H], or [B, S/T, H] under sequence parallelism.
+        Used when a model continues texts.
 
-        Positions from P on, which may only be padding, get the last embedding.
+        Positions of P or more must be padding. Such positions get the embedding of position P - 1.
         """
         weight = local_on_sequence(self.weight, self.mesh, self.weight.dtype)
         rows = F.embedding(places.clamp(max=self.weight.shape[0] - 1), weight)

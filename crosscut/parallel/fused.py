@@ -1,14 +1,14 @@
-r"""f with the products that follow it, and a product with the g that follows it, each fused so that messages overlap.
+r"""f fused with the matrix products after it, and g fused with the matrix product before it, so that messages overlap.
 
-Each fused function stands below its plain twin, two lines that define the result. In the twin, every message waits for
-a product, or a product waits for a message. The fused function runs products between the start and the end of a
-message:
+Each fused function stands below its plain twin, a function of two lines that defines the result. In the twin, messages
+and products run one after another. The fused function runs products between the start and the end of a message:
 
         twin, backward:    grad_x = grad W,  sum grad_x,  grad_W = grad^T x
         fused, backward:   grad_x = grad W,  start the sum of grad_x,  grad_W = grad^T x,  wait for the sum
 
-Under sequence parallelism, the fused function also keeps its split input and gathers it again in the backward pass. It
-cuts large products into halves of the batch: one half is sent while the other is multiplied.
+Under sequence parallelism, `enter_and_multiply` keeps its split input and gathers the sequence again in the backward
+pass. The fused functions also cut large products into halves of the batch: one half is sent while the other
+half is multiplied.
 
 Shapes: B batch, S sequence, I in, O out, T tensor ranks. Under sequence parallelism, tensors outside a parallel region
 have S/T in place of S.
@@ -38,7 +38,7 @@ Biases = Sequence[Tensor | None]
 def enter_then_multiply(
     x: Tensor, weights: Sequence[Tensor], biases: Biases, *, mesh: ParallelMesh
 ) -> tuple[Tensor, ...]:
-    """f, then X A_i + b_i for each weight: the plain twin of `enter_and_multiply`."""
+    """Apply f, then compute X A_i + b_i for each weight. This is the plain twin of `enter_and_multiply`."""
     entered = enter_tensor_parallel(x, mesh)
     return tuple(F.linear(entered, weight, bias) for weight, bias in zip(weights, biases, strict=True))
 
@@ -46,13 +46,20 @@ def enter_then_multiply(
 def enter_and_multiply(
     x: Tensor, weights: Sequence[Tensor], biases: Biases, *, mesh: ParallelMesh, products: Products = ORDINARY
 ) -> tuple[Tensor, ...]:
-    """f, then X A_i + b_i for each of several weights [O, I] and biases [O]: [B, S, I] to as many [B, S, O].
+    """Apply f to `x` [B, S, I], then compute X A_i + b_i for each weight [O, I] and its bias [O] (or None). Returns one
+    output [B, S, O] per weight.
 
-    Forward: nothing is sent (sequence parallelism: all-gather, which overlaps with products if it is large). Backward:
-    all-reduce of the input's gradient, overlapped with the weights' gradients (sequence parallelism: all-gather of the
-    input, overlapped with the input's gradient; then reduce-scatter of the input's gradient, overlapped with the
-    weights' gradients). Source: paper, section 3, eq. 3; Korthikanti et al. 2022, section 4.2.2. Raises as
-    `enter_tensor_parallel`.
+    | sequence parallelism | forward                              | backward                                           |
+    |----------------------|--------------------------------------|----------------------------------------------------|
+    | off                  | nothing is sent                      | all-reduce of the input's gradient, overlapped     |
+    |                      |                                      | with the products of the weights' gradients        |
+    | on                   | all-gather of the input; if large,   | all-gather of the input, overlapped with the       |
+    |                      | overlapped with the products         | product of the input's gradient; then              |
+    |                      |                                      | reduce-scatter of the input's gradient, overlapped |
+    |                      |                                      | with the products of the weights' gradients        |
+
+    Source: paper, section 3, eq. 3; Korthikanti et al. 2022, section 4.2.2. Raises `LayoutError` if, under sequence
+    parallelism, `x` has fewer than three dimensions.
     """
     require_sequence(x, mesh)
     if mesh.symmetric_memory:
@@ -106,7 +113,7 @@ class _EnterAndMultiply(Function):
 
 
 def multiply_then_leave(x: Tensor, weight: Tensor, bias: Tensor | None, *, mesh: ParallelMesh) -> Tensor:
-    """X_i A_i, then g, then the bias once: the plain twin of `multiply_and_leave`."""
+    """Compute X_i A_i, apply g, then add the bias once. This is the plain twin of `multiply_and_leave`."""
     left = leave_tensor_parallel(F.linear(x, weight), mesh)
     return left if bias is None else left + bias
 
@@ -120,13 +127,19 @@ def multiply_and_leave(
     products: Products = ORDINARY,
     is_needed: bool = True,
 ) -> Tensor:
-    """X_i A_i, then g, then the bias [O] once: [B, S, I] and a weight [O, I] to [B, S, O].
+    """Multiply `x` [B, S, I] by `weight` [O, I] (X_i A_i), apply g, then add `bias` [O] once: [B, S, O].
 
-    If `is_needed` is false, nobody reads the result: it is zeros, and nothing is multiplied or sent.
+    Set `is_needed` to false if no code reads the result. The forward pass then returns zeros, and multiplies and sends
+    nothing.
 
-    Forward: all-reduce of the product (sequence parallelism: reduce-scatter, which overlaps with the product if it is
-    large). Backward: nothing is sent (sequence parallelism: all-gather, which overlaps with products if it is large).
-    Source: paper, section 3, eq. 2; Korthikanti et al. 2022, section 4.2.2. Raises as `leave_tensor_parallel`.
+    | sequence parallelism | forward                                  | backward                                       |
+    |----------------------|------------------------------------------|------------------------------------------------|
+    | off                  | all-reduce of the product                | nothing is sent                                |
+    | on                   | reduce-scatter of the product; if large, | all-gather of the output's gradient; if large, |
+    |                      | overlapped with the product              | overlapped with the products                   |
+
+    Source: paper, section 3, eq. 2; Korthikanti et al. 2022, section 4.2.2. Raises `LayoutError` if, under sequence
+    parallelism, `x` has fewer than three dimensions.
     """
     require_sequence(x, mesh)
     if mesh.symmetric_memory and is_needed:
@@ -185,9 +198,9 @@ class _MultiplyAndLeave(Function):
 
 
 def _pieces(x: Tensor, mesh: ParallelMesh, products: Products, elements: int) -> list[Tensor]:
-    """Cut `x` into the pieces in which its product runs, so that one piece is sent while another is multiplied.
+    """Cut `x` into pieces along the batch, so that one piece is sent while another piece is multiplied.
 
-    Only under sequence parallelism is there more than one piece: f and g stay one all-reduce each. Products in 8 bits
+    There is more than one piece only under sequence parallelism; f and g stay one all-reduce each. Products in 8 bits
     are not cut, because each piece would be cast separately.
     """
     if not mesh.sequence_parallel or products is not ORDINARY:

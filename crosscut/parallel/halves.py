@@ -1,12 +1,13 @@
-"""Messages of `enter_tensor_parallel` and `leave_tensor_parallel` in two halves, so that products can run in between.
+"""Start and end of the messages of `enter_tensor_parallel` and `leave_tensor_parallel`, as separate functions.
 
-The first half starts a message and returns at once; the second half waits for the result. Entering a region sends in
-its backward pass what leaving sends in its forward pass, and vice versa. So two messages serve both operators:
+The first function starts a message and returns at once. The second function waits for the result. Matrix products can
+run in between. Entering and leaving a parallel region are conjugate operators: the backward message of one operator is
+the forward message of the other operator. Two messages therefore serve both operators:
 
-| message | with a split sequence | without    | entering | leaving  |
-|---------|-----------------------|------------|----------|----------|
-| gather  | all-gather            | nothing    | forward  | backward |
-| sum     | reduce-scatter        | all-reduce | backward | forward  |
+| message | with sequence parallelism | without sequence parallelism | sent when entering | sent when leaving |
+|---------|---------------------------|------------------------------|--------------------|-------------------|
+| gather  | all-gather                | nothing                      | forward            | backward          |
+| sum     | reduce-scatter            | all-reduce                   | backward           | forward           |
 
 Shapes: B batch, S sequence, H hidden, T tensor ranks.
 """
@@ -20,13 +21,17 @@ from crosscut.parallel.operators import SEQUENCE_DIM
 
 
 def start_gather(x: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Start to gather the sequence of `x` [B, S/T, H]. Without sequence parallelism, return `x` unchanged."""
+    """Start to gather the sequence of `x` [B, S/T, H]. `finish_gather` returns the result. Without sequence
+    parallelism, return `x` unchanged.
+    """
     return start_all_gather(x, mesh.tensor) if mesh.sequence_parallel else x
 
 
 def start_gather_again(x: Tensor, grad: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Start to gather `x` again in the backward pass, instead of keeping the gathered tensor from the forward pass.
-    `grad` is a gradient of this backward pass.
+    """Start to gather `x` [B, S/T, H] again in the backward pass, so that the gathered tensor need not be kept from the
+    forward pass. `finish_gather` returns the result. Without sequence parallelism, return `x` unchanged.
+
+    `grad` is any gradient of this backward pass. It keeps `torch.compile` from moving the gather to the forward pass.
     """
     if not mesh.sequence_parallel:
         return x
@@ -41,10 +46,10 @@ def finish_gather(started: Tensor, mesh: ParallelMesh) -> Tensor:
 
 
 def start_sum(product: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Start to sum a product [B, S, H] over the ranks. `collectives.wait` returns the sum [B, S, H], or, under sequence
-    parallelism, this rank's part of it [B, S/T, H].
+    """Start to sum `product` [B, S, H] over the tensor ranks. `collectives.wait` returns the sum [B, S, H]. Under
+    sequence parallelism, `wait` returns only this rank's part of the sum [B, S/T, H].
 
-    The sum may overwrite the product, so no other code may hold it.
+    The sum may overwrite `product`, so no other code may hold `product`.
     """
     if mesh.sequence_parallel:
         return start_reduce_scatter(product, mesh.tensor, SEQUENCE_DIM)
@@ -52,8 +57,8 @@ def start_sum(product: Tensor, mesh: ParallelMesh) -> Tensor:
 
 
 def summed_shape(x: Tensor, mesh: ParallelMesh) -> tuple[int, ...]:
-    """Shape of a summed product of `x` [B, S, ...], without its last dimension: (B, S), or (B, S/T) under sequence
-    parallelism.
+    """Leading dimensions of the sum that `start_sum` computes for a product of `x` [B, S, I]: (B, S), or (B, S/T) under
+    sequence parallelism.
     """
     parts = mesh.tensor.size if mesh.sequence_parallel else 1
     return tuple(size // parts if dim == SEQUENCE_DIM else size for dim, size in enumerate(x.shape[:-1]))
@@ -63,8 +68,8 @@ def summed_shape(x: Tensor, mesh: ParallelMesh) -> tuple[int, ...]:
 def _after(x: Tensor, _grad: Tensor) -> Tensor:
     """Copy `x` as soon as the gradient exists.
 
-    A compiler sees the forward and the backward pass together. It would notice that both gather `x`, gather only once
-    and keep the result in memory. The dependency on the gradient prevents this.
+    A compiler sees the forward and the backward pass together. Both passes gather `x`, so the compiler would gather
+    only once and keep the result in memory. The dependency on the gradient prevents this.
     """
     return x.clone(memory_format=torch.contiguous_format)
 

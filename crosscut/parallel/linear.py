@@ -4,10 +4,10 @@ r"""Linear layers with the two cuts of the paper's section 3: one matrix cut by 
                                             g--> sum_i Y_i B_i + bias
         X --f--> X A_2 --GeLU--> Y_2 B_2 --/
 
-The first product needs no communication in the forward pass; the second is followed by one sum. f is
-`operators.enter_tensor_parallel`, and g is `operators.leave_tensor_parallel`. Each layer runs its operator and its
-product as one function of `fused`, which overlaps messages with products. In that file, the plain twin of
-each function shows the two steps separately.
+In the forward pass, the first product needs no communication, and the second product is followed by one sum. f is
+`operators.enter_tensor_parallel`, and g is `operators.leave_tensor_parallel`. Each layer calls one function of the
+module `fused` that does both the operator and the product, and overlaps messages with products. In `fused`, the plain
+twin of each function shows the two steps separately.
 
 Shapes: B batch, S sequence, I in, O out, T tensor ranks. PyTorch stores weights as [O, I], so the paper's columns are
 dimension 0 here and its rows are dimension 1.
@@ -35,47 +35,48 @@ from crosscut.parallel.state.parameters import (
 
 @dataclass(frozen=True)
 class Multiplication:
-    """Matrix products of a linear layer, and whether the layer computes its output again when a backward pass
-    recomputes it.
-    """
+    """Settings of a linear layer's matrix products: the implementation, and whether recomputation skips the product."""
 
     products: Products = ORDINARY
     """Implementation of the products in the forward and the backward pass."""
     skips_repetition: bool = False
-    """Whether a row-parallel layer does nothing when recomputation runs it again inside a backward pass. Set this if
-    nobody reads the recomputed output. The layer then keeps its input, multiplies nothing, sends nothing and returns
-    zeros.
+    """Whether a row-parallel layer skips its work when a backward pass recomputes the layer. Set this to true if no
+    code reads the recomputed output. The recomputed layer then keeps its input, multiplies and sends nothing, and
+    returns zeros.
     """
 
 
 MULTIPLICATION = Multiplication()
-"""Default: products in the type of the arguments, and every run computes its output."""
+"""Default settings: multiply in the element type of the arguments, and do not skip recomputed products."""
 
 
 class Blocks(NamedTuple):
-    """Output of `number` blocks of equal `width`, such as heads. No block is split between ranks."""
+    """Number of output features, as `number` blocks of `width` features each, such as attention heads. The tensor axis
+    never splits a block.
+    """
 
     number: int
     width: int
 
 
 class ColumnParallelLinear(nn.Module):
-    """Y_i = f(X) A_i + b_i: the weight is cut by columns, and the output stays split.
+    """Linear layer whose weight is cut by columns: Y_i = f(X) A_i + b_i. The output stays split over the ranks.
 
     Input [B, S, I] (under sequence parallelism [B, S/T, I]), output [B, S, O/T]. Parameters: `weight` [O, I] and `bias`
     [O] as Shard(0); zeros until initialised.
 
-    `out_features` O may be `Blocks`: N blocks that are not cut themselves. With fewer blocks than ranks, T / N adjacent
-    ranks compute the same block, and the output is [B, S, O / N]. The parameters are then Replicate. Each rank uses
-    only its own block, so its gradient covers only that block; the gradients are summed over the tensor axis
-    afterwards.
+    `out_features` O may be given as `Blocks`: N blocks that the tensor axis does not split. If there are fewer blocks
+    than ranks, T / N adjacent ranks compute the same block, the output is [B, S, O / N], and the parameters are
+    Replicate. Each rank uses only its own block, so a rank's gradient covers only this block; the gradients are summed
+    over the tensor axis afterwards.
 
     Forward: nothing is sent (sequence parallelism: all-gather). Backward: all-reduce of the input's gradient (sequence
-    parallelism: reduce-scatter), which overlaps with the product of the weight's gradient. Under sequence parallelism,
-    the layer keeps its split input and gathers it again in the backward pass, overlapped with the product of the
-    input's gradient. Source: paper, section 3, eq. 3; Korthikanti et al. 2022, section 4.2.2. Raises `LayoutError` if
-    the tensor axis does not divide O, if with `Blocks` it neither divides N nor is a multiple of N, or if the sequence
-    is split and the input has fewer than three dimensions.
+    parallelism: reduce-scatter), overlapped with the product of the weight's gradient. Under sequence parallelism, the
+    layer keeps its split input and gathers the sequence again in the backward pass, overlapped with the product of the
+    input's gradient. Source: paper, section 3, eq. 3; Korthikanti et al. 2022, section 4.2.2.
+
+    Raises `LayoutError` if T does not divide O, or, with `Blocks`, if T neither divides N nor is a multiple of N. The
+    forward pass raises `LayoutError` if, under sequence parallelism, the input has fewer than three dimensions.
     """
 
     def __init__(
@@ -100,9 +101,10 @@ class ColumnParallelLinear(nn.Module):
         self.bias = make((out_features,), mesh.tensor, **place) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """f, then X A_i + b_i: [B, S, I] (or [B, S/T, I]) to [B, S, O/T].
+        """Apply f, then compute X A_i + b_i: [B, S, I] (or [B, S/T, I]) to [B, S, O/T].
 
-        `enter_and_multiply` computes these two lines in one function, which overlaps f's message with the products:
+        The result is that of the following two lines. `enter_and_multiply` computes it in one function, which overlaps
+        the message of f with products:
 
             entered = enter_tensor_parallel(x, mesh)  # f
             y = F.linear(entered, weight, bias)  # X A_i + b_i
@@ -113,11 +115,11 @@ class ColumnParallelLinear(nn.Module):
         return y
 
     def own_weight(self, dtype: torch.dtype) -> Tensor:
-        """Rows of the weight that this rank multiplies by: A_i, transposed, [O/T, I]."""
+        """Rows of the weight by which this rank multiplies, cast to `dtype`: [O/T, I], the transpose of A_i."""
         return self._own(self.weight, dtype)
 
     def own_bias(self, dtype: torch.dtype) -> Tensor | None:
-        """Part of the bias that this rank adds: b_i [O/T]; None without a bias."""
+        """Part of the bias that this rank adds, cast to `dtype`: b_i [O/T]; None if the layer has no bias."""
         return None if self.bias is None else self._own(self.bias, dtype)
 
     def _own(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
@@ -132,8 +134,8 @@ def _rows_of_block(out_features: int, num_blocks: int | None, axis: Axis) -> sli
         return None
     if axis.size % num_blocks:
         raise LayoutError(
-            f"The {axis.name} axis must divide the {num_blocks} blocks of a layer or be a multiple of that number, but "
-            f"has {axis.size} ranks. Choose another layout."
+            f"The size of the {axis.name} axis must divide the number of blocks of a layer ({num_blocks}) or be a "
+            f"multiple of this number, but is {axis.size}. Change `layout.{axis.name}`."
         )
     width, block = out_features // num_blocks, axis.rank * num_blocks // axis.size
     return slice(block * width, (block + 1) * width)
@@ -142,8 +144,9 @@ def _rows_of_block(out_features: int, num_blocks: int | None, axis: Axis) -> sli
 class ColumnParallelLinears(nn.Module):
     """Several column-parallel layers with the same input. The input enters the parallel region once for all of them.
 
-    Input as in `ColumnParallelLinear`; output a tuple with each layer's output, in the order of the arguments. Each
-    layer is a submodule under its argument's name. The communication is that of one layer.
+    The input is that of `ColumnParallelLinear`. The output is a tuple of the layers' outputs, in the order of the
+    arguments. Each layer becomes a submodule with the name of its argument. Together, the layers send as many messages,
+    of the same size, as one `ColumnParallelLinear`.
     """
 
     def __init__(self, **layers: ColumnParallelLinear) -> None:
@@ -162,15 +165,17 @@ class ColumnParallelLinears(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """Y = g(X_i A_i) + b: the weight is cut by rows, the input is split by columns, and the bias is added once, after
-    the sum.
+    """Linear layer whose weight is cut by rows: Y = g(X_i A_i) + b. The input is split by columns. The bias is added
+    once, after the sum over the ranks.
 
     Input [B, S, I/T], output [B, S, O] (under sequence parallelism [B, S/T, O]). Parameters: `weight` [O, I] as
     Shard(1), `bias` [O] as Replicate; zeros until initialised.
 
     Forward: all-reduce of the output (sequence parallelism: reduce-scatter). Backward: nothing is sent (sequence
-    parallelism: all-gather). Source: paper, section 3, eq. 2. Raises `LayoutError` if the tensor axis does not divide
-    I, or if the sequence is split and the input has fewer than three dimensions.
+    parallelism: all-gather). Source: paper, section 3, eq. 2.
+
+    Raises `LayoutError` if T does not divide I. The forward pass raises `LayoutError` if, under sequence parallelism,
+    the input has fewer than three dimensions.
     """
 
     def __init__(
@@ -191,10 +196,10 @@ class RowParallelLinear(nn.Module):
         self.bias = replicated_parameter((out_features,), mesh.tensor, **place) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """X_i A_i, then g, then b once: [B, S, I/T] to [B, S, O] (or [B, S/T, O]).
+        """Compute X_i A_i, apply g, then add b once: [B, S, I/T] to [B, S, O] (or [B, S/T, O]).
 
-        `multiply_and_leave` computes these two lines in one function, which needs no copies and overlaps the message
-        with the product:
+        The result is that of the following two lines. `multiply_and_leave` computes it in one function, which makes no
+        copies for g and the bias, and overlaps the message with the product:
 
             left = leave_tensor_parallel(F.linear(x, weight), mesh)  # X_i A_i, then g
             y = left + bias
@@ -207,5 +212,5 @@ class RowParallelLinear(nn.Module):
 
 
 def is_recomputing() -> bool:
-    """Whether the code runs inside a backward pass, as a recomputed (checkpointed) module does."""
+    """Whether this code runs inside a backward pass, which means that a checkpointed module is being recomputed."""
     return torch._C._current_graph_task_id() != -1

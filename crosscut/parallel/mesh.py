@@ -1,10 +1,10 @@
 """Mesh of ranks: the axes of a layout as each rank sees them.
 
-A layout becomes one `DeviceMesh` whose axes follow the table of axes (`config/axes.py`), by default ("data", "tensor").
-Tensor groups are therefore adjacent ranks, and data groups stride across them (paper, Figure 5). If groups of data
-ranks each share one copy of the model, the data axis is split into two, ("replica", "shard"); batches are still split
-over both together. All other code receives an `Axis` or the whole `ParallelMesh` as an argument; there is no global
-group.
+A layout becomes one `DeviceMesh`. The order of the mesh's axes follows the table in `config/axes.py`; by default the
+axes are ("data", "tensor"). A tensor group therefore consists of adjacent ranks, and a data group contains one rank of
+each tensor group (paper, Figure 5). If the data ranks form several groups that each share one copy of the model, the
+data axis is split into two axes, ("replica", "shard"), and batches are split over both. All other code receives an
+`Axis` or the whole `ParallelMesh` as an argument; there is no global group.
 """
 
 from dataclasses import dataclass, replace
@@ -34,12 +34,12 @@ class Axis:
 
     @classmethod
     def of(cls, device_mesh: DeviceMesh, name: str) -> "Axis":
-        """Return the axis `name` of a mesh."""
+        """Return the axis of `device_mesh` that is called `name`."""
         return cls.along(device_mesh[name], name)
 
     @classmethod
     def along(cls, line: DeviceMesh, name: str) -> "Axis":
-        """Return a one-dimensional mesh as an axis."""
+        """Return an axis called `name` from the one-dimensional mesh `line`."""
         group = line.get_group()
         return cls(name, line, line.get_local_rank(), line.size(), group.group_name)
 
@@ -51,22 +51,22 @@ class Sharding:
     shard: Axis
     """Ranks that share one copy."""
     replica: Axis | None
-    """Ranks of different copies that hold the same shard; None if there is one copy."""
+    """Ranks that hold the same shard of different copies; None if there is only one copy."""
     device_mesh: DeviceMesh
     """Mesh of both axes, ("replica", "shard"), or of the shard axis alone if there is one copy."""
     keeps_weights: bool
-    """Whether gathered weights stay in memory until the backward pass has used them (ZeRO-2). False: they are released
-    after each use of a layer (ZeRO-3).
+    """Whether a layer's gathered weights stay in memory until the backward pass has used them (ZeRO-2). If false, the
+    gathered weights are released after each use of the layer (ZeRO-3).
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelMesh:
-    """All axes of a layout, and how the tensor axis is used between the parallel regions."""
+    """Axes of a layout as one rank sees them, with the options of the layout that change communication."""
 
     axes: tuple[Axis, ...]
-    """Axes of the layout, outermost first, including `tensor` and `data`. The product of their sizes is the number of
-    ranks.
+    """Axes of the layout, outermost first, including `tensor` and `data`. The sizes of these axes multiply to the
+    number of ranks.
     """
     tensor: Axis
     data: Axis
@@ -74,7 +74,7 @@ class ParallelMesh:
     tokens: Axis
     """All ranks that see different tokens. Losses, token counts and gradients are summed over this axis."""
     copies: Axis | None
-    """Ranks that hold the same part of every parameter; None if no two ranks do."""
+    """Ranks that hold the same part of every parameter; None if no two ranks hold the same part."""
     device: torch.device
     sequence_parallel: bool = False
     sharding: Sharding | None = None
@@ -84,17 +84,17 @@ class ParallelMesh:
 
     @property
     def is_first_rank(self) -> bool:
-        """Whether this rank prints, and writes files that are written once."""
+        """Whether this rank is the first rank of the mesh, which prints and writes the run's files."""
         return all(axis.rank == 0 for axis in self.axes)
 
     @property
     def owners(self) -> tuple[Axis, ...]:
-        """Axes along which each rank has parameters that the other ranks do not have."""
+        """Axes along which each rank has its own parameters, which the other ranks do not have."""
         return tuple(axis for axis in self.axes if role_of(axis.name) is Role.OWNS)
 
     @property
     def groups(self) -> tuple[Axis, ...]:
-        """All axes of more than one rank, each process group once."""
+        """All axes with more than one rank. If axes share a process group, only one of these axes is included."""
         sharding = self.sharding
         parts = () if sharding is None else (sharding.shard, sharding.replica)
         every = (*self.axes, *parts, self.tokens, self.copies)
@@ -102,17 +102,17 @@ class ParallelMesh:
 
     @property
     def parameter_device(self) -> torch.device:
-        """Device on which layers create their parameters. With sharding, it is `meta`, which takes no memory;
-        `sharding.shard_model` then allocates the shards.
+        """Device on which layers create their parameters. With sharding, this device is `meta`, so that parameters take
+        no memory until `sharding.shard_model` allocates the shards.
         """
         return self.device if self.sharding is None else torch.device("meta")
 
 
 def make_mesh(layout: Layout, device: torch.device) -> ParallelMesh:
-    """Arrange the running processes as the layout says.
+    """Return the mesh of the layout for the running processes. Every rank must call this function.
 
-    Needs an initialised process group (see `processes`). Raises `LayoutError` if the number of processes differs from
-    the layout's.
+    Needs an initialised process group (see `launch.processes`). Raises `LayoutError` if the number of processes differs
+    from the layout's number of ranks.
     """
     if dist.get_world_size() != layout.world_size:
         raise LayoutError(world_size_message(layout, dist.get_world_size()))
@@ -120,10 +120,11 @@ def make_mesh(layout: Layout, device: torch.device) -> ParallelMesh:
 
 
 def make_repeated_mesh(layout: Layout, device: torch.device) -> ParallelMesh:
-    """Arrange the running processes as several independent copies of the layout: the first ranks form one mesh, the
-    next ranks another, and so on. The copies send each other nothing. Every rank must call this.
+    """Split the running processes into several meshes of the layout, and return the mesh of this rank. The first ranks
+    form the first mesh, the next ranks form the second mesh, and so on. The meshes do not communicate with each other.
+    Every rank must call this function.
 
-    Raises `LayoutError` if the number of processes is not a multiple of the layout's.
+    Raises `LayoutError` if the number of processes is not a multiple of the layout's number of ranks.
     """
     if dist.get_world_size() % layout.world_size:
         raise LayoutError(world_size_message(layout, dist.get_world_size()))
@@ -191,7 +192,7 @@ def _device_mesh(device: torch.device, axes: dict[str, int]) -> DeviceMesh:
 
 
 def layout_of(mesh: ParallelMesh) -> Layout:
-    """Return the layout of a mesh."""
+    """Return the layout of `mesh`."""
     sharding = mesh.sharding
     stage = ZeroStage.NONE if sharding is None else ZeroStage.ZERO2 if sharding.keeps_weights else ZeroStage.ZERO3
     sizes: dict[str, Any] = {axis.name: axis.size for axis in mesh.axes}
@@ -205,17 +206,17 @@ def layout_of(mesh: ParallelMesh) -> Layout:
 
 
 def make_lone_mesh(device: torch.device) -> ParallelMesh:
-    """Make a mesh on which this rank is alone on every axis, for an uncut model next to a cut one. Every rank must call
-    this.
+    """Return a mesh that contains only this rank, so that every axis has size 1. A model on this mesh is uncut, for
+    comparison with a cut model. Every rank must call this function.
     """
     return make_repeated_mesh(Layout(), device)
 
 
 def world_size_message(layout: Layout, world_size: int) -> str:
-    """Error message for a number of processes that does not fit the layout."""
+    """Error message for a layout that does not have `world_size` ranks, the number of processes."""
     axes = dict(reversed(layout.axes.items()))
     names, sizes = (" x ".join(map(str, part)) for part in ((f"`layout.{name}`" for name in axes), axes.values()))
     return (
-        f"{names} must be the number of processes ({world_size}), but is {sizes} = {layout.world_size}. Start "
-        f"{layout.world_size} processes or change the layout."
+        f"{names} must be the number of processes ({world_size}), but is {sizes} = {layout.world_size}. Change the "
+        f"number of processes to {layout.world_size}, or change the layout."
     )

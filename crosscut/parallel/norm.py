@@ -1,4 +1,4 @@
-"""Norms over the last dimension. Every rank holds their parameters whole."""
+"""Normalisation layers over the last dimension, with parameters that every tensor rank holds whole."""
 
 from typing import Any
 
@@ -15,11 +15,14 @@ from crosscut.parallel.state.parameters import local_inside, local_on_sequence, 
 class LayerNorm(nn.Module):
     """Layer normalisation over the last dimension H, with replicated `weight` and `bias` [H].
 
-    Input and output: [B, S, H], or [B, S/T, H] under sequence parallelism. In that case each rank's gradients of the
-    parameters are partial, and `gradients.GradientReducer` sums them over the tensor ranks after the backward pass.
-    With `inside`, the norm is inside a parallel region (for example on a rank's own heads), and the gradients are
-    partial on every layout. Sends nothing itself. `call` calls the computation, inside the module's call. Source:
-    paper, section 3 (duplicated layer norms); Korthikanti et al. 2022, section 4.2.2.
+    Input and output: [B, S, H], or [B, S/T, H] under sequence parallelism. Sends nothing.
+
+    Under sequence parallelism, each rank computes only a partial gradient of the parameters, from its own tokens.
+    `gradients.GradientReducer` sums the partial gradients over the tensor ranks after the backward pass. Set `inside`
+    if the norm is used inside a parallel region, for example on a rank's own heads; the gradients are then partial on
+    every layout. `call` runs the computation (see `kernels.functions.Call`).
+
+    Source: paper, section 3 (duplicated layer norms); Korthikanti et al. 2022, section 4.2.2.
     """
 
     def __init__(
@@ -39,7 +42,7 @@ class LayerNorm(nn.Module):
         self.bias = replicated_parameter((size,), mesh.tensor, **place)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
+        """Normalise the last dimension of `x`, then multiply by the weight and add the bias."""
         return self._call(self._normalise, x)
 
     def _normalise(self, x: Tensor) -> Tensor:
@@ -52,12 +55,11 @@ class LayerNorm(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + epsilon) over the last dimension H, times a replicated `weight` [H].
+    """RMS normalisation: x / sqrt(mean(x^2) + epsilon) over the last dimension H, times a replicated `weight` [H].
 
-    Input and output: [B, S, H], or [B, S/T, H] under sequence parallelism. Gradients are as in `LayerNorm`. With
-    `inside`, the norm is inside a parallel region (for example on a rank's own heads), and the gradient is partial on
-    every layout. Sends nothing itself. `call` calls the computation, inside the module's call. Source: Zhang and
-    Sennrich 2019 (arXiv 1910.07467), equation 4.
+    Input and output: [B, S, H], or [B, S/T, H] under sequence parallelism. Sends nothing. The arguments `inside` and
+    `call`, and the partial gradients, are those of `LayerNorm`. Source: Zhang and Sennrich 2019 (arXiv 1910.07467),
+    equation 4.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class RMSNorm(nn.Module):
         self.weight = replicated_parameter((size,), mesh.tensor, value=1.0, dtype=dtype, device=mesh.parameter_device)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Divide by the root mean square of the last dimension and multiply by the weight."""
+        """Divide `x` by the root mean square of its last dimension and multiply by the weight."""
         return self._call(self._scale, x)
 
     def _scale(self, x: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ pairs.
 | `gather_from_tensor_parallel`         | all-gather     | split          |
 
 f and g are from the paper (section 3, Code 1); the sequence-parallel operators are from Korthikanti et al. 2022.
-Between the parallel regions, every rank holds the whole sequence, or, under sequence parallelism, a part of it. Layers
-call `enter_tensor_parallel` and `leave_tensor_parallel`, which are f and g in the first case, and gather and
-reduce-scatter in the second.
+Between the parallel regions, every rank holds the whole sequence. Under sequence parallelism, every rank holds only a
+part of the sequence. Layers call `enter_tensor_parallel` and `leave_tensor_parallel`. These two functions choose f and
+g, or, under sequence parallelism, the gather and the reduce-scatter.
 
 Shapes: B batch, S sequence, H hidden, T tensor ranks. The sequence dimension is 1.
 """
@@ -103,7 +103,7 @@ class _GatherFromTensorParallel(Function):
 def copy_to_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
     """f: pass a replicated tensor into a parallel region.
 
-    Forward: identity. Backward: the gradients of all ranks are summed (all-reduce of `x.numel()` elements). Source:
+    Forward: identity. Backward: all-reduce, which sums the gradients of all ranks (`x.numel()` elements). Source:
     paper, section 3, Code 1.
     """
     return x if axis.size == 1 else _CopyToTensorParallel.apply(x, axis)
@@ -136,7 +136,7 @@ def reduce_scatter_to_sequence_parallel(x: Tensor, axis: Axis) -> Tensor:
 def scatter_to_sequence_parallel(x: Tensor, axis: Axis) -> Tensor:
     """Keep this rank's part of a replicated sequence: [B, S, ...] to [B, S/T, ...].
 
-    Forward: split, sends nothing. Backward: all-gather.
+    Forward: split, which sends nothing. Backward: all-gather.
     """
     return x if axis.size == 1 else _ScatterToSequenceParallel.apply(x, axis)
 
@@ -144,13 +144,13 @@ def scatter_to_sequence_parallel(x: Tensor, axis: Axis) -> Tensor:
 def gather_from_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
     """Join the columns of all ranks: [..., V/T] to [..., V].
 
-    Forward: all-gather. Backward: split; the incoming gradient must therefore be the same on all ranks.
+    Forward: all-gather. Backward: split, which sends nothing. The incoming gradient must be the same on all ranks.
     """
     return x if axis.size == 1 else _GatherFromTensorParallel.apply(x, axis)
 
 
 def enter_tensor_parallel(x: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Enter a parallel region: f, or, under sequence parallelism, the gather of the sequence.
+    """Pass `x` into a parallel region: by f, or, under sequence parallelism, by the gather of the sequence.
 
     Raises `LayoutError` if, under sequence parallelism, `x` has fewer than three dimensions.
     """
@@ -160,8 +160,10 @@ def enter_tensor_parallel(x: Tensor, mesh: ParallelMesh) -> Tensor:
 
 
 def leave_tensor_parallel(x: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Leave a parallel region: g, or, under sequence parallelism, the reduce-scatter of the sequence. Raises as
-    `enter_tensor_parallel`.
+    """Sum the partial results `x` of a parallel region: by g, or, under sequence parallelism, by the reduce-scatter,
+    which also keeps only this rank's part of the sequence.
+
+    Raises `LayoutError` if, under sequence parallelism, `x` has fewer than three dimensions.
     """
     require_sequence(x, mesh)
     leave = reduce_scatter_to_sequence_parallel if mesh.sequence_parallel else reduce_from_tensor_parallel
@@ -169,7 +171,7 @@ def leave_tensor_parallel(x: Tensor, mesh: ParallelMesh) -> Tensor:
 
 
 def require_sequence(x: Tensor, mesh: ParallelMesh) -> None:
-    """Raise `LayoutError` on all ranks if the sequence is split and `x` has fewer than three dimensions."""
+    """Raise `LayoutError` on all ranks if, under sequence parallelism, `x` has fewer than three dimensions."""
     if mesh.sequence_parallel and x.dim() <= SEQUENCE_DIM + 1:
         raise LayoutError(
             "Under sequence parallelism, a tensor that enters or leaves a parallel region must have at least three "
@@ -179,9 +181,9 @@ def require_sequence(x: Tensor, mesh: ParallelMesh) -> None:
 
 
 def part_of_sequence(x: Tensor, mesh: ParallelMesh, dim: int) -> Tensor:
-    """Return this rank's part, along `dim`, of a sequence that all ranks hold. Without sequence parallelism, return `x`
-    unchanged.
+    """Return this rank's part of `x` along `dim`, the sequence dimension. Without sequence parallelism, return `x`
+    unchanged. Sends nothing.
 
-    Sends nothing.
+    `x` must be the same on all tensor ranks. Raises `LayoutError` if the tensor axis does not divide the dimension.
     """
     return split(x, mesh.tensor, dim) if mesh.sequence_parallel else x

@@ -12,14 +12,15 @@ from crosscut.config import LayoutError
 
 @contextmanager
 def pretended_ranks(world_size: int, rank: int) -> Iterator[None]:
-    """Inside, this process acts as rank `rank` of `world_size` ranks. The other ranks do not exist, and collectives
-    return at once.
+    """Context in which this process acts as rank `rank` of `world_size` ranks. The other ranks do not exist, and
+    collectives return at once.
 
-    Raises `LayoutError` if `rank` is not below `world_size`.
+    Raises `LayoutError` unless `rank` is from 0 to `world_size` - 1.
     """
     if not 0 <= rank < world_size:
         raise LayoutError(
-            f"`rank` must be from 0 to {world_size - 1}, one of the layout's {world_size} ranks, but is {rank}."
+            f"`rank` must be from 0 to {world_size - 1}, the last rank of the layout, but is {rank}. Choose another "
+            "rank, or a larger layout."
         )
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
@@ -34,12 +35,10 @@ def pretended_ranks(world_size: int, rank: int) -> Iterator[None]:
 
 
 def is_wait(func: Any) -> bool:
-    """Whether an operator waits for a collective. In the fake process group, PyTorch copies the tensor at this
-    point.
-    """
+    """Whether the operator `func` waits for a collective. In the fake process group, the wait copies the tensor."""
     return func is torch.ops._c10d_functional.wait_tensor.default
 
 
 def is_collective(func: Any) -> bool:
-    """Whether an operator sends something, or prepares a message of sharded parameters."""
+    """Whether the operator `func` is a collective, or prepares a collective of sharded parameters."""
     return func.namespace in ("_c10d_functional", "c10d", "fsdp")

@@ -1,13 +1,15 @@
 """Random numbers under tensor parallelism (paper, section 3.1), as functions of the seed.
 
-*Weights*: a parameter's initial values depend on (seed, name) only, so every layout starts with the same values. They
-are drawn in blocks along the dimension that the tensor axis cuts, so a tensor rank draws little more than it holds.
-(Data ranks that share a tensor rank's part may each draw the whole part, if it is cut along columns.)
+*Weights*: a parameter's initial values depend only on the seed and the parameter's name, so every layout starts with
+the same values. The values are drawn in blocks along the dimension that the tensor axis cuts, so a tensor rank draws
+little more than it holds. (Exception: if the tensor axis cuts dimension 1 of a parameter, and data ranks share one copy
+of the model, each data rank draws the tensor rank's whole part and keeps only its own rows.)
 
-*Dropout*: outside the parallel regions, all tensor ranks must drop the same elements; inside, each rank drops its own.
-There are therefore two streams, one shared by the tensor ranks and one per rank. Both restart at every forward pass
-from (seed, step, micro-batch, rank along the token axis), so a resumed run needs no saved random state. Under sequence
-parallelism, ranks hold different tokens outside the regions, too, and only the per-rank stream is used.
+*Dropout*: outside the parallel regions, all tensor ranks must drop the same elements. Inside a parallel region, each
+rank drops elements of its own. There are therefore two random streams, one shared by the tensor ranks and one per rank.
+Both streams restart at every forward pass from (seed, step, micro-batch, rank along the token axis), so a resumed run
+needs no saved random state. Under sequence parallelism, ranks hold different tokens outside the parallel regions, too,
+so only the per-rank stream is used.
 """
 
 import hashlib
@@ -28,16 +30,17 @@ _BLOCK = 64
 
 
 def seed_of(*parts: object) -> int:
-    """Return a 63-bit seed computed from any values. It is the same in every process and on every machine."""
+    """Return a 63-bit seed computed from `parts`. Equal parts give equal seeds in all processes and on all machines."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 @torch.no_grad()
 def normal_(parameter: nn.Parameter, *, std: float, seed: int, name: str) -> None:
-    """Fill a distributed parameter with N(0, std) values that depend on `seed` and `name` only, not on the layout.
+    """Fill a distributed parameter with normally distributed values of mean 0 and standard deviation `std`.
 
-    The values are drawn as float32 on the CPU, so they do not depend on the parameter's type and device either.
+    The values depend only on `seed` and `name`, not on the layout. The values are drawn as float32 on the CPU, so the
+    parameter's element type and device do not change them.
     """
     assert isinstance(parameter, DTensor)
     _fill(parameter.to_local(), parameter, std=std, words=("weights", seed, name))
@@ -45,7 +48,9 @@ def normal_(parameter: nn.Parameter, *, std: float, seed: int, name: str) -> Non
 
 @torch.no_grad()
 def disturb_(parameter: nn.Parameter, *, std: float, seed: int, name: str) -> None:
-    """Add N(0, std) values to a distributed parameter. They depend on `seed` and `name` only."""
+    """Add normally distributed values of mean 0 and standard deviation `std` to a distributed parameter. The values
+    depend only on `seed` and `name`.
+    """
     assert isinstance(parameter, DTensor)
     noise = torch.zeros_like(parameter.to_local())
     _fill(noise, parameter, std=std, words=("weights", seed, f"{name} disturbed"))
@@ -75,11 +80,12 @@ def _fill(target: Tensor, parameter: DTensor, *, std: float, words: tuple[object
 
 
 class RandomStreams:
-    """Two random streams for dropout. The default generator is the shared stream; `per_rank` switches it to the rank's
-    own.
+    """Random streams for dropout: one that all tensor ranks share, and one per rank.
 
-    There is only one stream if the tensor axis has one rank, or if the sequence is split, so that every rank drops from
-    its own part only. Nothing is switched then, which a compiler can trace.
+    PyTorch's default generator holds the shared stream. Inside the context `per_rank`, the default generator holds the
+    rank's own stream. One stream is enough if the tensor axis has only one rank. One stream is also enough under
+    sequence parallelism, because every rank then drops only elements of its own part. With one stream, the default
+    generator is never switched, so a compiler can trace the code.
     """
 
     def __init__(self, mesh: ParallelMesh, seed: int) -> None:
@@ -89,7 +95,7 @@ class RandomStreams:
         self._per_rank_state: Tensor | None = None
 
     def restart(self, *, step: int, micro_batch: int = 0) -> None:
-        """Restart both streams for a forward pass. Every rank of the mesh must make the same call."""
+        """Restart the streams for a micro-batch's forward pass. Every rank of the mesh must pass the same arguments."""
         place = (self.seed, step, micro_batch, self.mesh.tokens.rank)
         own, shared = seed_of("per rank", *place, self.mesh.tensor.rank), seed_of("shared", *place)
         if self._are_two:
@@ -99,13 +105,18 @@ class RandomStreams:
         self._started = True
 
     def per_rank(self) -> AbstractContextManager[None]:
-        """Inside, the default generator is this rank's own stream. Use it for dropout within a parallel region."""
+        """Context in which the default generator holds this rank's own stream, for dropout inside a parallel region.
+
+        Raises `RuntimeError` if `restart` was never called.
+        """
         self._require_start()
         return self._lent() if self._are_two else nullcontext()
 
     def between_regions(self) -> AbstractContextManager[None]:
-        """Inside, the default generator is the stream for dropout outside the parallel regions: the shared stream, or
-        the rank's own if the sequence is split.
+        """Context in which the default generator holds the stream for dropout outside the parallel regions: the shared
+        stream, or, under sequence parallelism, this rank's own stream.
+
+        Raises `RuntimeError` if `restart` was never called.
         """
         self._require_start()
         return self.per_rank() if self.mesh.sequence_parallel else nullcontext()
@@ -122,13 +133,15 @@ class RandomStreams:
             self._set_state(shared)
 
     def place(self) -> tuple[Tensor, Tensor | None]:
-        """Return the state of both streams, for `repeated_from`."""
+        """Return the states of the default generator and of the per-rank stream, for `repeated_from`. The second state
+        is None if there is only one stream.
+        """
         return self._get_state(), self._per_rank_state
 
     @contextmanager
     def repeated_from(self, place: tuple[Tensor, Tensor | None]) -> Iterator[None]:
-        """Inside, both streams repeat the numbers that followed `place`. Afterwards they continue as if nothing had
-        been drawn.
+        """Context in which the streams start again from `place`, a result of the method `place`. Recomputation thereby
+        draws the same numbers as the first time. On exit, the streams return to their states before the context.
         """
         before = self.place()
         shared, self._per_rank_state = place
@@ -141,7 +154,10 @@ class RandomStreams:
 
     def _require_start(self) -> None:
         if not self._started:  # the default generators of the ranks may differ
-            raise RuntimeError("`RandomStreams.restart` must be called before a forward pass with dropout.")
+            raise RuntimeError(
+                "`RandomStreams.restart` must be called before a forward pass with dropout, but was not called. Call "
+                "it at the start of every micro-batch."
+            )
 
     def _get_state(self) -> Tensor:
         cuda = self.mesh.device.type == "cuda"
@@ -155,9 +171,10 @@ class RandomStreams:
 
 
 class Dropout(nn.Module):
-    """Dropout outside the parallel regions. The residual stream stays identical on all tensor ranks.
+    """Dropout outside the parallel regions.
 
-    Input and output [B, S, H], or [B, S/T, H] under sequence parallelism, where each rank drops elements of its own
+    Input and output: [B, S, H]. All tensor ranks drop the same elements, so the residual stream stays identical on all
+    tensor ranks. Under sequence parallelism, input and output are [B, S/T, H], and each rank drops elements of its own
     part. Sends nothing. Source: paper, section 3.1.
     """
 
@@ -166,7 +183,7 @@ class Dropout(nn.Module):
         self.probability, self.streams = probability, streams
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop elements in training mode; return `x` unchanged otherwise."""
+        """Drop elements of `x` in training mode. In evaluation mode, return `x` unchanged."""
         if not self.training or self.probability == 0.0:
             return x
         with self.streams.between_regions():

@@ -1,6 +1,6 @@
-"""Recorder of the collectives that a program really sends, in order.
+"""Recorder of the collectives that a running program sends, in order.
 
-The planner (`planner.messages`) gives the same account from formulas; this one is taken from the running program.
+The planner (`planner.messages`) computes the same list from formulas, and the tests compare the two lists.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +20,10 @@ class Sent(NamedTuple):
     operation: str
     """`all_reduce`, `all_gather` or `reduce_scatter`."""
     axis: str
-    """Name of the axis: `tensor` or `data`; `replica` or `shard` if the data axis is split into these two."""
+    """Name of the axis: `tensor` or `data`. If the data axis is split, also `replica` or `shard`."""
     elements: int
-    """Number of elements of the whole tensor on one rank: the tensor to be reduced, the gathered output, or the input
-    of the scatter.
+    """Number of elements of one rank's largest tensor: the input of an all-reduce, the output of an all-gather, or the
+    input of a reduce-scatter.
     """
 
 
@@ -55,32 +55,36 @@ position of the group among the arguments."""
 
 
 def comes_again(types: Sequence[type]) -> bool:
-    """Whether the operator's arguments include distributed tensors. PyTorch then calls the dispatch mode again with
-    operators on the local tensors.
+    """Whether an operator has distributed tensors among its arguments, given the arguments' types. If so, PyTorch calls
+    the dispatch mode again, with operators on the local tensors.
     """
     return any(issubclass(kind, DTensor) for kind in types)
 
 
 class CollectiveRecorder(TorchDispatchMode):
-    """Context that records every collective of Crosscut inside it, including those of the backward pass, in `sent`.
+    """Context that records all all-reduces, all-gathers and reduce-scatters of tensors in the list `sent`. Collectives
+    of the backward pass are recorded, too.
 
-    Mesh axes are identified by their process groups.
+    The recorder finds the name of a collective's axis by the process group. A group of no mesh axis is recorded under
+    the group's own name.
     """
 
     supports_higher_order_operators = True
-    """True, because compiled code keeps random states with such operators; the recorder lets them pass."""
+    """True, because compiled code uses higher-order operators to keep random states. The recorder does not record these
+    operators.
+    """
 
     def __init__(self, mesh: ParallelMesh) -> None:
         super().__init__()
         self.sent: list[Sent] = []
         self.element_bytes: list[int] = []
-        """Number of bytes per element of each collective in `sent`."""
+        """Number of bytes per element, for each collective in the order of `sent`."""
         self._sizes = {axis.group_name: axis.size for axis in mesh.groups}
         self._axis_of = {axis.group_name: axis.name for axis in mesh.groups}
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Return True: PyTorch keeps code compiled, and the recorder sees the collectives of compiled code too."""
+        """Return True, so that compiled code stays compiled. Collectives of compiled code are recorded, too."""
         return True
 
     def __torch_dispatch__(

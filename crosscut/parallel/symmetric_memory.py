@@ -1,16 +1,18 @@
-r"""Matrix products that overlap with their own gathers and scatters piece by piece, through PyTorch's symmetric memory.
+r"""Matrix products that overlap, piece by piece, with the gather of their input or the scatter of their output.
 
-If the tensor ranks can read each other's memory, a rank need not wait for the whole gathered sequence. It multiplies
-the piece that it has while it copies the next piece from its neighbour, and it sends each piece of a product as soon as
-the piece is done (Wang et al. 2023; PyTorch calls this asynchronous tensor parallelism). Two conjugate operators
-suffice:
+PyTorch's symmetric memory lets the tensor ranks access each other's memory. A rank then need not wait for the whole
+gathered sequence: the rank multiplies one piece of the sequence while it copies the next piece from another rank. It
+also sends each piece of a product as soon as the piece is computed (Wang et al. 2023; PyTorch calls this asynchronous
+tensor parallelism). Two conjugate operators suffice:
 
     gather and multiply:   X = gather(x),  y = X W^T        backward: multiply and scatter
     multiply and scatter:  y = scatter(x W^T)               backward: gather and multiply
 
-Shapes: B batch, S sequence, I in, O out, T tensor ranks. This needs sequence parallelism. The weight's gradient needs
-the whole sequence. The first operator gathers the sequence again, overlapped with the product of the input's gradient;
-the second uses the sequence that its backward pass gathers in any case.
+Both operators need sequence parallelism. The weight's gradient needs the whole sequence. In its backward pass, the
+first operator gathers the sequence again, overlapped with the product of the input's gradient. The backward pass of the
+second operator gathers the sequence in any case.
+
+Shapes: B batch, S sequence, I in, O out, T tensor ranks.
 """
 
 import os
@@ -80,16 +82,18 @@ class _MultiplyAndScatter(Function):
 
 
 def gather_and_multiply(x: Tensor, weights: Sequence[Tensor], mesh: ParallelMesh) -> tuple[Tensor, ...]:
-    """Multiply the gathered sequence by each weight: [B, S/T, I] and several [O, I] to as many [B, S, O].
+    """Gather the sequence of `x` [B, S/T, I] and multiply it by each weight [O, I]: one output [B, S, O] per weight.
 
-    Forward: an all-gather, in pieces. Backward: a reduce-scatter, in pieces, which overlaps with an all-gather.
+    Forward: an all-gather, in pieces. Backward: an all-gather, overlapped with a product and a reduce-scatter in
+    pieces.
     """
     products: tuple[Tensor, ...] = run(_GatherAndMultiply, x, mesh, *weights)
     return products
 
 
 def multiply_and_scatter(x: Tensor, weight: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Multiply, sum over the ranks and keep this rank's part of the sequence: [B, S, I] and [O, I] to [B, S/T, O].
+    """Multiply `x` [B, S, I] by `weight` [O, I], sum the product over the tensor ranks, and keep this rank's part of
+    the sequence: [B, S/T, O].
 
     Forward: a reduce-scatter, in pieces. Backward: an all-gather, in pieces.
     """
@@ -113,8 +117,8 @@ def _scattered_product(x: Tensor, matrix: Tensor, axis: Axis) -> Tensor:
 
 
 def enable_symmetric_memory(mesh: ParallelMesh) -> None:
-    """Let the tensor ranks reach each other's memory, if the layout asks for symmetric memory. Every rank must call
-    this.
+    """Prepare the tensor ranks of the mesh for access to each other's memory. Does nothing if the layout does not use
+    symmetric memory, or on the CPU. Every rank must call this function.
     """
     if not mesh.symmetric_memory or mesh.device.type != "cuda":
         return
@@ -125,11 +129,11 @@ def enable_symmetric_memory(mesh: ParallelMesh) -> None:
 
 
 def require_symmetric_memory(layout: Layout, device: torch.device) -> None:
-    """Raise `LayoutError` if the layout asks for symmetric memory and the tensor ranks cannot share memory."""
+    """Raise `LayoutError` if the layout uses symmetric memory but the tensor ranks cannot share memory."""
     if layout.symmetric_memory and (reason := _reason_against(layout, device)):
         raise LayoutError(
-            f"`layout.symmetric_memory` must be false here, but is true: {reason}. Remove it; the gathers of the "
-            "sequence then overlap with the neighbouring products as far as possible."
+            f"`layout.symmetric_memory` must be false here, but is true: {reason}. Set "
+            "layout.symmetric_memory=false. Messages then still overlap with products, but in larger pieces."
         )
 
 

@@ -168,8 +168,8 @@ def test_wrong_number_of_started_processes_is_told(fail, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert fail("train", *TINY, "layout.tensor=2") == (
-        "`layout.tensor` x `layout.data` must be the number of processes (3), but is 2 x 1 = 2. Start 2 processes or "
-        "change the layout."
+        "`layout.tensor` x `layout.data` must be the number of processes (3), but is 2 x 1 = 2. Change the number of "
+        "processes to 2, or change the layout."
     )
 
 

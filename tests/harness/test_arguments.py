@@ -59,6 +59,7 @@ def test_as_many_ranks_must_be_started_as_the_layout_has(monkeypatch):
     with pytest.raises(LayoutError) as error:
         ModelArguments.of(ALL, {}).require_ranks()
     assert str(error.value) == (
-        "`layout.tensor` x `layout.data` must be the number of processes (1), but is 2 x 3 = 6. Start 6 processes or "
-        "change the layout. `crosscut lm-eval` starts the ranks by itself; start `lm_eval` under torchrun."
+        "`layout.tensor` x `layout.data` must be the number of processes (1), but is 2 x 3 = 6. Change the number of "
+        "processes to 6, or change the layout. `crosscut lm-eval` starts the ranks by itself; start `lm_eval` under "
+        "torchrun."
     )

@@ -320,7 +320,10 @@ def _twice() -> None:
 
 
 def test_going_backward_twice_is_refused(ranks: RankPool) -> None:
-    message = "^vocab_parallel_cross_entropy can return its gradients only once: call backward once.$"
+    message = (
+        "^The loss of `vocab_parallel_cross_entropy` allows one backward pass, but a second backward pass has begun. "
+        "Call `backward` once per loss.$"
+    )
     with pytest.raises(RuntimeError, match=message):
         ranks.run(2, _twice)
 
@@ -341,8 +344,8 @@ TOO_FEW_ROWS = (
     r"Pad the vocabulary \(`VocabParallelEmbedding` does\).$"
 )
 NO_TARGET = (
-    "^Targets must be from 0 to 299, the last id of the vocabulary, or -100 to be ignored, but a target is not. "
-    "Tokenize with this model's tokenizer.$"
+    "^Targets must be from 0 to 299, the last id of the vocabulary, or -100 to be ignored, but a target is outside "
+    "this range. Tokenize with this model's tokenizer.$"
 )
 
 

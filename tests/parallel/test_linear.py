@@ -355,8 +355,8 @@ def make_narrow(mesh: ParallelMesh) -> nn.Module:
 @pytest.mark.parametrize(("make", "dim", "shape"), [(make_wide, 0, r"\(21, 12\)"), (make_narrow, 1, r"\(20, 7\)")])
 def test_a_cut_that_does_not_divide_is_refused(ranks: RankPool, make: Any, dim: int, shape: str) -> None:
     message = (
-        f"^The tensor axis must divide dimension {dim} of a parameter of shape {shape}, but has 2 ranks. "
-        "Choose a size that divides it, or pad the dimension.$"
+        f"^The size of the tensor axis must divide dimension {dim} of a parameter of shape {shape}, but is 2. "
+        "Choose a size that divides the dimension, or pad the dimension.$"
     )
     with pytest.raises(LayoutError, match=message):
         ranks.run(2, _indivisible, Layout(tensor=2), make)

@@ -49,8 +49,8 @@ def test_one_tensor_rank_has_no_sequence_to_split(ranks: RankPool) -> None:
 
 def test_a_layout_of_another_size_than_the_run_is_refused(ranks: RankPool) -> None:
     message = (
-        r"^`layout.tensor` x `layout.data` must be the number of processes \(2\), but is 2 x 2 = 4. Start 4 processes "
-        "or change the layout.$"
+        r"^`layout.tensor` x `layout.data` must be the number of processes \(2\), but is 2 x 2 = 4. Change the "
+        "number of processes to 4, or change the layout.$"
     )
     with pytest.raises(LayoutError, match=message):
         ranks.run(2, _arrangement, Layout(tensor=2, data=2))

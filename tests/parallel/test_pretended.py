@@ -22,4 +22,6 @@ def test_this_process_is_the_rank_that_is_asked_for() -> None:
 def test_a_rank_that_is_not_there_is_an_error() -> None:
     with pytest.raises(LayoutError) as error, pretended_ranks(4, 4):
         pass
-    assert str(error.value) == "`rank` must be from 0 to 3, one of the layout's 4 ranks, but is 4."
+    assert str(error.value) == (
+        "`rank` must be from 0 to 3, the last rank of the layout, but is 4. Choose another rank, or a larger layout."
+    )

@@ -152,9 +152,11 @@ def _use_unstarted(use: str) -> None:
 
 @pytest.mark.parametrize("use", ["per rank", "dropout"])
 def test_streams_that_were_not_started_are_an_error(ranks: RankPool, use: str) -> None:
-    with pytest.raises(
-        RuntimeError, match=r"^`RandomStreams.restart` must be called before a forward pass with dropout.$"
-    ):
+    message = (
+        r"^`RandomStreams.restart` must be called before a forward pass with dropout, but was not called. Call it at "
+        "the start of every micro-batch.$"
+    )
+    with pytest.raises(RuntimeError, match=message):
         ranks.run(1, _use_unstarted, use)
 
 

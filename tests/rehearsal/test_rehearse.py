@@ -123,7 +123,9 @@ def test_figures_are_told_as_json() -> None:
 def test_a_rank_that_is_not_there_is_an_error() -> None:
     with pytest.raises(LayoutError) as error:
         rehearse(SMALL[2].run, rank=2)
-    assert str(error.value) == "`rank` must be from 0 to 1, one of the layout's 2 ranks, but is 2."
+    assert str(error.value) == (
+        "`rank` must be from 0 to 1, the last rank of the layout, but is 2. Choose another rank, or a larger layout."
+    )
 
 
 def test_an_unknown_vocabulary_is_an_error() -> None:

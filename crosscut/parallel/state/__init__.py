@@ -1,1 +1,1 @@
-"""Parameters, gradients and replicas as distributed tensors."""
+"""Parameters and gradients as distributed tensors, sharding over data ranks, and comparison of replicas."""

@@ -1,24 +1,25 @@
 """Check that replicas of a parameter still have identical bits on all ranks.
 
-Replicas start with the same values and take the same steps, so they never differ, unless memory or a device fails or a
-bug gives ranks different gradients. Each rank then trains a different model, and the loss does not show it. The table
-of axes says which ranks hold the same bits (`ParallelMesh.copies`):
+Replicas start with the same values and take the same steps. They can differ only if memory or a device fails, or if a
+bug gives ranks different gradients. Each rank then trains a different model, and the loss does not show the problem.
+The table of axes (`config/axes.py`) says which ranks hold the same bits:
 
-- data ranks hold the same part of every parameter, unless they share one copy of the model;
-- with several shared copies, ranks with the same shard of different copies hold the same bits;
-- tensor ranks hold the same values of parameters that the tensor axis does not cut, or the same shard of them.
+- Data ranks hold the same part of every parameter, unless data ranks share one copy of the model.
+- If several groups of data ranks share a copy each, the ranks with the same shard hold the same bits.
+- Tensor ranks hold the same bits of every parameter that the tensor axis does not cut. (If data ranks share a copy,
+  this holds for tensor ranks with the same position in the shard group.)
 
-Each rank hashes every parameter on its device into one int64, and the ranks compare the hashes. For each axis, one
-all-reduce with 16 bytes per parameter computes the maximum of h and of ~h. These two maxima are complements of each
-other exactly if all h are equal. Let x_i be the bits of element i as an integer, and A and B odd numbers. All
-arithmetic is modulo 2^64:
+Each rank hashes its part of every parameter into one int64, on its device, and the ranks compare the hashes. For each
+axis, one all-reduce with 16 bytes per parameter computes the maximum of the hashes h and the maximum of ~h. The second
+maximum is the bitwise complement of the first maximum exactly if all hashes are equal. Let x_i be the bits of element i
+as an integer, and let A and B be odd numbers. All arithmetic is modulo 2^64:
 
     m_i = (x_i + A i) B        h = sum over i of (m_i xor (m_i >> 32)) B
 
-Each term is one-to-one in x_i, so a difference in a single element always changes the hash. The position i enters
-before the mixing, so two swapped elements change it, too. -0.0 and 0.0 count as different.
+Each term of the sum is one-to-one in x_i, so a difference in a single element always changes the hash. The position i
+enters each term, so swapping two elements changes the hash, too. -0.0 and 0.0 count as different.
 
-AdamW's moments are not compared: a difference in them appears in the parameter one step later.
+AdamW's moments are not compared, because a difference in the moments changes the parameter one step later.
 """
 
 import math
@@ -40,44 +41,45 @@ _SPREAD = 0xD6E8FEB86659FD93 - (1 << 64)
 _LOW_HALF = (1 << 32) - 1
 
 _ELEMENTS_AT_ONCE = 1 << 22
-"""Number of elements hashed at once; their integers take 32 MiB."""
+"""Number of elements that are hashed at once. The intermediate integers take 32 MiB."""
 
 _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
 class Drift(NamedTuple):
-    """First parameter that differs between ranks that should hold the same values."""
+    """Description of the first parameter that differs between ranks, although the ranks should hold the same values."""
 
     name: str
     ranks: tuple[int, ...]
-    """Ranks that differ from the majority; if there is no majority, all ranks that should agree."""
+    """Ranks that differ from the majority. Without a majority, all ranks that should hold the same values."""
     others: tuple[int, ...]
-    """Ranks that agree with the majority; empty if there is no majority."""
+    """Ranks of the majority, which hold the most common values; empty if there is no majority."""
     size: float = 0.0
-    """Largest difference of an element between ranks that should agree, relative to the largest finite element.
-    Infinite if a NaN or infinite element differs.
+    """Largest difference of any element between the ranks, divided by the largest finite absolute value of the
+    parameter. Infinite if a NaN or infinite element differs.
     """
     num_parameters: int = 1
-    """Number of parameters that differ. A difference spreads in the following steps; between tensor ranks it spreads to
-    all parameters.
+    """Number of parameters that differ. A difference between tensor ranks spreads to other parameters in the following
+    steps.
     """
 
 
 @torch.no_grad()
 def find_drift(parameters: Mapping[str, Tensor], mesh: ParallelMesh) -> Drift | None:
-    """Return the first parameter whose replicas differ, the same on every rank; None if all replicas agree.
+    """Compare the replicas of all parameters. Returns the first parameter that differs between its replicas, or None if
+    all replicas agree. Every rank gets the same result, and every rank must call this function.
 
-    `parameters` maps names to distributed tensors, with the same names in the same order on every rank. Every rank must
-    call this. If data ranks share one copy, pass the shards (call `sharding.reshard` first).
+    `parameters` maps names to distributed tensors, with the same names in the same order on every rank. If data ranks
+    share one copy of the model, call `sharding.reshard` first and pass the shards.
 
-    Communication without a drift (an axis of size 1 sends nothing):
+    Communication if all replicas agree (an axis of size 1 sends nothing):
 
     - over the ranks that hold copies: an all-reduce of two int64 per parameter;
-    - over the tensor axis: an all-reduce of two int64 per replicated parameter, plus one element;
-    - over the shard group, if the model is sharded: an all-reduce of one element.
+    - over the tensor axis: an all-reduce of two int64 per replicated parameter, and one more int64;
+    - over the shard group, if the model is sharded: an all-reduce of one int64.
 
-    After a drift, the hashes and, over each axis, twice the size of the parameter are sent in addition. Without a
-    drift, the host waits for the device once.
+    If replicas differ, the ranks also send all hashes, and, over each axis along which the differing parameter has
+    replicas, twice the parameter's local size. If all replicas agree, the host waits for the device once.
     """
     copies, shard = mesh.copies, None if mesh.sharding is None else mesh.sharding.shard
     if (mesh.tensor.size == 1 and copies is None) or not parameters:
@@ -133,7 +135,7 @@ def _differs(hashes: Tensor, axis: Axis, *, also: Tensor | None = None) -> Tenso
 
 
 def _difference(parameter: Tensor, mesh: ParallelMesh) -> float:
-    """Return the largest difference of a parameter between ranks that should agree, relative to its largest element."""
+    """Return the largest difference of an element between ranks that should agree, relative to the largest element."""
     axes = [axis for axis in (mesh.copies, mesh.tensor if cut_dim(parameter) is None else None) if axis is not None]
     local = local_part(parameter).detach().reshape(-1)
     apart = largest = 0.0

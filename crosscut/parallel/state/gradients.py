@@ -1,11 +1,14 @@
 """Reduction of gradients between the backward pass and the optimizer.
 
-The ranks that see different tokens (`ParallelMesh.tokens`, the data ranks) sum their gradients in buckets, which are
-sent during the backward pass (paper, section 3.2). The tensor ranks reduce only gradients of replicated parameters, and
-only under sequence parallelism or inside parallel regions: each rank has then seen only a part, so these gradients are
-`Partial`, and one message sums them all. Gradients are sums, never averages: the loss is divided by the number of
-target tokens over all ranks before the backward pass. If data ranks share one copy, `sharding.ShardedReducer` replaces
-`GradientReducer`.
+The ranks that see different tokens (`ParallelMesh.tokens`, the data ranks) sum their gradients in buckets. The buckets
+are sent during the backward pass (paper, section 3.2).
+
+The tensor ranks sum only some gradients of replicated parameters: if a parameter is used on a split sequence or inside
+a parallel region, each rank computes only a part of the gradient. Such gradients have the placement `Partial`. One
+message per element type sums all of them after the backward pass.
+
+Gradients are sums, never averages: the loss is divided by the number of target tokens of all ranks before the backward
+pass. If data ranks share one copy of the model, `sharding.ShardedReducer` replaces `GradientReducer`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,8 +24,8 @@ from crosscut.parallel.mesh import Axis, ParallelMesh
 from crosscut.parallel.state.parameters import cut_dim, cuts_of
 
 NORM_PIECE = 1 << 16
-"""Number of elements in one partial norm on the CPU. At this length, float32 rounding changes the norm by less than a
-millionth.
+"""Number of elements in one partial norm on the CPU. With pieces of this length, float32 rounding changes the norm by
+less than a millionth.
 """
 
 
@@ -43,17 +46,19 @@ class _Bucket:
 class GradientReducer:
     """Sums gradients over the ranks that see different tokens, and partial gradients over the tensor axis.
 
-    With gradient accumulation, only the last backward pass of a step may send. Enclose it in `arm` and `finish`:
+    Only the last backward pass of a step may send gradients. (With gradient accumulation, a step has several backward
+    passes.) Call `arm` before the last backward pass, and `finish` after it:
 
         reducer.arm()
         loss.backward()
         reducer.finish()
 
-    Every rank must make the same calls. Parameters that need no gradient when this object is made are ignored. A
-    parameter that the backward pass does not reach gets a gradient of zeros. Communication: one all-reduce per bucket
-    over `mesh.tokens` (the data axis), overlapped with the backward pass, and at most one all-reduce per element type
-    over the tensor axis. Raises `LayoutError` for a parameter that is not a `DTensor` on the tensor axis, and on a mesh
-    that shards.
+    Every rank must call `arm` and `finish` in the same steps. Parameters that need no gradient when the reducer is
+    created are ignored. A parameter that the backward pass does not reach gets a gradient of zeros.
+
+    Communication: one all-reduce per bucket over `mesh.tokens` (the data axis), overlapped with the backward pass, and
+    at most one all-reduce per element type over the tensor axis. Raises `LayoutError` if a parameter is not a
+    `DTensor`, or if the mesh shards the model.
     """
 
     def __init__(
@@ -75,14 +80,14 @@ class GradientReducer:
             self._fill_buckets(bucket_bytes)
 
     def arm(self) -> None:
-        """Make the next backward pass send its gradients as they become ready."""
+        """Make the next backward pass send each bucket of gradients as soon as the bucket is complete."""
         self._armed = True
         self._num_sent = 0
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
 
     def finish(self) -> None:
-        """Wait for all messages and leave the summed gradients in `.grad`."""
+        """Wait for all messages and store the summed gradients in each parameter's `.grad`."""
         self._armed = False
         for bucket in self._buckets:
             if bucket.sent is None:  # not sent during the backward pass, because a parameter had no gradient
@@ -144,16 +149,17 @@ class GradientReducer:
 
 
 def global_gradient_norm(parameters: Sequence[nn.Parameter], owners: Iterable[Axis] = ()) -> Tensor:
-    """Return the 2-norm of all gradients as if on one device: a float64 scalar, the same on every rank.
+    """Return the 2-norm of all gradients of the whole model: a float64 scalar, the same on every rank.
 
-    Every element counts once: a replicated parameter counts once, and a sharded parameter in all its parts. The
-    placements of the gradients tell over which axes to sum. Along `owners` (`ParallelMesh.owners`), ranks hold
-    different parameters, and all of them count.
+    Call this function after the reducer's `finish`, which sums the gradients. Every element counts once: a replicated
+    gradient counts on one rank only, and a sharded gradient counts with all its shards. The placements of the gradients
+    decide over which axes the squares are summed. `owners` are axes along which ranks hold different parameters
+    (`ParallelMesh.owners`); the gradients of all these parameters count.
 
-    Squares are summed in float64, and on the CPU from norms of short pieces: PyTorch's own norm of 20 million float32
-    elements is off by a thousandth there, so layouts would clip differently. Communication: an all-reduce of one
-    element over each axis that cuts gradients (the tensor axis and, with sharding, data axes), and over each axis of
-    `owners`. The gradients must be summed first (`finish` of the reducer).
+    Squares are summed in float64. On the CPU, they are summed from the norms of short pieces, because PyTorch's own
+    norm of 20 million float32 elements has a relative error of a thousandth on the CPU, and each layout would have
+    another error. Communication: an all-reduce of one element over each axis that cuts gradients (the tensor axis and,
+    with sharding, data axes), and over each axis of `owners`.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     assert not any(map(_is_partial, gradients)), "gradients must be summed before their norm is taken"
@@ -204,8 +210,9 @@ def _sum_of_squares(tensors: list[Tensor]) -> Tensor:
 def clip_gradients_(parameters: Sequence[nn.Parameter], norm: Tensor | float, max_norm: float) -> None:
     """Scale all gradients down to a global norm of `max_norm` if `norm` is larger (paper, section 4.1.1).
 
-    The arithmetic is that of PyTorch's `clip_grad_norm_`. Small gradients keep their bits: if `norm` is a float, they
-    are not touched; if it is a tensor on the device, they are multiplied by 1, and the host does not wait.
+    `norm` is the result of `global_gradient_norm`, as a tensor or as a float. With a tensor, the host does not wait for
+    the device. If no scaling is needed, the gradients keep their bits. The arithmetic is that of
+    PyTorch's `clip_grad_norm_`.
     """
     gradients = [_local(p.grad) for p in parameters if p.grad is not None]
     if isinstance(norm, Tensor):
@@ -248,8 +255,9 @@ def require_distributed(parameters: Iterable[Tensor]) -> None:
     for parameter in parameters:
         if not isinstance(parameter, DTensor):
             raise LayoutError(
-                f"Every parameter must be a DTensor on the tensor axis, but one of shape {tuple(parameter.shape)} is "
-                "an ordinary tensor. Make it with `replicated_parameter` or `sharded_parameter`."
+                "Every parameter must be a DTensor on the tensor axis, but a parameter of shape "
+                f"{tuple(parameter.shape)} is an ordinary tensor. Create the parameter with `replicated_parameter` or "
+                "`sharded_parameter`."
             )
 
 
@@ -263,9 +271,9 @@ def _require_use_alike(bucket: _Bucket, summed: Tensor) -> None:
         if placed is None and cut_dim(parameter) is None:
             torch._assert_async(
                 ~piece.any(),
-                "Under sequence parallelism, a parameter that every rank holds whole must be used on all data ranks or "
-                f"on none, but a parameter of shape {tuple(parameter.shape)} was used on some only. Use it on every "
-                "rank, if necessary with weight zero.",
+                "Under sequence parallelism, a replicated parameter must be used on all data ranks or on no data rank, "
+                f"but a parameter of shape {tuple(parameter.shape)} was used on some data ranks only. Use the "
+                "parameter on every rank, if necessary multiplied by zero.",
             )
 
 

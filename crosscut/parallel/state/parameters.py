@@ -5,14 +5,14 @@ weight transposed, [out, in]), `Shard(1)` for its rows, and `Replicate()` if eve
 PyTorch's optimizer, checkpoints and resharding therefore work unchanged. The forward pass calls `local` and computes
 with ordinary tensors.
 
-If a replicated parameter is used on a split sequence or inside a parallel region, each rank gets only a part of its
-gradient. `local_on_sequence` and `local_inside` give this gradient the placement `Partial`; `gradients.GradientReducer`
-sums exactly these gradients.
+If a replicated parameter is used on a split sequence or inside a parallel region, each rank computes only a part of the
+gradient. `local_on_sequence` and `local_inside` give such a gradient the placement `Partial`.
+`gradients.GradientReducer` sums the gradients with this placement over the tensor axis.
 
-If data ranks share one copy (`sharding`), a stored parameter is cut once more: the rows of the tensor rank's part are
-split over the shard group. Its mesh then has the data axes before the tensor axis. While a layer runs, its parameters
-are gathered and only the tensor axis is left. Axes are therefore found by name and by their role in the table of axes
-(`cuts_of`), never by their position in a mesh.
+If data ranks share one copy of the model (`sharding`), a stored parameter is cut a second time: the rows of the tensor
+rank's part are split over the shard group. The parameter's mesh then has the data axes before the tensor axis. While a
+layer runs, the layer's parameters are gathered, and their mesh has only the tensor axis. `cuts_of` therefore finds an
+axis by its name and its role in the table of axes (`config/axes.py`), never by its position in a mesh.
 """
 
 from math import prod
@@ -32,14 +32,14 @@ from crosscut.parallel.mesh import Axis, ParallelMesh
 def sharded_parameter(
     shape: tuple[int, ...], axis: Axis, *, dim: int, dtype: torch.dtype, device: torch.device
 ) -> nn.Parameter:
-    """Create a parameter of global shape `shape`, cut along `dim` over the axis and filled with zeros.
+    """Create a parameter of global shape `shape`, cut along dimension `dim` over the axis and filled with zeros.
 
     Raises `LayoutError` if the axis does not divide the dimension.
     """
     if shape[dim] % axis.size:
         raise LayoutError(
-            f"The {axis.name} axis must divide dimension {dim} of a parameter of shape {shape}, but has {axis.size} "
-            "ranks. Choose a size that divides it, or pad the dimension."
+            f"The size of the {axis.name} axis must divide dimension {dim} of a parameter of shape {shape}, but is "
+            f"{axis.size}. Choose a size that divides the dimension, or pad the dimension."
         )
     local_shape = list(shape)
     local_shape[dim] //= axis.size
@@ -58,16 +58,16 @@ def replicated_parameter(
 
 
 def initial_value_of(parameter: Tensor) -> float:
-    """Value that fills a new parameter: the `value` of `replicated_parameter`, otherwise 0."""
+    """Value that fills a new parameter: the argument `value` of `replicated_parameter`; 0 for a sharded parameter."""
     value: float = getattr(parameter, "initial_value", 0.0)
     return value
 
 
 def local(parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return this rank's part of a parameter, cast to `dtype`. Use it for sharded parameters, and for replicated ones
-    that are used on whole sequences.
+    """Return this rank's part of a parameter, cast to `dtype`. Use this function for sharded parameters, and for
+    replicated parameters that are used on whole sequences.
 
-    Autograd records the cast: with float32 parameters and bfloat16 activations, gradients arrive as float32.
+    Autograd records the cast: with float32 parameters and bfloat16 activations, the parameters' gradients are float32.
     """
     return _own_part(parameter, None, dtype)
 
@@ -84,11 +84,11 @@ def _own_part(parameter: Tensor, gradient: tuple[Placement, ...] | None, dtype: 
 
 
 class _OwnPart(torch.autograd.Function):
-    """A parameter's local part, with a gradient of the given placement. It does the work of `DTensor.to_local` in a
-    third of the time.
+    """Autograd function that returns a parameter's local part and gives the gradient a placement. It does the work of
+    `DTensor.to_local` in a third of the time.
 
-    PyTorch's version makes every gradient a distributed tensor through `from_local`, which works out and checks again
-    what the parameter already knows.
+    PyTorch's `to_local` calls `from_local` for every gradient. `from_local` computes and checks shapes and strides that
+    the parameter already knows.
     """
 
     @staticmethod
@@ -110,15 +110,15 @@ class _OwnPart(torch.autograd.Function):
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a distributed tensor; an ordinary tensor is returned unchanged."""
+    """Return this rank's local tensor of a distributed tensor. An ordinary tensor is returned unchanged."""
     if not isinstance(tensor, DTensor):
         return tensor
     return tensor.to_local() if torch.is_grad_enabled() and tensor.requires_grad else tensor._local_tensor
 
 
 def with_local_part(tensor: Tensor, part: Tensor) -> Tensor:
-    """Return a tensor with the placement of `tensor` whose local part is `part`. The part may be in other memory than
-    the mesh's device.
+    """Return a distributed tensor with the placement and shape of `tensor` and the local tensor `part`. If `tensor` is
+    an ordinary tensor, return `part`. `part` need not be on the mesh's device; it may be in host memory, for example.
     """
     if not isinstance(tensor, DTensor):
         return part
@@ -127,7 +127,7 @@ def with_local_part(tensor: Tensor, part: Tensor) -> Tensor:
 
 
 def placement_of(tensor: Tensor) -> str:
-    """Description of a tensor's placement, such as `Shard(0) over tensor=2`; `whole` for an ordinary tensor."""
+    """Text that describes a tensor's placement, such as `Shard(0) over tensor=2`; `whole` for an ordinary tensor."""
     if not isinstance(tensor, DTensor):
         return "whole"
     mesh = tensor.device_mesh
@@ -142,9 +142,10 @@ def _word(placement: Placement) -> str:
 
 
 def dim_cut_by(placement: Placement) -> int | None:
-    """Return the dimension that a placement cuts; None if it cuts none.
+    """Return the dimension that a placement cuts, or None if the placement cuts no dimension.
 
-    PyTorch has a second kind of `Shard` for a dimension that two axes cut, where the later axis cuts first.
+    Use this function instead of `isinstance(placement, Shard)`: if two axes cut the same dimension, PyTorch uses a
+    second class of placement, `_StridedShard`.
     """
     dim: int | None = getattr(placement, "dim", None)
     return dim
@@ -153,7 +154,7 @@ def dim_cut_by(placement: Placement) -> int | None:
 def local_on_sequence(parameter: Tensor, mesh: ParallelMesh, dtype: torch.dtype) -> Tensor:
     """Return the local tensor of a replicated parameter that is used outside the parallel regions, cast to `dtype`.
 
-    Under sequence parallelism its gradient is `Partial`, because each rank has seen only a part of the tokens.
+    Under sequence parallelism, the parameter's gradient is `Partial`, because each rank sees only a part of the tokens.
     """
     return _own_part(parameter, (Partial(),) if mesh.sequence_parallel else (Replicate(),), dtype)
 
@@ -161,34 +162,34 @@ def local_on_sequence(parameter: Tensor, mesh: ParallelMesh, dtype: torch.dtype)
 def local_inside(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the local tensor of a replicated parameter that is used inside a parallel region, cast to `dtype`.
 
-    Its gradient is `Partial`, because each rank does only a part of the region's work.
+    The parameter's gradient is `Partial`, because each rank does only a part of the region's work.
     """
     return _own_part(parameter, (Partial(),), dtype)
 
 
 class Cut(NamedTuple):
-    """Cut of a distributed tensor over one axis of its mesh."""
+    """Cut of one dimension of a distributed tensor over one axis of the tensor's mesh."""
 
     axis: str
     """Name of the axis."""
     mesh_dim: int
-    """Index of the axis in the mesh."""
+    """Index of the axis in the tensor's mesh."""
     dim: int
-    """Dimension that is cut."""
+    """Dimension of the tensor that is cut."""
     num_parts: int
-    """Number of ranks along the axis; 1 if the axis has one rank, so that nothing is really cut."""
+    """Number of ranks along the axis, and so of parts. With 1, the tensor is not really cut."""
 
     @property
     def is_of_model(self) -> bool:
-        """Whether the axis cuts the model's matrices (the tensor axis). Along other axes, ranks store shards of the
-        remaining part.
+        """Whether this is a cut over the tensor axis, along which each rank computes with its own part. False for a cut
+        over data ranks, which only store shards of this part.
         """
         return role_of(self.axis) is Role.CUTS
 
 
 def cuts_of(tensor: Tensor) -> list[Cut]:
-    """Return the cuts of a distributed tensor in the order in which they are made: first over the tensor axis, then
-    over data axes.
+    """Return the cuts of a distributed tensor, in the order in which the tensor is cut: first over the tensor axis,
+    then over data axes.
     """
     assert isinstance(tensor, DTensor)
     mesh = tensor.device_mesh
@@ -202,14 +203,14 @@ def cuts_of(tensor: Tensor) -> list[Cut]:
 
 
 def cut_dim(parameter: Tensor) -> int | None:
-    """Return the dimension along which a parameter is cut over the tensor axis; None if every tensor rank holds the
-    whole.
+    """Return the dimension along which a parameter is cut over the tensor axis, or None if the tensor axis does not cut
+    the parameter.
     """
     return next((cut.dim for cut in cuts_of(parameter) if cut.is_of_model), None)
 
 
 def local_offsets(tensor: Tensor) -> list[int]:
-    """Return the start of this rank's part in the whole tensor, for each dimension."""
+    """Return, for each dimension, the index in the whole tensor at which this rank's part starts."""
     assert isinstance(tensor, DTensor)
     offsets, sizes = [0] * tensor.dim(), list(tensor.shape)
     for cut in cuts_of(tensor):
@@ -227,7 +228,8 @@ def _chunk(size: int, num_parts: int, index: int) -> tuple[int, int]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Gather a distributed tensor whole on every rank of its mesh, for writing it to disk. Every rank must call this.
+    """Return the whole of a distributed tensor on every rank of the tensor's mesh, for example to write the tensor to
+    disk. Every rank of the mesh must call this function.
 
     Communication: an all-gather along each axis that cuts the tensor.
     """
@@ -237,10 +239,11 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def gathered_over_data(tensor: Tensor) -> Tensor:
-    """Return this rank's part on the tensor axis, gathered over the data ranks that share it, as a copy.
+    """Return a copy of the tensor rank's part of a distributed tensor, gathered from the data ranks that store shards
+    of this part. Every rank must call this function.
 
-    Use it to inspect parameters and gradients, not for training. Communication: an all-gather if data ranks share the
-    tensor.
+    Use this function to inspect parameters and gradients, not for training. Communication: an all-gather if data ranks
+    store shards.
     """
     assert isinstance(tensor, DTensor)
     local, cuts = local_part(tensor).detach(), cuts_of(tensor)

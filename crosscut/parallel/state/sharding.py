@@ -1,14 +1,15 @@
 """Sharding of one model copy over data ranks: PyTorch's `fully_shard` on top of the tensor axis.
 
-Between uses, every parameter, its gradient and its optimizer state are cut over the shard group, along the rows of the
-tensor rank's part. A *unit* is one layer of the model. A unit's parameters are gathered before it runs, in the element
-type of the products. In every backward pass, one reduce-scatter sums the unit's gradients over the group. A rank
-therefore never holds whole gradients of more than one unit and the root. With several copies (`layout.shard_group`),
-the shards' gradients are then summed over the copies, once per step.
+While a parameter is not in use, the parameter, its gradient and its optimizer state are cut over the shard group, along
+the rows of the tensor rank's part. A *unit* is one layer of the model. Before a unit runs, the unit's parameters are
+gathered in the element type of the products. In every backward pass, one reduce-scatter sums the unit's gradients over
+the shard group. A rank therefore never holds the whole gradients of more than one unit and the root. If there are
+several copies of the model (`layout.shard_group`), the gradients of the shards are also summed over the copies, once
+per step.
 
-Parameters outside all units, such as tied embeddings and the last norm, form one more unit, the root. The root stays
-gathered from the forward pass to the end of the backward pass, in float32, because a token that occurs often adds up
-many gradients.
+The *root* is one more unit. It contains the parameters outside all layers, such as tied embeddings and the last norm.
+The root's parameters stay gathered from the forward pass to the end of the backward pass. They are gathered in float32,
+because the embedding of a frequent token sums many gradients.
 """
 
 from collections.abc import Iterable, Mapping
@@ -39,18 +40,20 @@ def shard_model(
 ) -> None:
     """Shard a model over the mesh's shard groups, in place. Does nothing if the layout does not shard.
 
-    `units` are submodules that are gathered as a whole, in the order in which they run. `compute_dtype` is the element
-    type in which their parameters are gathered (default: their own); gradients are summed in the parameters' type.
-    `always_used` promises that every backward pass reaches every parameter on every rank; PyTorch before 2.12 needs
-    this.
+    - `units` are the submodules that are gathered one at a time, in the order in which they run.
+    - `compute_dtype` is the element type in which the parameters of units are gathered; None keeps the parameters' own
+      type. Gradients are summed in the parameters' own type.
+    - `always_used` promises that every backward pass reaches every parameter on every rank. PyTorch before 2.12 needs
+      this promise.
 
-    On such a mesh, layers create their parameters on `meta`, so no rank ever holds the whole model. Afterwards the
-    parameters have memory and default values (ones for norms, zeros otherwise). Set their initial values (`normal_`)
-    and create the reducer and the optimizer after this call, because the parameters are new objects. Outside a unit's
-    forward pass, `named_parameters` returns the shards; for the root, only after a backward pass or `reshard`.
+    On a mesh that shards, layers create their parameters on `meta`, so no rank ever holds the whole model. This call
+    allocates memory for the shards and fills the shards with default values (ones for the weights of norms, zeros for
+    all others). The parameters are new objects: set their initial values (`normal_`) and create the reducer and the
+    optimizer only after this call. While a unit does not run, `named_parameters` returns the shards of the unit. For
+    the root, it returns shards only after a backward pass or `reshard`.
 
-    Every rank must call this. Raises `LayoutError` for a parameter that is not a `DTensor` on the tensor axis, a scalar
-    parameter, a buffer on `meta`, and, with PyTorch before 2.12, if parameters are not `always_used`.
+    Every rank must call this function. Raises `LayoutError` if a parameter is not a `DTensor`, if a parameter is a
+    scalar, if a buffer is on `meta`, or, with PyTorch before 2.12, if `always_used` is false.
     """
     if mesh.sharding is None:
         return
@@ -81,9 +84,9 @@ def shard_model(
 def _require_sums(always_used: bool) -> None:
     if not (always_used or _SUMS_UNUSED):
         raise LayoutError(
-            "A sharded model must be `always_used` with PyTorch before 2.12, which sums gradients wrongly if a "
-            f"parameter is unused on some ranks, but `always_used` is false and this is PyTorch {torch.__version__}. "
-            "Install PyTorch 2.12, or pass always_used=True if every backward pass reaches every parameter."
+            "`always_used` must be true with PyTorch before 2.12, but is false, and this is PyTorch "
+            f"{torch.__version__}, which sums gradients wrongly if a parameter is unused on some ranks. Install "
+            "PyTorch 2.12, or pass always_used=True if every backward pass reaches every parameter on every rank."
         )
 
 
@@ -92,22 +95,21 @@ def _require_shareable(parameters: Mapping[str, nn.Parameter], buffers: Mapping[
     for name, buffer in buffers.items():
         if buffer.is_meta:
             raise LayoutError(
-                f"`{name}` must have its values before the model is sharded, but is a buffer on `meta`. Create it on "
-                "the mesh's `device`."
+                f"`{name}` must have its values before the model is sharded, but is a buffer on `meta`. Create the "
+                "buffer on the mesh's `device`."
             )
     for name, parameter in parameters.items():
         if not parameter.dim():
             raise LayoutError(
-                f"`{name}` must have a dimension along which data ranks can shard it, but is a scalar. Give it the "
-                "shape (1,)."
+                f"`{name}` must have at least one dimension, so that data ranks can shard it, but is a scalar. Give "
+                "the parameter the shape (1,)."
             )
 
 
 def reshard(model: nn.Module) -> None:
-    """Release the parameters that a forward pass without gradients has gathered, so that each rank holds only its
-    shards again.
+    """Release all gathered parameters, so that each rank holds only its shards again.
 
-    A backward pass does this by itself.
+    Call this function after a forward pass without a backward pass. A backward pass releases the parameters itself.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -115,26 +117,32 @@ def reshard(model: nn.Module) -> None:
 
 
 class Reducer(Protocol):
-    """Sums the gradients of a step over all ranks that contribute to them.
+    """Interface that sums the gradients of a step over all ranks that contribute to the gradients.
 
-    With gradient accumulation, call `arm` before the last backward pass of a step, and `finish` after it.
+    Call `arm` before the last backward pass of a step, and `finish` after this backward pass.
     """
 
     def arm(self) -> None:
-        """Make the next backward pass finish the summation of gradients over the ranks."""
+        """Announce that the next backward pass is the last of the step, so that its gradients are summed over all
+        ranks.
+        """
 
     def finish(self) -> None:
-        """Wait for all messages and leave the summed gradients in `.grad`."""
+        """Wait for all messages and store the summed gradients in each parameter's `.grad`."""
 
 
 class ShardedReducer:
     """`Reducer` of a model that `shard_model` has sharded.
 
-    Each backward pass leaves sums over the shard group, one shard per rank. The armed backward pass also sums over
-    copies. Under ZeRO-2, gathered weights stay in memory until then. Parameters that need no gradient are ignored. A
-    parameter that no backward pass reaches gets a gradient of zeros. A parameter that only some data ranks use gets
-    their sum; PyTorch before 2.12 (without `FSDPModule.set_reduce_scatter_unused_params`) requires all ranks to use the
-    same parameters.
+    Each backward pass sums the gradients over the shard group, and each rank keeps one shard of the sum. The backward
+    pass after `arm` also sums over the copies of the model. Under ZeRO-2, gathered weights stay in memory until the end
+    of this backward pass.
+
+    Parameters that need no gradient are ignored. A parameter that no backward pass reaches gets a gradient of zeros. If
+    only some data ranks use a parameter, the gradient is the sum over these ranks. PyTorch before 2.12 (without
+    `FSDPModule.set_reduce_scatter_unused_params`) requires all ranks to use the same parameters.
+
+    Raises `LayoutError` if the model is not sharded.
     """
 
     def __init__(self, model: nn.Module, mesh: ParallelMesh) -> None:
@@ -150,11 +158,13 @@ class ShardedReducer:
         self._set_last(False)
 
     def arm(self) -> None:
-        """Make the next backward pass finish the summation of gradients over the ranks."""
+        """Announce that the next backward pass is the last of the step. It then also sums over copies of the model."""
         self._set_last(True)
 
     def finish(self) -> None:
-        """Leave the summed gradients in `.grad`. The backward pass has already waited for the messages."""
+        """Make sure that every parameter's `.grad` holds a summed gradient. The backward pass has already waited for
+        all messages.
+        """
         self._set_last(False)
         for parameter in self.parameters:
             if parameter.grad is None:  # zeros on every layout: an optimizer skips parameters without a gradient

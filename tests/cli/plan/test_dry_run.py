@@ -72,5 +72,5 @@ def test_a_device_of_another_kind_is_an_error() -> None:
 
 
 def test_a_rank_beyond_the_layout_is_an_error() -> None:
-    with pytest.raises(LayoutError, match="one of the layout's 2 ranks, but is 2"):
+    with pytest.raises(LayoutError, match="must be from 0 to 1, the last rank of the layout, but is 2"):
         run(*SMALL, "--layout", "tensor=2", "--rank", "2")

@@ -312,8 +312,8 @@ def _ordinary() -> None:
 
 def test_an_ordinary_parameter_is_refused(ranks: RankPool) -> None:
     message = (
-        r"^Every parameter must be a DTensor on the tensor axis, but one of shape \(2, 3\) is an ordinary tensor. Make "
-        r"it with `replicated_parameter` or `sharded_parameter`.$"
+        r"^Every parameter must be a DTensor on the tensor axis, but a parameter of shape \(2, 3\) is an ordinary "
+        r"tensor. Create the parameter with `replicated_parameter` or `sharded_parameter`.$"
     )
     with pytest.raises(LayoutError, match=message):
         ranks.run(1, _ordinary)
@@ -342,9 +342,9 @@ def _switch() -> None:
 
 def test_a_partial_gradient_that_one_data_rank_lacks_is_refused(ranks: RankPool) -> None:
     message = (
-        "^Under sequence parallelism, a parameter that every rank holds whole must be used on all data ranks or on "
-        r"none, but a parameter of shape \(8,\) was used on some only. Use it on every rank, if necessary with weight "
-        r"zero.$"
+        "^Under sequence parallelism, a replicated parameter must be used on all data ranks or on no data rank, "
+        r"but a parameter of shape \(8,\) was used on some data ranks only. Use the parameter on every rank, if "
+        r"necessary multiplied by zero.$"
     )
     with pytest.raises(RuntimeError, match=message):
         ranks.run(4, _switch)

@@ -110,7 +110,7 @@ def _share_ordinary() -> None:
 
 
 def test_ordinary_parameters_are_refused(ranks: RankPool) -> None:
-    with pytest.raises(LayoutError, match="must be a DTensor on the tensor axis, but one of shape"):
+    with pytest.raises(LayoutError, match="must be a DTensor on the tensor axis, but a parameter of shape"):
         ranks.run(2, _share_ordinary)
 
 
@@ -123,7 +123,7 @@ def _share_a_scalar() -> None:
 
 def test_a_scalar_is_refused(ranks: RankPool) -> None:
     with pytest.raises(
-        LayoutError, match=r"`scale` must have a dimension .* but is a scalar\. Give it the shape \(1,\)"
+        LayoutError, match=r"`scale` must have at least one .* is a scalar\. Give the parameter the shape \(1,\)"
     ):
         ranks.run(2, _share_a_scalar)
 
@@ -161,8 +161,8 @@ def test_a_buffer_without_values_is_refused(ranks: RankPool) -> None:
     with pytest.raises(LayoutError) as error:
         ranks.run(2, _mask_after_sharding, "meta")
     assert str(error.value) == (
-        "`mask` must have its values before the model is sharded, but is a buffer on `meta`. Create it on the "
-        "mesh's `device`."
+        "`mask` must have its values before the model is sharded, but is a buffer on `meta`. Create the buffer on "
+        "the mesh's `device`."
     )
 
 
@@ -175,7 +175,7 @@ def _shard_with_an_older_torch() -> None:
 
 
 def test_an_older_torch_must_be_told_that_all_is_used(ranks: RankPool) -> None:
-    with pytest.raises(LayoutError, match=r"must be `always_used` with PyTorch before 2\.12, which sums gradients"):
+    with pytest.raises(LayoutError, match=r"`always_used` must be true with PyTorch before 2\.12, but is false"):
         ranks.run(2, _shard_with_an_older_torch)
 
 
