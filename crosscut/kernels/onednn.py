@@ -1,8 +1,8 @@
-"""Float32 products by oneDNN, on processors where it is faster than the library that PyTorch calls.
+"""Float32 products by oneDNN, on processors where oneDNN is faster than the library that PyTorch calls.
 
-PyTorch multiplies float32 on the CPU with Intel's MKL, which does not use the widest instructions of AMD processors: on
-two cores of a Zen 5 it reaches 0.21 TFLOP/s, while oneDNN reaches 0.3 to 0.48. PyTorch includes both libraries, and its
-compiler uses oneDNN for linear layers. This module calls the same operator.
+PyTorch multiplies float32 on the CPU with Intel's MKL, which does not use the widest instructions of AMD processors. On
+two cores of a Zen 5, MKL reaches 0.21 TFLOP/s, and oneDNN reaches 0.3 to 0.48 TFLOP/s. PyTorch includes both libraries,
+and `torch.compile` uses oneDNN for linear layers. This module calls the operator that `torch.compile` uses.
 
 The operator has four limits. This module avoids or works around each limit:
 

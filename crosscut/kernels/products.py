@@ -63,7 +63,7 @@ class Products(ABC):
 
     @abstractmethod
     def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
-        """Multiply the transpose of `grad` [..., O] by `x` [..., I], with tokens as rows: [O, I]."""
+        """Compute grad^T x [O, I] from `grad` [..., O] and `x` [..., I], summed over all tokens."""
 
 
 @final

@@ -1,4 +1,4 @@
-"""`in_ranks`, which every command calls to run its work on the ranks of a layout.
+"""Start of a command's work on ranks: every command calls `in_ranks`.
 
 The command starts the ranks itself, unless torchrun has already started them:
 
@@ -92,8 +92,8 @@ def in_ranks(ranks: Ranks, work: Callable[[_P, torch.device], _T], *, prepare: C
     the result must be picklable.
 
     If `prepare` raises a `CrosscutError`, no rank starts, and the error is raised. Under torchrun, the error is raised
-    on every rank. If `work` fails, `processes.launch` says which error is raised. Under torchrun,
-    `processes.joined_rank` does.
+    on every rank. The docstrings of `processes.launch` and (under torchrun) `processes.joined_rank` say which
+    errors are raised if `work` fails.
     """
     if ranks.are_there:
         with joined_rank(), process_group(choose_device(ranks.device)):

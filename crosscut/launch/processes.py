@@ -129,8 +129,8 @@ def process_group(device: torch.device) -> Iterator[None]:
 
 
 def keep_process_group(device: torch.device) -> None:
-    """Create a process group, as `process_group` does, that lasts until this process ends. Does nothing if a process
-    group exists.
+    """Create a process group that lasts until this process ends, otherwise like `process_group`. Does nothing if a
+    process group exists.
 
     Use this function in a program that Crosscut does not control. If an uncaught error ends the program, the group is
     not destroyed.
@@ -178,7 +178,8 @@ def launch(
     - The first signal of `signals` (by default SIGTERM and SIGUSR1) is passed on to the ranks as a request to stop (see
       `stopping`). If a rank does not yet handle these requests, all ranks are stopped at once.
     - A SIGTERM more than `SAME_REQUEST` seconds after the first request stops all ranks at once.
-    - SIGINT (Ctrl-C) stops all ranks at once. If `signals` contains SIGINT, only a later SIGINT does so.
+    - SIGINT (Ctrl-C) stops all ranks at once. If `signals` contains SIGINT, the first SIGINT is passed on,
+      and only a later SIGINT stops all ranks at once.
     - If this process is killed, the ranks end, too.
 
     If SIGINT stops the ranks at once, `KeyboardInterrupt` is raised. If another signal stops the ranks at once,
@@ -341,9 +342,10 @@ def joined_rank() -> Iterator[None]:
     """Context for the work of a rank that torchrun started. If ranks fail, only the first failed rank shows a
     traceback.
 
-    If this rank lost its connection to another rank, this rank waits a few seconds. Meanwhile, the other rank prints
-    its traceback, and torchrun usually stops this rank. If not, this rank prints one line and exits with status 1. A
-    `CrosscutError` is raised again. Any other error is printed, and the rank exits with status 1.
+    A `CrosscutError` leaves the context unchanged. After any other error, this rank prints the traceback and exits with
+    status 1. If the error is a lost connection to another rank, this rank first waits a few seconds. Meanwhile, the
+    other rank prints its traceback, and torchrun usually stops this rank. If torchrun does not, this rank prints one
+    line instead of the traceback and exits with status 1.
     """
     share_cores()
     try:

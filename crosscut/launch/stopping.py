@@ -113,8 +113,8 @@ class StopRequest:
         """Raise `Stopped` if any rank has received a request to stop. All ranks raise `Stopped` at the same call.
 
         Each call starts a vote of one byte over all ranks, and waits for the vote of the previous call. `Stopped` is
-        therefore raised one call after the call at which a rank knew of the request. A single rank raises `Stopped` at
-        the first call.
+        therefore raised one call after the call at which a rank knew of the request. If there is only one
+        rank, `Stopped` is raised at the first call after the request.
         """
         if self._group is None:
             agreed = self.asked
@@ -138,7 +138,7 @@ class StopRequest:
             yield item
 
     def meet(self) -> None:
-        """Wait until every rank has called `meet`. Use this to let a rank finish writing before any rank ends."""
+        """Wait until every rank has called `meet`, so that no rank ends while another rank is still writing."""
         if self._group is not None:
             dist.barrier(self._group)
 

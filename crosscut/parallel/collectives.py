@@ -1,9 +1,10 @@
 """Collectives: the only code that sends anything between ranks.
 
-Each collective returns a fresh tensor and never changes its argument. (With an in-place all-reduce, for example, the
-gradient of f(x) + x on two ranks would be 4 instead of 3.) The only exception is `start_all_reduce_owned`, for a tensor
-that no other code holds. Starting a collective and waiting for its result are separate calls, so that other work can
-run in between. On an axis of size 1, both calls return their argument and send nothing.
+Each collective returns a fresh tensor and never changes its argument. (If the backward pass of the paper's f reduced
+the gradient in place, the gradient of f(x) + x on two ranks would be 4 instead of 3.) The only exception is
+`start_all_reduce_owned`, for a tensor that no other code holds. Starting a collective and waiting for its result are
+separate calls, so that other work can run in between. On an axis of size 1, both calls return their argument and send
+nothing.
 
 The functions call PyTorch's functional collectives as operators, because `torch.compile` can trace operators and
 `CollectiveRecorder` can record operators.
@@ -134,8 +135,8 @@ def _require_divisible(x: Tensor, axis: Axis, dim: int) -> None:
 
 
 def all_gather_objects(value: object, axis: Axis) -> list[Any]:
-    """Return a list of every rank's small Python value, in the order of the ranks on the axis. Every rank of the axis
-    must call this function. The values are pickled, so do not pass large tensors.
+    """Return the small Python values `value` of all ranks of the axis, in the order of the ranks. Every rank of the
+    axis must call this function. The values are pickled, so do not pass large tensors.
     """
     if axis.size == 1:
         return [value]
@@ -145,7 +146,7 @@ def all_gather_objects(value: object, axis: Axis) -> list[Any]:
 
 
 def from_all_ranks(value: object, mesh: ParallelMesh) -> list[Any]:
-    """Return a list of every rank's small Python value, in the order of the ranks of the mesh. Every rank must call
+    """Return the small Python values `value` of all ranks of the mesh, in the order of the ranks. Every rank must call
     this function. The values are pickled, so do not pass large tensors.
     """
     values = [value]
@@ -157,7 +158,7 @@ def from_all_ranks(value: object, mesh: ParallelMesh) -> list[Any]:
 def background_group() -> dist.ProcessGroup:
     """Create a process group of all ranks for the messages of a background thread. Every rank must call this function.
 
-    The group uses gloo on the CPU. Its timeout is one day, because the other ranks may wait while one rank writes to a
+    The group uses gloo on the CPU. The timeout is one day, because the other ranks may wait while one rank writes to a
     slow disk.
     """
     group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(days=1))
@@ -207,7 +208,7 @@ class FirstRankLine:
 
 
 def gather_to_first(value: object) -> list[Any] | None:
-    """Return a list of every rank's value on the first rank, in the order of the ranks, and None on the other ranks.
+    """On the first rank, return the values of all ranks, in the order of the ranks. On the other ranks, return None.
     Every rank must call this function. The values are pickled, so use this function for inspection, not for training.
     """
     first = dist.get_rank() == 0

@@ -7,8 +7,8 @@ and products run one after another. The fused function runs products between the
         fused, backward:   grad_x = grad W,  start the sum of grad_x,  grad_W = grad^T x,  wait for the sum
 
 Under sequence parallelism, `enter_and_multiply` keeps its split input and gathers the sequence again in the backward
-pass. The fused functions also cut large products into halves of the batch: one half is sent while the other
-half is multiplied.
+pass. The fused functions also cut large products into halves of the batch: one half is sent while the other half is
+multiplied.
 
 Shapes: B batch, S sequence, I in, O out, T tensor ranks. Under sequence parallelism, tensors outside a parallel region
 have S/T in place of S.

@@ -31,7 +31,8 @@ def start_gather_again(x: Tensor, grad: Tensor, mesh: ParallelMesh) -> Tensor:
     """Start to gather `x` [B, S/T, H] again in the backward pass, so that the gathered tensor need not be kept from the
     forward pass. `finish_gather` returns the result. Without sequence parallelism, return `x` unchanged.
 
-    `grad` is any gradient of this backward pass. It keeps `torch.compile` from moving the gather to the forward pass.
+    `grad` is any gradient of this backward pass. The dependency on `grad` keeps `torch.compile` from moving the gather
+    to the forward pass.
     """
     if not mesh.sequence_parallel:
         return x

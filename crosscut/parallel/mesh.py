@@ -80,7 +80,7 @@ class ParallelMesh:
     sharding: Sharding | None = None
     """Sharding of the model over the data ranks; None if every data rank holds a whole copy."""
     symmetric_memory: bool = False
-    """Whether products overlap piece by piece with the gather of their input (`symmetric_memory`)."""
+    """Whether products overlap piece by piece with the gather of their input (see the module `symmetric_memory`)."""
 
     @property
     def is_first_rank(self) -> bool:

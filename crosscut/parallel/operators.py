@@ -11,8 +11,8 @@ pairs.
 | `gather_from_tensor_parallel`         | all-gather     | split          |
 
 f and g are from the paper (section 3, Code 1); the sequence-parallel operators are from Korthikanti et al. 2022.
-Between the parallel regions, every rank holds the whole sequence. Under sequence parallelism, every rank holds only a
-part of the sequence. Layers call `enter_tensor_parallel` and `leave_tensor_parallel`. These two functions choose f and
+Between the parallel regions, every rank holds the whole sequence, or, under sequence parallelism, only a part of the
+sequence. Layers call `enter_tensor_parallel` and `leave_tensor_parallel`. These two functions choose f and
 g, or, under sequence parallelism, the gather and the reduce-scatter.
 
 Shapes: B batch, S sequence, H hidden, T tensor ranks. The sequence dimension is 1.

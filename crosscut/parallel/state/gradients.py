@@ -157,8 +157,8 @@ def global_gradient_norm(parameters: Sequence[nn.Parameter], owners: Iterable[Ax
     (`ParallelMesh.owners`); the gradients of all these parameters count.
 
     Squares are summed in float64. On the CPU, they are summed from the norms of short pieces, because PyTorch's own
-    norm of 20 million float32 elements has a relative error of a thousandth on the CPU, and each layout would have
-    another error. Communication: an all-reduce of one element over each axis that cuts gradients (the tensor axis and,
+    norm of 20 million float32 elements has a relative error of a thousandth on the CPU, and the error would depend on
+    the layout. Communication: an all-reduce of one element over each axis that cuts gradients (the tensor axis and,
     with sharding, data axes), and over each axis of `owners`.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
@@ -211,8 +211,8 @@ def clip_gradients_(parameters: Sequence[nn.Parameter], norm: Tensor | float, ma
     """Scale all gradients down to a global norm of `max_norm` if `norm` is larger (paper, section 4.1.1).
 
     `norm` is the result of `global_gradient_norm`, as a tensor or as a float. With a tensor, the host does not wait for
-    the device. If no scaling is needed, the gradients keep their bits. The arithmetic is that of
-    PyTorch's `clip_grad_norm_`.
+    the device. If no scaling is needed, the gradients keep their bits. The arithmetic is that of PyTorch's
+    `clip_grad_norm_`.
     """
     gradients = [_local(p.grad) for p in parameters if p.grad is not None]
     if isinstance(norm, Tensor):

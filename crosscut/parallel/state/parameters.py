@@ -177,7 +177,7 @@ class Cut(NamedTuple):
     dim: int
     """Dimension of the tensor that is cut."""
     num_parts: int
-    """Number of ranks along the axis, and so of parts. With 1, the tensor is not really cut."""
+    """Number of parts, which is the number of ranks along the axis. If 1, the tensor is not really cut."""
 
     @property
     def is_of_model(self) -> bool:

@@ -50,7 +50,7 @@ def shard_model(
     allocates memory for the shards and fills the shards with default values (ones for the weights of norms, zeros for
     all others). The parameters are new objects: set their initial values (`normal_`) and create the reducer and the
     optimizer only after this call. While a unit does not run, `named_parameters` returns the shards of the unit. For
-    the root, it returns shards only after a backward pass or `reshard`.
+    the root, `named_parameters` returns shards only after a backward pass or `reshard`.
 
     Every rank must call this function. Raises `LayoutError` if a parameter is not a `DTensor`, if a parameter is a
     scalar, if a buffer is on `meta`, or, with PyTorch before 2.12, if `always_used` is false.
@@ -162,8 +162,8 @@ class ShardedReducer:
         self._set_last(True)
 
     def finish(self) -> None:
-        """Make sure that every parameter's `.grad` holds a summed gradient. The backward pass has already waited for
-        all messages.
+        """Set the gradients of unused parameters to zeros. The other summed gradients are already in `.grad`, because
+        the backward pass has waited for all messages.
         """
         self._set_last(False)
         for parameter in self.parameters:
@@ -179,6 +179,6 @@ class ShardedReducer:
 def make_reducer(model: nn.Module, mesh: ParallelMesh) -> Reducer:
     """Make the reducer that sums the gradients of a model on this mesh.
 
-    Raises `LayoutError` as `GradientReducer` does, or if the mesh shards but the model is not sharded.
+    Raises `LayoutError` if a parameter is not a `DTensor`, or if the mesh shards but the model is not sharded.
     """
     return GradientReducer(model.parameters(), mesh) if mesh.sharding is None else ShardedReducer(model, mesh)
