@@ -1,4 +1,4 @@
-"""Start of a command's work on ranks: every command calls `in_ranks`.
+"""Start of a command's work on ranks: every command that computes on ranks calls `in_ranks`.
 
 The command starts the ranks itself, unless torchrun has already started them:
 

@@ -6,8 +6,8 @@ starts a vote, and the next check reads the result, which has usually arrived by
 separate process group, so a vote neither waits for a device nor blocks other collectives.
 
 A thread receives the signals, so a signal is noticed even while the main thread waits inside a collective. If `launch`
-started this rank, `launch` passes SIGINT on to the rank, and every other request to stop as SIGUSR1. If SIGTERM arrives without a
-following SIGUSR1, another rank has failed, and this rank exits.
+started this rank, `launch` passes SIGINT on to the rank, and every other request to stop as SIGUSR1. If SIGTERM arrives
+without a following SIGUSR1, another rank has failed, and this rank exits.
 """
 
 import multiprocessing

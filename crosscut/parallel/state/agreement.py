@@ -7,7 +7,7 @@ The table of axes (`config/axes.py`) says which ranks hold the same bits:
 - Data ranks hold the same part of every parameter, unless data ranks share one copy of the model.
 - If several groups of data ranks share a copy each, the ranks with the same shard hold the same bits.
 - Tensor ranks hold the same bits of every parameter that the tensor axis does not cut. (If data ranks share a copy,
-  this holds for tensor ranks with the same position in the shard group.)
+  these tensor ranks must also have the same position in the shard group.)
 
 Each rank hashes its part of every parameter into one int64, on its device, and the ranks compare the hashes. For each
 axis, one all-reduce with 16 bytes per parameter computes the maximum of the hashes h and the maximum of ~h. The second

@@ -123,9 +123,7 @@ class Reducer(Protocol):
     """
 
     def arm(self) -> None:
-        """Announce that the next backward pass is the last of the step, so that its gradients are summed over all
-        ranks.
-        """
+        """Make the next backward pass, the last of the step, complete the sum of the gradients over all ranks."""
 
     def finish(self) -> None:
         """Wait for all messages and store the summed gradients in each parameter's `.grad`."""
@@ -158,12 +156,12 @@ class ShardedReducer:
         self._set_last(False)
 
     def arm(self) -> None:
-        """Announce that the next backward pass is the last of the step. It then also sums over copies of the model."""
+        """Make the next backward pass, the last of the step, also sum gradients over the copies of the model."""
         self._set_last(True)
 
     def finish(self) -> None:
-        """Set the gradients of unused parameters to zeros. The other summed gradients are already in `.grad`, because
-        the backward pass has waited for all messages.
+        """Set the gradients of unused parameters to zeros. The `.grad` of all other parameters already holds the sum,
+        because the backward pass has waited for all messages.
         """
         self._set_last(False)
         for parameter in self.parameters:
