@@ -18,7 +18,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class Batches:
-    """Training and validation batches of one data rank. They depend only on the seed and the step."""
+    """Training and validation batches of one data rank. Training batches depend only on the seed and the step."""
 
     def __init__(self, run: RunConfig, tokens: TokenFolder, mesh: ParallelMesh) -> None:
         self.run, self.mesh = run, mesh
@@ -27,7 +27,9 @@ class Batches:
         self.validation = ValidationSampler(tokens.validation, sequence_length=length)
 
     def micro_batches(self, step: int) -> list[Batch]:
-        """Return this data rank's share of the batch of step `step`, as micro-batches of [micro-batch, S]."""
+        """Return this data rank's share of the batch of step `step`, split into micro-batches of shape [micro-batch
+        size, S].
+        """
         tokens, targets = self.training.batch(
             step, batch_size=self.run.training.batch_size, rank=self.mesh.data.rank, size=self.mesh.data.size
         )
@@ -45,7 +47,9 @@ class Batches:
             yield _batch(tokens, targets).to_device(self.mesh.device)
 
     def documents(self, step: int, micro_batch: int) -> list[tuple[str, int]]:
-        """Return source and record number of every document in this rank's micro-batch of a step."""
+        """Return the documents in one of this rank's micro-batches of step `step`, each as (name of the file, record
+        number in the file). `micro_batch` is the index of the micro-batch.
+        """
         batch_size, data = self.run.training.batch_size, self.mesh.data
         first = step * batch_size + data.rank * (batch_size // data.size) + micro_batch * self.run.micro_batch_size
         found: dict[tuple[str, int], None] = {}
@@ -69,7 +73,7 @@ class _Fetched(NamedTuple):
 class BatchesAhead:
     """Training batches of a run, fetched in a background thread while the previous step runs.
 
-    Use it as a context manager, which ends the thread. An error in the thread is raised by `take`.
+    Use the object as a context manager: leaving the context ends the thread. `take` raises the errors of the thread.
     """
 
     def __init__(self, batches: Batches, *, num_steps: int) -> None:
@@ -89,7 +93,9 @@ class BatchesAhead:
         self._thread.shutdown(cancel_futures=True)
 
     def take(self, step: int) -> list[Batch]:
-        """Return `Batches.micro_batches(step)` and start to fetch the next step. Raises any error of the fetch."""
+        """Return `Batches.micro_batches(step)` and start to fetch the batch of the next step. Raises any error of the
+        fetch.
+        """
         expected, future = self._next or (step, self._thread.submit(self._fetch, step))
         if expected != step:
             future = self._thread.submit(self._fetch, step)

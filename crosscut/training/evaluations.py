@@ -1,4 +1,6 @@
-"""Scores from the paper for the model in training: every `evaluation.every` steps and after the last step."""
+"""Evaluation of the model during training with the tasks of `[evaluation]`, every `evaluation.every` steps and after
+the last step.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,7 +18,7 @@ _PREFIXES = ("wikitext103_", "lambada_", "text_")
 
 
 class Evaluations:
-    """Evaluations that the `[evaluation]` section of a run asks for; none if the section names no file."""
+    """Evaluation tasks of a run's `[evaluation]` section. `tasks` is empty if the section names no file."""
 
     def __init__(self, run: RunConfig, tokens: TokenFolder) -> None:
         """Read the texts. Raises `ConfigError` or `DataError`."""
@@ -34,7 +36,8 @@ class Evaluations:
         return bool(self.tasks) and (step == self.run.training.steps or (every > 0 and step % every == 0))
 
     def figures(self, model: GPT, request: StopRequest | None = None, *, shown: bool = False) -> dict[str, float]:
-        """Score the model on all tasks; returns figures under the names `<task>_<figure>`. Every rank must call this.
+        """Score the model on all tasks. Returns the figures under the names `<task>_<figure>`. Every rank must call
+        this.
 
         `request` raises `Stopped` if the ranks agree to stop during the scoring. With `shown`, the first rank shows a
         progress bar.
@@ -51,7 +54,7 @@ class Evaluations:
 
 
 def last_figures(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Figures of the last evaluation in the rows of `metrics.jsonl`; empty if there was no evaluation."""
+    """Return the figures of the last evaluation in the rows of `metrics.jsonl`. Empty if there was no evaluation."""
     found: dict[str, Any] = {}
     for row in rows:
         found = {name: value for name, value in row.items() if name.startswith(_PREFIXES)} or found

@@ -72,16 +72,18 @@ not.
 
 
 def run_training(run: RunConfig, *, resume: Resume = False, profile: bool = False) -> None:
-    """Train in the ranks that the layout asks for. Starts them, or joins the ranks that torchrun started.
+    """Train on the ranks of the layout. The function starts these ranks itself or, under torchrun, joins the ranks that
+    torchrun started.
 
-    With `resume="auto"`, one command serves every start of a job. It starts a new run, resumes an unfinished one,
-    writes the final report if only that is missing, and leaves a complete run unchanged. With `profile`, a few steps
-    are recorded (`profiling`). User mistakes are found before any process starts (under torchrun: before the ranks
-    build the model).
+    With `resume="auto"`, one command serves every start of a job. The command starts a new run, resumes an unfinished
+    run, writes the final report if only the report is missing, and leaves a complete run unchanged. With `profile`, a
+    few steps are recorded (`profiling`). User mistakes are found before any process starts (under torchrun: before the
+    ranks build the model).
 
-    Raises `ConfigError`, `LayoutError`, `DataError`, `CheckpointError` or `TrainingError`; `RankFailure` if a rank
-    failed for another reason; `RunStopped` if SIGTERM, SIGUSR1 or Ctrl-C asked the run to stop and its checkpoint has
-    been written. SIGTERM and SIGUSR1 are ignored from then on, so that a repeated signal cannot hide `RunStopped`.
+    Raises `ConfigError`, `LayoutError`, `DataError`, `CheckpointError` or `TrainingError`. Raises `RankFailure` if a
+    rank failed for another reason. Raises `RunStopped` if SIGTERM, SIGUSR1 or Ctrl-C asked the run to stop and the run
+    has written its checkpoint. From then on, SIGTERM and SIGUSR1 are ignored, so that a repeated signal cannot hide
+    `RunStopped`.
     """
     ranks = Ranks(layout=run.layout, device=run.training.device, signals=INTERRUPTIBLE)
     resolved = resolve_on(run, choose_device(run.training.device))
@@ -202,8 +204,8 @@ def _tokens(run: RunConfig, resume: bool) -> TokenFolder:
 
 
 def with_vocabulary(run: RunConfig, tokens: TokenFolder) -> RunConfig:
-    """Return the run with `model.vocab_size` set: 0 means the vocabulary size of the tokens. Raises `ConfigError` if
-    the size is too small.
+    """Return the run with `model.vocab_size` filled in: 0 is replaced by the vocabulary size of the tokens. Raises
+    `ConfigError` if `model.vocab_size` is smaller than the vocabulary of the tokens.
     """
     size = run.model.vocab_size or tokens.vocab_size
     if size < tokens.vocab_size:
@@ -240,7 +242,9 @@ def _model_defaults() -> dict[str, Any]:
 
 
 def identity_of(run: RunConfig, tokens: TokenFolder) -> dict[str, Any]:
-    """Identity that a run and a checkpoint must share for resuming: the model's sizes, and the data with its order."""
+    """Return the values that must be equal for a run to resume from a checkpoint: the model's settings except dropout,
+    the settings that decide the order of the data, and a hash of the tokens.
+    """
     model = {f"model.{name}": value for name, value in dataclasses.asdict(run.model).items() if name != "dropout"}
     order = {f"training.{name}": getattr(run.training, name) for name in ("batch_size", "sequence_length", "seed")}
     files = [entry.tokens_sha256 for entry in (*tokens.manifest.train, tokens.manifest.validation)]

@@ -1,4 +1,4 @@
-"""The training loop on one rank: launch a step, then do every chore that is due.
+"""The training loop on one rank: launch a step, then do the work that is due after this step, such as a validation.
 
 The loop runs one step ahead of its results. It launches step n + 1 before it has read the loss of step n, so the GPU
 never waits for the host. Before the weights are used for anything else (validation, a checkpoint), the loop catches up:
@@ -42,16 +42,17 @@ class Outcome:
     """Latest validation score."""
     throughput: Throughput
     first_step: int
+    """Number of steps that were done before this process started training: 0 for a new run."""
     last_step: int
-    """Number of steps done."""
+    """Number of steps done, including the first `first_step` steps."""
     seconds: float
-    """Seconds of the training steps alone."""
+    """Time that the training steps of this process took, in seconds, without validation and checkpoints."""
     stopped: bool
-    """Whether a scheduler or a user ended the run early. `after` may then be older than `last_step`, whose checkpoint
-    has been written.
+    """Whether a scheduler or a user ended the run early. If true, `after` may be older than `last_step`, and the
+    checkpoint of `last_step` has been written.
     """
     interrupted: bool
-    """Whether a user did so with Ctrl-C."""
+    """Whether a user ended the run early with Ctrl-C."""
 
 
 @dataclass
@@ -106,7 +107,8 @@ class Loop:
         )
 
     def train(self, resume_from: Path | Folder | None = None) -> Outcome:
-        """Run all remaining steps, or run until a scheduler or Ctrl-C asks to stop (`launch.stopping`).
+        """Run all remaining steps, or stop early if a scheduler or Ctrl-C asks for it (`launch.stopping`). With
+        `resume_from`, load that checkpoint first.
 
         Raises `TrainingError` if a loss is not finite, if the loss scale has fallen too low, or if replicas of a
         parameter differ.
@@ -170,8 +172,8 @@ class Loop:
             course.metrics.scores(course.done, figures)
 
     def validate(self, step: int, metrics: Metrics, request: StopRequest | None = None) -> Score:
-        """Score the model on the validation set. `request` raises `Stopped` if the ranks agree to stop during the
-        scoring.
+        """Score the model on the validation set after `step` steps. `request` raises `Stopped` if the ranks agree to
+        stop during the scoring.
 
         Raises `TrainingError` on all ranks if the loss is not finite.
         """
@@ -187,15 +189,17 @@ class Loop:
         return score
 
     def compare_replicas(self, step: int) -> None:
-        """Raise `TrainingError` on all ranks if replicas of a parameter differ."""
+        """Raise `TrainingError` on all ranks if replicas of a parameter differ after `step` steps. If
+        `training.compare_replicas_every` is 0, do nothing.
+        """
         if not self.run.training.compare_replicas_every:
             return
         drift = find_drift(dict(self.trainer.model.named_parameters()), self.mesh)
         if drift is None:
             return
         ranks = ", ".join(map(str, drift.ranks))
-        where = f"differs from the majority on rank {ranks}" if drift.others else f"differs between ranks {ranks}"
-        more = f"; {drift.num_parameters - 1} more parameters differ, too" if drift.num_parameters > 1 else ""
+        where = f"differs from the majority (ranks: {ranks})" if drift.others else f"differs between ranks {ranks}"
+        more = f" (other parameters that differ: {drift.num_parameters - 1})" if drift.num_parameters > 1 else ""
         raise TrainingError(
             f"`{drift.name}` must have identical values in all its replicas, but after step {step} it {where}, by up "
             f"to {drift.size:.1e} of its largest element{more}. "
@@ -204,10 +208,11 @@ class Loop:
         )
 
     def save(self, step: int, *, final: bool = False) -> None:
-        """Start to write a checkpoint after `step` steps. Once the checkpoint is complete, write the run's config, too.
+        """Start to write a checkpoint of the state after `step` steps. When the checkpoint is complete, also write the
+        run's config.
 
-        Raises `CheckpointError` if the previous checkpoint could not be written and the config says that the run must
-        then stop. The `final` checkpoint is attempted in any case.
+        Raises `CheckpointError` if the previous checkpoint could not be written and `checkpoint.on_failure` is `stop`.
+        With `final`, the checkpoint is written even in this case.
         """
         progress = Progress(
             step=step,
@@ -220,11 +225,15 @@ class Loop:
         self.saver.save(progress, written=lambda: write_toml(self.run, self.folder / CONFIG_FILE), final=final)
 
     def finish_saving(self) -> None:
-        """Wait until every started checkpoint is in place. Raises `CheckpointError` as `save` does."""
+        """Wait until all started checkpoints are complete. Raises `CheckpointError` if the last checkpoint could not be
+        written and `checkpoint.on_failure` is `stop`.
+        """
         self.saver.finish()
 
     def load(self, folder: Path | Folder) -> Progress:
-        """Load a checkpoint, written by this or by another layout. The optimizer's settings stay those of this run."""
+        """Load a checkpoint and return its progress. The checkpoint may come from another layout. The optimizer keeps
+        the settings of this run, not the settings in the checkpoint.
+        """
         model, optimizer = self.trainer.model, self.trainer.optimizer
         more = self.trainer.more_state
         progress = load_checkpoint(folder, model=model, optimizer=optimizer, more=more, padded=model.padded_rows)

@@ -17,19 +17,18 @@ from torch import Tensor, nn
 from crosscut.parallel.state.parameters import local_part
 
 FIRST = 2.0**16
+"""Scale at the first step, as in PyTorch's `GradScaler`."""
 GROWTH_INTERVAL = 2000
-"""Number of steps in a row without overflow after which the scale is doubled. PyTorch's `GradScaler` uses the same
-value, and the same value of `FIRST`.
-"""
+"""Number of steps in a row without overflow after which the scale is doubled, as in PyTorch's `GradScaler`."""
 SMALLEST = 1.0
-"""Smallest useful scale. An overflow at a lower scale is not caused by the scale."""
+"""Smallest useful scale. If gradients overflow at a lower scale, the scale is not the cause."""
 
 
 class LossScale:
-    """Loss scale of one run. All ranks have the same scale, because all see an overflow in the same global gradient
-    norm.
+    """Loss scale of one run. All ranks have the same scale, because every rank detects an overflow from the same global
+    gradient norm.
 
-    Call `scaled` before the backward pass, `unscale_` after it, and `update` after the optimizer's step.
+    Call `scaled` before the backward pass, `unscale_` after the backward pass, and `update` after the optimizer's step.
     """
 
     def __init__(self, device: torch.device, first: float = FIRST) -> None:
@@ -38,7 +37,7 @@ class LossScale:
         """Number of steps since the last overflow or the last increase of the scale. An int32 scalar on the device."""
 
     def scaled(self, factor: Tensor) -> Tensor:
-        """Multiply `factor`, the factor of the loss without a loss scale, by the scale."""
+        """Multiply `factor` by the loss scale. The loss is then multiplied by the result instead of by `factor`."""
         return factor * self.scale
 
     def unscaled(self, loss: Tensor) -> Tensor:
@@ -52,9 +51,10 @@ class LossScale:
         torch._foreach_mul_(gradients, 1.0 / self.scale)
 
     def update(self, overflow: Tensor) -> None:
-        """Halve the scale if `overflow` (a float32 scalar) is 1; count a good step if it is 0.
+        """Halve the scale if `overflow` (a float32 scalar) is 1. If `overflow` is 0, count a good step, and double the
+        scale after `GROWTH_INTERVAL` good steps in a row.
 
-        Call this after the optimizer's step: checkpoints copy the state between two optimizer steps.
+        Call this directly after the optimizer's step, because checkpoints copy the state between two steps.
         """
         torch._amp_update_scale_(self.scale, self.good_steps, overflow, 2.0, 0.5, GROWTH_INTERVAL)
 
@@ -64,5 +64,5 @@ class LossScale:
         return self.scale < SMALLEST
 
     def state(self) -> dict[str, Tensor]:
-        """State of the loss scale for a checkpoint. These are the live tensors, not copies."""
+        """State of the loss scale for a checkpoint. The tensors are live, not copied."""
         return {"scale": self.scale, "good_steps": self.good_steps}

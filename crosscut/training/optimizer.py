@@ -1,7 +1,7 @@
 """AdamW as in the paper's section 4.1.1: decoupled weight decay, except on biases and layer norms.
 
-PyTorch's fused kernel does the arithmetic on the local parts of distributed tensors. A scalar on the device
-(`found_inf`, as PyTorch calls it) decides whether a step may change anything, so the host never waits.
+PyTorch's fused kernel does the arithmetic on the local parts of distributed tensors. `found_inf` (PyTorch's name for a
+scalar on the device) decides whether a step changes the weights, so the host never waits.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Piece(NamedTuple):
-    """Arguments of one call of the fused kernel: lists of local tensors of one element type. Entry i of each list
+    """Arguments of one call of the fused kernel: lists of local tensors of one element type. Entry i of every list
     belongs to the same parameter.
     """
 
@@ -38,11 +38,11 @@ class Home(Protocol):
         """Return zeros with the shape and placement of `parameter`."""
 
     def keep(self, moment: Tensor, parameter: Tensor) -> Tensor:
-        """Move a loaded moment to this place."""
+        """Return `moment`, which was loaded from a checkpoint and belongs to `parameter`, moved to this place."""
 
     def pieces(self, whole: Piece) -> Iterator[Piece]:
-        """Yield all of `whole` in pieces, with the moments on the device. The caller updates each piece before it asks
-        for the next.
+        """Split `whole` and yield it piece by piece, with each piece's moments on the device. The caller must update
+        each piece before it asks for the next piece.
         """
 
 
@@ -54,7 +54,7 @@ class OnDevice:
         return torch.zeros_like(parameter)
 
     def keep(self, moment: Tensor, parameter: Tensor) -> Tensor:
-        """Convert a loaded moment to the parameter's element type and device."""
+        """Convert a moment loaded from a checkpoint to the parameter's element type and device."""
         return moment.to(dtype=parameter.dtype, device=parameter.device)
 
     def pieces(self, whole: Piece) -> Iterator[Piece]:
@@ -70,7 +70,9 @@ class LocalAdamW(AdamW):
     """
 
     found_inf: Tensor | None = None
-    """Float32 scalar on the device: if it is 1, a step changes neither the parameters nor the state."""
+    """Float32 scalar on the device. If it is 1, a step changes neither the parameters nor the state. None means that
+    every step applies.
+    """
 
     def __init__(self, groups: Iterable[dict[str, Any]], config: OptimizerConfig, *, home: Home | None = None) -> None:
         betas = (config.beta1, config.beta2)
@@ -89,15 +91,15 @@ class LocalAdamW(AdamW):
                 self._update([p for p in parameters if p.dtype == dtype], group)
 
     def prepare(self) -> None:
-        """Create the state that the first step would otherwise create."""
+        """Create the optimizer state now. Without this call, the first step creates the state."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 self._state_of(parameter)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict as PyTorch does, but put the moments directly into `home`. PyTorch would first copy all of
-        them to the device.
+        """Load a state dict as PyTorch does, but put the moments directly into `home`. PyTorch would first copy all
+        moments to the device.
         """
         saved = state_dict["state"]
         others = {key: {name: v for name, v in entry.items() if name not in MOMENTS} for key, entry in saved.items()}
@@ -158,10 +160,11 @@ def _gradient(parameter: Tensor) -> Tensor:
 def make_optimizer(
     model: nn.Module, config: OptimizerConfig, *, undecayed: Collection[str] = (), home: Home | None = None
 ) -> LocalAdamW:
-    """Create AdamW for a model's parameters. `set_learning_rate` must set the learning rate at every step.
+    """Create AdamW for a model's parameters. The caller sets the learning rate before every step with
+    `set_learning_rate`.
 
     Weight decay does not apply to the parameters named in `undecayed` (for a whole model: `undecayed_parameters`).
-    `home` stores the moments; the default is on the device.
+    `home` stores the moments. By default, the moments are on the device.
     """
     named = list(model.named_parameters())
     decayed = [parameter for name, parameter in named if name not in undecayed]
@@ -176,8 +179,8 @@ def undecayed_parameters(model: ModelConfig) -> set[str]:
 
 
 def apply_settings(optimizer: AdamW, config: OptimizerConfig) -> None:
-    """Apply the run's settings again after loading a checkpoint, which restores the settings of the run that wrote
-    it.
+    """Set betas, epsilon and weight decay to the values of this run. Call this after loading a checkpoint, because
+    loading replaces these settings with the values in the checkpoint.
     """
     for group, decay in zip(optimizer.param_groups, (config.weight_decay, 0.0), strict=True):
         group.update(weight_decay=decay, betas=(config.beta1, config.beta2), eps=config.epsilon)

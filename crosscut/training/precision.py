@@ -39,7 +39,7 @@ def fast_precision(device: torch.device) -> str:
 
 
 def resolve_on(run: RunConfig, device: torch.device) -> ResolvedRun:
-    """Resolve a run for the device that it trains on."""
+    """Resolve a run's "auto" settings for the device that the run trains on."""
     return resolve(run, device="cuda" if device.type == "cuda" else "cpu", precision=fast_precision(device))
 
 

@@ -15,8 +15,8 @@ from crosscut.training.loss_scale import SMALLEST, LossScale
 
 
 class Moment:
-    """Point in the queue of a device's work, after everything queued so far. On the CPU, which has no queue, the
-    current time.
+    """Point in a device's queue of work, after all work that has been queued so far. On the CPU, which has no queue, a
+    moment is the current time.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -59,9 +59,9 @@ class _Figures(NamedTuple):
 class StepResult:
     """Figures of one step. The first access to a figure waits until the device has finished the step.
 
-    That access raises `NonFiniteError`, on every rank, if the loss or the gradient norm is not finite; with a loss
-    scale, only if the scale has fallen below its smallest useful value. The weights are then those from before the
-    step, and no later step changes them.
+    Without a loss scale, this access raises `NonFiniteError` on every rank if the loss or the gradient norm is not
+    finite. With a loss scale, the access raises `NonFiniteError` only if the scale has fallen below its smallest useful
+    value. After a `NonFiniteError`, the weights are unchanged by the step, and no later step changes them.
     """
 
     def __init__(
@@ -103,12 +103,14 @@ class StepResult:
 
     @property
     def skipped(self) -> bool:
-        """Whether the step changed nothing because its gradients overflowed at its loss scale."""
+        """Whether the step changed nothing, because its gradients overflowed at its loss scale. Always False without a
+        loss scale.
+        """
         return bool(self._look().held)
 
     def values(self) -> dict[str, float | int]:
-        """Figures by name, as `metrics.jsonl` stores them. Figures of the loss scale are present only if the run has
-        one.
+        """Return the figures by name, as `metrics.jsonl` stores them. `loss_scale` and `skipped` are present only if
+        the run has a loss scale.
         """
         told: dict[str, float | int] = {
             "loss": self.loss, "gradient_norm": self.gradient_norm, "learning_rate": self.learning_rate

@@ -1,5 +1,5 @@
-"""Runners of the layers: each combines the compilation, the recomputation and the matrix products that a run asks
-for.
+"""Runners of the layers. A runner calls the functions of one layer, with the compilation, the recomputation and the
+matrix products that the run asks for.
 """
 
 from collections.abc import Callable
@@ -23,8 +23,8 @@ def make_runners(
     """Return a function from a layer's index to the layer's runner.
 
     Starting with the first layer, every `training.recompute_every`-th layer recomputes as `training.recompute` says.
-    Compiled code runs inside recomputation. If whole layers are recomputed on the CPU, this process also returns freed
-    memory to the system earlier from now on.
+    Compiled code runs inside recomputation. With `training.recompute="full"` on the CPU, this call also makes the
+    process return freed memory to the system earlier.
     """
     runner = Runner(products=products(training.precision))
     if compiler is not None:

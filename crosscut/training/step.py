@@ -85,8 +85,8 @@ class Trainer:
 
     @property
     def more_state(self) -> dict[str, dict[str, Tensor]]:
-        """State that checkpoints store besides the model and the optimizer, by name. These are the live tensors, not
-        copies.
+        """State that checkpoints store besides the model and the optimizer: the tensors of the loss scale under
+        `loss_scale`, or an empty dict if the precision needs no loss scale. The tensors are live, not copied.
         """
         return {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state()}
 
@@ -95,17 +95,17 @@ class Trainer:
 
         On a GPU, the call may return before the device has finished the step.
 
-        If the loss or the gradient norm is not finite on any rank, no rank changes its weights. With a loss scale, the
-        next step continues normally. Without one, no later step changes the weights either, and reading the result
-        raises `NonFiniteError`.
+        If the loss or the gradient norm is NaN or infinite on at least one rank, no rank changes its weights in this
+        step. With a loss scale, training then continues with the next step. Without a loss scale, no later step changes
+        the weights either, and reading the result raises `NonFiniteError`.
         """
         result = self.update(step, self.accumulate(step, micro_batches))
         self.optimizer.zero_grad()
         return result
 
     def update(self, step: int, loss: Tensor) -> StepResult:
-        """Clip the summed gradients and update the weights. The weights stay unchanged if `loss` or the gradient norm
-        is not finite.
+        """Clip the summed gradients, update the weights and return the result of the step. The weights stay unchanged
+        if `loss` or the gradient norm is not finite. `step` counts from 0.
         """
         norm = global_gradient_norm(self.parameters, self.mesh.owners)
         held = self._hold(loss, norm)
@@ -120,11 +120,11 @@ class Trainer:
         return result
 
     def accumulate(self, step: int, micro_batches: Sequence[Batch]) -> Tensor:
-        """Run forward and backward over the micro-batches. Leaves the summed gradients in `.grad` and returns the mean
-        loss over all ranks, a scalar.
+        """Run the forward and backward pass of all micro-batches. Return the mean loss over all ranks, a scalar, and
+        leave the summed gradients in `.grad`.
 
-        The mean is taken over the target tokens of all ranks on the token axes (`mesh.tokens`), so it does not depend
-        on how the batch is split.
+        The mean covers the target tokens of all ranks on the token axes (`mesh.tokens`), so the loss does not depend on
+        how the batch is split.
         """
         num_targets = sum(batch.num_targets for batch in micro_batches)
         scale = 1.0 / all_reduce(torch.as_tensor(num_targets), self.mesh.tokens).double().clamp(min=1.0)

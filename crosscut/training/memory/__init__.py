@@ -1,1 +1,3 @@
-"""Recomputation and host memory: both save device memory and cost time."""
+"""Recomputation of activations, and offload of activations and moments to host memory. Recomputation and offload save
+device memory and cost time.
+"""

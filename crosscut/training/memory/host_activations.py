@@ -1,12 +1,12 @@
 """Offload of activations: tensors that autograd saves for the backward pass are held in host memory.
 
 On a GPU, the copies run on streams of their own and overlap with the layers. Copies to the host run during the forward
-pass. In the backward pass, which needs the tensors in reverse order, each tensor is copied back while the one before is
-in use. On the CPU, both are plain copies.
+pass. The backward pass needs the tensors in reverse order, so each tensor is copied back while the backward pass uses
+the tensor before it. On the CPU, tensors are copied without overlap.
 
-The host queues work long before the device runs it, so both directions are limited by events on the device. Before a
-layer runs, the inputs of all layers except the last `_NUM_LEAVING` must have arrived in host memory. A copy back starts
-only after the layer whose memory it may reuse has finished.
+The host queues work long before the device runs it, so events on the device limit how far the copies run ahead. Before
+a layer runs, the inputs of all earlier layers except the last `_NUM_LEAVING` must have arrived in host memory. A copy
+back starts only after the layer whose memory the copy may reuse has finished.
 """
 
 from collections import deque

@@ -1,13 +1,13 @@
-"""Offload of AdamW's moments: they are held in host memory and are on the device only while they are used.
+"""Offload of AdamW's moments, which are held in host memory and are on the device only while a step updates them.
 
-A step updates the moments piece by piece. While the device updates one piece, the next piece is copied to the device
-and the previous one is copied back. Each direction has its own stream, so both directions of the bus are busy at once.
-Two pieces of each moment are on the device at a time. AdamW works on each element separately, so the result equals that
-of an update in one go.
+A step updates the moments piece by piece. While the device updates piece k, piece k + 1 is copied to the device and
+piece k - 1 is copied back. Each direction has its own stream, so both directions of the bus are busy at once. Two
+pieces of each moment are on the device at a time. AdamW works on each element separately, so updating in pieces gives
+the same result as updating everything at once.
 
-    device     | step of k-1 | step of k   | step of k+1 |
-    to device  | copy of k   | copy of k+1 | ...
-    from device|             | copy of k-1 | copy of k   | ...
+    device      | update k - 1 | update k     | update k + 1 |
+    to device   | copy k       | copy k + 1   | ...
+    from device |              | copy k - 1   | copy k       | ...
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ class _Slice(NamedTuple):
 class InHostMemory:
     """Moments stored in host memory, in pinned memory if the parameters are on a CUDA device.
 
-    On the CPU, the moments are updated in place, in the same pieces.
+    If the parameters are on the CPU, the moments are updated in place, also piece by piece.
     """
 
     def __init__(self, piece_elements: int = PIECE_ELEMENTS) -> None:
@@ -50,8 +50,8 @@ class InHostMemory:
         return with_local_part(parameter, _host_zeros(part))
 
     def keep(self, moment: Tensor, parameter: Tensor) -> Tensor:
-        """Move a loaded moment to host memory. Returns the moment itself if it already has the right memory and
-        type.
+        """Move a moment loaded from a checkpoint to host memory. Returns `moment` itself if it already has the right
+        memory and element type.
         """
         part, like = local_part(moment), local_part(parameter)
         if not part.is_cuda and part.dtype == like.dtype and part.is_pinned() == like.is_cuda:
@@ -59,8 +59,8 @@ class InHostMemory:
         return with_local_part(parameter, _host_zeros(like).copy_(part))
 
     def pieces(self, whole: Piece) -> Iterator[Piece]:
-        """Yield all of `whole` in pieces, with the moments on the device. The caller updates each piece before it asks
-        for the next.
+        """Split `whole` and yield it piece by piece, with each piece's moments on the device. The caller must update
+        each piece before it asks for the next piece.
         """
         cuts = cut_in_pieces([p.numel() for p in whole.parameters], self.piece_elements)
         if not cuts:  # with sharded parameters, a rank may hold no elements

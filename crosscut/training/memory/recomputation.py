@@ -8,7 +8,7 @@
 | `full`               | its input                                      | the whole layer except its last product |
 
 The classes here are callables of a layer's `Runner`, so the names, parameters and hooks of modules do not change.
-Numbers do not change either, dropout included: the second pass draws the same random numbers as the first.
+Results do not change either, even with dropout: the second pass draws the same random numbers as the first pass.
 
 Sources: Chen et al. 2016 (arXiv 1604.06174) and the paper, section 4.1.1, for whole layers; Korthikanti et al. 2022
 (arXiv 2205.05198), section 5, for the attention core.
@@ -34,7 +34,7 @@ from crosscut.training.memory.host_activations import HostActivations
 class Recomputed:
     """Calls a function and keeps only its inputs; the backward pass calls the function again.
 
-    `call` makes both calls. With `host`, the inputs are kept in host memory.
+    `call` performs both of these calls. With `host`, the inputs are kept in host memory.
     """
 
     def __init__(self, streams: RandomStreams, *, call: Call = call, host: HostActivations | None = None) -> None:
@@ -88,9 +88,10 @@ class _Recipe(NamedTuple):
 
 @final
 class CheapOutputs:
-    """Calls a layer and the cheap functions inside it. In place of a cheap function's output, autograd saves a recipe.
+    """Calls a layer and the cheap functions inside the layer. Autograd does not save the output of a cheap function,
+    but a recipe to compute this output again.
 
-    An output that was changed in place after its function returned, or replaced by a hook, is saved as a tensor. Layers
+    An output is saved as a tensor if it was changed in place after its function returned, or replaced by a hook. Layers
     of a model run one after the other, so they can share one object.
     """
 
@@ -99,7 +100,9 @@ class CheapOutputs:
         """Output, version counter and recipe of each cheap call, by the output's storage."""
 
     def layer(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-        """Return the output of a layer. Inside the call, autograd saves recipes."""
+        """Return the output of a layer. During the call, autograd saves recipes instead of the outputs of cheap
+        functions.
+        """
         if not torch.is_grad_enabled():
             return function(*inputs)
         with saved_tensors_hooks(self._pack, self._unpack):
@@ -109,7 +112,7 @@ class CheapOutputs:
                 self._made.clear()
 
     def cheap(self, function: Callable[..., Tensor], *sources: Tensor) -> Tensor:
-        """Return the output of a cheap function, and note its recipe."""
+        """Return the output of a cheap function, and note the recipe to compute this output again."""
         y = function(*sources)
         if torch.is_grad_enabled():
             recipe = _Recipe(function, tuple(x.detach() for x in sources), tuple(x._version for x in sources))

@@ -1,1 +1,1 @@
-"""Compilation of layers."""
+"""Compilation of a model's layers and loss."""

@@ -54,8 +54,8 @@ _CHEAP = "crosscut_cheap"
 def make_compiler(run: ResolvedRun, mesh: ParallelMesh) -> "Compiler | None":
     """Make the compiler of the layers, if the run asks for compiled code.
 
-    Returns None if nothing is compiled. If `training.compile` is `auto` on a GPU, the first rank then prints the
-    reason. Raises `ConfigError` as `require_compilation` does.
+    Returns None if layers are not compiled. If `training.compile` is `auto` and layers cannot be compiled on a GPU, the
+    first rank prints the reason. Raises `ConfigError` as `require_compilation` does.
     """
     require_compilation(run, mesh.device)
     if not _is_wanted(run, mesh.device):
@@ -68,7 +68,7 @@ def make_compiler(run: ResolvedRun, mesh: ParallelMesh) -> "Compiler | None":
 
 
 def compiled_loss() -> LossRunner:
-    """Runner of the loss whose passes over the logits are compiled."""
+    """Return a runner of the loss that runs the passes over the logits as compiled code."""
     compiler = Compiler(BACKEND)
     return LossRunner(compiled=LossPasses(compiler.compiled), compiler=compiler)
 
@@ -135,13 +135,11 @@ class Compiler:
         self._copies: dict[types.FunctionType, types.FunctionType] = {}
 
     def compiled(self, function: Any) -> Callable[..., Tensor]:
-        """Return the function as compiled code. Calls raise `TrainingError` as `run` does."""
+        """Return the function as compiled code. Calls of the result raise `TrainingError` as `run` does."""
         return partial(self.run, "The loss", self.trace(function, self.make_graph))
 
     def trace(self, function: Any, make_graph: Callable[..., Any]) -> Callable[..., Tensor]:
-        """Return the function as code that `make_graph` compiles at its first call, and again for each new input
-        shape.
-        """
+        """Return a function that `make_graph` compiles at its first call, and again for each new input shape."""
         return torch.compile(self._own_copy(function), fullgraph=True, dynamic=False, backend=make_graph)
 
     def run(self, what: str, compiled: Callable[..., Tensor], *arguments: Any) -> Tensor:
@@ -152,7 +150,7 @@ class Compiler:
         try:
             result = compiled(*arguments)
         except FailOnRecompileLimitHit as error:
-            raise _not_compiled(what, "it met too many different shapes or settings") from error
+            raise _not_compiled(what, "PyTorch met too many different shapes or settings") from error
         except Unsupported as error:
             first_line = str(error).strip().partition("\n")[0]
             raise _not_compiled(what, f"PyTorch cannot trace it ({first_line})") from error
@@ -236,12 +234,14 @@ _RUN_UNCOMPILED = "PyTorch ran it uncompiled"
 def _not_compiled(what: str, reason: str) -> TrainingError:
     return TrainingError(
         f"{what} must run as compiled code (`training.compile`), but does not: {reason}. Set "
-        'training.compile="off", or look at the output of TORCH_LOGS=graph_breaks,recompiles.'
+        'training.compile="off", or run with TORCH_LOGS=graph_breaks,recompiles to see the cause.'
     )
 
 
 def compiled_modules(model: nn.Module) -> tuple[str, ...]:
-    """Names of the compiled modules. Modules inside them make no calls of their own."""
+    """Return the names of the compiled modules. The modules inside a compiled module are part of its graph and are not
+    called one by one.
+    """
     return tuple(
         name
         for name, module in model.named_modules()
@@ -251,8 +251,8 @@ def compiled_modules(model: nn.Module) -> tuple[str, ...]:
 
 @contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
-    """Inside, run layers uncompiled. Use it to look into layers or for input shapes that occur once, not for
-    training.
+    """Run layers and loss uncompiled inside the context. Use this to look into layers or for input shapes that occur
+    once, not for training.
     """
     runners = [module.runner for module in model.modules() if isinstance(module, Block)]
     compilers = {runner.compiler for runner in runners if runner.compiler is not None}

@@ -29,19 +29,21 @@ class _Origin(NamedTuple):
 def explain_non_finite(
     step: int, trainer: Trainer, batches: Batches, *, exhausted: TrainingError | None = None
 ) -> TrainingError:
-    """Return the error that tells the user where the loss or gradient of `step` stopped being finite. Every rank must
-    call this.
+    """Return the error that tells the user where the loss or the gradient of `step` stopped being finite. Every rank
+    must call this.
 
-    The step is repeated with the same dropout and weights. The origin is the first module whose input or output is not
-    finite on any rank. If all are finite, the origin is the non-finite parameter gradient closest to the loss.
-    `exhausted`, the error of a loss scale that has fallen too low, is returned if the forward pass is finite: the
-    forward pass does not use the scale.
+    The step is repeated with the same dropout and weights. The origin is the first module with an input or output that
+    is not finite on at least one rank. If all inputs and outputs are finite, the origin is the non-finite parameter
+    gradient closest to the loss.
+
+    `exhausted` is the error of a loss scale that has fallen too low. `exhausted` is returned if the forward pass is
+    finite, because the forward pass does not use the scale.
     """
     forward = _first_over_ranks(_origin_in_forward(step, trainer, batches), trainer)
     if forward is None and exhausted is not None:
         return exhausted
     backward = _first_over_ranks(_origin_in_backward(step, trainer, batches), trainer)
-    origin = forward or backward or _Origin(0, 0, 0, "the sum of the gradients, each of them finite")
+    origin = forward or backward or _Origin(0, 0, 0, "the sum of the gradients (each gradient is finite)")
     mine = [batches.documents(step, index) for index in range(trainer.run.num_micro_batches)]
     parts = all_gather_objects(mine, trainer.mesh.data)  # by data rank, by micro-batch
     if forward:

@@ -16,7 +16,7 @@ Tell = Callable[[StepResult, float], None]
 
 
 class Follower:
-    """Launches steps and reports each one after the next has been launched, or when asked to catch up."""
+    """Launches steps. Reports each step when the next step has been launched, or when `catch_up` is called."""
 
     def __init__(self, tell: Tell, device: torch.device) -> None:
         self.tell, self.device = tell, device
@@ -33,7 +33,7 @@ class Follower:
         self._running = launched
 
     def catch_up(self) -> None:
-        """Wait for the step that was launched last and report it. Raises any error of its result."""
+        """Wait for the step that was launched last and report this step. Raises any error of its result."""
         if self._running is None:
             return
         (begin, result), self._running = self._running, None

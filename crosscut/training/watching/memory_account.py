@@ -32,15 +32,15 @@ class Account:
     """Allocations and releases of memory, with the holder of each."""
 
     before: dict[int, tuple[int, str]] = field(default_factory=dict)
-    """Memory held before the step: key of a block -> (bytes, holder)."""
+    """Memory held before the step, as block key -> (bytes, holder)."""
     events: list[tuple[int, int, str]] = field(default_factory=list)
     """Allocations and releases in order, as (key, bytes, holder). A release has 0 bytes."""
     names: dict[int, str] = field(default_factory=dict)
-    """Names that replace the holder of the last block with a given key."""
+    """Better names for holders, by block key. A name replaces the holder of the last block that had this key."""
 
     def call(self, tensors: Iterable[Tensor], holder: str) -> None:
-        """Attribute the memory of `tensors` to `holder`, from its allocation on. Call this while the tensors exist: a
-        later tensor may reuse their keys.
+        """Attribute the memory of `tensors` to `holder`, starting with the allocation of this memory. Call this while
+        the tensors exist, because a later tensor may reuse the key of a freed tensor.
         """
         self.names.update({_key(tensor): holder for tensor in _plain(tensors)})
 
@@ -75,8 +75,8 @@ class Account:
 
 
 def holder_of(frames: Iterable[tuple[str, int]]) -> str:
-    """Return the holder for a stack of (file, line), innermost first: up to two lines of this package, in different
-    files.
+    """Return the holder for a stack of (file, line), innermost first. The holder names up to two lines of this package,
+    from different files.
     """
     lines: list[tuple[str, int]] = []
     for file, line in frames:
@@ -90,7 +90,8 @@ def holder_of(frames: Iterable[tuple[str, int]]) -> str:
 
 @contextmanager
 def account_of(named: Mapping[str, Iterable[Tensor]], device: torch.device) -> Iterator[Account]:
-    """Record the memory of the code inside. `named` gives the tensors that exist before it, by holder.
+    """Record the memory of the code inside the context. `named` maps a holder to the tensors that exist before this
+    code runs.
 
     On the CPU, the code inside must not be compiled: a dispatch mode does not see the memory of compiled code.
     """
@@ -207,7 +208,7 @@ def _history(device: torch.device, names: Mapping[int, str], account: Account) -
 
 
 def read_snapshot(snapshot: Mapping[str, Any], device: int, names: Mapping[int, str], account: Account) -> None:
-    """Turn the allocator's history, and its state at the end, into an account.
+    """Add the allocator's history, and the allocator's state at the end, to `account`.
 
     `names` maps the address of a memory block to its holder. A block that is older than the history and has no name
     gets the holder "held before the step".

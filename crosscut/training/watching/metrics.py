@@ -1,8 +1,8 @@
 """Metrics of a training run: a progress bar, `metrics.jsonl` and TensorBoard.
 
-Only the first rank writes; on the other ranks, `Metrics` does nothing. A resumed run appends to the same file, after
-removing the rows of steps after its checkpoint. The validation row of the checkpoint's step is kept and not written
-again.
+Only the first rank writes; on the other ranks, `Metrics` does nothing. A resumed run appends to the existing
+`metrics.jsonl`, after removing the rows of steps later than its checkpoint. The validation row of the checkpoint's step
+is kept and not written again.
 """
 
 import json
@@ -30,7 +30,7 @@ Value = float | int | str | None
 
 
 class Metrics:
-    """Metrics of one run. As a context manager, it closes its files.
+    """Metrics of one run. Use the object as a context manager: leaving the context closes the files.
 
     `start` is the step from which the run continues. Rows of later steps, written by an earlier start of the run, are
     removed.
@@ -63,7 +63,7 @@ class Metrics:
                 self._board.close()
 
     def step(self, step: int, values: Mapping[str, Value]) -> None:
-        """Record the values of a training step. `step` is the number of steps done."""
+        """Record the values of a training step. `step` is the number of steps done so far."""
         if self.active:
             self._write(step, values)
             self._display.step(step, values)
@@ -88,7 +88,7 @@ class Metrics:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Inside, hide the progress bar so that another one can be shown."""
+        """Hide the progress bar inside the context, so that another progress bar can be shown."""
         if not self.active:
             yield
             return
@@ -113,7 +113,9 @@ class Metrics:
         except OSError as error:
             if not self._told:
                 self._told = True
-                self._display.line(f"metrics are no longer written: {error.strerror}")
+                self._display.line(
+                    f"Some rows of `{METRICS_FILE}` cannot be written: {error.strerror}. Training continues."
+                )
 
 
 def _as_json(value: Value) -> Value:
@@ -122,7 +124,7 @@ def _as_json(value: Value) -> Value:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read the rows of a run's `metrics.jsonl`."""
+    """Read the rows of a run's `metrics.jsonl`, without an incomplete last line."""
     with (folder / METRICS_FILE).open(encoding="utf-8") as file:
         return [json.loads(line) for line in file if line.endswith("\n")]
 

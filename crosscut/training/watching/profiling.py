@@ -1,4 +1,5 @@
-"""Profile of a few steps (`crosscut train --profile`): the time of each operator, and the holders of the memory.
+"""Profile of a few steps (`crosscut train --profile`): the time of each operator, and the lines of code that hold the
+memory.
 
 After two warm-up steps, the first rank records three steps with `torch.profiler` and the memory of one more step. The
 run then continues normally. The recorded steps compute the same results, only more slowly. The device is idle at the
@@ -55,14 +56,15 @@ class Profile:
     operators: list[dict[str, Any]]
     """Name, calls and milliseconds per step of each operator (on a GPU: of each kernel), longest first."""
     peak_bytes: int
+    """Largest number of bytes that were held at one time during a step."""
     holders: dict[str, int]
-    """Bytes of each holder at the peak of a step, largest first."""
+    """Bytes of each holder of memory (lines of code, see `memory_account`) at the peak of a step, largest first."""
     seconds_of_ranks: list[list[float]] = field(default_factory=list)
     """Seconds of each recorded step, by rank."""
 
 
 class Profiler:
-    """Profiles the first steps after the warm-up. Every step of the run must run inside `around`."""
+    """Profiles a few steps after the warm-up. Every step of the run must run inside `around`."""
 
     def __init__(self, trainer: Trainer, folder: Path) -> None:
         self.trainer, self.mesh, self.folder = trainer, trainer.mesh, folder / PROFILE_FOLDER
@@ -73,7 +75,7 @@ class Profiler:
 
     @contextmanager
     def around(self, step: int) -> Iterator[None]:
-        """Run one step of the trainer inside. The first call counts as the first step of the warm-up."""
+        """Context inside which the caller runs step `step`. The first call starts the warm-up."""
         self._first = step if self._first is None else self._first
         index = step - self._first - WARM_UP_STEPS
         if 0 <= index < RECORDED_STEPS:
@@ -212,7 +214,10 @@ def print_profile(profile: Profile, folder: Path, console: Console) -> None:
     if len(profile.seconds_of_ranks) > 1:
         means = [sum(seconds) / len(seconds) for seconds in profile.seconds_of_ranks]
         slowest = max(range(len(means)), key=means.__getitem__)
-        console.print(f"seconds per step of the ranks: {min(means):.3f} to {max(means):.3f} (rank {slowest})\n")
+        console.print(
+            f"seconds per step: {min(means):.3f} on the fastest rank, "
+            f"{max(means):.3f} on the slowest rank (rank {slowest})\n"
+        )
     total = sum(operator["milliseconds"] for operator in profile.operators)
     longest = _table("operator", "calls", "ms", "share")
     for operator in profile.operators[:_TOLD]:
@@ -222,7 +227,7 @@ def print_profile(profile: Profile, folder: Path, console: Console) -> None:
     if profile.holders:
         console.print(_holders(profile))
     else:
-        console.print("holders of memory: not known for layers compiled for the CPU (try training.compile=off)\n")
+        console.print("holders of memory: unknown, because layers on the CPU are compiled. Set training.compile=off.\n")
     text = f"{folder}/: {TRACE_FILE} (open it at ui.perfetto.dev), {FIGURES_FILE}"
     console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 

@@ -33,8 +33,8 @@ SUMMARY_FILE = "summary.json"
 
 
 def write_report(run: RunConfig, model: GPT, tokens: TokenFolder, outcome: Outcome) -> None:
-    """Generate the sample text on all ranks, if the run asks for one. The first rank writes the files and prints the
-    summary. Every rank must call this.
+    """Generate the sample text on all ranks, if `output.sample_tokens` is above 0. The first rank writes the files and
+    prints the summary. Every rank must call this.
     """
     folder = Path(run.output.folder)
     text = ""
@@ -54,7 +54,7 @@ def write_report(run: RunConfig, model: GPT, tokens: TokenFolder, outcome: Outco
 
 
 def summarize(run: RunConfig, outcome: Outcome) -> dict[str, Any]:
-    """Figures of a run, as `summary.json` stores them."""
+    """Return the figures of a run, as `summary.json` stores them. Rates are None if this process trained no step."""
     steps = run.training.steps - outcome.first_step
     rates = outcome.throughput.rates(outcome.seconds / steps) if steps and outcome.seconds else {}
     return {
@@ -173,6 +173,6 @@ def _short(number: float, letters: tuple[tuple[float, str], ...]) -> str:
 
 
 def typed_command() -> str:
-    """Command as the user typed it, so that suggested commands can be pasted."""
+    """Return the command that started this program, as the user typed it, so that printed suggestions can be pasted."""
     typed = Path(sys.argv[0])
     return "python -m crosscut" if typed.name == "__main__.py" else shlex.quote(str(typed))

@@ -1,4 +1,5 @@
-"""Throughput of a run, in tokens/s and in model FLOP/s, and its share of a named peak.
+"""Throughput of a run in tokens/s and in model FLOP/s, and utilisation: the model FLOP/s as a share of a named peak
+rate.
 
 FLOPs are counted with the planner's formula, so the forecast and the report cannot differ.
 """
@@ -65,8 +66,8 @@ class Throughput:
 
 
 def find_peak(precision: str, mesh: ParallelMesh) -> Peak:
-    """Return the published dense peak of all ranks' GPUs. If any GPU is unknown, or on CPUs, return the matrix rate
-    measured on all ranks at the same time. Every rank must call this.
+    """Return the published dense peak of all ranks' GPUs together. If a rank's GPU is unknown or a rank is on a CPU,
+    return the matrix rate measured on all ranks at the same time. Every rank must call this.
     """
     published = from_all_ranks(_published_peak(precision, mesh.device), mesh)
     known = [peak for peak in published if peak is not None]
@@ -89,8 +90,9 @@ def _published_peak(precision: str, device: torch.device) -> tuple[str, float] |
 
 @torch.no_grad()
 def measure_matrix_rate(device: torch.device, dtype: torch.dtype, *, size: int = 0, repeats: int = 10) -> float:
-    """Measure the FLOP/s of a square matrix product on this rank's device. Returns the best of at most `repeats`
-    measurements, which stop after `_SECONDS_TO_MEASURE`. 0 for `size` means 8192 on CUDA and 512 on CPUs.
+    """Measure the FLOP/s of a square matrix product on this rank's device. Returns the best rate of up to `repeats`
+    products. Measuring stops early after `_SECONDS_TO_MEASURE` seconds. `size` is the number of rows; 0 means 8192 on
+    CUDA and 512 on CPUs.
     """
     size = size or (8192 if device.type == "cuda" else 512)
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))

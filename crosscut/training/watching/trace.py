@@ -26,7 +26,9 @@ _COMPUTING_OPERATOR = re.compile(r"(aten|mkldnn|inductor|prims)::|Torch-Compiled
 
 
 class Shares(NamedTuple):
-    """Shares of computing, sending and waiting in one step, as fractions of the step's time. Steps count from 1."""
+    """Shares of compute, overlapped, communication and idle time in one step, as fractions of the step's time. `step`
+    counts from 1.
+    """
 
     step: int
     seconds: float

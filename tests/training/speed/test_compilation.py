@@ -329,7 +329,7 @@ def watched_by_a_mode(run: RunConfig, layers: bool) -> str:
 def test_what_would_run_uncompiled_is_an_error(ranks: RankPool, run_with: Any, what: str) -> None:
     assert ranks.run(1, watched_by_a_mode, run_with(ON, "model.dropout=0.0"), what == "A layer")[0] == (
         f"{what} must run as compiled code (`training.compile`), but does not: PyTorch ran it uncompiled. Set "
-        'training.compile="off", or look at the output of TORCH_LOGS=graph_breaks,recompiles.'
+        'training.compile="off", or run with TORCH_LOGS=graph_breaks,recompiles to see the cause.'
     )
 
 
@@ -350,7 +350,7 @@ def many_shapes(run: RunConfig) -> tuple[int, str]:
 def test_more_shapes_than_graphs_are_an_error_and_plain_code_takes_any(ranks: RankPool, run_with: Any) -> None:
     made, message = ranks.run(1, many_shapes, run_with(ON, "model.dropout=0.0"))[0]
     assert made == 2
-    assert "but does not: it met too many different shapes or settings. Set" in message
+    assert "but does not: PyTorch met too many different shapes or settings. Set" in message
 
 
 def untraceable(run: RunConfig) -> str:
