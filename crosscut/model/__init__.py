@@ -1,4 +1,6 @@
-"""Decoder models (GPT-2, Llama and similar), built from the layers of `parallel` and written as for one device."""
+"""Decoder models (GPT-2, Llama and similar), built from the layers of `parallel`. The code does not depend on the
+layout.
+"""
 
 from crosscut.model.batch import Batch
 from crosscut.model.cache import KeyValueCache

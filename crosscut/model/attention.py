@@ -1,10 +1,11 @@
 """Self-attention with its heads split over the tensor ranks (paper, section 3, Figure 3b).
 
-The products for queries, keys and values are column-parallel, cut between heads: a rank's contiguous part holds whole
+The products for queries, keys and values are column-parallel, cut between heads: each rank holds whole, consecutive
 heads. The weight rows of keys and values are ordered (head, key or value, element). The output product is row-parallel.
-If there are fewer heads of keys and values than query heads, each serves the same number of adjacent query heads; if
-there are fewer than ranks, several ranks hold the same one. Keys and values are repeated per query head only if a GPU's
-fused kernel cannot share them.
+
+A model may have fewer heads of keys and values (K) than query heads (A). Each key-value head then serves A/K adjacent
+query heads. If K is smaller than the number of tensor ranks, several ranks hold the same key-value head. Keys and
+values are repeated per query head only if a GPU's fused kernel cannot share them between query heads.
 
 Shapes: B batch, S sequence, H hidden, A query heads, K heads of keys and values, D elements of a head, T tensor ranks.
 """
@@ -36,7 +37,7 @@ class SelfAttention(nn.Module):
         self.output = build.rows(part.output)
 
     def forward(self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None) -> Tensor:
-        """Attend to this and earlier positions, including those in `cache`."""
+        """Attend from every position to itself and all earlier positions, including the positions in `cache`."""
         query, key_value = self.qkv(x)
         q = query.unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # [B, A/T, S, D]
         k, v = key_value.unflatten(-1, (-1, 2, self.head_size)).transpose(1, 2).unbind(-2)  # each [B, K/T, S, D]
@@ -67,7 +68,9 @@ class SelfAttention(nn.Module):
 
 
 def capability_of(device: torch.device) -> tuple[int, int] | None:
-    """Compute capability of a GPU, which decides which attention kernels it has; None on other devices."""
+    """Return the compute capability of a GPU, or None for other devices. The capability decides which attention kernels
+    the GPU has.
+    """
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 

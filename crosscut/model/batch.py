@@ -20,9 +20,9 @@ class Batch:
     tokens: Tensor
     """Token ids."""
     targets: Tensor
-    """Ids that follow the tokens; `IGNORED` where nothing is to be predicted."""
+    """Target of each token: the id that follows the token, or `IGNORED` if nothing is to be predicted."""
     positions: Tensor | None = None
-    """Position of each token in its sequence or document, from 0. None counts from the start of the sequence."""
+    """Position of each token in its sequence or document, from 0. None means positions in the sequence."""
     documents: Tensor | None = None
     """Number of the document to which each token belongs. None means that each sequence is one document."""
     segments: Tensor | None = None
@@ -41,26 +41,30 @@ class Batch:
         return (self.targets != IGNORED).sum()
 
     def plain(self) -> tuple[Tensor, Tensor]:
-        """Return tokens and targets, for a model that uses nothing else. Raises `ConfigError` if the batch has more."""
+        """Return tokens and targets, for a model that uses no other tensors. Raises `ConfigError` if the batch has
+        other tensors.
+        """
         if unread := [name for name in self._given() if name not in ("tokens", "targets")]:
             raise ConfigError(
-                f"A batch for this model must have tokens and targets alone, but also has {listed(unread)}, which the "
-                "model would ignore. Leave them out."
+                "A batch for this model must have only tokens and targets, because the model cannot use "
+                f"{listed(unread)}. Make the batch from tokens and targets only."
             )
         return self.tokens, self.targets
 
     def chunk(self, num_parts: int) -> list[Self]:
-        """Split the sequences into equal parts, in order. Raises `ConfigError` if their number does not allow it."""
+        """Split the sequences into `num_parts` equal parts, in order. Raises `ConfigError` if the number of sequences
+        is not a multiple of `num_parts`.
+        """
         if len(self.tokens) % num_parts:
             raise ConfigError(
-                f"The parts of a batch must divide its sequences ({len(self.tokens)}), but there are {num_parts}. "
+                f"`num_parts` must divide the batch's number of sequences ({len(self.tokens)}), but is {num_parts}. "
                 f"Try {listed(divisors(len(self.tokens)))}."
             )
         parts = {name: tensor.chunk(num_parts) for name, tensor in self._given().items()}
         return [replace(self, **{name: part[i] for name, part in parts.items()}) for i in range(num_parts)]
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield all tensors that are given, in the order of the fields."""
+        """Yield all tensors of the batch that are not None, in the order of the fields."""
         return iter(self._given().values())
 
     def to_device(self, device: torch.device) -> Self:
@@ -70,7 +74,9 @@ class Batch:
         return replace(self, **{name: _on_device(tensor, device) for name, tensor in self._given().items()})
 
     def record_stream(self, stream: "torch.cuda.Stream") -> None:
-        """Keep the memory of all tensors until `stream` has used them, if another stream allocated them."""
+        """Tell PyTorch that `stream` uses the tensors. If another stream allocated their memory, PyTorch then does not
+        reuse this memory before `stream` has finished with the tensors.
+        """
         for tensor in self.tensors():
             tensor.record_stream(stream)
 

@@ -19,7 +19,8 @@ from crosscut.model.rotary import Rotation
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)): [B, S, H] to [B, S, H].
 
-    The builder's runner calls the layer and the functions inside it. The plain runner adds nothing to these calls.
+    The runner in `build` calls the layer and the functions inside the layer. The plain runner adds nothing to these
+    calls.
     """
 
     def __init__(self, part: architecture.Layer, build: Builder) -> None:
@@ -47,4 +48,4 @@ MODULES: dict[type, Callable[[Any, Builder], nn.Module]] = {
     architecture.MLP: MLP,
     architecture.GatedMLP: GatedMLP,
 }
-"""Modules of the feed-forward parts, by their descriptions."""
+"""Module class of each kind of feed-forward part, by the class that describes this part in `architecture`."""

@@ -1,4 +1,6 @@
-"""Construction of a model's modules from its description in `architecture`, which defines every shape and cut."""
+"""Construction of a model's modules from its description in `architecture`. The description defines every shape and how
+every matrix is split over the ranks.
+"""
 
 from dataclasses import dataclass
 
@@ -30,7 +32,7 @@ class Builder:
     dtype: torch.dtype
     """Data type of the parameters."""
     epsilon: float
-    """Number that norms add to the variance or to the mean square."""
+    """Small number that norms add to the variance or to the mean square."""
     runner: Runner = PLAIN
 
     def columns(self, matrix: Matrix) -> ColumnParallelLinear:
@@ -58,11 +60,11 @@ class Builder:
         )
 
     def stream_norm(self, norm: Norm) -> LayerNorm | RMSNorm:
-        """Build a norm of the residual stream, which the runner may recompute in the backward pass."""
+        """Build a norm of the residual stream. The runner may recompute this norm in the backward pass."""
         return self._norm(norm, self.runner.cheap)
 
     def head_norm(self, norm: Norm | None) -> LayerNorm | RMSNorm | None:
-        """Build a norm of each head, if the model has one."""
+        """Build the norm that is applied to each head. Returns None if `norm` is None."""
         return None if norm is None else self._norm(norm, call)
 
     def _norm(self, norm: Norm, call: Call) -> LayerNorm | RMSNorm:

@@ -1,8 +1,8 @@
-"""Cache of keys and values, so that a text is continued without reading it again.
+"""Cache of keys and values. With the cache, a model continues a text without processing the earlier tokens again.
 
 Each rank keeps keys and values of its own heads. Every row is a text with its own length. The next tokens are read as
 [B, S]; rows with fewer tokens are padded at the end. Keys of padding are stored after a row's last token. No query of
-that row attends to them, and the row's next tokens overwrite them.
+that row attends to the keys of padding, and the row's next tokens overwrite these keys.
 
 Shapes: B rows, S tokens of each row that are read at once, C capacity in tokens, A query heads, K heads of keys and
 values, D elements of a head, T tensor ranks.
@@ -22,7 +22,9 @@ from crosscut.parallel import ParallelMesh
 
 
 class KeyValueCache:
-    """Cache for `num_rows` texts of up to `capacity` tokens each, in the type of the activations. See `GPT.read`."""
+    """Cache for `num_rows` texts of up to `capacity` tokens each, in the element type of the activations. `GPT.read`
+    fills the cache.
+    """
 
     def __init__(
         self, config: ModelConfig, *, mesh: ParallelMesh, dtype: torch.dtype, num_rows: int, capacity: int
@@ -52,9 +54,9 @@ class KeyValueCache:
 
     def begin(self, counts: Sequence[int], *, length: int, first_row: int) -> "Reading":
         """Prepare to read `length` tokens in each of the rows from `first_row` on. `counts` gives the number of real
-        tokens per row.
+        tokens per row; the other tokens are padding.
 
-        Raises `ConfigError` if the real tokens do not fit.
+        Raises `ConfigError` if the real tokens exceed the cache's capacity or the model's positions.
         """
         rows = slice(first_row, first_row + len(counts))
         before = self.lengths[rows]
@@ -62,13 +64,15 @@ class KeyValueCache:
             fits = min(self.capacity, self._last_place)
             if n + count > fits:
                 raise ConfigError(
-                    f"A text must be at most as long as the cache and the model's positions allow ({fits} tokens), but "
+                    f"A text must have at most {fits} tokens, the limit of the cache and the model's positions, but "
                     f"row {row} has {n + count}. Shorten the prompt or ask for fewer tokens."
                 )
         return Reading(self, rows, before, length)
 
     def advance(self, counts: Sequence[int], *, first_row: int) -> None:
-        """Count the tokens announced by `begin` as read."""
+        """Add `counts` to the lengths of the rows from `first_row` on. Call this after the tokens announced to `begin`
+        have been read.
+        """
         for row, count in enumerate(counts, start=first_row):
             self.lengths[row] += count
 
@@ -78,10 +82,10 @@ class KeyValueCache:
 
 
 def reading_kernels(device: torch.device) -> AbstractContextManager[object]:
-    """Context that limits attention to kernels that work with any number of keys.
+    """Context in which attention uses only kernels that work with any number of keys.
 
-    On Hopper, PyTorch prefers cuDNN's kernel, which prepares a plan for each new shape. That takes tens of milliseconds
-    on the host, and the shape changes with every token.
+    On Hopper, PyTorch prefers cuDNN's kernel, which prepares a plan for each new shape. The plan takes tens of
+    milliseconds on the host, and the shape changes with every token.
     """
     if device.type != "cuda":
         return nullcontext()
@@ -89,7 +93,7 @@ def reading_kernels(device: torch.device) -> AbstractContextManager[object]:
 
 
 class Reading:
-    """One forward pass over the next tokens: the positions of the tokens and the keys that each query may see."""
+    """Positions of the next tokens, and the keys that each of their queries may see, for one forward pass."""
 
     def __init__(self, cache: KeyValueCache, rows: slice, before: Sequence[int], length: int) -> None:
         self._cache, self._rows, self._is_every_row = cache, rows, len(before) == cache.num_rows
@@ -122,8 +126,8 @@ class LayerCache:
         self._reading, self._kept = reading, kept
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store keys and values [B, K/T, S, D], and attend with the queries [B, A/T, S, D] to all keys that they may
-        see.
+        """Store the keys and values [B, K/T, S, D]. Attend with each query of [B, A/T, S, D] to all keys that this
+        query may see.
         """
         reading = self._reading
         self._keep(k, v)

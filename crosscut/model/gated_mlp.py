@@ -1,4 +1,5 @@
-"""Gated MLP: two column-parallel matrices with the same input, then a row-parallel one (paper, Figure 3a, with a gate).
+"""Gated MLP: two column-parallel matrices with the same input, then a row-parallel matrix (paper, Figure 3a, with a
+gate).
 
 Shapes: B batch, S sequence, H hidden, F width between the matrices, T tensor ranks.
 """
@@ -29,13 +30,13 @@ class GatedMLP(nn.Module):
         self._activate = GATES[part.kind]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply by both expanding matrices, apply the gate and contract."""
+        """Multiply by the two expanding matrices, apply the gate and multiply by the contracting matrix."""
         y: Tensor = self.contract(self.runner.cheap(self._activate, *self.expand(x)))
         return y
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """SiLU(gate) * up. The backward pass keeps only gate and up."""
+    """Return SiLU(gate) * up. Only `gate` and `up` are kept for the backward pass."""
     y: Tensor = run(_SwiGLU, gate, up, twin=_swiglu)
     return y
 
@@ -61,7 +62,7 @@ class _SwiGLU(Function):
 
 
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
-    """GeLU(gate) * up, with the tanh approximation of GeLU. The backward pass keeps only gate and up."""
+    """Return GeLU(gate) * up, with GeLU's tanh approximation. Only `gate` and `up` are kept for the backward pass."""
     y: Tensor = run(_GeGLU, gate, up, twin=_geglu)
     return y
 
@@ -87,4 +88,4 @@ class _GeGLU(Function):
 
 
 GATES = {FeedForward.SWIGLU: swiglu, FeedForward.GEGLU: geglu}
-"""Functions of the gate and the other branch, by the kind of MLP."""
+"""Functions that combine the outputs of the gate matrix and the up matrix, by the kind of MLP."""

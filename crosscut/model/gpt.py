@@ -1,8 +1,8 @@
 """Decoder model: token ids to hidden states through pre-norm blocks, and from hidden states to a loss or to scores.
 
 The default is GPT-2 as in the paper's section 2.2: learned positions, layer norms, GeLU and tied embeddings. Llama and
-similar models (`ModelConfig`) differ only in the layers that their blocks consist of. This code does not depend on the
-layout: on one device, the layers of `parallel` are ordinary layers.
+similar models (`ModelConfig`) differ only in the kinds of layers. This code does not depend on the layout: on one
+device, the layers of `parallel` are ordinary layers.
 
 Shapes: B batch, S sequence, H hidden, V vocabulary, T tensor ranks.
 """
@@ -73,13 +73,15 @@ class GPT(nn.Module):
 
     @property
     def output_weight(self) -> nn.Parameter:
-        """Weight [V, H] of the product that gives the logits: the token embedding's, if it is tied."""
+        """Weight [V, H] that turns hidden states into logits. With tied embeddings, this is the weight of the token
+        embedding.
+        """
         return self.tokens.weight if self.output is None else self.output.weight
 
     @property
     def padded_rows(self) -> dict[str, int]:
-        """Number of real rows of each padded parameter, by name. Checkpoints of another layout need it, because padding
-        differs.
+        """Number of rows without padding of each parameter that has padding rows, by name. Loading a checkpoint of
+        another layout needs these numbers, because the padding depends on the layout.
         """
         described = describe(self.config).root_parameters()
         return {parameter.name: parameter.shape[0] for parameter in described if parameter.cut is Cut.VOCABULARY}
@@ -90,9 +92,9 @@ class GPT(nn.Module):
         """Compute the last hidden states [B, S, H] of token ids [B, S]. Under sequence parallelism, the result is [B,
         S/T, H].
 
-        The last `num_filled` tokens of each sequence are padding that makes its length divisible by the ranks.
-        `reading` gives the positions of tokens that continue earlier text. `with_weight` also returns the token
-        embedding's weight, for its second use.
+        The last `num_filled` tokens of each sequence are padding that makes the length of the sequence divisible by the
+        number of tensor ranks. `reading` gives the positions of tokens that continue earlier text. With `with_weight`,
+        return (hidden states, weight of the token embedding), so that the loss can use the same weight.
         """
         x, tied = self.tokens(tokens, with_weight=True) if with_weight else (self.tokens(tokens), None)
         if self.positions is not None:
@@ -137,10 +139,10 @@ class GPT(nn.Module):
         )
 
     def hidden_states(self, tokens: Tensor) -> Tensor:
-        """Return the last hidden states [B, S, H] of `tokens` [B, S], whole on all tensor ranks.
+        """Return the last hidden states [B, S, H] of `tokens` [B, S]. Every tensor rank gets all S positions.
 
-        Any length is allowed. Under sequence parallelism, the sequence is padded at its end, which earlier positions do
-        not see.
+        S may be any length. Under sequence parallelism, the sequence is padded at its end. The padding does not change
+        the hidden states, because a position never attends to later positions.
         """
         length = tokens.shape[1]
         num_filled = self._num_filled(length)
@@ -148,19 +150,19 @@ class GPT(nn.Module):
         return enter_tensor_parallel(hidden, self.mesh)[:, :length]
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """Return the scores [B, V] of the next token after `tokens` [B, S], the same on all ranks. Any length is
-        allowed.
+        """Return the scores [B, V] of the next token after `tokens` [B, S]. All ranks get the same scores. S may be any
+        length.
         """
         return self.logits_of(self.hidden_states(tokens)[:, -1])
 
     @torch.no_grad()
     def read(self, tokens: Tensor, cache: KeyValueCache, *, counts: Sequence[int], first_row: int = 0) -> Tensor:
-        """Read `tokens` [B, S] after what the cache's rows have read, and return the last hidden states [B, S or more,
-        H].
+        """Run the model on `tokens` [B, S], which continue the texts in the cache. Return the last hidden states [B,
+        S', H], where S' is S plus the padding that sequence parallelism needs.
 
-        The B rows start at `first_row`. Of row b, the first `counts[b]` tokens are real (at least one); the rest is
-        padding. All tensor ranks get the same result; `logits_of` turns hidden states into scores. Raises `ConfigError`
-        if a text would exceed the cache or the model's positions.
+        The tokens of the B texts belong to the cache's rows from `first_row` on. In row b, the first `counts[b]` tokens
+        are real (at least one), and the other tokens are padding. All tensor ranks get the same result; `logits_of`
+        turns hidden states into scores. Raises `ConfigError` if a text would exceed the cache or the model's positions.
         """
         num_filled = self._num_filled(tokens.shape[1])
         reading = cache.begin(counts, length=tokens.shape[1] + num_filled, first_row=first_row)
@@ -175,7 +177,7 @@ class GPT(nn.Module):
 
     def logits_of(self, hidden: Tensor) -> Tensor:
         """Return the scores [N, V] of the next tokens from N last hidden states [N, H]. All tensor ranks must hold the
-        same hidden states, and all get the scores.
+        same hidden states, and every tensor rank gets the scores of the whole vocabulary.
         """
         products = ORDINARY if self.output is None else self.output.products
         columns = products.output(hidden, local(self.output_weight, hidden.dtype))

@@ -9,8 +9,8 @@ from crosscut.parallel.state.parameters import local_offsets, local_part
 
 
 def initialize(model: GPT, seed: int) -> None:
-    """Draw the weights according to their role: N(0, 0.02), and N(0, 0.02 / sqrt(2 layers)) directly before a residual
-    sum.
+    """Draw the weights of matrices from a normal distribution with standard deviation 0.02. Matrices directly before a
+    residual sum get a standard deviation of 0.02 / sqrt(2 * number of layers).
 
     Biases stay zero and norms stay the identity. Padding rows of the vocabulary are set to zero, so that they are the
     same on every layout. Call this after `parallel.shard_model`, when the parameters have their final placement.

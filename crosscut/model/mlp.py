@@ -1,5 +1,5 @@
-"""MLP: the first matrix is column-parallel and the second is row-parallel, so the part in between is local (paper,
-Figure 3a).
+"""MLP: the first matrix is column-parallel and the second is row-parallel, so the activation between the matrices needs
+no communication (paper, Figure 3a).
 
 Shapes: B batch, S sequence, H hidden, F width between the matrices, T tensor ranks.
 """

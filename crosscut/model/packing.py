@@ -19,12 +19,12 @@ _PACKABLE = (ColumnParallelLinear, RowParallelLinear, VocabParallelOutput)
 
 
 def pack_weights(model: nn.Module, mesh: ParallelMesh, *, num_texts: int) -> None:
-    """Pack the weights of a model's linear layers, and of an output that is not tied, in place, to generate `num_texts`
-    texts at once.
+    """Pack a model's weights in place for generating `num_texts` texts at once: the weights of linear layers, and of
+    the output layer unless it is tied to the embedding.
 
     Nothing happens unless the model is on the CPU in float32, oneDNN is available, data ranks share no weights, and
-    products for this many texts are faster with packed weights. A packed model can only be run without gradients: it
-    can not be trained, saved or compared. During packing, one weight at a time is held twice.
+    products for this many texts are faster with packed weights. A packed model only runs without gradients, and cannot
+    be trained, saved or compared. During packing, one weight at a time is in memory twice.
     """
     layers = [module for module in model.modules() if isinstance(module, _PACKABLE)]
     if not is_faster_packed(num_texts) or mesh.sharding is not None or not all(map(_suits, layers)):

@@ -20,11 +20,14 @@ Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of the angles. All layers use the same pair."""
 
 LOW, HIGH = 1.0, 4.0
-"""Number of turns within `rotary_original_length` below which a frequency is low, and above which it is high."""
+"""Limits of low and high frequencies, in turns within `rotary_original_length` positions: below `LOW`, a frequency is
+low; above `HIGH`, a frequency is high.
+"""
 
 
 def rotations(places: Tensor, config: ModelConfig, dtype: torch.dtype) -> Rotation:
-    """Compute cosines and sines for tokens at `places` [S] or [B, S]: [S, D] or [B, 1, S, D] each.
+    """Compute cosines and sines for tokens at `places`. For `places` [S], both results are [S, D]; for [B, S], both are
+    [B, 1, S, D].
 
     The sines of a pair's first element are negated, as `rotate` needs them.
     """
@@ -36,7 +39,7 @@ def rotations(places: Tensor, config: ModelConfig, dtype: torch.dtype) -> Rotati
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Rotate queries or keys [B, A, S, D] by the result of `rotations`, in its element type."""
+    """Rotate queries or keys [B, A, S, D] by the cosines and sines that `rotations` returns."""
     cos, sin = rotation
     turned: Tensor = x * cos + x.roll(x.shape[-1] // 2, -1) * sin
     return turned

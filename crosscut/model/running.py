@@ -1,7 +1,8 @@
-"""Runners call the functions of a layer. The plain runner calls them and does nothing else.
+"""Runners, which call the functions of a layer. The plain runner calls the functions and does nothing else.
 
-Training gives each layer another runner when the model is built. Such a runner computes activations again instead of
-keeping them, or calls compiled code (`training.runners`). The layers' own code is the same under every runner.
+Training gives each layer another runner when the model is built. Such a runner recomputes activations in the backward
+pass instead of keeping them, or calls compiled code (`training.runners`). The layers' own code is the same under every
+runner.
 """
 
 from dataclasses import dataclass
@@ -13,10 +14,10 @@ from crosscut.parallel import Multiplication
 
 
 class Pausable(Protocol):
-    """Compiler of layers, or of the loss, that can be told to run the plain code for a while."""
+    """Compiler of layers, or of the loss, that can be paused. While it is paused, its code runs uncompiled."""
 
     is_paused: bool
-    """Whether the plain code runs now."""
+    """Whether the code runs uncompiled now."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -24,37 +25,42 @@ class Runner:
     """Calls the functions of one layer, and chooses the products of its linear layers. Layers may share a runner."""
 
     layer: Call = call
-    """Calls the whole layer."""
+    """Function that calls the whole layer."""
     core: Call = call
-    """Calls the attention core: scores, softmax, dropout and values."""
+    """Function that calls the attention core: scores, softmax, dropout and values."""
     cheap: Call = call
-    """Calls a function that is cheap to compute again: a norm, or the activation between the products of an MLP."""
+    """Function that calls a function that is cheap to compute again: a norm, or the activation inside an MLP."""
     products: Products = ORDINARY
     """Matrix products of the linear layers."""
     skips_last_product: bool = False
-    """Whether recomputation skips the product and the message of the last linear layer."""
+    """Whether recomputation skips the product and the collective of the last linear layer."""
     compiler: Pausable | None = None
-    """Compiler of the layer, whose modules are then not called one by one; None if the layer runs as it is written."""
+    """Compiler of the layer; None if the layer is not compiled. The modules inside a compiled layer are not called one
+    by one.
+    """
 
     @property
     def linear(self) -> Multiplication:
-        """Multiplication of every linear layer except the last."""
+        """Multiplication for every linear layer except the last."""
         return Multiplication(self.products)
 
     @property
     def last_linear(self) -> Multiplication:
-        """Multiplication of the last linear layer, whose result goes to the residual sum."""
+        """Multiplication for the last linear layer, whose result goes to the residual sum."""
         return Multiplication(self.products, skips_repetition=self.skips_last_product)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LossRunner:
-    """Compiled code and working size of the loss. The plain one compiles nothing and uses the device's default size."""
+    """Runner of the loss: compiled code, and the number of tokens whose logits the loss holds at once.
+
+    By default, nothing is compiled, and the device's default number of tokens is used.
+    """
 
     compiled: LossPasses | None = None
-    """Compiled passes over the logits; None if they are not compiled."""
+    """Compiled passes over the logits; None if the passes are not compiled."""
     compiler: Pausable | None = None
-    """Compiler of these passes."""
+    """Compiler of `compiled`; None if the passes are not compiled."""
     chunk_tokens: int | None = None
     """Number of tokens whose logits the loss holds at once; None means the device's default."""
 
@@ -65,7 +71,7 @@ class LossRunner:
 
 
 PLAIN = Runner()
-"""Runner that calls functions as they are written, with products in the type of their arguments."""
+"""Runner that calls functions unchanged and computes products in the element type of their arguments."""
 
 PLAIN_LOSS = LossRunner()
 """Runner of the loss that compiles nothing."""

@@ -48,10 +48,11 @@ def test_all_tensors_are_recorded_on_a_stream() -> None:
 
 def test_a_model_that_reads_tokens_alone_is_given_nothing_else() -> None:
     assert Batch(tokens=IDS, targets=IDS).plain() == (IDS, IDS)
-    with pytest.raises(ConfigError, match=r"must have tokens and targets alone, but also has positions"):
+    with pytest.raises(ConfigError, match=r"must have only tokens and targets, because the model cannot use positions"):
         Batch(tokens=IDS, targets=IDS, positions=IDS).plain()
 
 
 def test_parts_divide_the_sequences() -> None:
-    with pytest.raises(ConfigError, match=r"must divide its sequences \(4\), but there are 3\. Try 1, 2 or 4\."):
+    message = r"^`num_parts` must divide the batch's number of sequences \(4\), but is 3\. Try 1, 2 or 4\."
+    with pytest.raises(ConfigError, match=message):
         Batch(tokens=torch.zeros(4, 2), targets=torch.zeros(4, 2)).chunk(3)
