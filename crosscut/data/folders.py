@@ -18,10 +18,11 @@ def is_taken(target: Path) -> bool:
 
 @contextmanager
 def beside(target: Path, *, setting: str) -> Iterator[Path]:
-    """Create a temporary folder beside `target`, which is removed at the end unless it was renamed. Temporary folders
-    of dead processes are also removed.
+    """Create a temporary folder in the parent folder of `target`, and yield the temporary folder. At the end of the
+    context, the temporary folder is removed unless it was renamed. Temporary folders that dead processes left behind
+    are removed at the start.
 
-    Raises `DataError`, which names `setting`, if the folder cannot be created.
+    Raises `DataError` if the temporary folder cannot be created. The message names the option `setting`.
     """
     prefix = f".{target.name}.unfinished.{socket.gethostname()}."
     try:
@@ -44,7 +45,7 @@ def beside(target: Path, *, setting: str) -> Iterator[Path]:
 
 
 def exchange(temporary: Path, target: Path) -> None:
-    """Replace the folder at `target` by the `temporary` folder of `beside`, and remove the old folder."""
+    """Replace the folder at `target` by `temporary`, a folder that `beside` made, and remove the old folder."""
     old = temporary.with_name(f"{temporary.name}.old")  # not the name of a process, so a later call removes it
     if target.exists():
         target.rename(old)

@@ -1,8 +1,8 @@
 """Manifest of a token folder: `manifest.json`.
 
-The manifest is written last and lists the length and hash of every file, so a folder that agrees with its manifest is
-complete. It also records the text and the settings from which the tokens were made, so that a change of either is
-detected. docs/data.md describes the format.
+The manifest is written last and lists the length and hash of every file. A folder whose files match its manifest is
+therefore complete. The manifest also records the text and the settings from which the tokens were made, so that a
+change of the text or the settings is detected. docs/data.md describes the format.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ class Settings:
     """Settings that affect the tokens, apart from the text."""
 
     seed: int
-    """Seed of the split."""
+    """Seed of the random split into training and validation documents."""
 
     text_key: str
     """Key (jsonl) or column (parquet) of the text."""
@@ -51,7 +51,7 @@ class Settings:
 
     @classmethod
     def of(cls, config: DataConfig, seed: int) -> Self:
-        """Settings of a run. Raises `DataError` if its tokenizer cannot be read."""
+        """Return the settings of a run. Raises `DataError` if the run's tokenizer file cannot be read."""
         given = ""
         if config.tokenizer:
             try:
@@ -70,12 +70,14 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceEntry:
-    """A file from which the tokens were made. For files of a corpus, only the name is recorded, because the corpus
-    stages check the files.
+    """A file from which the tokens were made. If the tokens were made from a corpus of several sources, only the name
+    is recorded, because the corpus stages check the files.
     """
 
     name: str
-    """Name of the file in `data.text`. For a corpus, the name of the source precedes it."""
+    """Name of the file in `data.text`. For a corpus of several sources: the name of the source, followed by the name of
+    the file.
+    """
 
     bytes: int = 0
     """Size in bytes on disk."""
@@ -89,7 +91,7 @@ class SourceEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardEntry:
-    """A pair of files, `name.tokens` and `name.index`."""
+    """Description of one shard, which consists of the files `name.tokens` and `name.index`."""
 
     name: str
     """`train-0`, `train-1`, ... or `validation`."""
@@ -136,16 +138,18 @@ class Manifest:
     """Validation shard."""
 
     corpus: Mapping[str, float] = field(default_factory=dict)
-    """Weight of each source, if the tokens were made from a corpus. Empty if they were made from plain text."""
+    """Weight of each source by name, if the tokens were made from a corpus of several sources. Empty if the tokens were
+    made from plain text.
+    """
 
     def write(self, folder: Path) -> None:
-        """Write `manifest.json`."""
+        """Write the manifest to `manifest.json` in `folder`."""
         table = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
         (folder / MANIFEST_NAME).write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read `manifest.json`.
+        """Read the manifest from `manifest.json` in `folder`.
 
         Raises `DataError` if the file is missing, is not a manifest of this version, or contradicts itself: the
         vocabulary is too large for the type of the ids, or the end-of-text id is outside the vocabulary.

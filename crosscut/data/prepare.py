@@ -1,7 +1,7 @@
 """Preparation of a token folder from raw text: find the text, train or load the tokenizer, encode, split, write.
 
 The folder is created atomically, so a run that dies in the meantime leaves no incomplete token folder. An existing
-folder is reused if it was made from the same text with the same settings, and refused otherwise.
+folder is reused if it was made from the same text with the same settings. A folder with other content is an error.
 """
 
 import shutil
@@ -23,7 +23,9 @@ from crosscut.data.tokenization.encoding import EncodedBatch, encode_documents
 from crosscut.data.tokenization.tokenizer import Tokenizer, token_dtype
 
 SMALL_CORPUS_BYTES = 16 << 20
-"""Minimum size on disk in bytes for which the start of worker processes pays off."""
+"""Size on disk in bytes from which a corpus is encoded by several processes. For less text, starting the processes
+takes longer than encoding in one process.
+"""
 
 
 def prepare(
@@ -31,11 +33,13 @@ def prepare(
 ) -> TokenFolder:
     """Make the token folder of a run, or open the folder if it exists.
 
-    The path of the folder is `config.tokens`, or `folder` if `config.tokens` is empty. `seed` decides the split.
-    `workers` is the number of encoding processes, by default one per core; it does not affect the result. Without
-    `config.text`, the folder must already exist and is opened unchanged. Raises `DataError` for text that cannot be
-    read (see `read_documents`), for an existing folder with other content or from other settings, and in the cases in
-    which `TokenFolder.open` raises it.
+    The path of the folder is `config.tokens`, or `folder` if `config.tokens` is empty. `seed` decides which documents
+    are used for validation. `workers` is the number of encoding processes. By default, a small corpus has one process
+    and a large corpus one per core; the number does not affect the result. If `config.text` is empty, the folder must
+    already exist and is opened unchanged.
+
+    Raises `DataError` for text that cannot be read (see `read_documents`), for an existing folder with other content or
+    from other settings, and in the cases in which `TokenFolder.open` raises `DataError`.
     """
     target = Path(config.tokens) if config.tokens else folder
     if not config.text:
@@ -61,7 +65,7 @@ def _check_made_from(config: DataConfig, target: Path, sources: Sequence[Source]
         if end != manifest.end_of_text:
             differences.append(f"documents that end with id {manifest.end_of_text} instead of {end}")
     if not _same_text(sources, manifest.sources):
-        differences.insert(0, "a whole corpus" if manifest.corpus else "other text")
+        differences.insert(0, "a corpus of several sources" if manifest.corpus else "other text")
     if differences:
         raise DataError(
             f"`{target}` must hold the tokens of this text with these settings, but was made from "
@@ -182,7 +186,7 @@ def _check_unchanged(sources: Sequence[Source]) -> None:
     for source in sources:
         status = source.path.stat()
         if (status.st_size, status.st_mtime_ns) != (source.size, source.modified):
-            raise DataError(f"`{source.name}` must not change while it is read, but did. Prepare the tokens again.")
+            raise DataError(f"`{source.name}` must not change while it is read, but changed. Prepare the tokens again.")
 
 
 def _move(temporary: Path, config: DataConfig, target: Path, sources: Sequence[Source], settings: Settings) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ProgressBar:
-    """Progress bar on the error stream, with one line per phase of the job. Nothing appears unless `shown` is set."""
+    """Progress bar on the error stream, with one line per phase of the job. If `shown` is False, nothing appears."""
 
     def __init__(self, *, shown: bool) -> None:
         self._shown = shown
@@ -58,7 +58,9 @@ class Phase:
         self._task = progress.add_task(description, total=total_bytes, rate="") if progress is not None else None
 
     def advance(self, position: int, num_bytes: int = 0) -> None:
-        """Report that the files have been read up to byte `position` and that `num_bytes` more of text are finished."""
+        """Report that the files have been read up to byte `position`, and that `num_bytes` more bytes of text are
+        finished.
+        """
         self._num_bytes += num_bytes
         # Many documents come from one piece of a file. The bar is drawn once for all of them.
         if self._progress is None or self._task is None or position == self._position:

@@ -1,12 +1,12 @@
-"""Order of the training samples: every portion of every shard once per epoch, in an order that depends only on (seed,
-epoch).
+"""Order of the training samples. Each epoch contains every sample once, in an order that depends only on (seed, epoch).
 
 Every epoch follows section 4.1.3 of the paper. The order of the shards is shuffled. Within each shard, the documents
-are shuffled, concatenated and cut into portions of the sequence length, and the portions are shuffled. Sample `index`
-is a pure function of the seed and the index. So a run can resume at any sample, and a batch does not depend on the
-number of ranks that share it. Only the order of one shard is in memory: about 16 bytes per document and 8 per portion.
+are shuffled, concatenated and cut into portions of the sequence length, and the portions are shuffled. A portion and
+the token after the portion are one sample. Sample `index` is a pure function of the seed and the index. A run can
+therefore resume at any sample, and a batch does not depend on the number of ranks that share it. Only the order of one
+shard is in memory: about 16 bytes per document and 8 bytes per portion.
 
-Legend: B batch, S sequence.
+Shapes: B batch, S sequence.
 """
 
 from bisect import bisect_right
@@ -58,20 +58,20 @@ class Sampler:
             tokens = [shard.num_tokens for shard in self._shards]
             raise DataError(
                 f"A training shard must have at least `training.sequence_length` + 1 = {sequence_length + 1:,} tokens, "
-                f"but the largest of {len(tokens)} has {max(tokens, default=0):,} ({sum(tokens):,} in total). Provide "
-                f"more text, a shorter `training.sequence_length`, or fewer `data.num_shards`."
+                f"but the largest has {max(tokens, default=0):,} (shards: {len(tokens)}, tokens in all shards: "
+                f"{sum(tokens):,}). Provide more text, or lower `training.sequence_length` or `data.num_shards`."
             )
 
     def sample(self, index: int) -> Ids:
-        """Tokens of one sample and the token that follows them, [S + 1]."""
+        """Return the tokens of one sample, followed by the token after the sample, [S + 1]."""
         sample: Ids = self.batch_at(index, 1)[0]
         return sample
 
     def batch_at(self, first_sample: int, count: int) -> Ids:
-        """Consecutive samples that start at the cursor `first_sample`, [count, S + 1].
+        """Return `count` consecutive samples, [count, S + 1], starting at sample `first_sample`.
 
-        The cursor is the number of samples consumed so far. It may have any value, and a batch may cross the ends of
-        shards and epochs.
+        `first_sample` is the number of samples consumed so far, counted over all epochs. A batch may start at any
+        sample and cross the ends of shards and epochs.
         """
         rows = np.empty((count, self.sequence_length + 1), dtype=np.int64)
         done = 0
@@ -83,19 +83,19 @@ class Sampler:
         return rows
 
     def batch(self, step: int, *, batch_size: int, rank: int = 0, size: int = 1) -> tuple[Ids, Ids]:
-        """Part of the batch of `step` that belongs to `rank` out of `size` ranks: (tokens, targets), each [B / size,
-        S].
+        """Return the share of `rank` in the batch of step `step`, which `size` ranks share: (tokens, targets), each [B
+        / size, S].
 
-        The parts are consecutive slices of the global batch, so their concatenation is the batch of a single rank.
-        Raises `DataError` unless `size` divides the batch.
+        The shares are consecutive slices of the batch. Concatenated in the order of the ranks, the shares are the batch
+        of a single rank. Raises `DataError` unless `size` divides `batch_size`.
         """
         local, first = _share(batch_size, rank, size)
         rows = self.batch_at(step * batch_size + first, local)
         return rows[:, :-1], rows[:, 1:]
 
     def documents(self, index: int) -> list[tuple[str, int]]:
-        """Documents from which a sample's tokens come, each as the name of the file and the number of the record in the
-        file.
+        """Return the documents from which the tokens of sample `index` come, each as (name of the file, record number
+        in the file).
         """
         arrangement, slot = self._locate(index)
         start = int(arrangement.portions[slot]) * self.sequence_length
@@ -137,8 +137,8 @@ class Sampler:
 
 
 class ValidationSampler:
-    """Samples for validation: every token of a shard is a target exactly once, in order. The last sample may be short
-    and is padded.
+    """Samples for validation, in order: every token of a shard except the first is a target exactly once. The last
+    sample is padded if it is short.
     """
 
     def __init__(self, shard: Shard, *, sequence_length: int) -> None:
@@ -152,7 +152,9 @@ class ValidationSampler:
         self.num_samples = -(-(shard.num_tokens - 1) // sequence_length)
 
     def sample(self, index: int) -> tuple[Ids, Ids]:
-        """Tokens and targets of one sample, each [S]. After the shard's end, tokens are 0 and targets are `IGNORED`."""
+        """Return the tokens and targets of sample `index`, each [S]. After the shard's end, tokens are 0 and targets
+        are `IGNORED`.
+        """
         tokens = np.zeros(self.sequence_length, dtype=np.int64)
         targets = np.full(self.sequence_length, IGNORED, dtype=np.int64)
         start = index * self.sequence_length
@@ -163,11 +165,11 @@ class ValidationSampler:
         return tokens, targets
 
     def batches(self, *, batch_size: int, rank: int = 0, size: int = 1, limit: int = 0) -> Iterator[tuple[Ids, Ids]]:
-        """Parts of all batches that belong to `rank` out of `size` ranks: (tokens, targets), each [B / size, S].
+        """Yield the share of `rank` in every batch, which `size` ranks share: (tokens, targets), each [B / size, S].
 
         All ranks get the same number of batches, with the same shape. Together, the batches hold every sample once, or
-        the first `limit` samples if `limit` is given. An incomplete last batch is padded with samples whose targets are
-        `IGNORED`. Raises `DataError` unless `size` divides the batch.
+        the first `limit` samples if `limit` is above 0. An incomplete last batch is padded with samples whose targets
+        are all `IGNORED`. Raises `DataError` unless `size` divides `batch_size`.
         """
         local, first = _share(batch_size, rank, size)
         num_samples = min(limit, self.num_samples) if limit else self.num_samples
@@ -180,7 +182,10 @@ class ValidationSampler:
 def _share(batch_size: int, rank: int, size: int) -> tuple[int, int]:
     """Number of samples of a batch that a rank takes, and the position of the first of them in the batch."""
     if batch_size % size:
-        raise DataError(f"`batch_size` must be a multiple of the {size} ranks that share it, but is {batch_size}.")
+        raise DataError(
+            f"`batch_size` must be a multiple of the number of ranks that share a batch ({size}), but is {batch_size}. "
+            f"Try {batch_size // size * size + size}."
+        )
     return batch_size // size, batch_size // size * rank
 
 

@@ -63,7 +63,7 @@ def test_a_window_smaller_than_the_overlap_is_for_lambada(model):
         (("--overlap", "17"), "`--overlap` must be at most the window's 16 tokens, but is 17."),
         (("--window", "65"), "`--window` must be at most the model's maximum of 64 tokens, but is 65."),
         (("--tensor", "3"), "`--tensor` must divide `model.num_heads` (4), but is 3. Try 1, 2 or 4."),
-        (("--text", "no.txt"), "`--text` must name existing files, but nothing matches `no.txt`."),
+        (("--text", "no.txt"), "`--text` must name existing files, but nothing matches `no.txt`. Check the path."),
     ],
 )
 def test_messages_name_the_options(model, options, message):

@@ -216,7 +216,7 @@ def test_text_that_changes_while_it_is_read_is_an_error(
     monkeypatch.setattr(prepare_module, "write_shards", append_and_write)
     with pytest.raises(DataError) as error:
         make(config)
-    assert str(error.value) == f"`{corpus}` must not change while it is read, but did. Prepare the tokens again."
+    assert str(error.value) == f"`{corpus}` must not change while it is read, but changed. Prepare the tokens again."
 
 
 def test_place_where_no_folder_can_be_made_is_an_error(config: DataConfig, corpus: Path) -> None:

@@ -141,13 +141,14 @@ def test_corpus_shorter_than_one_sequence_is_an_error(make_shard: MakeShard) -> 
     with pytest.raises(DataError) as error:
         Sampler(shards, sequence_length=1024, seed=0)
     assert str(error.value) == (
-        "A training shard must have at least `training.sequence_length` + 1 = 1,025 tokens, but the largest of 2 has "
-        "1,024 (2,024 in total). Provide more text, a shorter `training.sequence_length`, or fewer `data.num_shards`."
+        "A training shard must have at least `training.sequence_length` + 1 = 1,025 tokens, but the largest has 1,024 "
+        "(shards: 2, tokens in all shards: 2,024). Provide more text, or lower `training.sequence_length` or "
+        "`data.num_shards`."
     )
 
 
 def test_batch_that_the_ranks_do_not_divide_is_an_error(shards: list[Shard]) -> None:
-    message = r"^`batch_size` must be a multiple of the 3 ranks that share it, but is 8\.$"
+    message = r"^`batch_size` must be a multiple of the number of ranks that share a batch \(3\), but is 8\. Try 9\.$"
     with pytest.raises(DataError, match=message):
         Sampler(shards, sequence_length=S, seed=0).batch(0, batch_size=8, rank=0, size=3)
     with pytest.raises(DataError, match=message):

@@ -41,7 +41,7 @@ Ids = npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, eq=False)
 class IndexedTokens:
-    """Documents as token ids, memory-mapped."""
+    """Documents of Megatron-LM's token files as memory-mapped token ids."""
 
     path: Path
     """Path of the `.idx`."""
@@ -54,7 +54,8 @@ class IndexedTokens:
 
     @classmethod
     def open(cls, prefix: Path) -> IndexedTokens:
-        """Open a pair of files by their common name or by the name of one file.
+        """Open a pair of files. `prefix` is the path of both files without a suffix, or the path of one of the two
+        files.
 
         Raises `DataError` for a file that cannot be read, has another format or is truncated, and for an index that
         contradicts itself or the `.bin`.
@@ -84,14 +85,14 @@ class IndexedTokens:
         return len(self.starts) - 1
 
     def document(self, number: int) -> Ids:
-        """Ids of one document, from all its sequences."""
+        """Return the ids of one document, which may consist of several sequences."""
         return self.tokens[self.starts[number] : self.starts[number + 1]]
 
 
 def write_index(path: Path, sizes: npt.NDArray[Any], dtype: npt.DTypeLike) -> None:
-    """Write the `.idx` for documents of the given sizes, with one sequence per document.
+    """Write the `.idx` for documents with the given numbers of ids. Each document is one sequence.
 
-    Raises `DataError` for a `dtype` without a code in the format.
+    Raises `DataError` if the format has no code for `dtype`.
     """
     kind = _stored(dtype)
     code = next(code for code, known in DTYPES.items() if np.dtype(known) == kind)
@@ -112,7 +113,10 @@ def _stored(dtype: npt.DTypeLike) -> np.dtype[Any]:
     kind = np.dtype(dtype).newbyteorder("<")
     if all(np.dtype(known) != kind for known in DTYPES.values()):
         names = ", ".join(np.dtype(known).name for known in DTYPES.values())
-        raise DataError(f"Ids of a Megatron `.bin` must be one of {names}, but are {kind.name}. Use a wider type.")
+        raise DataError(
+            f"The ids of a Megatron `.bin` must have one of the types {names}, but have the type {kind.name}. "
+            "Use a wider type."
+        )
     return kind
 
 
@@ -133,7 +137,7 @@ def _read_index(path: Path) -> tuple[np.dtype[Any], Numbers, Numbers, Numbers]:
         raise DataError(f"`{path}` must have version {_VERSION}, but has version {version}. Make both files again.")
     dtype = np.dtype(DTYPES.get(code, "V1"))
     if dtype.kind not in "iu":
-        what = dtype.name if code in DTYPES else f"of the unknown code {code}"
+        what = dtype.name if code in DTYPES else f"of an unknown type (code {code})"
         raise DataError(f"The ids of `{path}` must be whole numbers, but are {what}. Make both files again.")
     needed = _HEADER.size + num_sequences * 12 + num_documents * 8
     if size not in (needed, needed + num_sequences):

@@ -22,7 +22,7 @@ _PREPARE_AGAIN = "Delete the folder and prepare the tokens again."
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """Documents as concatenated token ids, memory-mapped."""
+    """Documents of one shard as concatenated, memory-mapped token ids."""
 
     name: str
     """`train-0`, `train-1`, ... or `validation`."""
@@ -31,7 +31,7 @@ class Shard:
     """Ids, [tokens]. Every document is followed by its end-of-text id."""
 
     index: npt.NDArray[np.void]
-    """Rows of `INDEX_DTYPE`, [documents]."""
+    """Rows of `INDEX_DTYPE`, one per document, [documents]."""
 
     source_names: tuple[str, ...]
     """Names of the corpus's files, by source index."""
@@ -48,23 +48,23 @@ class Shard:
 
     @property
     def ends(self) -> npt.NDArray[np.uint64]:
-        """End of each document, in tokens, [documents]."""
+        """End of each document (exclusive) in `tokens`, [documents]."""
         return self.index["end"]
 
     def document(self, number: int) -> Tokens:
-        """Ids of one document, including its end of text."""
+        """Return the ids of one document, including its end of text."""
         start = int(self.ends[number - 1]) if number else 0
         return self.tokens[start : int(self.ends[number])]
 
     def origin(self, number: int) -> tuple[str, int]:
-        """File from which a document comes, and the number of its record in the file."""
+        """Return the origin of a document: (name of the file, record number in the file)."""
         row = self.index[number]
         return self.source_names[int(row["source"])], int(row["record"])
 
 
 @dataclass(frozen=True, eq=False)
 class TokenFolder:
-    """A corpus as token shards, ready for sampling."""
+    """A token folder that has been opened for sampling."""
 
     path: Path
     """Path of the folder."""
@@ -83,8 +83,8 @@ class TokenFolder:
         """Open a folder that `prepare` made.
 
         The manifest and the length of every file are always checked. With `verify`, all files are also read: each file
-        must match its hash, every token must lie within the vocabulary, and every index must ascend. Raises
-        `DataError`, which names the file.
+        must match its hash, every token must lie within the vocabulary, and every index must ascend. If a check fails,
+        `DataError` is raised with the name of the file.
         """
         manifest = Manifest.read(path)
         entries = (*manifest.train, manifest.validation)
@@ -156,8 +156,8 @@ def _check_shard(path: Path, manifest: Manifest, shard: Shard, *, thoroughly: bo
     ascending = not thoroughly or bool(np.all(shard.ends[1:] >= shard.ends[:-1]))
     if end != shard.num_tokens or not ascending:
         raise DataError(
-            f"`{path / shard.name}.index` must ascend to the shard's {shard.num_tokens:,} tokens, but does not. It "
-            f"ends at {end:,}. {_PREPARE_AGAIN}"
+            f"`{path / shard.name}.index` must ascend to {shard.num_tokens:,}, the number of tokens in the shard, but "
+            f"does not. The last entry is {end:,}. {_PREPARE_AGAIN}"
         )
     if thoroughly and shard.num_tokens and (highest := int(shard.tokens.max())) >= manifest.vocab_size:
         raise DataError(

@@ -2,8 +2,9 @@
 pass.
 
 The paper (section 4.1.3) splits documents 29:1 at random and divides the training documents into 5 equal shards, with
-an end of text after each document. Both decisions are made while the documents are streamed, so only one document is
-held back. The order of documents within a shard does not matter, because training shuffles them every epoch.
+an end of text after each document. The split and the division are decided while the documents are streamed, so only one
+document is held back. The order of documents within a shard does not matter, because training shuffles the documents in
+every epoch.
 """
 
 import hashlib
@@ -21,14 +22,17 @@ from crosscut.data.manifest import ShardEntry
 from crosscut.data.tokenization.encoding import EncodedBatch
 
 INDEX_DTYPE = np.dtype([("end", "<u8"), ("record", "<u8"), ("source", "<u8")])
-"""Row of an index: the end of the document in tokens, its record number, and the index of its source."""
+"""Row of an index: the end of the document (number of tokens from the start of the shard), its record number, and the
+index of its source.
+"""
 
 _INDEX_ROW = struct.Struct("<QQQ")  # same layout, but much faster than numpy for a single row
 
 BUFFERED_BYTES = 1 << 20
 
 SPLIT_KEY = 1
-"""Key that separates the split's random bits from those of the sampler, which has other keys."""
+"""Key of the split's random numbers. The sampler uses other keys, so its random numbers are independent of the split.
+"""
 
 _Item = TypeVar("_Item")
 
@@ -37,20 +41,20 @@ class TokenDocument(NamedTuple):
     """A document as token ids."""
 
     tokens: bytes | memoryview
-    """Ids in the format of the file, including the end of text."""
+    """Ids as bytes, in the format of the shard's file, including the end of text."""
 
     num_tokens: int
     """Number of ids in `tokens`."""
 
     source: int
-    """Index of the source."""
+    """Index of the source file."""
 
     record: int
-    """Number of the record in the source."""
+    """Number of the record in the source file."""
 
 
 def split_batch(batch: EncodedBatch) -> Iterator[TokenDocument]:
-    """Documents of a batch."""
+    """Yield the documents of a batch one by one."""
     width = batch.tokens.itemsize
     data = batch.tokens.view(np.uint8).data
     start = 0
@@ -63,9 +67,9 @@ def split_batch(batch: EncodedBatch) -> Iterator[TokenDocument]:
 def split_at_random(items: Iterable[_Item], *, train_to_validation: int, seed: int) -> Iterator[tuple[bool, _Item]]:
     """Choose one item per block of `train_to_validation` + 1 items for validation, at random from the seed.
 
-    Yields (is for validation, item) for every item; the order may change within a block. In an incomplete last block of
-    c items, an item is chosen with probability c / (`train_to_validation` + 1), but always if it is the only block.
-    Raises `DataError` for fewer than two items.
+    Yields (whether the item is for validation, item) for every item. The order may change within a block. In an
+    incomplete last block of c items, an item is chosen with probability c / (`train_to_validation` + 1). If this block
+    is the only block, an item is always chosen. Raises `DataError` for fewer than two items.
     """
     # One item of each block is held back. The n-th item of the block replaces it with probability 1 / n. This gives
     # every item the same chance without knowing the size of the block in advance.
@@ -89,14 +93,14 @@ def split_at_random(items: Iterable[_Item], *, train_to_validation: int, seed: i
     if count < 2:
         raise DataError(
             f"The corpus must have at least 2 documents, one for training and one for validation, but has {count}. "
-            f"Provide more text; a .txt file yields a document per 16 KiB."
+            f"Provide more text; a .txt file is cut into documents of at most 16,384 characters."
         )
     if held:
         yield count == place or draws.random_raw() % block < place, held.pop()
 
 
 class ShardWriter:
-    """Writer of one shard: `name.tokens`, raw little-endian ids, and `name.index`, rows of `INDEX_DTYPE`."""
+    """Writer of one shard: `name.tokens` holds raw little-endian ids, and `name.index` holds rows of `INDEX_DTYPE`."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._name = name
@@ -164,8 +168,8 @@ def write_shards(
 ) -> tuple[list[ShardEntry], ShardEntry]:
     """Write the documents from `split_at_random` to `num_shards` training shards and the validation shard.
 
-    Each training document goes to the shard with the fewest tokens, so the shards' sizes differ by at most one
-    document. Returns the descriptions of the training shards and of the validation shard.
+    Each training document goes to the shard that has the fewest tokens so far. The sizes of the shards therefore differ
+    by at most one document. Returns (descriptions of the training shards, description of the validation shard).
     """
     names = [*(f"train-{number}" for number in range(num_shards)), "validation"]
     with ExitStack() as stack:

@@ -1,8 +1,8 @@
 """Streaming of documents from files.
 
-A line of a .jsonl file or a row of a .parquet file is one document. A .txt file has no such boundaries, so it is cut at
-ends of paragraphs into documents of at most 16 KiB; this way, a single book can be split into training and validation.
-Only one piece of one file is in memory, whatever the size of the corpus.
+A line of a .jsonl file or a row of a .parquet file is one document. A .txt file has no document boundaries. Such a file
+is cut at ends of paragraphs into documents of at most 16,384 characters, so that a single book can be split into
+training and validation. Only one part of one file is in memory at a time.
 """
 
 import codecs
@@ -32,14 +32,15 @@ class Document(NamedTuple):
     """Text of the document. It is blank only if blank documents were requested."""
 
     source: Source
-    """The file."""
+    """File that contains the document."""
 
     record: int
     """Line of the file at which the document begins (text, jsonl), or row of the file (parquet), counted from 1."""
 
     position: int
-    """Number of bytes on disk, over the whole corpus, that have been read up to this document; used for progress
-    bars."""
+    """Number of bytes on disk, over the whole corpus, that had been read when the document was complete. Progress bars
+    use this number.
+    """
 
 
 def read_documents(
@@ -47,10 +48,12 @@ def read_documents(
 ) -> Iterator[Document]:
     """Read the documents of a corpus one by one, in the order of `find_sources`.
 
-    Blank documents are skipped unless `blank` is set. Raises `DataError` in all cases in which `find_sources` and
-    `read_chunks` raise it. It also raises `DataError`, with the file and the place, for bytes that are not UTF-8, for a
-    line that is not JSON, and for a text that is missing or not a string. At the end, it raises `DataError` if the
-    corpus had no document with text.
+    `text_key` is the key (jsonl) or the column (parquet) of the text. `setting` is the name of the option that holds
+    `patterns`, for messages. Blank documents are skipped unless `blank` is set.
+
+    Raises `DataError` in all cases in which `find_sources` and `read_chunks` raise `DataError`. Also raises
+    `DataError`, with the file and the line or row, for bytes that are not UTF-8, for a line that is not JSON, and for a
+    text that is missing or not a string. Raises `DataError` at the end if no document has text.
     """
     return read_sources(find_sources(patterns, setting=setting), text_key=text_key, blank=blank)
 
@@ -68,8 +71,8 @@ def read_sources(sources: Sequence[Source], *, text_key: str, blank: bool = Fals
                 yield Document(text, source, record, start + position)
     if empty:
         raise DataError(
-            f"The corpus must hold text, but {len(sources)} file(s) hold none. The first of them is "
-            f"`{sources[0].name}`."
+            f"The corpus must hold text, but all documents are blank (files: {len(sources)}, first file: "
+            f"`{sources[0].name}`). Name files with text."
         )
 
 
@@ -127,9 +130,9 @@ def _decode(source: Source) -> Iterator[tuple[str, int]]:
 
 
 def _undecodable(source: Source, offset: int) -> DataError:
-    unpacked = " of its decompressed data" if source.compression else ""
+    unpacked = " of the decompressed data" if source.compression else ""
     return DataError(
-        f"`{source.name}` must be UTF-8 text, but is not at byte {offset}{unpacked}. Convert it to UTF-8 first."
+        f"`{source.name}` must be UTF-8 text, but byte {offset}{unpacked} is not. Convert the file to UTF-8."
     )
 
 
@@ -171,13 +174,15 @@ def _parse_line(source: Source, number: int, line: str, text_key: str) -> str:
         raise DataError(f"{place}, must be valid JSON, but is not: {reason}. Correct or remove the line.") from None
     if not isinstance(row, dict):
         raise DataError(
-            f"{place}, must be a JSON object with the text under `{text_key}`, but is a {type(row).__name__}."
+            f"{place}, must be a JSON object with the text under `{text_key}`, but is a {type(row).__name__}. "
+            "Correct or remove the line."
         )
     text = row.get(text_key)
     if not isinstance(text, str):
-        what = f"holds {text!r:.60} there" if text_key in row else f"its keys are: {', '.join(row) or 'none'}"
+        what = f"holds {text!r:.60}" if text_key in row else f"its keys are: {', '.join(row) or 'none'}"
         raise DataError(
-            f"{place}, must hold a string under `{text_key}`, but {what}. Set `data.text_key` to the key of the text."
+            f"{place}, must hold a string under `{text_key}`, but {what}. "
+            "Set `data.text_key` (or `evaluation.text_key`) to the key of the text."
         )
     if "\\u" in line and not _encodable(text):
         raise DataError(

@@ -1,4 +1,4 @@
-"""Lines of a file that fits in memory."""
+"""Splitting of a text that is in memory into lines."""
 
 
 def lines_of(text: str) -> list[str]:

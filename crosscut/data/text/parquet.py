@@ -13,9 +13,9 @@ ROWS_AT_ONCE = 256
 
 
 def read_parquet(source: Source, text_key: str) -> Iterator[tuple[str, int, int]]:
-    """Read the column `text_key`.
+    """Read the column `text_key` row by row.
 
-    Yields (text, row counted from 1, bytes of the file read so far, estimated from the row). Raises `DataError` if
+    Yields (text, row number counted from 1, estimated number of bytes of the file read so far). Raises `DataError` if
     pyarrow is not installed, if the file is damaged or not a parquet file, if the column is missing or holds no
     strings, or if a row's text is null or not UTF-8.
     """
@@ -37,8 +37,8 @@ def read_parquet(source: Source, text_key: str) -> Iterator[tuple[str, int, int]
                     text = value.as_py()
                     if text is None:
                         raise DataError(
-                            f"`{source.name}`, row {row}, must hold a string under `{text_key}`, but is null. "
-                            f"Remove the row, or set `data.text_key`."
+                            f"`{source.name}`, row {row}, must hold a string under `{text_key}`, but holds null. "
+                            f"Remove the row, or set `data.text_key` (or `evaluation.text_key`) to another column."
                         )
                     yield text, row, source.size * row // num_rows
     except pa.ArrowException as error:
@@ -61,10 +61,10 @@ def _check_column(source: Source, columns: dict[str, object], text_key: str) -> 
     if text_key not in columns:
         raise DataError(
             f"`{source.name}` must have a column `{text_key}`, but its columns are: {', '.join(columns) or 'none'}. "
-            f"Set `data.text_key` to the column of the text."
+            f"Set `data.text_key` (or `evaluation.text_key`) to the column of the text."
         )
     if str(columns[text_key]) not in ("string", "large_string", "string_view"):
         raise DataError(
             f"Column `{text_key}` of `{source.name}` must hold strings, but holds {columns[text_key]}. "
-            f"Set `data.text_key` to the column of the text."
+            f"Set `data.text_key` (or `evaluation.text_key`) to the column of the text."
         )

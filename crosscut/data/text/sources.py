@@ -37,7 +37,7 @@ class Source:
     """Index in the corpus, from 0."""
 
     name: str
-    """Name as given by the user, for messages and the manifest."""
+    """Name of the file in messages and in the manifest, as the user gave it."""
 
     path: Path
     """Path of the file."""
@@ -60,8 +60,8 @@ def find_sources(patterns: Iterable[str], *, setting: str = "data.text") -> list
     file appears once.
 
     A pattern is a file, a folder (searched recursively for files with known suffixes, without hidden files), a glob, or
-    a name in `BUILTIN_CORPORA`. Raises `DataError` if a pattern matches nothing, names a file with another suffix, or
-    cannot be accessed. The message calls the patterns `setting`.
+    a name in `BUILTIN_CORPORA`. `setting` is the name of the option that holds the patterns, for messages. Raises
+    `DataError` if a pattern matches nothing, names a file with an unknown suffix, or cannot be accessed.
     """
     found: dict[Path, Source] = {}
     for pattern in patterns:
@@ -70,7 +70,7 @@ def find_sources(patterns: Iterable[str], *, setting: str = "data.text") -> list
             if key not in found:
                 found[key] = _describe(len(found), name, path)
     if not found:
-        raise DataError(f"`{setting}` must name at least one file, folder or glob, but is empty.")
+        raise DataError(f"`{setting}` must name at least one file, folder or glob, but is empty. Name a text file.")
     return list(found.values())
 
 
@@ -81,16 +81,16 @@ def _match(pattern: str, setting: str) -> list[tuple[str, Path]]:
             raise DataError(f"A built-in corpus must be {known}, but `{setting}` names `{pattern}`.")
         return [(pattern, BUILTIN_CORPORA[pattern])]
     if not pattern:
-        raise DataError(f"`{setting}` must name files, folders or globs, but one name is empty.")
+        raise DataError(f"`{setting}` must name files, folders or globs, but one name is empty. Remove this name.")
     try:
         matches = _expand(Path(pattern).expanduser())
         files = [file for match in matches for file in (_folder(match) if match.is_dir() else [match])]
     except OSError as error:
         raise unreadable(pattern, error) from None
     if not matches:
-        raise DataError(f"`{setting}` must name existing files, but nothing matches `{pattern}`.")
+        raise DataError(f"`{setting}` must name existing files, but nothing matches `{pattern}`. Check the path.")
     if not files:
-        raise DataError(f"`{pattern}` must hold a file ending in {listed(SUFFIXES)}, but holds none.")
+        raise DataError(f"`{pattern}` must hold a file ending in {listed(SUFFIXES)}, but holds none. Check the path.")
     return [(file.as_posix(), file) for file in files]
 
 
@@ -116,7 +116,7 @@ def _describe(index: int, name: str, path: Path) -> Source:
     kind = FORMATS.get(Path(lower.removesuffix(compression)).suffix)
     if kind is None or (kind == "parquet" and compression):
         raise DataError(
-            f"`{name}` must end in {listed(SUFFIXES)}, but does not. Convert it, or name only the files to read."
+            f"`{name}` must end in {listed(SUFFIXES)}, but does not. Convert the file, or name other files."
         )
     try:
         status = path.stat()
@@ -134,15 +134,15 @@ def _describe(index: int, name: str, path: Path) -> Source:
 
 
 def unreadable(name: str, error: OSError) -> DataError:
-    """Error for a file that the operating system cannot read."""
+    """Return the error for a file that the operating system cannot read. The message calls the file `name`."""
     return DataError(f"`{name}` must be a readable file, but is not: {error.strerror or error}.")
 
 
 def read_chunks(source: Source) -> Iterator[tuple[bytes, int]]:
     """Read the decompressed bytes of a source in order.
 
-    Yields (bytes, bytes on disk read so far). Raises `DataError` if the file cannot be read, and `DamagedError` if its
-    compressed data is damaged or truncated.
+    Yields (bytes, number of bytes on disk read so far). Raises `DataError` if the file cannot be read, and
+    `DamagedError` if its compressed data is damaged or truncated.
     """
     try:
         with source.path.open("rb") as file:
@@ -152,7 +152,7 @@ def read_chunks(source: Source) -> Iterator[tuple[bytes, int]]:
 
 
 class DamagedError(DataError):
-    """Compressed data that is damaged or truncated. The data before the damage is correct."""
+    """Compressed data is damaged or truncated. The data that was read before the error is correct."""
 
     def __init__(self, message: str, place: int) -> None:
         super().__init__(message)
@@ -169,10 +169,11 @@ class _Decompressor(Protocol):
 
 
 def unpack(file: IO[bytes], *, name: str, compression: str) -> Iterator[tuple[bytes, int]]:
-    """Read an open file in pieces, and decompress it if `compression` is one of `COMPRESSIONS`.
+    """Read an open file in parts, and decompress it. `compression` is `.gz`, `.zst`, `.bz2`, or empty for a plain file.
 
-    Yields (bytes, compressed bytes read so far). A piece has at most a few megabytes, whatever the compression ratio
-    is. Raises `DamagedError`, with `name`, for damaged or truncated data, and `OSError` if the file cannot be read.
+    Yields (bytes, number of compressed bytes read so far). A part has at most a few megabytes, even if the data was
+    compressed a thousandfold. `name` is the name of the file in messages. Raises `DamagedError` for damaged or
+    truncated data, and `OSError` if the file cannot be read.
     """
     if not compression:
         position = 0

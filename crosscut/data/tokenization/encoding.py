@@ -1,9 +1,9 @@
 """Encoding of documents to token ids on all cores, in the order of the documents.
 
-Text is sent to worker processes in batches of about 256 KiB, and the results are collected in the same order, with a
-limited number of batches in progress. So the result does not depend on the number of workers, and memory does not grow
-with the corpus. Processes are used instead of the library's own threads, because processes do not compete for one
-memory allocator, and because the conversion of encodings to arrays then also runs on all cores.
+Text is sent to worker processes in batches of about 262,144 characters, and the results are collected in the same
+order. The result therefore does not depend on the number of workers. The number of batches in progress is limited, so
+memory does not grow with the corpus. Processes are used instead of the library's own threads, because processes do not
+compete for one memory allocator, and because the conversion of encodings to arrays then also runs on all cores.
 """
 
 import multiprocessing
@@ -31,7 +31,7 @@ Tokens = npt.NDArray[np.uint16 | np.uint32]
 
 
 class EncodedBatch(NamedTuple):
-    """Some consecutive documents as token ids."""
+    """Consecutive documents as token ids."""
 
     tokens: Tokens
     """Ids of all documents, concatenated; each document ends with its end-of-text id."""
@@ -46,7 +46,7 @@ class EncodedBatch(NamedTuple):
     """Size of the encoded text in UTF-8 bytes."""
 
     position: int
-    """Number of bytes on disk, over the whole corpus, that have been read so far."""
+    """Number of bytes on disk, over the whole corpus, that had been read when the batch was complete."""
 
 
 class _Batch(NamedTuple):
@@ -59,11 +59,11 @@ class _Batch(NamedTuple):
 def encode_documents(
     documents: Iterable[Document], tokenizer: Path, *, workers: int, end_of_text: int | None = None
 ) -> Iterator[EncodedBatch]:
-    """Encode documents with the `tokenizer.json` at `tokenizer`. Each document ends with `end_of_text`, or with the
-    tokenizer's own end-of-text id if `end_of_text` is None.
+    """Encode documents with the `tokenizer.json` at the path `tokenizer`. Each document ends with `end_of_text`, or
+    with the tokenizer's own end-of-text id if `end_of_text` is None.
 
-    With `workers` above 1, this number of processes encode; with 1, the current process encodes. Raises the errors of
-    reading the documents, and `DataError` if a worker process dies.
+    If `workers` is 1, the current process encodes; if `workers` is larger, that number of processes encode. Raises the
+    errors that reading the documents raises, and `DataError` if a worker process dies.
     """
     batches = _gather(documents)
     if workers == 1:

@@ -25,10 +25,10 @@ _KEY = "eos_token"
 
 
 def end_said_beside(path: Path, inner: tokenizers.Tokenizer) -> int | None:
-    """Id that ends a text, from the files beside the `tokenizer.json` from which `inner` was read. None if no file
-    names an id.
+    """Return the id that ends a text, from the files beside the `tokenizer.json` at `path`. None if no file names an
+    id. `inner` is the tokenizer from this `tokenizer.json`.
 
-    Raises `DataError` if the files name a token that the tokenizer does not have, and `ConfigError` if they cannot be
+    Raises `DataError` if a file names a token that the tokenizer does not have, and `ConfigError` if a file cannot be
     read.
     """
     folder = path.parent
@@ -73,6 +73,6 @@ def _table(path: Path) -> dict[str, Any]:
 
 def _unknown(what: str, kind: str, path: Path, value: object) -> DataError:
     return DataError(
-        f"{what} must be {kind} of `{path}`, but is {value}, which the tokenizer does not have. Use both files of the "
-        "same model, or correct the first file."
+        f"{what} must be {kind} of `{path}`, but is {value}, which the tokenizer does not have. Take both files from "
+        "the same model, or correct the value."
     )

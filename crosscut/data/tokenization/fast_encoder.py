@@ -1,9 +1,9 @@
-"""Encoding with gigatoken instead of the tokenizers library, if both give the same ids.
+"""Encoding with gigatoken instead of the tokenizers library, if gigatoken gives the same ids.
 
-gigatoken is many times faster, but young. It is therefore used only for byte-level BPE without a normalizer, the case
-in which it was compared, and only after it has encoded samples in the same way as the tokenizers library. The samples
-cover the cases in which tokenizer libraries tend to differ. If any condition fails, there is no fast encoder, and the
-encoding is only slower.
+gigatoken is many times faster, but young. gigatoken is therefore used only for byte-level BPE without a normalizer,
+because its ids were compared only for tokenizers of this kind. Before use, gigatoken must also encode samples in the
+same way as the tokenizers library. The samples cover the cases in which tokenizer libraries tend to differ. If a
+condition fails, there is no fast encoder, and encoding is only slower.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     import tokenizers
 
 MAX_KEPT_CHARACTERS = 32_000_000
-"""Number of characters after which the encoder starts again with empty memory. gigatoken remembers every word, which
-takes 10 bytes per byte of text if all words are different."""
+"""Number of characters after which the encoder starts again with empty memory. gigatoken remembers every word. If all
+words are different, they take 10 bytes of memory per byte of text.
+"""
 
 _UNUSUAL = (
     "\t\n\r\x00\x0b\x0c\x1f\x7f\x85\xa0\xad\u0130\u0131\u0301\u0483\u0600\u0660\u066b\u093e\u09bc\u0e01\u0e33\u1100"
@@ -57,7 +58,7 @@ SAMPLES = (
 
 
 class FastEncoder:
-    """gigatoken with the vocabulary of a tokenizer. It runs only on the calling thread."""
+    """Encoder of gigatoken with the vocabulary of a tokenizer. It runs only on the calling thread."""
 
     def __init__(self, table: str) -> None:
         self._table = table
@@ -70,7 +71,7 @@ class FastEncoder:
         self._left = MAX_KEPT_CHARACTERS
 
     def encode(self, text: str) -> npt.NDArray[np.uint32]:
-        """Ids of a text, without an end-of-text id."""
+        """Return the ids of a text, without an end-of-text id."""
         if self._left <= 0:
             self._start()
         self._left -= len(text)
@@ -79,9 +80,10 @@ class FastEncoder:
 
 
 def fast_encoder(inner: tokenizers.Tokenizer) -> FastEncoder | None:
-    """Fast encoder that gives the same ids as `inner`, which must be set to encode special tokens as plain text.
+    """Return a fast encoder that gives the same ids as `inner`. `inner` must be set to encode special tokens as plain
+    text.
 
-    None if gigatoken is not installed, cannot read the tokenizer, or encodes a sample differently.
+    Returns None if gigatoken is not installed, cannot read the tokenizer, or encodes a sample differently.
     """
     table = json.loads(inner.to_str())
     if not _is_plain_byte_level(table):

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<end_of_text>")
-"""Names of the end-of-text token, in order of preference, for tokenizers whose files do not name it."""
+"""Usual names of the end-of-text token, in order of preference. The names are tried if no file beside the tokenizer
+names this token.
+"""
 
 MAX_TRAINING_CHARACTERS = 100_000_000
 """Maximum number of characters, from the start of the corpus, on which a tokenizer is trained. The limit bounds memory
@@ -50,18 +52,18 @@ class Tokenizer:
         self._inner = inner
         vocabulary = inner.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
-        """Highest id + 1. Not every id below need be in use."""
+        """Highest id + 1. Some lower ids may be unused."""
         self.end_of_text = _by_name(vocabulary, name) if end_of_text is None else end_of_text
         """Id that follows each document."""
 
     @classmethod
     def load(cls, path: Path, *, setting: str = "data.tokenizer", end_of_text: int | None = None) -> Tokenizer:
-        """Load a `tokenizer.json`. `setting` is the name of its path in the configuration.
+        """Load a `tokenizer.json`. `setting` is the name of the option that holds its path, for messages.
 
-        The end-of-text id is `end_of_text` if given, otherwise the id that the files beside the tokenizer name (see the
-        module `end_of_text`), otherwise the first known name in the vocabulary. Raises `DataError` if the file cannot
-        be read, if it has none of these tokens, or if it lacks the token that the files name. Raises `ConfigError` if a
-        file beside it cannot be read.
+        The end-of-text id is the first that exists of: `end_of_text`, the id that a file beside the tokenizer names
+        (see the module `end_of_text`), and the id of the first known name in the vocabulary (`END_OF_TEXT_NAMES`).
+        Raises `DataError` if the file cannot be read, if there is no end-of-text id, or if the named token is not in
+        the vocabulary. Raises `ConfigError` if a file beside the tokenizer cannot be read.
         """
         import tokenizers
 
@@ -76,7 +78,8 @@ class Tokenizer:
             inner = tokenizers.Tokenizer.from_str(data)
         except Exception as error:  # the library raises plain Exception
             raise DataError(
-                f"`{path}` must be a `tokenizer.json` of the tokenizers library, but is not: {error}."
+                f"`{path}` must be a `tokenizer.json` of the tokenizers library, but is not: {error}. "
+                f"Check `{setting}`."
             ) from None
         if end_of_text is None:
             end_of_text = end_said_beside(path, inner)
@@ -86,8 +89,9 @@ class Tokenizer:
     def train(cls, texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
         """Train a byte-level BPE with GPT-2's pre-tokenization on the first 100 million characters of `texts`.
 
-        The vocabulary has `vocab_size` entries, with `<|endoftext|>` as entry 0. It has fewer entries if no pair of
-        tokens occurs twice any more. Raises `DataError` for a `vocab_size` below 257 (256 bytes and the end of text).
+        The vocabulary has `vocab_size` entries, with `<|endoftext|>` as entry 0. The vocabulary has fewer entries if
+        the text has too few pairs of tokens that occur at least twice. Raises `DataError` for a `vocab_size` below 257
+        (256 bytes and the end of text).
         """
         from tokenizers import Tokenizer as Inner
         from tokenizers import decoders, models, pre_tokenizers, processors, trainers
@@ -111,14 +115,17 @@ class Tokenizer:
         return cls(inner)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of one text, without an end-of-text id. Names of special tokens in the text are encoded as plain text."""
+        """Return the ids of one text, without an end-of-text id. Names of special tokens in the text are encoded as
+        plain text.
+        """
         return self._inner.encode(text, add_special_tokens=False).ids
 
     def encode_prompt(self, text: str, *, begin: int | None = None) -> list[int]:
-        """Ids of a prompt. Names of special tokens in the prompt are encoded as these tokens.
+        """Return the ids of a prompt. Names of special tokens in the prompt are encoded as these tokens.
 
-        `begin` is the id that the model expects at the start of every text. It is put in front unless the text already
-        begins with it. No other id is added. Several threads may call this method at the same time.
+        `begin` is the id that the model expects at the start of every text, or None. `begin` is put in front of the ids
+        unless the ids already start with `begin`. No other id is added. Several threads may call this method at the
+        same time.
         """
         ids: list[int] = self._reading_special.encode(text, add_special_tokens=False).ids
         return ids if begin is None or ids[:1] == [begin] else [begin, *ids]
@@ -145,7 +152,7 @@ class Tokenizer:
         """Encode documents, each with its end of text.
 
         Returns (ids of all documents, concatenated; length of each document including its end of text). The ids have
-        the smallest type of a token folder that fits the vocabulary. The ids are the same with every `engine`.
+        the type that a token folder uses for this vocabulary (`token_dtype`). Every `engine` gives the same ids.
         gigatoken runs on the calling thread, and the tokenizers library on its own threads.
         """
         dtype = token_dtype(self.vocab_size)
@@ -178,13 +185,17 @@ class Tokenizer:
         self._inner.save(str(path))
 
     def settings(self) -> dict[str, Any]:
-        """Minimal `tokenizer_config.json` from which `load` and `transformers` can read the end-of-text token."""
+        """Return a minimal `tokenizer_config.json`, from which `load` and `transformers` can read the end-of-text
+        token.
+        """
         end = self._inner.id_to_token(self.end_of_text)
         return {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "clean_up_tokenization_spaces": False}
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.uint16 | np.uint32]:
-    """Type of a token id on disk, little-endian: two bytes if the vocabulary fits, otherwise four."""
+    """Return the type of a token id on disk, little-endian: two bytes for up to 65,536 entries, and four bytes for
+    larger vocabularies.
+    """
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
@@ -194,7 +205,8 @@ def _by_name(vocabulary: Mapping[str, int], name: str) -> int:
             return vocabulary[token]
     raise DataError(
         f"{name} must have a token that ends a text ({listed(f'`{token}`' for token in END_OF_TEXT_NAMES)}), but has "
-        "none, and no file beside it names one. Name the token as `eos_token` in a `tokenizer_config.json` beside it."
+        "none of these tokens, and no file beside the tokenizer names another token. Name the token as `eos_token` in "
+        "a `tokenizer_config.json` in the same folder."
     )
 
 

@@ -269,7 +269,7 @@ def test_run_with_text_of_its_own_does_not_take_a_corpus_for_it(corpus: Corpus, 
     folder = corpus.pack()
     (tmp_path / "text.txt").write_text("some text\n" * 5000)
     config = DataConfig(text=(str(tmp_path / "text.txt"),), tokens=str(folder.path), tokenizer=str(corpus.tokenizer))
-    with pytest.raises(DataError, match=r"but was made from a whole corpus.*leave `data.text` empty"):
+    with pytest.raises(DataError, match=r"but was made from a corpus of several sources.*leave `data.text` empty"):
         prepare(config, tmp_path / "unused", seed=1, progress=False)
     assert prepare(replace(config, text=()), tmp_path / "unused", seed=1, progress=False).manifest == folder.manifest
 

@@ -68,7 +68,7 @@ def test_no_documents(tmp_path: Path) -> None:
 
 
 def test_type_without_a_code_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"must be one of uint8, .* uint16, but are uint32"):
+    with pytest.raises(DataError, match=r"must have one of the types uint8, .* uint16, but have the type uint32"):
         write_indexed(tmp_path / "some", [[1]], np.uint32)
 
 
@@ -78,7 +78,7 @@ def test_type_without_a_code_is_refused(tmp_path: Path) -> None:
         (0, b"PK", r"must begin with b'MMIDIDX.*but begins with b'PK"),
         (9, struct.pack("<Q", 2), "must have version 1, but has version 2"),
         (17, b"\x07", "must be whole numbers, but are float32"),
-        (17, b"\x09", "must be whole numbers, but are of the unknown code 9"),
+        (17, b"\x09", r"must be whole numbers, but are of an unknown type \(code 9\)"),
         (18, struct.pack("<Q", 5), "must be 134 bytes long for its counts, but is 122: it is truncated"),
         (34, struct.pack("<i", 2), "sequence 1 with 1 ids begins at byte 6 instead of 4"),
         (34, struct.pack("<i", -3), "sequence 0 with -3 ids begins at byte 0"),

@@ -178,7 +178,8 @@ def test_index_that_ends_elsewhere_is_an_error(folder: Path, verify: bool) -> No
     change_manifest(folder, lambda table: table["train"][0].update(index_sha256=sha256(path)))
     check_message(
         folder,
-        f"`{path}` must ascend to the shard's {tokens:,} tokens, but does not. It ends at {tokens + 1:,}. {AGAIN}",
+        f"`{path}` must ascend to {tokens:,}, the number of tokens in the shard, but does not. The last entry is "
+        f"{tokens + 1:,}. {AGAIN}",
         verify=verify,
     )
 
@@ -189,5 +190,5 @@ def test_index_that_does_not_ascend_is_an_error(folder: Path) -> None:
     index[0] = 2**40
     index.tofile(path)
     change_manifest(folder, lambda table: table["train"][0].update(index_sha256=sha256(path)))
-    with pytest.raises(DataError, match="must ascend to the shard's"):
+    with pytest.raises(DataError, match=r"must ascend to [\d,]+, the number of tokens in the shard"):
         TokenFolder.open(folder)

@@ -18,6 +18,9 @@ from crosscut.data.text.documents import PIECE_CHARACTERS
 TEXTS = ["One short text.", "Ünïcode — ☂ 😀\nover two lines", "  spaces stay  ", "x" * 50_000]
 
 
+SET_KEY = "Set `data.text_key` (or `evaluation.text_key`) to the key of the text."
+
+
 def write(path: Path, texts: list[str], *, key: str = "text") -> Path:
     data = "".join(json.dumps({"id": 1, key: text}) + "\n" for text in texts).encode()
     pack = {".gz": gzip.compress, ".zst": zstandard.compress}.get(path.suffix, bytes)
@@ -145,7 +148,8 @@ def test_corpus_without_text_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(" \n")
     (tmp_path / "b.jsonl").write_text("\n")
     path = tmp_path / "a.txt"
-    check_message(tmp_path, f"The corpus must hold text, but 2 file(s) hold none. The first of them is `{path}`.")
+    blank = f"(files: 2, first file: `{path}`)"
+    check_message(tmp_path, f"The corpus must hold text, but all documents are blank {blank}. Name files with text.")
 
 
 @pytest.mark.parametrize("chunk", [3, 64 * 1024])
@@ -156,10 +160,10 @@ def test_undecodable_byte_is_named_by_its_offset(tmp_path: Path, monkeypatch: py
         path = tmp_path / name
         path.write_bytes(good * 2 + b'{"text": "\xff"}\n')
         check_message(
-            path, f"`{path}` must be UTF-8 text, but is not at byte {2 * len(good) + 10}. Convert it to UTF-8 first."
+            path, f"`{path}` must be UTF-8 text, but byte {2 * len(good) + 10} is not. Convert the file to UTF-8."
         )
         path.write_bytes(good + "☂".encode()[:2])
-        check_message(path, f"`{path}` must be UTF-8 text, but is not at byte {len(good)}. Convert it to UTF-8 first.")
+        check_message(path, f"`{path}` must be UTF-8 text, but byte {len(good)} is not. Convert the file to UTF-8.")
 
 
 def test_undecodable_byte_of_a_packed_file_counts_unpacked_bytes(tmp_path: Path) -> None:
@@ -167,7 +171,7 @@ def test_undecodable_byte_of_a_packed_file_counts_unpacked_bytes(tmp_path: Path)
     path.write_bytes(gzip.compress(b"a" * 1000 + b"\xff"))
     check_message(
         path,
-        f"`{path}` must be UTF-8 text, but is not at byte 1000 of its decompressed data. Convert it to UTF-8 first.",
+        f"`{path}` must be UTF-8 text, but byte 1000 of the decompressed data is not. Convert the file to UTF-8.",
     )
 
 
@@ -179,19 +183,19 @@ def test_undecodable_byte_of_a_packed_file_counts_unpacked_bytes(tmp_path: Path)
             "must be valid JSON, but is not: Expecting ',' delimiter at column 13. Correct or remove the line.",
         ),
         (b"[" * 100_000, "must be valid JSON, but is not: nested too deeply. Correct or remove the line."),
-        (b'["b"]', "must be a JSON object with the text under `text`, but is a list."),
+        (b'["b"]', "must be a JSON object with the text under `text`, but is a list. Correct or remove the line."),
         (
             b'{"body": "b", "id": 3}',
-            "must hold a string under `text`, but its keys are: body, id. Set `data.text_key` to the key of the text.",
+            f"must hold a string under `text`, but its keys are: body, id. {SET_KEY}",
         ),
-        (b"{}", "must hold a string under `text`, but its keys are: none. Set `data.text_key` to the key of the text."),
+        (b"{}", f"must hold a string under `text`, but its keys are: none. {SET_KEY}"),
         (
             b'{"text": 7}',
-            "must hold a string under `text`, but holds 7 there. Set `data.text_key` to the key of the text.",
+            f"must hold a string under `text`, but holds 7. {SET_KEY}",
         ),
         (
             b'{"text": null}',
-            "must hold a string under `text`, but holds None there. Set `data.text_key` to the key of the text.",
+            f"must hold a string under `text`, but holds None. {SET_KEY}",
         ),
         (
             b'{"text": "half \\ud83d"}',
@@ -217,12 +221,13 @@ def test_faulty_parquet_is_an_error(tmp_path: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet", reason="parquet is an extra")
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": ["a", None], "n": [1, 2]}), path)
-    again = "Set `data.text_key` to the column of the text."
+    again = "Set `data.text_key` (or `evaluation.text_key`) to the column of the text."
     check_message(path, f"`{path}` must have a column `body`, but its columns are: text, n. {again}", text_key="body")
     check_message(path, f"Column `n` of `{path}` must hold strings, but holds int64. {again}", text_key="n")
     check_message(
         path,
-        f"`{path}`, row 2, must hold a string under `text`, but is null. Remove the row, or set `data.text_key`.",
+        f"`{path}`, row 2, must hold a string under `text`, but holds null. Remove the row, or set `data.text_key` "
+        "(or `evaluation.text_key`) to another column.",
     )
     bad = pa.Array.from_buffers(
         pa.string(), 1, [None, pa.py_buffer(b"\x00\x00\x00\x00\x01\x00\x00\x00"), pa.py_buffer(b"\xff")]

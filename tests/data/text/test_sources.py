@@ -104,27 +104,29 @@ def check_message(patterns: list[str], message: str) -> None:
 
 
 def test_no_pattern_is_an_error() -> None:
-    check_message([], "`data.text` must name at least one file, folder or glob, but is empty.")
+    check_message([], "`data.text` must name at least one file, folder or glob, but is empty. Name a text file.")
 
 
 def test_empty_pattern_is_an_error() -> None:
-    check_message([""], "`data.text` must name files, folders or globs, but one name is empty.")
+    check_message([""], "`data.text` must name files, folders or globs, but one name is empty. Remove this name.")
 
 
 def test_pattern_that_matches_nothing_is_an_error(tmp_path: Path) -> None:
     pattern = str(tmp_path / "*.txt")
-    check_message([pattern], f"`data.text` must name existing files, but nothing matches `{pattern}`.")
+    check_message([pattern], f"`data.text` must name existing files, but nothing matches `{pattern}`. Check the path.")
 
 
 def test_folder_without_text_is_an_error(tmp_path: Path) -> None:
     touch(tmp_path, "a.md")
-    check_message([str(tmp_path)], f"`{tmp_path}` must hold a file ending in {SUFFIXES}, but holds none.")
+    check_message(
+        [str(tmp_path)], f"`{tmp_path}` must hold a file ending in {SUFFIXES}, but holds none. Check the path."
+    )
 
 
 @pytest.mark.parametrize("name", ["a.md", "text", "a.parquet.gz", "a.gz"])
 def test_unsupported_suffix_is_an_error(tmp_path: Path, name: str) -> None:
     touch(tmp_path, name)
-    message = f"`{tmp_path / name}` must end in {SUFFIXES}, but does not. Convert it, or name only the files to read."
+    message = f"`{tmp_path / name}` must end in {SUFFIXES}, but does not. Convert the file, or name other files."
     check_message([str(tmp_path / name)], message)
     check_message([str(tmp_path / f"{name[:-1]}?")], message)
 

@@ -85,7 +85,7 @@ def test_a_name_that_the_tokenizer_lacks_is_told_with_both_files(folder):
         end_of(folder)
     assert str(error.value) == (
         f"`eos_token` in `{folder}/tokenizer_config.json` must be a token of `{folder}/tokenizer.json`, but is "
-        "'<gone>', which the tokenizer does not have. Use both files of the same model, or correct the first file."
+        "'<gone>', which the tokenizer does not have. Take both files from the same model, or correct the value."
     )
 
 
@@ -95,7 +95,7 @@ def test_an_id_that_the_tokenizer_lacks_is_told_with_both_files(folder):
         end_of(folder)
     assert str(error.value) == (
         f"`eos_token_id` in `{folder}/generation_config.json` must be an id of `{folder}/tokenizer.json`, but is "
-        "50256, which the tokenizer does not have. Use both files of the same model, or correct the first file."
+        "50256, which the tokenizer does not have. Take both files from the same model, or correct the value."
     )
 
 

@@ -215,8 +215,8 @@ def test_tokenizer_without_end_of_text_is_an_error(tmp_path: Path) -> None:
     check_message(
         path,
         f"`{path}` must have a token that ends a text (`<|endoftext|>`, `</s>`, `<|end_of_text|>`, `<eos>`, `[EOS]` or "
-        f"`<end_of_text>`), but has none, and no file beside it names one. Name the token as `eos_token` in a "
-        f"`tokenizer_config.json` beside it.",
+        f"`<end_of_text>`), but has none of these tokens, and no file beside the tokenizer names another token. "
+        f"Name the token as `eos_token` in a `tokenizer_config.json` in the same folder.",
     )
 
 
