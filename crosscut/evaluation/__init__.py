@@ -1,4 +1,4 @@
-"""Evaluation of a given model, on any layout (docs/evaluation.md)."""
+"""Evaluation of a trained model on any layout: WikiText-103, LAMBADA and a user's own text (docs/evaluation.md)."""
 
 from crosscut.evaluation.evaluate import evaluate, make_tasks
 from crosscut.evaluation.lambada import Lambada

@@ -2,13 +2,13 @@
 
 There are two detokenizers:
 
-- `paper` has the rules of the paper's authors, which later evaluations adopted. With GPT-2's tokenizer, the test set
-  has the paper's T = 270,329 tokens. The paper calls its detokenizers invertible, but these rules are not. They treat
-  every second apostrophe of the whole text as an opening quotation mark and the others as closing ones, and remove the
-  spaces beside them.
+- `paper` has the rules of the paper's authors. Later evaluations use the same rules. With GPT-2's tokenizer, the test
+  set has the paper's T = 270,329 tokens. The paper calls its detokenizers invertible, but these rules are not. The
+  rules treat every second apostrophe of the whole text as an opening quotation mark and the other apostrophes as
+  closing marks, and remove the spaces beside the marks.
 - `invertible` loses no information: `restore` returns the original file byte by byte, so the probability of the text
-  equals the probability of the words. To ensure this, a line whose words would not be restored is kept unchanged, after
-  a tab.
+  equals the probability of the words. If the words of a line could not be restored, the line is kept unchanged and
+  marked with a tab at its start.
 """
 
 import re
@@ -71,7 +71,7 @@ def invertibly(text: str) -> str:
 
 
 def restore(text: str) -> str:
-    """Restore the original of a text that `invertibly` returned."""
+    """Return the original file from a text that `invertibly` returned."""
     *lines, last = text.split("\n")
     return "\n".join([*map(_split_line, lines), last.removeprefix(_VERBATIM)])
 

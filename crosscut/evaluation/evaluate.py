@@ -26,14 +26,14 @@ def make_tasks(
     """Create the tasks of a config and read their files. The model has `vocab_size` tokens and reads at most `longest`
     tokens at once.
 
-    A text starts with the id that the model expects at the start of every text or, without such an id, with an end of
-    text as in training. Only one process calls this function; the ranks receive plain values. Raises `ConfigError` or
-    `DataError`.
+    `begin_of_text` is the id that the model expects at the start of every text. This id is put in front of each text.
+    If `begin_of_text` is None, texts start with the end-of-text id, as in training, and LAMBADA's passages start
+    without an additional id. Raises `ConfigError` or `DataError`.
     """
     if tokenizer.vocab_size > vocab_size:
         raise ConfigError(
-            f"The tokenizer's vocabulary must be within the model's ({vocab_size:,}), but has {tokenizer.vocab_size:,} "
-            "entries. Use the tokenizer with which the model was trained."
+            f"The tokenizer must have at most as many tokens as the model ({vocab_size:,}), but has "
+            f"{tokenizer.vocab_size:,}. Use the tokenizer with which the model was trained."
         )
     window, overlap = config.window_for(longest), config.overlap
     start = tokenizer.end_of_text if begin_of_text is None else begin_of_text
@@ -59,7 +59,7 @@ def evaluate(
 ) -> list[Result]:
     """Evaluate a model on tasks, on any layout. Every rank must call this function and gets the same figures.
 
-    With `shown`, the first rank shows a progress bar. `around` wraps the iteration over the rounds of batches; every
+    With `shown`, the first rank shows a progress bar. `around` wraps the rounds of windows that a rank reads. Every
     rank has the same number of rounds.
     """
     return [_done(model, task, batch_size, shown=shown, around=around) for task in tasks]
@@ -90,7 +90,7 @@ def score_with_progress(
     shown: bool,
     around: Follow = iter,
 ) -> WindowScores:
-    """Same as `score_windows`. With `shown`, the first rank shows a progress bar."""
+    """Score windows as `score_windows` does. With `shown`, the first rank also shows a progress bar with `name`."""
     num_tokens = sum(window.length for window in windows)
     with progress(name, num_tokens, shown=shown and model.mesh.is_first_rank) as advance:
 

@@ -1,7 +1,7 @@
 """LAMBADA cloze accuracy (paper, section 4.2.2).
 
-Given a passage without its last word, the model must predict this word. The prediction is correct if each token of the
-word is the likeliest one, given the passage and the word's true preceding tokens (teacher forcing).
+The model reads a passage without its last word and must predict this word. The prediction is correct if each token of
+the word is the likeliest token, given the passage and the true earlier tokens of the word (teacher forcing).
 """
 
 import json
@@ -19,10 +19,10 @@ from crosscut.evaluation.windows import Window
 class Lambada:
     """Prediction of the last words of LAMBADA's passages, in their raw form.
 
-    In addition to the paper's accuracy, the task reports the accuracy of the last token alone, which other evaluations
-    use, and the perplexity of the last word. Every passage follows the ids `before`, which are empty for the paper's
-    models. Raises `DataError` for a file that cannot be read or a passage of a single word, and `ConfigError` for a
-    window that is too short for a last word.
+    The task reports the paper's accuracy. The task also reports the accuracy of the last token alone, which other
+    evaluations use, and the perplexity of the last word. The ids `before` are put in front of every passage. For the
+    paper's models, `before` is empty. Raises `DataError` for a file that cannot be read or a passage of a single word,
+    and `ConfigError` for a window that is too short for a last word.
     """
 
     name = "lambada"
@@ -36,13 +36,13 @@ class Lambada:
             ids, first = last_word(passage, tokenizer)
             if not first:
                 raise DataError(
-                    f"`evaluation.lambada` must hold passages of several words, but number {number} of `{file}` is "
-                    f"{passage[:60]!r}. Use the file in its raw form."
+                    f"`evaluation.lambada` must hold passages of several words, but passage {number} of `{file}` "
+                    f"is {passage[:60]!r}. Use LAMBADA's file in its raw form."
                 )
             if len(ids) - first > window:
                 raise ConfigError(
-                    f"`evaluation.window` must hold every last word of `{file}`, but one word has "
-                    f"{len(ids) - first} tokens and the window has {window}."
+                    f"`evaluation.window` must be long enough for every last word of `{file}`, but is {window}, "
+                    f"and one word has {len(ids) - first} tokens. Set `evaluation.window` to a larger number."
                 )
             ids, first = [*before, *ids], len(before) + first
             self.windows.append(Window(len(self.texts), max(0, len(ids) - 1 - window), len(ids), first))
@@ -55,7 +55,7 @@ class Lambada:
         self.data = [hashed(file, path)]
 
     def figures(self, scores: WindowScores) -> Figures:
-        """Accuracy as in the paper, and the figures of other evaluations."""
+        """Return the paper's accuracy and the figures of other evaluations."""
         num_targets = [window.num_targets for window in self.windows]
         num = len(self.windows)
         return Figures(
@@ -74,8 +74,8 @@ class Lambada:
 
 
 def last_word(passage: str, tokenizer: Encoder) -> tuple[list[int], int]:
-    """Ids of a passage, and the index of the first id of its last word. The index is 0 if the passage has only one
-    word.
+    """Return the ids of a passage, and the index of the first id of its last word. The index is 0 if the passage has
+    only one word.
     """
     context, blank, _ = passage.rpartition(" ")
     ids = tokenizer.encode(passage)
@@ -94,8 +94,9 @@ def _passages(path: Path) -> list[str]:
             lines = [json.loads(line)["text"] for line in lines]
         except (ValueError, KeyError, TypeError):
             raise DataError(
-                f"`evaluation.lambada` must hold an object with `text` on every line, but `{path}` does not."
+                "`evaluation.lambada` must hold a JSON object with the key `text` on every line, but "
+                f"`{path}` does not. Use LAMBADA's file in its raw form."
             ) from None
     if not lines:
-        raise DataError(f"`evaluation.lambada` must hold passages, but `{path}` is empty.")
+        raise DataError(f"`evaluation.lambada` must hold passages, but `{path}` is empty. Check the path.")
     return [line.strip() for line in lines]

@@ -13,7 +13,7 @@ from crosscut.parallel.collectives import all_reduce
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Loss of a model on a text."""
+    """Loss of a model on a set of target tokens."""
 
     loss: float
     """Mean cross entropy per target token, in nats."""
@@ -22,7 +22,7 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """Exponential of the loss. Infinite if the exponential overflows."""
+        """Exponential of the loss, or infinity if the exponential overflows."""
         return math.inf if self.loss > 700 else math.exp(self.loss)
 
 

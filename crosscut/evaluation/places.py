@@ -30,10 +30,12 @@ class _Told:
 def evaluate_place(
     place: str, config: EvaluationConfig, on: Machinery, *, output: Path | None = None, shown: bool = True
 ) -> dict[str, Any]:
-    """Score the model at `place` on the tasks of `config`. Returns the report and writes it to `output` as JSON.
+    """Score the model at `place` on the tasks of `config`. Returns the report and writes the report to `output` as
+    JSON, unless `output` is None.
 
-    Files, sizes and the model are checked before a rank starts. With `shown`, a progress bar is shown. Raises
-    `ConfigError`, `LayoutError`, `DataError` or `CheckpointError`.
+    `place` is a run's folder, a checkpoint or a Hugging Face folder. Files, sizes and the model are checked before a
+    rank starts. With `shown`, a progress bar is shown. Raises `ConfigError`, `LayoutError`, `DataError` or
+    `CheckpointError`.
     """
     require_writable(output)
 
@@ -59,8 +61,8 @@ def _score(model: GPT, _source: ModelSource, told: _Told) -> list[Result]:
 
 
 def described(place: str, source: ModelSource, on: Machinery) -> dict[str, Any]:
-    """Describe the model, layout, device and versions. Together with a task's own protocol, this reproduces the
-    scores.
+    """Describe the model, the layout, the device and the versions of a report. With this description and the protocol
+    of each task, the scores can be reproduced.
     """
     return {
         "model": {
@@ -77,7 +79,9 @@ def described(place: str, source: ModelSource, on: Machinery) -> dict[str, Any]:
 
 
 def require_writable(output: Path | None) -> None:
-    """Raise `ConfigError` if the result file cannot be written, before hours are spent on its content."""
+    """Raise `ConfigError` if the file `output` cannot be written. Call this before the scoring, which may take hours.
+    None is accepted.
+    """
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         raise ConfigError(
             f"`--output` must be a file in an existing folder, but is `{output}`. Create the folder, or choose another "
@@ -86,6 +90,6 @@ def require_writable(output: Path | None) -> None:
 
 
 def write_report(report: Mapping[str, Any], output: Path | None) -> None:
-    """Write the result file atomically on the first rank, if one was requested."""
+    """Write the report atomically to `output` on the first rank. Do nothing if `output` is None."""
     if output is not None and is_first_started():
         write_whole(output, json.dumps(report, indent=2) + "\n")

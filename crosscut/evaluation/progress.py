@@ -1,5 +1,5 @@
-"""Progress of a task: a bar with throughput and remaining time on a terminal, and otherwise a line every ten
-seconds.
+"""Progress of a task with throughput and remaining time: a bar on a terminal, and a line every ten seconds elsewhere,
+such as in a log file.
 """
 
 import time
@@ -15,7 +15,9 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 @contextmanager
 def progress(name: str, num_tokens: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
-    """Show progress on the error stream. Yields the function that reports a number of tokens as read."""
+    """Show progress on the error stream. Yields a function, which must be called with the number of tokens read since
+    its last call.
+    """
     if not shown:
         yield lambda _: None
         return

@@ -1,4 +1,4 @@
-"""Loading of a model on all ranks of a layout, and calling a function with it on every rank."""
+"""Loading of a model on all ranks of a layout, and calling of a function with this model on every rank."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,12 +18,16 @@ from crosscut.pretrained import ModelSource, find_model
 _T = TypeVar("_T")
 
 Work = Callable[[GPT, ModelSource, Any], _T]
-"""Function that every rank calls with the model, its source and the prepared value. It must be at module level."""
+"""Function that every rank calls with the model, its source and the prepared value. The function must be defined at
+module level, because it is sent to other processes.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machinery:
-    """Layout, device and precision with which a model is scored. They change only the last digits of a score."""
+    """Layout, device and precision with which a model is scored. The layout and the device change only the last digits
+    of a score.
+    """
 
     layout: Layout = field(default_factory=Layout)
     device: str = "auto"
@@ -38,11 +42,12 @@ class Machinery:
 def with_model(
     place: str, on: Machinery, prepare: Callable[[ModelSource], Any], work: Work[_T]
 ) -> tuple[ModelSource, _T]:
-    """Load the model at `place` on all ranks, call `work`, and return the model's source and the first rank's result.
+    """Load the model at `place` on all ranks and call `work` on every rank. Returns the model's source and the first
+    rank's result.
 
     Before a rank starts (under torchrun: on the first rank), `find_model` finds the model, and `prepare` makes the
-    value that every rank receives (see `launch.in_ranks`). Raises the errors of both, and `ConfigError` or
-    `LayoutError`.
+    value that every rank receives (see `launch.in_ranks`). Raises the errors of `find_model` and `prepare`, and
+    `ConfigError` or `LayoutError`.
     """
 
     def prepared() -> tuple[ModelSource, Any]:
@@ -55,8 +60,8 @@ def with_model(
 def joined_model(place: str, on: Machinery) -> tuple[GPT, ModelSource]:
     """Load the model at `place` on ranks that have already been started. Returns the model and its source.
 
-    Use this in a program that Crosscut does not control, such as lm-eval. Every rank must call this. Raises as
-    `with_model` does.
+    Use this in a program that Crosscut does not control, such as lm-eval. Every rank must call this. Raises the errors
+    of `find_model`, and `ConfigError` or `LayoutError`.
     """
     source, device = stay_in_ranks(on.ranks(), prepare=lambda: _found(place, on))
     return source.load(make_mesh(on.layout, device), precision=on.precision), source

@@ -12,7 +12,7 @@ _MOST_DOCUMENTS = 20
 
 
 def print_report(report: Mapping[str, Any], console: Console) -> None:
-    """Print the figures of every task, and of the first documents of a text."""
+    """Print the figures of every task. For a user's own text, also print the figures of the first documents."""
     model = report["model"]
     on = f"{report['layout']}, {report['device']}, {report['precision']}"
     console.print(Text(f"{model['name']}, {model['parameters']:,} parameters, on {on}", style="bold"), soft_wrap=True)
@@ -60,7 +60,9 @@ def show(name: str, value: float | None) -> str:
 
 
 def in_a_line(figures: Mapping[str, float | None]) -> str:
-    """Figures of several tasks in one line. Figures per token are omitted, because they repeat the others."""
+    """Return the figures of several tasks in one line. Figures per token are omitted, because they repeat the other
+    figures.
+    """
     return ", ".join(f"{_words(name)} {show(name, v)}" for name, v in figures.items() if not name.endswith("per_token"))
 
 

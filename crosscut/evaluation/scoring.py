@@ -2,8 +2,8 @@
 
 Windows of similar length are batched, and the batches are distributed over the data ranks. Each rank writes its scores
 to a table with a row for every window of all ranks. The sum of the tables over the ranks, computed once at the end, is
-the complete table. So each window counts once for any number of ranks, and sums over windows have the same order on
-every layout.
+the complete table. Each window therefore counts once for any number of ranks, and sums over windows have the same order
+on every layout.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,14 +24,14 @@ from crosscut.parallel.collectives import all_reduce
 Ids = npt.NDArray[np.int64]
 
 Rounds = Iterable[Sequence[int]]
-"""Windows that a rank reads together, round by round."""
+"""Indices of the windows that a rank reads: one sequence per round. The windows of a round are read together."""
 
 Follow = Callable[[Rounds], Rounds]
-"""Wrapper around the rounds of a rank, such as a progress bar, or a stop request that ends the rounds early."""
+"""Function that wraps the rounds of a rank, for example to show a progress bar or to end the rounds early."""
 
 
 class WindowScores(NamedTuple):
-    """Scores of each window, over its targets."""
+    """Scores of each window over the window's targets. All arrays have shape [windows]."""
 
     losses: npt.NDArray[np.float64]
     """Sum of the cross entropies, in nats."""
@@ -47,8 +47,8 @@ def score_windows(
 ) -> WindowScores:
     """Score the windows over `texts` without dropout. Every rank must call this function and gets the same result.
 
-    A data rank reads `batch_size` windows together. Communication: the forward passes' collectives, and one all-reduce
-    of three elements per window over `mesh.tokens`, the data axis.
+    A data rank reads `batch_size` windows together. `follow` wraps the rounds of the rank. Communication: the forward
+    passes' collectives, and one all-reduce of three elements per window over `mesh.tokens`, the data axis.
     """
     was_training = model.training
     model.eval()
@@ -69,8 +69,8 @@ def score_windows(
 
 
 def rounds_of(windows: Sequence[Window], batch_size: int, *, rank: int, size: int) -> list[list[int]]:
-    """Windows that a data rank reads, round by round. All ranks have the same number of rounds, and the last round may
-    be empty.
+    """Return the windows that the data rank `rank` of `size` ranks reads, round by round. All ranks have the same
+    number of rounds, and the last round of a rank may be empty.
 
     The longest windows come first, so that a lack of memory shows at once.
     """

@@ -22,7 +22,7 @@ class Encoder(Protocol):
         """Highest id + 1."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of one text."""
+        """Return the ids of one text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,7 @@ class Figures:
     figures: Mapping[str, float]
     """Figures by name. The main figure of the task comes first."""
     counts: Mapping[str, int]
+    """Numbers of documents, tokens and the like, by name."""
     documents: Sequence[Mapping[str, Any]] = ()
     """Figures of single documents, for tasks that have them."""
 
@@ -41,9 +42,11 @@ class Task(Protocol):
 
     name: str
     texts: list[Ids]
+    """Token ids of each text."""
     windows: list[Window]
+    """Windows over the texts."""
     protocol: dict[str, Any]
-    """Settings that affect the task's figures. `first_id` is the id before each text."""
+    """Settings that affect the task's figures. `first_id` is the id that is put in front of each text."""
     data: list[dict[str, str]]
     """Files of the task with their hashes."""
 
@@ -57,14 +60,18 @@ class Result:
 
     task: str
     found: Figures
+    """Figures and counts of the task."""
     protocol: Mapping[str, Any]
     data: Sequence[Mapping[str, str]]
     seconds: float
+    """Seconds that the evaluation of the task took."""
     tokens_read: int
     """Number of tokens that the model read over all windows, without the padding of batches."""
 
     def to_json(self) -> dict[str, Any]:
-        """The result as plain values. Infinite figures become null, because JSON has no infinity."""
+        """Return the result as plain values for JSON. Infinite and NaN figures become None, because JSON lacks such
+        numbers.
+        """
         documents = [_finite(document) for document in self.found.documents]
         return {
             "figures": _finite(self.found.figures),
@@ -82,7 +89,7 @@ def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def exponential(loss: float) -> float:
-    """Exponential of a mean loss. Infinite if the exponential overflows."""
+    """Return the exponential of a mean loss, or infinity if the exponential overflows."""
     return math.inf if loss > 700 else math.exp(loss)
 
 
@@ -92,15 +99,21 @@ def as_ids(ids: Sequence[int]) -> Ids:
 
 
 def read_text(path: Path, key: str) -> str:
-    """Read a file's text with its line ends unchanged. Raises `DataError`, in which the setting is called `key`."""
+    """Read a file's text with its line ends unchanged. `key` is the name of the file's option, for messages. Raises
+    `DataError`.
+    """
     try:
         return path.read_bytes().decode("utf-8")
     except OSError as error:
-        raise DataError(f"`{key}` must be a readable file, but `{path}` is not: {error.strerror}.") from None
+        raise DataError(
+            f"`{key}` must be a readable file, but `{path}` is not: {error.strerror}. Check the path."
+        ) from None
     except UnicodeDecodeError as error:
-        raise DataError(f"`{key}` must be UTF-8, but `{path}` is not at byte {error.start}.") from None
+        raise DataError(
+            f"`{key}` must be UTF-8 text, but byte {error.start} of `{path}` is not. Convert the file to UTF-8."
+        ) from None
 
 
 def hashed(name: str, path: Path) -> dict[str, str]:
-    """Name and hash of a task's file, for the result."""
+    """Return the name and the hash of a task's file, for the result."""
     return {"file": name, "sha256": sha256(path)}

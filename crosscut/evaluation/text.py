@@ -18,10 +18,10 @@ from crosscut.evaluation.windows import Window, sliding_windows
 class Text:
     """Perplexity of documents, with the same windows as for WikiText.
 
-    A .txt file is one document, and so is a line of a .jsonl file or a row of a .parquet file. Each document follows
-    the id `start`, so all of its tokens are scored. Blank documents are skipped and counted. Bits per byte, for the
-    text in UTF-8, allow comparisons between models with different vocabularies. Raises `DataError` for files that
-    cannot be read.
+    A document is a .txt file, a line of a .jsonl file or a row of a .parquet file. The id `start` is put in front of
+    each document, so that all tokens of the document are scored. Blank documents are skipped and counted. Models with
+    different vocabularies can be compared by their bits per byte of the text in UTF-8. Raises `DataError` for files
+    that cannot be read.
     """
 
     name = "text"
@@ -53,7 +53,7 @@ class Text:
         self.data = [hashed(source.name, source.path) for source in find_sources(patterns, setting="evaluation.text")]
 
     def figures(self, scores: WindowScores) -> Figures:
-        """Figures of all documents together, and of each document."""
+        """Return the figures of all documents together, and of each document."""
         losses = np.zeros(len(self.texts))
         np.add.at(losses, [window.text for window in self.windows], scores.losses)
         documents = [

@@ -1,4 +1,4 @@
-"""Scores of each token of a text: the token's loss, and whether the model predicts this token as the likeliest one.
+"""Scores of each token of a text: the token's loss, and whether the model's likeliest prediction is this token.
 
 This module computes the same loss as `parallel.cross_entropy`, but per token instead of as a sum, and without
 gradients. Each rank computes the logits of its own part of the vocabulary, chunk by chunk, and never sends the logits.
@@ -27,8 +27,9 @@ class TokenScores(NamedTuple):
     losses: Tensor
     """Loss of each target, -log softmax(hidden weight^T)[target], in float32 or wider. 0 if the target is ignored."""
     hits: Tensor
-    """Whether each target is the likeliest entry of the vocabulary. In a tie, only the first entry counts as the
-    likeliest. False if the target is ignored."""
+    """Whether each target is the likeliest entry of the vocabulary. If several entries are equally likely, only the
+    first of these entries counts as the likeliest. False if the target is ignored.
+    """
 
 
 @torch.no_grad()
@@ -62,12 +63,13 @@ def vocab_parallel_scores(
     axis: Axis,
     chunk_tokens: int | None = None,
 ) -> TokenScores:
-    """Score `targets` [N] given the hidden states [N, H] that predict them. The losses and hits have shape [N], and are
-    the same on all ranks.
+    """Score `targets` [N] given the hidden states [N, H] that predict the targets. The losses and hits have shape [N],
+    and are the same on all ranks.
 
-    `hidden` must be the same on all ranks of the axis. `weight` [V/T, H] has this rank's rows of the vocabulary. Rows
-    from `vocab_size` on get no probability and are never the likeliest entry. Ignored targets cost as much time as
-    other targets, so a caller that needs speed should leave them out.
+    `hidden` must be the same on all ranks of the axis. `weight` [V/T, H] has this rank's rows of the vocabulary.
+    Padding rows (index `vocab_size` and above) get no probability and are never the likeliest entry. Logits are
+    computed in chunks of `chunk_tokens` tokens; None means the device's default. Ignored targets take as much time as
+    other targets, so leave ignored targets out if speed matters.
 
     Forward: per chunk, an all-reduce (max) of C elements and an all-reduce (sum) of 3 C elements. There is no backward
     pass. Source: paper, section 3. Raises the same errors as `vocab_parallel_cross_entropy`.

@@ -21,8 +21,8 @@ from crosscut.evaluation.windows import Window, sliding_windows
 class WikiText103:
     """Perplexity of a WikiText-103 file, in its tokenised or raw form.
 
-    The text follows the id `start`, so that all of its T tokens are scored. Raises `DataError` for a file that cannot
-    be read or that is not a WikiText file.
+    The id `start` is put in front of the text, so that all T tokens of the text are scored. Raises `DataError` for a
+    file that cannot be read or that is not a WikiText file.
     """
 
     name = "wikitext103"
@@ -34,8 +34,8 @@ class WikiText103:
         words = read_text(path, "evaluation.wikitext103")
         if " @-@ " not in words:
             raise DataError(
-                f"`evaluation.wikitext103` must be a file of WikiText-103, with hyphens as ` @-@ `, but `{file}` "
-                "has none. Use `wiki.test.tokens` or `wiki.test.raw`, or score another text with `evaluation.text`."
+                f"`evaluation.wikitext103` must be a file of WikiText-103, which contains ` @-@ `, but `{file}` "
+                "does not. Use `wiki.test.tokens` or `wiki.test.raw`, or score another text with `evaluation.text`."
             )
         self.num_words = len(words.strip().split(" "))
         ids = tokenizer.encode(detokenize(words, detokenizer))
@@ -50,7 +50,9 @@ class WikiText103:
         self.data = [hashed(file, path)]
 
     def figures(self, scores: WindowScores) -> Figures:
-        """Perplexity per word of the original file, as in the paper, and per token of the model."""
+        """Return the perplexity per word of the original file, as in the paper, and the perplexity and loss per token
+        of the model.
+        """
         loss, num_tokens = float(scores.losses.sum()), len(self.texts[0]) - 1
         return Figures(
             figures={

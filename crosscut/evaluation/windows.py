@@ -11,18 +11,18 @@ from typing import NamedTuple
 
 
 class Window(NamedTuple):
-    """A section of a text that the model reads at once: tokens `start` to `stop` - 1 of the text."""
+    """Section of a text that the model reads at once: tokens `start` to `stop` - 1 of the text."""
 
     text: int
     """Index of the text."""
     start: int
     stop: int
     first: int
-    """First token that is scored. All tokens after it in the window are also scored."""
+    """Index in the text of the first token that is scored. All later tokens of the window are also scored."""
 
     @property
     def length(self) -> int:
-        """Number of tokens that the model reads: all except the last, which is only a target."""
+        """Number of tokens that the model reads: all tokens of the window except the last, which is only a target."""
         return self.stop - self.start - 1
 
     @property
@@ -32,10 +32,10 @@ class Window(NamedTuple):
 
 
 def sliding_windows(text: int, length: int, *, window: int, overlap: int) -> Iterator[Window]:
-    """Windows over a text of `length` tokens. All tokens except the first are scored.
+    """Yield the windows over the text with index `text` and `length` tokens. All tokens except the first are scored.
 
-    A window has at most `window` tokens. The last window ends at the end of the text and has the same length as the
-    others, so it may advance by less than `overlap`.
+    The model reads at most `window` tokens of a window. The last window ends at the end of the text and has the same
+    length as the other windows, so the last window may advance by less than `overlap`.
     """
     first, stop = 1, min(length, window + 1)
     while first < stop:

@@ -50,7 +50,7 @@ def test_wikitexts_counts(shared: Path, gpt2: Tokenizer, name: str, words: int, 
 def test_another_file_is_not_taken_for_wikitext(tmp_path: Path, letters: Letters) -> None:
     file = tmp_path / "book.txt"
     file.write_text("Call me Ishmael.")
-    with pytest.raises(DataError, match=r"^`evaluation.wikitext103` must be a file of WikiText-103, with hyphens as"):
+    with pytest.raises(DataError, match=r"^`evaluation.wikitext103` must be a file of WikiText-103, which contains ` @-@ `, but"):
         WikiText103(str(file), letters, start=0, window=4, overlap=2, detokenizer="paper")
 
 
@@ -81,7 +81,7 @@ def test_a_long_passage_loses_its_beginning(tmp_path: Path, letters: Letters) ->
     assert task.windows == [Window(0, 2, 7, 4)]
     assert task.figures(scores([0.0])).counts["passages_cut"] == 1
     with pytest.raises(
-        ConfigError, match=r"must hold every last word of .* but one word has 3 tokens and the window has 2"
+        ConfigError, match=r"must be long enough for every last word of .* but is 2, and one word has 3 tokens\. Set"
     ):
         lambada(tmp_path, letters, "I am so", window=2)
 
@@ -115,11 +115,11 @@ def test_only_line_ends_part_passages(tmp_path: Path, letters: Letters, within: 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"text": "word"}', r"must hold passages of several words, but number 1 of `.*` is 'word'"),
-        ('{"txt": "a b"}', r"must hold an object with `text` on every line, but `.*` does not"),
-        ("a b", r"must hold an object with `text` on every line, but `.*` does not"),
+        ('{"text": "word"}', r"must hold passages of several words, but passage 1 of `.*` is 'word'"),
+        ('{"txt": "a b"}', r"must hold a JSON object with the key `text` on every line, but `.*` does not"),
+        ("a b", r"must hold a JSON object with the key `text` on every line, but `.*` does not"),
         ("\n", r"must hold passages, but `.*` is empty"),
-        (b"\xff", r"must be UTF-8, but `.*` is not at byte 0"),
+        (b"\xff", r"must be UTF-8 text, but byte 0 of `.*` is not\. Convert the file to UTF-8\.$"),
         (None, r"must be a readable file, but `.*` is not: No such file"),
     ],
 )
@@ -219,6 +219,6 @@ def test_tasks_are_those_of_the_config(tmp_path: Path, letters: Letters) -> None
     begun = make_tasks(config, letters, longest=8, vocab_size=257, begin_of_text=256)
     assert [int(task.texts[0][0]) for task in begun] == [256, 256, 256]
     with pytest.raises(
-        ConfigError, match=r"^The tokenizer's vocabulary must be within the model's \(256\), but has 257"
+        ConfigError, match=r"^The tokenizer must have at most as many tokens as the model \(256\), but has 257"
     ):
         make_tasks(config, letters, longest=8, vocab_size=256)
