@@ -94,7 +94,7 @@ def exponential(loss: float) -> float:
 
 
 def as_ids(ids: Sequence[int]) -> Ids:
-    """Convert ids to an array."""
+    """Convert ids to an int64 array."""
     return np.array(ids, dtype=np.int64)
 
 

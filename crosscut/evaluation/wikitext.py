@@ -5,7 +5,7 @@ all T tokens are summed and divided by T_o, the number of words in the original 
 
     perplexity = exp(-1 / T_o  sum_t log P(t | previous tokens in the window))
 
-This makes models with different vocabularies comparable, including models that predict words.
+Dividing by T_o makes models with different vocabularies comparable, including models that predict words.
 """
 
 from pathlib import Path

@@ -22,13 +22,15 @@ class Batch:
     targets: Tensor
     """Target of each token: the id that follows the token, or `IGNORED` if nothing is to be predicted."""
     positions: Tensor | None = None
-    """Position of each token in its sequence or document, from 0. None means positions in the sequence."""
+    """Position of each token in its sequence or document, from 0. None means that positions count from the start of the
+    sequence.
+    """
     documents: Tensor | None = None
     """Number of the document to which each token belongs. None means that each sequence is one document."""
     segments: Tensor | None = None
     """Number of the segment to which each token belongs, such as one of two sentences. None means no segments."""
     mask: Tensor | None = None
-    """Whether each token may be attended to. None means that every token may."""
+    """Whether each token may be attended to. None means that every token may be attended to."""
 
     @classmethod
     def from_ids(cls, ids: Tensor) -> Self:

@@ -39,11 +39,11 @@ class KeyValueCache:
         self._layers = [torch.zeros(shape, dtype=dtype, device=mesh.device) for _ in range(config.num_layers)]
 
     def set_length(self, row: int, length: int) -> None:
-        """Forget the tokens of a row after the first `length`. 0 frees the row."""
+        """Forget the tokens of a row after the first `length` tokens. With `length` 0, the row becomes free."""
         self.lengths[row] = min(length, self.lengths[row])
 
     def grow(self, capacity: int) -> None:
-        """Increase the capacity of every row to `capacity` tokens, if it is smaller."""
+        """Increase the capacity of every row to `capacity` tokens, if the current capacity is smaller."""
         more = capacity - self.capacity
         if more > 0:
             for i, layer in enumerate(self._layers):  # one by one, so that only one layer exists twice
@@ -114,7 +114,7 @@ class Reading:
             self.sees = (keys <= self.places.unsqueeze(-1)).unsqueeze(1)
 
     def layer(self, index: int) -> "LayerCache":
-        """Cache of one layer, which the layer's attention reads and extends in this pass."""
+        """Return the cache of the layer at `index`. The layer's attention reads and extends this cache in the pass."""
         kept = self._cache.layer(index)
         return LayerCache(self, kept if self._is_every_row else kept[:, self._rows])
 

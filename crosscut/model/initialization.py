@@ -1,4 +1,4 @@
-"""Initial weights as in the paper's section 4.1.1. They depend only on the seed and each parameter's name."""
+"""Initial weights as in the paper's section 4.1.1. Each weight depends only on the seed and the parameter's name."""
 
 import torch
 
@@ -9,8 +9,8 @@ from crosscut.parallel.state.parameters import local_offsets, local_part
 
 
 def initialize(model: GPT, seed: int) -> None:
-    """Draw the weights of matrices from a normal distribution with standard deviation 0.02. Matrices directly before a
-    residual sum get a standard deviation of 0.02 / sqrt(2 * number of layers).
+    """Draw the weights of matrices and embeddings from a normal distribution with standard deviation 0.02. Matrices
+    directly before a residual sum get a standard deviation of 0.02 / sqrt(2 * number of layers).
 
     Biases stay zero and norms stay the identity. Padding rows of the vocabulary are set to zero, so that they are the
     same on every layout. Call this after `parallel.shard_model`, when the parameters have their final placement.

@@ -1,4 +1,6 @@
-"""Training of a model from a config: the loop, the optimizer step, and everything that watches or speeds up a run."""
+"""Training of a model from a config: the loop, the optimizer step, and the code that watches a run or saves its memory
+and time.
+"""
 
 from crosscut.training.job import run_training
 

@@ -75,7 +75,7 @@ def run_training(run: RunConfig, *, resume: Resume = False, profile: bool = Fals
     """Train on the ranks of the layout. The function starts these ranks itself or, under torchrun, joins the ranks that
     torchrun started.
 
-    With `resume="auto"`, one command serves every start of a job. The command starts a new run, resumes an unfinished
+    With `resume="auto"`, the same call serves every start of a job. The call starts a new run, resumes an unfinished
     run, writes the final report if only the report is missing, and leaves a complete run unchanged. With `profile`, a
     few steps are recorded (`profiling`). User mistakes are found before any process starts (under torchrun: before the
     ranks build the model).
@@ -231,7 +231,7 @@ def _check_initial_weights(run: RunConfig, tokens: TokenFolder) -> None:
     if theirs.is_file() and not tokens.tokenizer().has_ids_of(Tokenizer.load(theirs)):
         raise ConfigError(
             f"`data.tokens` must be made with the tokenizer of `training.initialize_from` (`{theirs}`), but "
-            f"`{tokens.path}` was made with another one. Prepare the tokens again with data.tokenizer={theirs}."
+            f"`{tokens.path}` was made with another tokenizer. Prepare the tokens again with data.tokenizer={theirs}."
         )
 
 

@@ -54,7 +54,8 @@ class LossScale:
         """Halve the scale if `overflow` (a float32 scalar) is 1. If `overflow` is 0, count a good step, and double the
         scale after `GROWTH_INTERVAL` good steps in a row.
 
-        Call this directly after the optimizer's step, because checkpoints copy the state between two steps.
+        Call this after the optimizer's step, not before: until that step begins, a checkpoint may still be copying the
+        scale.
         """
         torch._amp_update_scale_(self.scale, self.good_steps, overflow, 2.0, 0.5, GROWTH_INTERVAL)
 

@@ -1,7 +1,7 @@
 """AdamW as in the paper's section 4.1.1: decoupled weight decay, except on biases and layer norms.
 
-PyTorch's fused kernel does the arithmetic on the local parts of distributed tensors. `found_inf` (PyTorch's name for a
-scalar on the device) decides whether a step changes the weights, so the host never waits.
+PyTorch's fused kernel does the arithmetic on the local parts of distributed tensors. A scalar on the device, which
+PyTorch calls `found_inf`, decides whether a step changes the weights, so the host never waits.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -41,8 +41,8 @@ class Home(Protocol):
         """Return `moment`, which was loaded from a checkpoint and belongs to `parameter`, moved to this place."""
 
     def pieces(self, whole: Piece) -> Iterator[Piece]:
-        """Split `whole` and yield it piece by piece, with each piece's moments on the device. The caller must update
-        each piece before it asks for the next piece.
+        """Split the arguments `whole` into pieces and yield the pieces, each with its moments on the device. The caller
+        must update each piece before it asks for the next piece.
         """
 
 

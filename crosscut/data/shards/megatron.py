@@ -153,7 +153,7 @@ def _read_index(path: Path) -> tuple[np.dtype[Any], Numbers, Numbers, Numbers]:
 
 def _of_other_length(path: Path, size: int, needed: int) -> DataError:
     return DataError(
-        f"`{path}` must be {needed:,} bytes long for its counts, but is {size:,}: it is truncated or damaged. "
+        f"`{path}` must be {needed:,} bytes long, but has {size:,} bytes: the file is truncated or damaged. "
         "Get both files again."
     )
 

@@ -1,8 +1,8 @@
 """Files of a corpus and their content.
 
 `find_sources` resolves the names in `data.text` (files, folders, globs, a built-in corpus) to a fixed, ordered list.
-`read_chunks` reads one file in pieces of limited size and decompresses gzip and zstd. It calls the decompressors
-directly, because most file-like readers accept a truncated stream as a complete one.
+`read_chunks` reads one file in parts of limited size and decompresses gzip and zstd. This module calls the
+decompressors directly, because most file-like readers accept a truncated stream as a complete stream.
 """
 
 import bz2
@@ -25,8 +25,9 @@ SUFFIXES = (*FORMATS, *(f"{suffix}{packed}" for suffix in (".txt", ".jsonl") for
 CHUNK_BYTES = 64 * 1024
 
 PACKED_BYTES = 1024
-"""Number of compressed bytes that are decompressed at a time. The number is small because a run of one character can
-grow a thousandfold."""
+"""Number of compressed bytes that are decompressed at a time. The number is small because decompression can enlarge the
+data a thousandfold.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +79,7 @@ def _match(pattern: str, setting: str) -> list[tuple[str, Path]]:
     if pattern.startswith("builtin:"):
         if pattern not in BUILTIN_CORPORA:
             known = listed(f"`{name}`" for name in BUILTIN_CORPORA)
-            raise DataError(f"A built-in corpus must be {known}, but `{setting}` names `{pattern}`.")
+            raise DataError(f"A built-in corpus must be {known}, but `{setting}` names `{pattern}`. Correct the name.")
         return [(pattern, BUILTIN_CORPORA[pattern])]
     if not pattern:
         raise DataError(f"`{setting}` must name files, folders or globs, but one name is empty. Remove this name.")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MAX_KEPT_CHARACTERS = 32_000_000
 """Number of characters after which the encoder starts again with empty memory. gigatoken remembers every word. If all
-words are different, they take 10 bytes of memory per byte of text.
+words differ, the words take 10 bytes of memory per byte of text.
 """
 
 _UNUSUAL = (

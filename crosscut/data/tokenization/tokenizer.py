@@ -1,9 +1,9 @@
 """Conversion of text to token ids and back, with any `tokenizer.json` or with a byte-level BPE trained on the corpus.
 
-The `tokenizers` library does the work, or gigatoken if it gives the same ids. This module adds three guarantees. It
-determines the token that ends a document. A document cannot inject this token by containing its name, while a prompt
-may contain it. Truncation and padding settings in the tokenizer's file have no effect, because they would shorten or
-lengthen documents.
+The `tokenizers` library does the work, or gigatoken if gigatoken gives the same ids. This module adds three guarantees.
+Every tokenizer has a token that ends a document. A document cannot inject this token by containing the token's name,
+while a prompt can. Truncation and padding settings in the tokenizer's file have no effect, because such settings would
+shorten or lengthen documents.
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ class _Recipe(NamedTuple):
 
 @final
 class CheapOutputs:
-    """Calls a layer and the cheap functions inside the layer. Autograd does not save the output of a cheap function,
-    but a recipe to compute this output again.
+    """Calls a layer and the cheap functions inside the layer. Instead of the output of a cheap function, autograd saves
+    a recipe to compute this output again.
 
     An output is saved as a tensor if it was changed in place after its function returned, or replaced by a hook. Layers
     of a model run one after the other, so they can share one object.

@@ -112,7 +112,8 @@ def account_of(named: Mapping[str, Iterable[Tensor]], device: torch.device) -> I
 def resizing_told_to(tell: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
     """While the context is active, call `tell` with every storage that Python resizes.
 
-    Sharding resizes the storage of gathered parameters without calling an operator, so a dispatch mode does not see it.
+    Sharding resizes the storage of gathered parameters without calling an operator, so a dispatch mode does not see the
+    change.
     """
     storages: Any = torch.UntypedStorage
     plain = storages.resize_

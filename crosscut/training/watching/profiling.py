@@ -60,7 +60,7 @@ class Profile:
     holders: dict[str, int]
     """Bytes of each holder of memory (lines of code, see `memory_account`) at the peak of a step, largest first."""
     seconds_of_ranks: list[list[float]] = field(default_factory=list)
-    """Seconds of each recorded step, by rank."""
+    """Seconds of each recorded step on each rank: one list per rank."""
 
 
 class Profiler:
