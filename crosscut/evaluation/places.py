@@ -80,7 +80,7 @@ def described(place: str, source: ModelSource, on: Machinery) -> dict[str, Any]:
 
 def require_writable(output: Path | None) -> None:
     """Raise `ConfigError` if the file `output` cannot be written. Call this before the scoring, which may take hours.
-    None is accepted.
+    If `output` is None, nothing is checked.
     """
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         raise ConfigError(

@@ -16,7 +16,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 @contextmanager
 def progress(name: str, num_tokens: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
     """Show progress on the error stream. Yields a function, which must be called with the number of tokens read since
-    its last call.
+    the last call.
     """
     if not shown:
         yield lambda _: None

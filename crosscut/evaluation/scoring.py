@@ -36,9 +36,9 @@ class WindowScores(NamedTuple):
     losses: npt.NDArray[np.float64]
     """Sum of the cross entropies, in nats."""
     hits: npt.NDArray[np.int64]
-    """Number of targets that are the model's likeliest token."""
+    """Number of targets that the model predicts as the likeliest token."""
     last_hits: npt.NDArray[np.int64]
-    """1 if the last target is the model's likeliest token, else 0."""
+    """1 if the model predicts the last target as the likeliest token, else 0."""
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from crosscut.evaluation.windows import Window
 
 
 class Encoder(Protocol):
-    """The part of a tokenizer that a task needs."""
+    """Interface of the tokenizer that a task needs."""
 
     @property
     def vocab_size(self) -> int:

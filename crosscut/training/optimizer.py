@@ -41,8 +41,8 @@ class Home(Protocol):
         """Return `moment`, which was loaded from a checkpoint and belongs to `parameter`, moved to this place."""
 
     def pieces(self, whole: Piece) -> Iterator[Piece]:
-        """Split the arguments `whole` into pieces and yield the pieces, each with its moments on the device. The caller
-        must update each piece before it asks for the next piece.
+        """Split the arguments of the fused kernel, `whole`, into pieces. Yield the pieces, each with its moments on the
+        device. The caller must update each piece before it asks for the next piece.
         """
 
 

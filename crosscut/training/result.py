@@ -40,7 +40,7 @@ class Moment:
 
 
 class NonFiniteError(Exception):
-    """The loss or the gradient norm of a step is not finite. The weights are still those from before the step."""
+    """The loss or the gradient norm of a step is not finite. The step has not changed the weights."""
 
     def __init__(self, step: int, loss: float, norm: float, exhausted: TrainingError | None = None) -> None:
         super().__init__(f"step {step + 1}: loss {loss}, gradient norm {norm}")

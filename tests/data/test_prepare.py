@@ -190,7 +190,10 @@ def test_neither_text_nor_tokens_is_an_error(make: Callable[..., TokenFolder]) -
 def test_tokenizer_that_is_not_there_is_an_error(config: DataConfig, make: Callable[..., TokenFolder]) -> None:
     with pytest.raises(DataError) as error:
         make(replace(config, tokenizer="nowhere.json"))
-    assert str(error.value) == "`nowhere.json` must be a readable file, but is not: No such file or directory."
+    assert (
+        str(error.value)
+        == "`nowhere.json` must be a readable file, but is not: No such file or directory. Check the path."
+    )
 
 
 def test_fault_in_the_text_leaves_nothing(

@@ -175,7 +175,7 @@ def _check_pointers(path: Path, sizes: Numbers, pointers: Numbers, width: int) -
         if len(wrong):
             number = start + int(wrong[0])
             raise DataError(
-                f"`{path}` must start each sequence at the end of the previous one, but sequence {number:,} with "
+                f"`{path}` must start each sequence at the end of the sequence before, but sequence {number:,} with "
                 f"{int(sizes[number]):,} ids begins at byte {int(pointers[number]):,} instead of "
                 f"{int(begins[wrong[0]]):,}. Make both files again."
             )

@@ -4,6 +4,7 @@
 def lines_of(text: str) -> list[str]:
     r"""Split a text into lines, which end in \n or \r\n. The last line may be empty.
 
-    `str.splitlines` also splits at U+2028, U+0085 and other characters that JSON and prose may contain within a line.
+    Unlike `str.splitlines`, this function does not split at U+2028, U+0085 and other characters that JSON and prose may
+    contain within a line.
     """
     return [line.removesuffix("\r") for line in text.split("\n")]

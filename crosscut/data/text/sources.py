@@ -136,7 +136,7 @@ def _describe(index: int, name: str, path: Path) -> Source:
 
 def unreadable(name: str, error: OSError) -> DataError:
     """Return the error for a file that the operating system cannot read. The message calls the file `name`."""
-    return DataError(f"`{name}` must be a readable file, but is not: {error.strerror or error}.")
+    return DataError(f"`{name}` must be a readable file, but is not: {error.strerror or error}. Check the path.")
 
 
 def read_chunks(source: Source) -> Iterator[tuple[bytes, int]]:

@@ -59,8 +59,8 @@ class InHostMemory:
         return with_local_part(parameter, _host_zeros(like).copy_(part))
 
     def pieces(self, whole: Piece) -> Iterator[Piece]:
-        """Split the arguments `whole` into pieces and yield the pieces, each with its moments on the device. The caller
-        must update each piece before it asks for the next piece.
+        """Split the arguments of the fused kernel, `whole`, into pieces. Yield the pieces, each with its moments on the
+        device. The caller must update each piece before it asks for the next piece.
         """
         cuts = cut_in_pieces([p.numel() for p in whole.parameters], self.piece_elements)
         if not cuts:  # with sharded parameters, a rank may hold no elements

@@ -34,7 +34,7 @@ from crosscut.training.memory.host_activations import HostActivations
 class Recomputed:
     """Calls a function and keeps only its inputs; the backward pass calls the function again.
 
-    `call` performs both of these calls. With `host`, the inputs are kept in host memory.
+    Both times, `call` calls the function. With `host`, the inputs are kept in host memory.
     """
 
     def __init__(self, streams: RandomStreams, *, call: Call = call, host: HostActivations | None = None) -> None:

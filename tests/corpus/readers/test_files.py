@@ -193,9 +193,11 @@ def without_rights() -> Iterator[Path]:
 def test_folder_without_rights_is_an_error_that_names_it() -> None:
     with without_rights() as folder:
         for pattern in (folder, folder / "closed", folder / "*" / "*.txt", folder / "**" / "*.txt"):
-            check_message(f"`{folder}/closed` must be a readable file, but is not: Permission denied.", pattern)
+            check_message(
+                f"`{folder}/closed` must be a readable file, but is not: Permission denied. Check the path.", pattern
+            )
         closed = folder / "closed" / "b.txt"
-        check_message(f"`{closed}` must be a readable file, but is not: Permission denied.", closed)
+        check_message(f"`{closed}` must be a readable file, but is not: Permission denied. Check the path.", closed)
 
 
 def test_file_without_rights_is_an_error_that_names_it() -> None:
@@ -203,7 +205,9 @@ def test_file_without_rights_is_an_error_that_names_it() -> None:
         (file,) = find(folder / "open" / "c.txt")
         with pytest.raises(DataError) as error:
             list(file.chunks())
-        assert str(error.value) == f"`{file.url}` must be a readable file, but is not: Permission denied."
+        assert (
+            str(error.value) == f"`{file.url}` must be a readable file, but is not: Permission denied. Check the path."
+        )
 
 
 def test_megatron_pair_in_a_store_is_an_error() -> None:

@@ -67,7 +67,7 @@ def test_index_without_its_tokens_is_an_error(pair: Path) -> None:
     with pytest.raises(DataError) as error:
         find_files(SourceConfig(name="old", files=(str(pair),)))
     assert str(error.value) == (
-        f"`{pair.with_suffix('.bin')}` must be a readable file, but is not: No such file or directory."
+        f"`{pair.with_suffix('.bin')}` must be a readable file, but is not: No such file or directory. Check the path."
     )
 
 

@@ -74,7 +74,7 @@ def test_folder_without_manifest_is_an_error(tmp_path: Path) -> None:
 def test_manifest_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "manifest.json"
     path.mkdir()
-    check_message(tmp_path, f"`{path}` must be a readable file, but is not: Is a directory.")
+    check_message(tmp_path, f"`{path}` must be a readable file, but is not: Is a directory. Check the path.")
     path.rmdir()
     path.write_text("{")
     check_message(

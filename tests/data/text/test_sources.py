@@ -142,9 +142,11 @@ def test_unknown_builtin_corpus_is_an_error() -> None:
 def test_file_that_cannot_be_looked_at_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere.txt")
     path = tmp_path / "gone.txt"
-    check_message([str(path)], f"`{path}` must be a readable file, but is not: No such file or directory.")
+    check_message(
+        [str(path)], f"`{path}` must be a readable file, but is not: No such file or directory. Check the path."
+    )
     long = "a" * 300
-    check_message([long], f"`{long}` must be a readable file, but is not: File name too long.")
+    check_message([long], f"`{long}` must be a readable file, but is not: File name too long. Check the path.")
 
 
 def test_file_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
@@ -153,4 +155,7 @@ def test_file_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
     source.path.unlink()
     with pytest.raises(DataError) as error:
         list(read_chunks(source))
-    assert str(error.value) == f"`{source.name}` must be a readable file, but is not: No such file or directory."
+    assert (
+        str(error.value)
+        == f"`{source.name}` must be a readable file, but is not: No such file or directory. Check the path."
+    )
