@@ -46,8 +46,8 @@ class Trainer:
     ) -> None:
         """Create the model with its initial weights.
 
-        `loss_chunk_tokens` is the number of tokens whose logits the loss holds at once (default: the device's).
-        `scales_loss` decides whether the loss is scaled (default: if the run's precision needs it).
+        `loss_chunk_tokens` is the number of tokens whose logits the loss holds at once; None means the device's
+        default. `scales_loss` says whether the loss is scaled; None means that the run's precision decides.
         """
         self.run, self.mesh = run, mesh
         self.streams = RandomStreams(mesh, run.training.seed)
