@@ -211,7 +211,7 @@ def _read_json(folder: Path) -> Mapping[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(
             f"`{folder}` must be a folder of token shards, but has no {MANIFEST_NAME}. "
-            f"Make one with `crosscut prepare`."
+            f"Make the folder with `crosscut prepare`."
         ) from None
     except OSError as error:
         raise unreadable(str(path), error) from None

@@ -67,7 +67,8 @@ def test_folder_without_manifest_is_an_error(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere"):
         check_message(
             path,
-            f"`{path}` must be a folder of token shards, but has no manifest.json. Make one with `crosscut prepare`.",
+            f"`{path}` must be a folder of token shards, but has no manifest.json. Make the folder with "
+            "`crosscut prepare`.",
         )
 
 
