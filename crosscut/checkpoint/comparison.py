@@ -1,7 +1,8 @@
 """Comparison of two checkpoints: their tensors, their other values, and the settings of the runs that wrote them.
 
-Only one tensor of each checkpoint is in memory at a time. The layouts may differ, because the tensors are compared as a
-whole. In a padded vocabulary, only the real rows are compared.
+Only one tensor of each checkpoint is in memory at a time. The layouts may differ, because each tensor is assembled from
+its shards before the comparison. If two vocabularies are padded to different sizes, only the rows without padding are
+compared.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,21 +20,22 @@ from crosscut.config.conventions import VOCABULARY_MULTIPLE
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """Difference of one tensor a from its counterpart b."""
+    """Difference between a tensor `a` of the first checkpoint and the tensor `b` of the same name in the second
+    checkpoint.
+    """
 
     name: str
     largest: float | None = None
     """max |a - b|. None if a and b cannot be compared."""
     relative: float | None = None
-    """Relative difference |a - b| / |a| over all elements, in the Euclidean norm."""
+    """Relative difference |a - b| / |a| over all elements, in the Euclidean norm. None if a and b cannot be
+    compared."""
     note: str = ""
     """Reason why a and b cannot be compared, or the rows to which the comparison is limited."""
 
     @property
     def same(self) -> bool:
-        """Whether all elements are equal. Zeros of different sign count as equal; all other elements must have the same
-        bits.
-        """
+        """Whether all elements are equal as numbers. 0 equals -0. NaN and infinity equal nothing."""
         return self.largest == 0
 
 
@@ -43,9 +45,11 @@ class Comparison:
 
     tensors: list[TensorDifference]
     values: dict[str, tuple[Any, Any]]
-    """Values other than tensors that differ, by name: the value in each checkpoint."""
+    """Stored values that differ and are not tensors, such as learning rates. Each name maps to the value in the first
+    and in the second checkpoint; None stands for a missing value."""
     settings: dict[str, tuple[Any, Any]]
-    """Settings and progress of the runs that differ, by dotted name: the value in each checkpoint."""
+    """Settings and progress that differ between the two runs. Each dotted name maps to the value in the first and in
+    the second run; None stands for a missing value."""
 
     @property
     def same(self) -> bool:
@@ -54,7 +58,7 @@ class Comparison:
 
 
 def compare(first: Folder, second: Folder, *, advance: Callable[[str], None] = lambda _: None) -> Comparison:
-    """Compare two complete checkpoints. `advance` is called with the name of each tensor.
+    """Compare two complete checkpoints. `advance` is called with the name of each tensor before the tensor is compared.
 
     Raises `CheckpointError` if one of the checkpoints is damaged.
     """

@@ -22,8 +22,8 @@ _LARGE = 1 << 28
 
 
 def find_damage(folder: Folder, *, progress: bool = False) -> list[str]:
-    """List the damage of a checkpoint, with one sentence per damaged file. The list is empty for an undamaged
-    checkpoint.
+    """List the damage of a checkpoint, with one message per damaged file. The list is empty for an undamaged
+    checkpoint. With `progress`, a progress bar is shown on a terminal if the checkpoint is large.
     """
     try:
         manifest = read_manifest(folder)
@@ -35,7 +35,7 @@ def find_damage(folder: Folder, *, progress: bool = False) -> list[str]:
     sizes = {name: _size_damage(folder, name, entry, present) for name, entry in manifest.files.items()}
     damage = [text for text in sizes.values() if text]
     damage += [
-        f"`{folder}/{name}` must be listed in `{MANIFEST_FILE}`, but is not. It does not belong to this checkpoint."
+        f"`{folder}/{name}` must be listed in `{MANIFEST_FILE}`, but is not. Move this file to another folder."
         for name in present
         if name.endswith(DATA_SUFFIX) and name not in manifest.files
     ]
@@ -83,7 +83,9 @@ def _hash_damage(folder: Folder, names: list[str], manifest: Manifest, progress:
 
 
 def sha256_of(folder: Folder, name: str, advance: Callable[[int], None] = lambda _: None) -> str:
-    """SHA-256 of a file. `advance` is called with the number of bytes of each block."""
+    """SHA-256 of a file in hexadecimal digits. `advance` is called with the number of bytes of each block that has been
+    read.
+    """
     digest = hashlib.sha256()
     with folder.open(name) as file:
         while block := file.read(_BLOCK):

@@ -1,5 +1,5 @@
-"""Checkpoints of a run: their names, the list of checkpoints, the newest good checkpoint, and the removal of old
-ones.
+"""Names of a run's checkpoints, and functions that list them, find the newest good checkpoint and remove old
+checkpoints.
 """
 
 import json
@@ -26,8 +26,8 @@ from crosscut.checkpoint.storage import (
 from crosscut.config import CheckpointError
 
 PASSED_OVER_FILE = "passed-over.txt"
-"""File in a damaged checkpoint that a run has skipped. A checkpoint with this file does not count as one of the
-checkpoints to keep."""
+"""Name of the file that marks a damaged checkpoint as skipped by a run. A checkpoint with this file does not count
+toward `checkpoint.keep`."""
 
 _NAME = re.compile(r"step-(\d{8,})")
 
@@ -37,29 +37,29 @@ Location = str | Path | Folder
 
 @dataclass(frozen=True)
 class GoodCheckpoint:
-    """A checkpoint whose files all agree with its manifest."""
+    """An undamaged checkpoint: every file has the size and hash that the manifest gives."""
 
     folder: Folder
     manifest: Manifest
     skipped: tuple[str, ...] = ()
-    """Damage of each newer checkpoint that was skipped."""
+    """Damage of the newer checkpoints that were skipped: one text per checkpoint, newest first."""
     passed_over: tuple[Folder, ...] = ()
-    """Folders of the newer checkpoints that were skipped."""
+    """Folders of the skipped checkpoints, in the order of `skipped`."""
 
 
 def checkpoint_folder(root: Location, step: int) -> Folder:
-    """Folder of the checkpoint after `step` optimizer steps."""
+    """Folder under `root` for the checkpoint after `step` optimizer steps."""
     return folder_at(root) / f"step-{step:08d}"
 
 
 def step_of(name: str) -> int | None:
-    """Step in the name of a checkpoint. None for any other name."""
+    """Step in a checkpoint's name such as `step-00001000`. None if the name has another form."""
     found = _NAME.fullmatch(name)
     return int(found[1]) if found else None
 
 
 def list_checkpoints(root: Location) -> list[Folder]:
-    """All checkpoints under `root`, complete or damaged, in the order of their steps.
+    """All checkpoints under `root`, complete or damaged, in ascending order of their steps.
 
     On an object store, a folder without a manifest is an unfinished checkpoint and is not listed. Raises
     `CheckpointError` if the storage cannot be read.
@@ -72,11 +72,11 @@ def list_checkpoints(root: Location) -> list[Folder]:
 
 
 def latest_good_checkpoint(root: Location) -> GoodCheckpoint:
-    """The newest undamaged checkpoint, in which the size and hash of every file agree with the manifest.
+    """Find the newest undamaged checkpoint under `root`: every file has the size and hash that the manifest gives.
 
-    Newer checkpoints that are damaged are skipped and reported on the error stream. A bar is shown while large
-    checkpoints are read. Only one process of a run should call this function, so that the files are not read once per
-    rank. Raises `CheckpointError` if there is no checkpoint or if all checkpoints are damaged.
+    Newer checkpoints that are damaged are skipped and reported on the error stream. A progress bar is shown while a
+    large checkpoint is read. Only one process of a run should call this function, because the call reads all files of a
+    checkpoint. Raises `CheckpointError` if there is no checkpoint or if all checkpoints are damaged.
     """
     skipped: list[str] = []
     passed_over: list[Folder] = []
@@ -90,11 +90,12 @@ def latest_good_checkpoint(root: Location) -> GoodCheckpoint:
     if skipped:
         listed = "\n".join(f"  {line}" for line in skipped)
         raise CheckpointError(
-            f"`{folder_at(root)}` must hold an undamaged checkpoint, but all {len(skipped)} are damaged:\n{listed}\n"
-            "To see which of them can be repaired, run `crosscut checkpoint repair --dry-run`."
+            f"`{folder_at(root)}` must hold an undamaged checkpoint, but every checkpoint is damaged:\n{listed}\n"
+            f"To see which checkpoints can be repaired, run `crosscut checkpoint repair --dry-run {folder_at(root)}`."
         )
     raise CheckpointError(
-        f"`{folder_at(root)}` must hold a checkpoint to resume from, but holds none. Start without --resume."
+        f"`{folder_at(root)}` must hold a checkpoint, but holds none. Choose another folder, or start a new run "
+        "without --resume."
     )
 
 
@@ -107,10 +108,12 @@ def _fallback_message(skipped: list[str], folder: Folder) -> str:
 def require_identity(
     checkpoint: Location, identity: Mapping[str, Any], *, defaults: Mapping[str, Any] = MappingProxyType({})
 ) -> Progress:
-    """Read the progress of a checkpoint whose identity agrees with `identity`.
+    """Read the progress of a checkpoint, and check that a run with the settings `identity` may resume from this
+    checkpoint.
 
-    `defaults` are the values of settings that the checkpoint may lack, because it was written before they existed. A
-    setting that stands in neither is not compared. Raises `CheckpointError` for the first setting that differs.
+    `defaults` gives the values of settings that a checkpoint of an older version of Crosscut lacks. A setting that is
+    neither in the checkpoint nor in `defaults` is not compared. Raises `CheckpointError` for the first setting that
+    differs.
     """
     folder = folder_at(checkpoint)
     progress = read_manifest(folder).progress
@@ -132,28 +135,30 @@ def _as_json(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mark_passed_over(good: GoodCheckpoint) -> None:
-    """Mark each damaged checkpoint newer than `good` as skipped, so that it does not count as one of the checkpoints to
-    keep.
+    """Mark each damaged checkpoint that is newer than `good`, so that `drop_old` does not count it toward `keep`.
 
-    The mark is a file in the checkpoint's folder, because the run may be restarted many times before `drop_old` reads
-    the marks. Saving the same step again removes the mark. An error is only reported, because resuming does not depend
-    on the mark.
+    The mark is a file in the checkpoint's folder, so the mark outlasts restarts of the run. Saving the same step again
+    removes the mark. If a mark cannot be written, a warning is printed and no error is raised, because resuming does
+    not depend on the mark.
     """
     for folder, damage in zip(good.passed_over, good.skipped, strict=True):
         try:
             folder.write(PASSED_OVER_FILE, f"{damage}\nThe run continued from {good.folder.name}.\n".encode())
         except Exception as error:  # object stores have exception classes of their own
             click.echo(
-                f"crosscut: `{folder}` cannot be marked as damaged, so it counts as kept: {reason(error)}.", err=True
+                f"crosscut: `{folder}` cannot be marked as damaged, so `checkpoint.keep` counts this checkpoint as "
+                f"good: {reason(error)}. Move the folder elsewhere.",
+                err=True,
             )
 
 
 def drop_old(root: Folder, *, newest: int, keep: int, keep_every: int) -> None:
-    """Remove the checkpoints up to step `newest`, except the last `keep` and those at multiples of `keep_every`.
+    """Remove all checkpoints up to step `newest`, except the last `keep` and the checkpoints at multiples of
+    `keep_every`. With a `keep_every` of 0, no older checkpoint is kept.
 
-    Damaged checkpoints that were skipped do not count toward `keep`; they are removed together with the good
-    checkpoints of the same age. Half-written and half-removed checkpoints of killed runs are also removed, so no
-    checkpoint may be in progress under `root`. Checkpoints after step `newest` are kept. They come from a run that was
+    Damaged checkpoints that were skipped do not count toward `keep`. These checkpoints are removed together with good
+    checkpoints of the same age. Checkpoints that killed runs left half-written or half-removed are also removed, so no
+    checkpoint may be in progress under `root`. Checkpoints after step `newest` are kept: they come from a run that was
     later resumed from an earlier step, and the resumed run replaces them when it reaches their steps.
     """
     past = [c for c in list_checkpoints(root) if (step_of(c.name) or 0) <= newest]

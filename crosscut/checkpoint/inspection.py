@@ -17,7 +17,9 @@ _ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64":
 
 
 def root_of(location: str) -> Folder:
-    """Folder of checkpoints for a location, which is either a run's folder or the folder of checkpoints itself."""
+    """Folder that holds the checkpoints of a run. `location` is the path of the run's folder, or the path or URL of the
+    folder of checkpoints itself.
+    """
     folder = folder_at(location)
     config = Path(location) / CONFIG_FILE
     if "://" not in location and config.is_file():
@@ -27,7 +29,8 @@ def root_of(location: str) -> Folder:
 
 
 def checkpoints_at(location: str) -> list[Folder]:
-    """The single checkpoint at a path or URL, or all checkpoints of a run in the order of their steps.
+    """List the checkpoints at a path or URL: one checkpoint if `location` is a checkpoint, or all checkpoints of a run
+    in the order of their steps.
 
     Raises `CheckpointError` if there is no checkpoint.
     """
@@ -36,14 +39,16 @@ def checkpoints_at(location: str) -> list[Folder]:
         return [folder]
     if not (found := list_checkpoints(root_of(location))):
         raise CheckpointError(
-            f"`{location}` must be a checkpoint or a run's folder with checkpoints, but holds none. Name a folder such "
-            "as `runs/demo` or `runs/demo/checkpoints/step-00000420`."
+            f"`{location}` must be a checkpoint or a run's folder with checkpoints, but holds no checkpoint. Name a "
+            "folder such as `runs/demo` or `runs/demo/checkpoints/step-00000420`."
         )
     return found
 
 
 def describe(folder: Folder) -> dict[str, Any]:
-    """Contents of a checkpoint's manifest, with the bytes of each tensor. The other files are not read."""
+    """Contents of a checkpoint's manifest as a table for JSON, with the size of each tensor in bytes. Only the manifest
+    is read.
+    """
     manifest = read_manifest(folder)
     return {
         "folder": str(folder),
@@ -77,7 +82,9 @@ class Verdict:
 
 
 def verify(folder: Folder, *, progress: bool) -> Verdict:
-    """Compare every file of a checkpoint with its manifest."""
+    """Compare every file of a checkpoint with the size and hash in the manifest. With `progress`, a progress bar is
+    shown for a large checkpoint.
+    """
     start = time.perf_counter()
     damage = find_damage(folder, progress=progress)
     seconds = time.perf_counter() - start

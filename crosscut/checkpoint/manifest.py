@@ -1,7 +1,7 @@
 """Manifest of a checkpoint: its files with their hashes, its tensors, and the run that wrote it.
 
-The manifest is the last file that is written. It is JSON in a fixed form and ends with its own hash, so a manifest that
-was edited or truncated is detected.
+The manifest is written after all other files. It is JSON in a fixed form and ends with its own hash, so an edited or
+truncated manifest is detected.
 """
 
 import dataclasses
@@ -18,7 +18,8 @@ from crosscut.config import CheckpointError
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = 1
-"""Version of the format. It increases when older versions of Crosscut could not read a new checkpoint."""
+"""Version of the checkpoint format. The number increases when older versions of Crosscut cannot read new
+checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class Progress:
     """Settings by name, such as the model's sizes and the order of the data. A run must have the same settings to
     resume from the checkpoint."""
     config: dict[str, Any] = field(default_factory=dict)
-    """The resolved config of the run as a table. Empty if there was no config."""
+    """The resolved config of the run as a table. Empty if the run had no config."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Manifest:
     versions: dict[str, str] = field(default_factory=dict)
     """Versions of the software that wrote the checkpoint."""
     rebuilt: bool = False
-    """Whether a repair wrote the manifest. The hashes are then those of the files at the time of the repair."""
+    """Whether a repair wrote the manifest. If so, the hashes describe the files at the time of the repair."""
 
     @property
     def num_bytes(self) -> int:
@@ -81,7 +82,9 @@ class Manifest:
 
 
 def current_versions() -> dict[str, str]:
-    """Versions of the running software."""
+    """Versions of Python, Crosscut and torch in this process. The version of a package that is not installed is
+    "unknown" here.
+    """
     versions = {"python": platform.python_version()}
     for package in ("crosscut", "torch"):
         try:
@@ -92,7 +95,7 @@ def current_versions() -> dict[str, str]:
 
 
 def dump_manifest(manifest: Manifest) -> bytes:
-    """Content of the manifest's file."""
+    """Content of `manifest.json` for a manifest."""
     return _render({"format": FORMAT, **dataclasses.asdict(manifest)})
 
 
@@ -121,16 +124,21 @@ def read_manifest(folder: Folder) -> Manifest:
 
 
 def parse_manifest(content: bytes, path: str) -> Manifest:
-    """Parse the content of a manifest's file. Raises `CheckpointError`, with `path` in the message."""
+    """Parse the content of a `manifest.json`. Raises `CheckpointError` for content that is not an unchanged manifest of
+    this format; the message names the file by `path`.
+    """
     try:
         table = json.loads(content)
         digest = table.pop("sha256")
         found = table.pop("format")
     except (ValueError, KeyError, AttributeError, TypeError):
-        raise CheckpointError(f"`{path}` must be a checkpoint's manifest, but cannot be parsed.") from None
+        raise CheckpointError(
+            f"`{path}` must be a checkpoint's manifest, but cannot be parsed: the file is damaged."
+        ) from None
     if _render({"format": found, **table}) != content:
         raise CheckpointError(
-            f"`{path}` must be unchanged, but its content does not match the SHA-256 at its end (`{digest}`)."
+            f"`{path}` must be unchanged, but the content does not match the SHA-256 at its end (`{digest}`): the "
+            "file is damaged or was edited."
         )
     if found != FORMAT:
         raise CheckpointError(

@@ -1,8 +1,9 @@
-"""Reader that loads only the parts of the tensors that a layout needs.
+"""Reader that loads only the regions of the tensors that a layout needs.
 
-PyTorch's own reader loads each saved part as a whole before it copies the required region. If a checkpoint was written
-on a coarser layout, a rank would hold parts far larger than its own share. This reader locates the bytes of a part in
-its file (`torch.save` stores them uncompressed in a zip archive) and copies them in blocks of a few megabytes.
+A checkpoint stores each tensor in shards. PyTorch's own reader loads each shard as a whole before it copies the
+required region. If fewer ranks wrote the checkpoint than read it, a rank would hold shards far larger than its own part
+of the tensor. This reader locates the bytes of a shard in its file (`torch.save` stores them uncompressed in a zip
+archive) and copies the required rows in blocks of a few megabytes.
 """
 
 import dataclasses
@@ -39,7 +40,9 @@ class CheckpointReader(dcp.FileSystemReader):
         self._dtypes: dict[str, torch.dtype] = {}
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Store the element types of the tensors, because the plan does not contain them."""
+        """Remember the element type of each tensor and the shape of each shard, because the load plan contains
+        neither.
+        """
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
         entries = metadata.state_dict_metadata.items()
         self._dtypes = {n: e.properties.dtype for n, e in entries if isinstance(e, TensorStorageMetadata)}
@@ -51,7 +54,7 @@ class CheckpointReader(dcp.FileSystemReader):
         }
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill the tensors of the plan, file by file and in the order of their positions."""
+        """Fill the tensors of the load plan, one file after the other. Each file is read from start to end."""
         by_file: dict[str, list[tuple[ReadItem, Any]]] = {}
         for item in plan.items:
             place = self.storage_data[item.storage_index]
@@ -78,14 +81,16 @@ class CheckpointReader(dcp.FileSystemReader):
 
 @dataclasses.dataclass(frozen=True)
 class SavedPart:
-    """A contiguous tensor of shape `shape`, whose bytes start at position `start` of a file."""
+    """A shard of a tensor in a file. `start` is the position of the shard's first byte in the file."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     start: int
 
     def copy_to(self, target: Tensor, file: IO[bytes], *, offsets: tuple[int, ...]) -> None:
-        """Fill `target` from the region at `offsets` with the target's shape, reading one block of rows at a time."""
+        """Fill `target` with a region of the shard, one block of rows at a time. The region starts at the indices
+        `offsets` and has the shape of `target`.
+        """
         shape, wanted = self.shape or (1,), tuple(target.shape) or (1,)
         begin = offsets or (0,)
         target = target.view(wanted) if target.dim() == 0 else target
@@ -101,7 +106,9 @@ class SavedPart:
 
 
 def saved_part(file: IO[bytes], place: Any, *, shape: tuple[int, ...], dtype: torch.dtype) -> SavedPart:
-    """Locate the tensor at a place in a file. PyTorch's metadata describes the place by `offset` and `length`."""
+    """Locate a shard in a file. `place` is the entry of PyTorch's metadata with the `offset` and `length` of the shard
+    in bytes.
+    """
     return SavedPart(shape, dtype, _start_of_data(file, place.offset, place.length))
 
 
@@ -113,7 +120,7 @@ def _read_tensor(file: IO[bytes], numel: int, dtype: torch.dtype) -> Tensor:
     while filled < len(content):
         piece = file.read(len(content) - filled)
         if not piece:
-            raise EOFError("the file ends before the tensor does")
+            raise EOFError("the file ends before the tensor is complete")
         content[filled : filled + len(piece)] = piece
         filled += len(piece)
     return torch.frombuffer(content, dtype=dtype)
@@ -124,7 +131,7 @@ def _start_of_data(file: IO[bytes], offset: int, length: int) -> int:
     with zipfile.ZipFile(FileSlice(file, offset, length)) as archive:
         entry = next(e for e in archive.infolist() if e.filename.endswith("/data/0"))
     if entry.compress_type != zipfile.ZIP_STORED:
-        raise ValueError("the tensor is stored compressed, which torch.save does not do")
+        raise ValueError("the tensor is compressed, but `torch.save` never compresses")
     file.seek(offset + entry.header_offset + _LOCAL_HEADER - 4)
     lengths = file.read(4)
     extra = int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
@@ -139,11 +146,11 @@ class FileSlice(io.RawIOBase):
         self.file, self.offset, self.length, self.position = file, offset, length, 0
 
     def readable(self) -> bool:
-        """Always true."""
+        """Whether the section can be read: always true."""
         return True
 
     def seekable(self) -> bool:
-        """Always true."""
+        """Whether the position can be changed: always true."""
         return True
 
     def tell(self) -> int:
@@ -151,7 +158,7 @@ class FileSlice(io.RawIOBase):
         return self.position
 
     def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
-        """Move to a position in the section."""
+        """Move to a position in the section, and return the new position."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.length}[whence]
         self.position = base + position
         return self.position
@@ -166,9 +173,11 @@ class FileSlice(io.RawIOBase):
 
 
 class PaddingLoadPlanner(DefaultLoadPlanner):
-    """Planner that allows padded tensors to have different numbers of rows. Rows that were not saved keep their values.
+    """Load planner for padded tensors. The checkpoint and the model may pad such a tensor to different numbers of rows.
+    Rows that the checkpoint lacks keep their values.
 
-    `padded` maps a part of a tensor's name to the number of its real rows.
+    `padded` maps a parameter's name to the number of rows without padding. The number also applies to the optimizer
+    state of the parameter.
     """
 
     def __init__(self, padded: Mapping[str, int]) -> None:
@@ -178,7 +187,7 @@ class PaddingLoadPlanner(DefaultLoadPlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Adjust the saved shapes to the current ones where only the padding differs."""
+        """Replace a tensor's saved shape by the current shape if the shapes differ only in the padding."""
         super().set_up_planner(state_dict, metadata, is_coordinator)
         if metadata is None:
             return

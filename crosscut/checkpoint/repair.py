@@ -1,8 +1,8 @@
 """Repair of a folder of checkpoints, limited to changes that cannot hide damage.
 
-Half-written folders of killed runs are removed. A damaged checkpoint is moved aside: it can no longer be mistaken for a
-good checkpoint, and its data is not lost. A manifest is rebuilt only if it is the only damaged file, and every tensor
-can be read and passes its checksum. The new manifest records that a repair wrote it.
+Half-written folders of killed runs are removed. A damaged checkpoint is renamed to `damaged-...`: it can no longer be
+mistaken for a good checkpoint, and its data is not lost. A manifest is rebuilt only if all other files are undamaged:
+every tensor can be read and passes its checksum. The new manifest records that a repair wrote it.
 """
 
 import dataclasses
@@ -36,12 +36,14 @@ class Action:
 
     folder: str
     done: str
-    """"remove", "leave", "rebuild" or "set aside"."""
+    """Kind of action: "remove" or "leave" a folder, "rebuild" a manifest, or "set aside" (rename) a damaged
+    checkpoint."""
     why: str
 
 
 def repair(root: Folder, *, dry_run: bool) -> list[Action]:
-    """Repair the checkpoints under `root`, or with `dry_run` only list the actions. No run may be writing there.
+    """Repair the checkpoints under `root`, and return the actions. With `dry_run`, only list the actions. No run may
+    write to the folder during the repair.
 
     Raises `CheckpointError` if the storage cannot be read or written.
     """
@@ -79,7 +81,7 @@ def _treat(root: Folder, name: str, damage: list[str], good: list[Folder], dry_r
     return Action(
         str(folder),
         "rebuild",
-        f"its manifest was damaged, but all {len(manifest.tensors)} tensors can be read and pass their checksums; "
+        f"only the manifest was damaged: all {len(manifest.tensors)} tensors can be read and pass their checksums; "
         f"the facts about the run are copied from `{good[-1].name}`",
     )
 
@@ -101,16 +103,18 @@ def _rebuilt(folder: Folder, good: list[Folder]) -> Manifest:
     except CheckpointError:
         pass
     else:
-        raise CheckpointError("Its manifest is undamaged, so the damage is in the files that the manifest lists.")
+        raise CheckpointError("The manifest is undamaged, so the damage is in the files that the manifest lists.")
     if not good:
-        raise CheckpointError("There is no good checkpoint beside it from which to copy the facts about the run.")
+        raise CheckpointError(
+            "There is no good checkpoint from which the run's config can be copied to a new manifest."
+        )
     try:
         stored = StoredTensors(folder)
         problems = list(stored.check())
     except Exception as error:  # a damaged pickle may raise any exception
-        raise CheckpointError(f"Its `{METADATA_FILE}` cannot be read: {error}.") from None
+        raise CheckpointError(f"The file `{METADATA_FILE}` cannot be read: {error}.") from None
     if problems:
-        raise CheckpointError(f"Its tensors are also damaged: {'; '.join(problems)}.")
+        raise CheckpointError(f"The tensors are also damaged: {'; '.join(problems)}.")
     neighbour = read_manifest(good[-1])
     names = {METADATA_FILE, *(place.relative_path for place in stored.metadata.storage_data.values())}
     sizes = folder.files()

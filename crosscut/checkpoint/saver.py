@@ -1,9 +1,9 @@
 """Saving of checkpoints in the background while the training continues.
 
 `Saver.save` collects the state and passes it to a thread, which first copies the state to host memory (see `staging`)
-and then writes it (see `writer`). The threads of the ranks communicate through a process group of their own, so their
-messages cannot mix with those of the training. Only one checkpoint is written at a time: the next save waits for the
-previous one.
+and then writes the copy (see `writer`). The threads of the ranks communicate through a process group of their own, so
+their messages cannot mix with the messages of the training. Only one checkpoint is written at a time: the next save
+waits for the previous save.
 """
 
 import time
@@ -46,11 +46,11 @@ class _Job:
 
 
 class Saver:
-    """Writer of a run's checkpoints under `root`, in the background. Every rank creates a saver and makes the same
-    calls.
+    """Background writer of a run's checkpoints under `root`. Every rank creates a saver and calls the same methods in
+    the same order.
 
-    As a context manager, the saver waits at the end for the checkpoint in progress, even if the run fails. `config`
-    decides which checkpoints are kept, and whether the run continues if a checkpoint cannot be written.
+    Use the saver as a context manager: on exit, it waits for the checkpoint in progress, even if the run fails.
+    `config` decides which checkpoints are kept, and whether the run continues if a checkpoint cannot be written.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Saver:
         self.root, self.config, self.is_first_rank = folder_at(root), config, is_first_rank
         self.model, self.optimizer, self.more = model, optimizer, more
         self.failure: CheckpointError | None = None
-        """Error of the newest checkpoint. None if the checkpoint was written."""
+        """Error of the most recent save. None if that save succeeded, and before the first save."""
         self.seconds_held = 0.0
-        """Number of seconds that callers have waited in `save`. The attribute `copying` counts the seconds that
-        optimizer steps waited for a copy."""
+        """Total number of seconds that calls of `save` have taken. `copying.seconds_held` is the number of seconds that
+        optimizer steps have waited for a copy."""
         self.copying = CopyGuard(optimizer)
         self._buffers = HostBuffers()
         self._group = background_group()
@@ -90,12 +90,13 @@ class Saver:
             self.copying.remove()
 
     def save(self, progress: Progress, *, written: Callable[[], None] = lambda: None, final: bool = False) -> None:
-        """Start to write a checkpoint. `written` is called on the first rank when the checkpoint is complete.
+        """Start to write a checkpoint of the current state. `written` is called on the first rank when the checkpoint
+        is complete.
 
-        The checkpoint holds the current state, which is copied before the next optimizer step changes it. The call
-        waits for the previous checkpoint. If the previous checkpoint could not be written and the policy is to stop,
-        `CheckpointError` is raised on every rank. The `final` checkpoint of a run is attempted in any case, because its
-        state would otherwise be lost; a failure is then reported by `finish`.
+        The state is copied in the background, and the next optimizer step waits for the end of the copy. The call first
+        waits for the previous checkpoint. If the previous checkpoint could not be written and `config.on_failure` is
+        `stop`, `CheckpointError` is raised on every rank. With `final`, that error is not raised, because the state of
+        the last step would otherwise be lost. `require_saved` then tells whether the final checkpoint was written.
         """
         start = time.perf_counter()
         if final:
@@ -112,17 +113,18 @@ class Saver:
         self.seconds_held += time.perf_counter() - start
 
     def finish(self) -> None:
-        """Wait until all checkpoints are complete.
+        """Wait until no checkpoint is in progress.
 
-        If a checkpoint could not be written and the policy is to stop, `CheckpointError` is raised once, on every rank.
+        If the checkpoint in progress could not be written and `config.on_failure` is `stop`, `CheckpointError` is
+        raised on every rank. The same failure is not raised again by a later call.
         """
         failure = self._wait()
         if failure is not None and self.config.on_failure == "stop":
             raise failure
 
     def require_saved(self) -> None:
-        """Raise the `CheckpointError` of the newest checkpoint if it could not be written, even if the run is
-        to continue after such failures.
+        """Wait until no checkpoint is in progress. Raise `CheckpointError` if the most recent checkpoint could not be
+        written, even if `config.on_failure` is `continue`.
         """
         self._wait()
         if self.failure is not None:
@@ -181,7 +183,8 @@ class Saver:
             drop_old(self.root, newest=job.progress.step, keep=self.config.keep, keep_every=self.config.keep_every)
         except Exception as error:
             click.echo(
-                f"crosscut: `{job.folder}` is complete, but the work after it failed: {reason(error)}.",
+                f"crosscut: `{job.folder}` is complete, but recording it or removing old checkpoints failed: "
+                f"{reason(error)}.",
                 err=True,
             )
 
@@ -190,8 +193,8 @@ class Saver:
         goes_on = self.config.on_failure == "continue"
         choice = "" if goes_on else ", or let the run continue with checkpoint.on_failure=continue"
         return CheckpointError(
-            f"{text} Earlier checkpoints are unchanged. Free space or grant access, or set `checkpoint.folder` to "
-            f"another place{choice}."
+            f"{text} Earlier checkpoints are unchanged. Free space, grant access, or set `checkpoint.folder` to "
+            f"another folder{choice}."
         )
 
     def _warn(self, error: CheckpointError) -> None:
@@ -209,9 +212,10 @@ def save_checkpoint(
     is_first_rank: bool,
     keep: int,
 ) -> Folder:
-    """Write one checkpoint under `root` in the foreground, and remove all but the newest `keep`.
+    """Write one checkpoint under `root` and wait until it is complete. Then remove all but the newest `keep`
+    checkpoints. Returns the folder of the new checkpoint.
 
-    Every rank must call this function. Raises `CheckpointError` on every rank.
+    Every rank must call this function. If the checkpoint cannot be written, `CheckpointError` is raised on every rank.
     """
     config = CheckpointConfig(keep=keep)
     with Saver(root, model=model, optimizer=optimizer, config=config, is_first_rank=is_first_rank) as saver:

@@ -24,10 +24,11 @@ class HostBuffers:
         self._buffers: dict[str, Tensor] = {}
 
     def copy(self, tensors: Mapping[str, Tensor], ready: "torch.cuda.Event | None") -> dict[str, Tensor]:
-        """Copy this rank's part of each tensor. The copies are complete on return, and the next call overwrites them.
+        """Copy this rank's part of each tensor to host memory, by name. The copies are complete on return, and the next
+        call overwrites them.
 
-        `ready` is the event at which a CUDA device has computed the tensors. The copy overlaps with later work of the
-        device.
+        `ready` is the CUDA event after which the tensors are computed, or None on the CPU. The copy overlaps with work
+        that the device does after this event.
         """
         if ready is None:
             return {name: self._copy(name, local_part(tensor)) for name, tensor in tensors.items()}
@@ -52,7 +53,9 @@ class HostBuffers:
 
 
 def computed(device: torch.device) -> "torch.cuda.Event | None":
-    """Record an event that a CUDA device reaches after all work that is queued so far. None on the CPU."""
+    """Record a CUDA event after all work that is queued on the device so far, and return the event. Returns None on the
+    CPU.
+    """
     if device.type != "cuda":
         return None
     event = torch.cuda.Event()
@@ -61,21 +64,21 @@ def computed(device: torch.device) -> "torch.cuda.Event | None":
 
 
 class CopyGuard:
-    """Guard that delays an optimizer's steps while the optimizer's state is being copied."""
+    """Guard that delays the steps of an optimizer while the optimizer's state is being copied."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._done = threading.Event()
         self._done.set()
         self.seconds_held = 0.0
-        """Total number of seconds that steps have waited."""
+        """Total number of seconds that optimizer steps have waited for copies."""
         self._hook = optimizer.register_step_pre_hook(lambda *_: self.wait())
 
     def begin(self) -> None:
-        """Start to delay steps."""
+        """Delay optimizer steps until `end` is called."""
         self._done.clear()
 
     def end(self) -> None:
-        """Stop delaying steps, because the copy is complete or has failed."""
+        """Stop delaying optimizer steps. The caller calls this method when the copy is complete or has failed."""
         self._done.set()
 
     def wait(self) -> None:

@@ -1,8 +1,8 @@
-"""Tensors of a run, and their loading from a checkpoint of any layout.
+"""State of a run as tensors, and loading of the state from a checkpoint of any layout.
 
-Parameters and optimizer state are `DTensor`s, so a checkpoint that was written on one layout can be loaded on another.
-Only the padding of the vocabulary depends on the number of tensor ranks: `padded` maps the tensors with padding to
-their numbers of real rows.
+Parameters and optimizer state are `DTensor`s, so a checkpoint that was written on one layout can be loaded on another
+layout. Only the padding of the vocabulary depends on the number of tensor ranks. For this reason, `padded` gives the
+number of rows without padding for each padded parameter.
 """
 
 from collections.abc import Mapping
@@ -29,12 +29,14 @@ from crosscut.config import CheckpointError
 from crosscut.parallel import reshard
 
 More = Mapping[str, Mapping[str, Tensor]]
-"""Additional tensors of a run's state, which every rank holds as a whole: groups by name, and tensors by name within a
-group."""
+"""Additional tensors of a run's state, such as float16's loss scale. Every rank holds these tensors as a whole. The
+mapping gives groups by name, and each group gives tensors by name."""
 
 
 def state_of(model: nn.Module, optimizer: Optimizer, more: More | None = None) -> dict[str, Any]:
-    """The state of a run to save: the live tensors, which later steps change, and copies of all other values."""
+    """Collect the state of a run for a checkpoint. The tensors are not copied, so later optimizer steps change them.
+    All other values are copies.
+    """
     reshard(model)
     model_state, optimizer_state = get_state_dict(model, optimizer)
     further = {name: dict(tensors) for name, tensors in (more or {}).items()}
@@ -56,12 +58,13 @@ def load_checkpoint(
     more: More | None = None,
     padded: Mapping[str, int] | None = None,
 ) -> Progress:
-    """Load the model and the optimizer from a checkpoint of any layout. Every rank must call this function.
+    """Load the model and the optimizer from a checkpoint of any layout, and return the run's progress. Every rank must
+    call this function.
 
-    `padded` maps a parameter's name to its number of real rows. Tensors in `more` that the checkpoint does not hold
-    keep their values, because the run that wrote the checkpoint did not need them. The hashes are not checked here,
-    because each rank would have to read all files; `latest_good_checkpoint` or `require_undamaged` must check them in
-    one process before. Raises `CheckpointError` if the checkpoint cannot be read or belongs to another model.
+    `padded` maps the name of each padded parameter to the number of rows without padding. A group in `more` keeps its
+    current values if the checkpoint does not hold all tensors of the group. Hashes are not checked here, because each
+    rank would have to read all files. Call `latest_good_checkpoint` or `require_undamaged` in one process first. Raises
+    `CheckpointError` if the checkpoint cannot be read or belongs to another model.
     """
     folder = folder_at(checkpoint)
     manifest = read_manifest(folder)
@@ -99,8 +102,8 @@ def _make_state(optimizer: Optimizer) -> None:
 def load_model(
     checkpoint: str | Path | Folder, *, model: nn.Module, padded: Mapping[str, int] | None = None
 ) -> Progress:
-    """Load only the model from a checkpoint of any layout. Every rank must call this function. Raises the same errors
-    as `load_checkpoint`.
+    """Load only the model from a checkpoint of any layout, and return the run's progress. Every rank must call this
+    function. The arguments and errors are those of `load_checkpoint`.
     """
     folder = folder_at(checkpoint)
     progress = read_manifest(folder).progress
@@ -116,12 +119,15 @@ def _load(state: dict[str, Any], folder: Folder, padded: Mapping[str, int]) -> N
         dcp.load(state, storage_reader=CheckpointReader(folder), planner=PaddingLoadPlanner(padded))
     except (Exception, CheckpointException) as error:
         raise CheckpointError(
-            f"`{folder}` must be a complete checkpoint of this model, but cannot be read: {reason(first_cause(error))}."
+            f"`{folder}` must be a complete checkpoint of this model, but cannot be read: "
+            f"{reason(first_cause(error))}. To check its files, run `crosscut checkpoint verify {folder}`."
         ) from error
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """Error of the first rank that failed, extracted from the error that PyTorch raises on all ranks."""
+    """Error of the first rank that failed, if `error` is the `CheckpointException` that PyTorch raises on all ranks.
+    Any other error is returned unchanged.
+    """
     if isinstance(error, CheckpointException):
         return next(iter(error.failures.values()))[0]
     return error

@@ -1,9 +1,9 @@
-"""Storage of checkpoints in a folder of a local file system or of an object store that fsspec supports.
+"""Storage of checkpoints in a folder of a file system or of an object store that fsspec supports.
 
 The two kinds of storage publish a folder atomically in different ways. On a file system, the checkpoint is written to a
-hidden folder, every file and folder is flushed to the disk, and the hidden folder is renamed. An object store has no
-rename. There, files are written with their final names, and the checkpoint is complete as soon as its last file, the
-manifest, exists. `begin`, `publish` and `remove` hide this difference from the rest of the package.
+hidden folder, every file and folder is flushed to the disk, and the hidden folder is renamed. An object store cannot
+rename a folder. On an object store, files are written with their final names, and the checkpoint is complete as soon as
+its last file, the manifest, exists. `begin`, `publish` and `remove` hide this difference from the rest of the package.
 """
 
 import os
@@ -64,20 +64,24 @@ class Folder(ABC):
 
     @abstractmethod
     def draft(self) -> Self:
-        """Folder in which this folder's content is written until `publish`."""
+        """Folder to which the files are written before `publish`. On an object store, this is the folder itself."""
 
     @abstractmethod
     def begin(self, last: str) -> None:
-        """Make this folder an empty draft. `last` is the file that completes a folder of an object store."""
+        """Create this folder as an empty draft, and remove existing files. `last` is the name of the file that is
+        written last. On an object store, the folder is complete as soon as this file exists.
+        """
 
     @abstractmethod
     def publish(self, draft: Self, last: str) -> None:
-        """Replace this folder by the complete draft, atomically."""
+        """Publish a complete draft as this folder. An existing folder is removed first. No reader ever sees an
+        incomplete folder. `last` is the name of the file that was written last.
+        """
 
     @abstractmethod
     def remove(self, last: str) -> None:
         """Remove the folder with all its files. On an object store, the file `last` is removed first, so that an
-        incomplete folder is never taken for a complete one.
+        incomplete folder is never mistaken for a complete folder.
         """
 
     def read(self, name: str) -> bytes:
@@ -93,7 +97,7 @@ class Folder(ABC):
 
 @dataclass(frozen=True)
 class LocalFolder(Folder):
-    """A folder of a file system, which supports renaming."""
+    """A folder of a file system, where a folder can be renamed atomically."""
 
     path: Path
 
@@ -140,17 +144,17 @@ class LocalFolder(Folder):
         _flush_folder(self.path)
 
     def draft(self) -> "LocalFolder":
-        """Hidden folder beside this one."""
+        """Hidden folder in the same parent folder."""
         return LocalFolder(self.path.with_name(f".{self.name}{DRAFT_SUFFIX}"))
 
     def begin(self, last: str) -> None:  # noqa: ARG002 - a rename needs no last file
-        """Create the folder, after removing the remains of a killed run."""
+        """Create the folder. Remains of a killed run are removed first."""
         if self.path.exists():
             shutil.rmtree(self.path)
         self.path.mkdir(parents=True)
 
     def publish(self, draft: "LocalFolder", last: str) -> None:
-        """Rename the draft to this folder. An existing folder with this name is removed before."""
+        """Give the draft the name of this folder. An existing folder with this name is removed first."""
         _flush_folder(draft.path)
         if self.path.exists():
             self.remove(last)
@@ -159,8 +163,8 @@ class LocalFolder(Folder):
         _flush_folder(self.path.parent.parent)  # the folder of all checkpoints may be new
 
     def remove(self, last: str) -> None:  # noqa: ARG002 - see `begin`
-        """Rename the folder to a hidden name and remove it there, so that no incomplete folder is ever visible under
-        its name.
+        """Rename the folder to a hidden name, then remove its files. No incomplete folder is therefore ever visible
+        under the original name.
         """
         if self.name.startswith("."):  # already hidden
             shutil.rmtree(self.path)
@@ -220,7 +224,7 @@ class ObjectFolder(Folder):
         return self._entries("file")
 
     def folders(self) -> list[str]:
-        """Names of the prefixes directly below this one."""
+        """Names of the prefixes directly below the folder's prefix."""
         return list(self._entries("directory"))
 
     def open(self, name: str) -> IO[bytes]:
@@ -251,7 +255,7 @@ class ObjectFolder(Folder):
         return self
 
     def begin(self, last: str) -> None:
-        """Remove the existing objects."""
+        """Remove the objects of the folder. If the store has real folders, create the folder."""
         self.remove(last)
         store, path = self._store()
         if not _BUCKETS.intersection([store.protocol] if isinstance(store.protocol, str) else store.protocol):
@@ -261,7 +265,7 @@ class ObjectFolder(Folder):
         """Do nothing, because the last file already completes the folder."""
 
     def remove(self, last: str) -> None:
-        """Remove the file that completes the folder, and then the rest."""
+        """Remove the file `last`, which completes the folder, and then all other files."""
         store, path = self._store()
         names = self.files()
         for name in sorted(names, key=lambda name: name != last):
@@ -297,8 +301,8 @@ def folder_at(location: "str | Path | Folder") -> Folder:
 
 @contextmanager
 def storage_errors_told(folder: Folder, must: str) -> Iterator[None]:
-    """Convert errors of the storage to a `CheckpointError`, which says what `folder` must be (`must`) and why it is
-    not.
+    """Convert any error in the context to a `CheckpointError`. The message says that `folder` must be `must` (such as
+    "writable"), and gives the cause.
     """
     try:
         yield
@@ -309,10 +313,11 @@ def storage_errors_told(folder: Folder, must: str) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """First line of an exception's message, without the full stop. If an error of the operating system caused the
-    exception, its message is used instead.
+    """Cause of an exception, as one line without the full stop. If an `OSError` led to the exception, the text
+    describes the `OSError`.
 
-    This is needed because PyTorch's writer raises an unrelated error about its position after a failed write.
+    This is needed because PyTorch's writer raises an unrelated error about its position in the file after a failed
+    write.
     """
     error = _from_storage(error) or error
     if isinstance(error, OSError) and error.strerror:

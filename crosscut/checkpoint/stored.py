@@ -17,8 +17,8 @@ METADATA_FILE = ".metadata"
 
 
 class StoredTensors:
-    """Tensors and values of a checkpoint, by flat name. The class trusts the file `.metadata`, so check the hashes
-    first.
+    """Tensors and values of a checkpoint, by flat name. The class does not check the file `.metadata`, so compare the
+    file with the manifest's hash first.
     """
 
     def __init__(self, folder: Folder) -> None:
@@ -29,7 +29,7 @@ class StoredTensors:
         self.values = sorted(name for name, _ in entries if name not in self.tensors)
 
     def read(self, name: str) -> Tensor:
-        """A whole tensor, assembled from its parts."""
+        """Read a whole tensor, assembled from its shards."""
         entry = self.tensors[name]
         whole = torch.empty(entry.size, dtype=entry.properties.dtype)
         for chunk in entry.chunks:
@@ -43,14 +43,14 @@ class StoredTensors:
         return whole
 
     def value(self, name: str) -> Any:
-        """A stored value that is not a tensor, such as a learning rate."""
+        """Read a stored value that is not a tensor, such as a learning rate."""
         place = self._place(MetadataIndex(name))
         with self.folder.open(place.relative_path) as file:
             file.seek(place.offset)
             return torch.load(io.BytesIO(file.read(place.length)), weights_only=True)
 
     def check(self) -> Iterator[str]:
-        """Read everything and yield a message for each damaged part.
+        """Read all tensors and values, and yield a message for each damaged shard or value.
 
         `torch.save` stores a CRC-32 of each tensor, so a changed bit is found even without the hashes of a manifest.
         """

@@ -1,9 +1,10 @@
 """Atomic writing of a checkpoint, as a storage writer of `torch.distributed.checkpoint`.
 
-PyTorch's `FileSystemWriter` decides the contents of each file. This module adds the following. Every stream is hashed
-while it is written, so no file is read again. The hashes are sent to the coordinator together with the results. When
-all ranks have written their files, the coordinator adds `.metadata` and the manifest, and publishes the folder. So if
-`dcp.save` returns on one rank, the checkpoint is complete, and if it raises on one rank, it raises on all.
+PyTorch's `FileSystemWriter` decides the contents of each file. This module adds hashes and atomic publication. Every
+stream is hashed while it is written, so no file is read again. Each rank sends its hashes to the coordinator together
+with its results. When all ranks have written their files, the coordinator adds `.metadata` and the manifest, and
+publishes the folder. If `dcp.save` returns on one rank, the checkpoint is therefore complete. If `dcp.save` raises on
+one rank, it raises on all ranks.
 
 The module relies on these internals of PyTorch: `FileSystemWriter` opens files only through `self.fs.create_stream`;
 `write_data` returns the list that `finish` receives from each rank; `finish` writes `.metadata` through `self.fs`.
@@ -41,8 +42,8 @@ _Path = str | os.PathLike[str]
 
 
 class StagedSavePlanner(DefaultSavePlanner):
-    """Planner that plans with the shapes of the live tensors and writes the copies in `staged`, which holds this rank's
-    parts by flat name.
+    """Save planner that takes the shapes from the live tensors and the data from copies. `staged` maps each tensor's
+    flat name to the copy of this rank's part.
     """
 
     def __init__(self, staged: Mapping[str, Tensor]) -> None:
@@ -50,7 +51,9 @@ class StagedSavePlanner(DefaultSavePlanner):
         self.staged = staged
 
     def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
-        """The copy of a tensor. Other values were already copied when the state was collected."""
+        """Data to write. A tensor is replaced by its copy in `staged`. All other values were already copied by
+        `state_of`.
+        """
         if write_item.type == WriteItemType.BYTE_IO:
             data: Tensor | io.BytesIO = super().resolve_data(write_item)
             return data
@@ -69,9 +72,10 @@ class CheckpointWriter(dcp.FileSystemWriter):
         published: Callable[[], None] = lambda: None,
         failed: BaseException | None = None,
     ) -> None:
-        """Create the writer. `published` is called on the coordinator when the checkpoint is complete.
+        """Create the writer. `placements` describes the placement of each tensor, by flat name. `published` is called
+        on the coordinator when the checkpoint is complete.
 
-        `failed` is an error that leaves this rank with nothing to write. All ranks then raise it.
+        `failed` is an error of this rank, such as a failed copy. If an error is given, the save fails on all ranks.
         """
         # `Folder.create` flushes every file, including those that PyTorch does not flush. All data is already in host
         # memory.
@@ -83,17 +87,18 @@ class CheckpointWriter(dcp.FileSystemWriter):
         self.fs, self.path = self.streams, str(folder)  # type: ignore[assignment] # only told apart by its methods
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Raise an earlier error of this rank. Otherwise the coordinator creates the folder when all ranks have
-        arrived.
-        """
+        """Return the plan unchanged. Raises `CheckpointError` if this rank has failed before."""
         if self.failed is not None:
             raise CheckpointError(
-                f"`{self.folder}` must be copied to host memory first, but the copy failed: {reason(self.failed)}."
+                f"The state for `{self.folder}` must be copied to host memory, but the copy failed: "
+                f"{reason(self.failed)}."
             )
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Create an empty folder. A killed run may have left a part of the same checkpoint."""
+        """Create an empty folder, on the coordinator. Files that a killed run left of the same checkpoint are
+        removed.
+        """
         with self._told():
             self.draft.begin(MANIFEST_FILE)
         return super().prepare_global_plan(plans)
@@ -107,7 +112,7 @@ class CheckpointWriter(dcp.FileSystemWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Complete the folder and publish it, on the coordinator."""
+        """Write `.metadata` and the manifest, and publish the folder, on the coordinator."""
         with self._told():
             super().finish(metadata, [list(written) for written in results])
             files: dict[str, FileEntry] = dict(self.streams.files)
@@ -163,7 +168,9 @@ class _Written(list[WriteResult]):
 
 
 def tensor_entries(metadata: Metadata, placements: Mapping[str, str]) -> dict[str, TensorEntry]:
-    """Manifest entries of a checkpoint's tensors, by name."""
+    """Manifest entries of a checkpoint's tensors, by name. A tensor without an entry in `placements` gets the placement
+    "unknown" in the manifest.
+    """
     return {
         name: TensorEntry(tuple(entry.size), _dtype_name(entry), placements.get(name, "unknown"))
         for name, entry in sorted(metadata.state_dict_metadata.items())
@@ -182,8 +189,8 @@ def _dtype_name(entry: TensorStorageMetadata) -> str:
 
 
 class HashingStreams(FileSystemBase):
-    """Adapter that presents a `Folder` to PyTorch's reader and writer. A path is the name of a file, and written files
-    are hashed.
+    """Adapter through which PyTorch reads and writes the files of a `Folder`. A path is the name of a file in the
+    folder. Written files are hashed.
     """
 
     def __init__(self, folder: Folder) -> None:
@@ -192,7 +199,7 @@ class HashingStreams(FileSystemBase):
 
     @contextmanager
     def create_stream(self, path: _Path, mode: str) -> Iterator[Any]:
-        """Open a file of the folder."""
+        """Open a file of the folder, for reading if `mode` is "rb" and for writing in all other cases."""
         name = os.fspath(path)
         if mode == "rb":
             with self.folder.open(name) as file:
@@ -204,7 +211,7 @@ class HashingStreams(FileSystemBase):
         self.files[name] = FileEntry(stream.size, stream.digest.hexdigest())
 
     def concat_path(self, path: _Path, suffix: str) -> str:  # noqa: ARG002
-        """Name of a file in the folder; there are no other folders."""
+        """Return `suffix`, because a file's path is only its name in the folder."""
         return suffix
 
     def rename(self, path: _Path, new_path: _Path) -> None:
@@ -218,19 +225,23 @@ class HashingStreams(FileSystemBase):
         return os.fspath(path) in self.folder.files()
 
     def init_path(self, path: _Path) -> _Path:
-        """Do nothing."""
+        """Return the path unchanged."""
         return path
 
     def mkdir(self, path: _Path) -> None:
         """Do nothing, because the coordinator creates the folder."""
 
     def rm_file(self, path: _Path) -> None:
-        """Raise `NotImplementedError`. A draft is new, so no file is ever removed."""
+        """Raise `NotImplementedError`. PyTorch never calls this method, because a draft has no older files to
+        remove.
+        """
         raise NotImplementedError
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: _Path) -> bool:
-        """Raise `NotImplementedError`. The folder is given, so PyTorch never asks."""
+        """Raise `NotImplementedError`. PyTorch never calls this method, because it does not have to choose a storage by
+        path.
+        """
         raise NotImplementedError
 
 

@@ -145,13 +145,16 @@ def test_swapped_files_of_one_size_are_told_apart(tmp_path):
 def test_file_of_another_checkpoint_is_told(checkpoint):
     path = checkpoint / "__2_0.distcp"
     assert damaged(checkpoint, path, b"tensors") == (
-        f"`{path}` must be listed in `manifest.json`, but is not. It does not belong to this checkpoint."
+        f"`{path}` must be listed in `manifest.json`, but is not. Move this file to another folder."
     )
 
 
 def test_manifest_that_is_no_json_is_told(checkpoint):
     path = checkpoint / MANIFEST_FILE
-    assert damaged(checkpoint, path, b"{}") == f"`{path}` must be a checkpoint's manifest, but cannot be parsed."
+    assert (
+        damaged(checkpoint, path, b"{}")
+        == f"`{path}` must be a checkpoint's manifest, but cannot be parsed: the file is damaged."
+    )
 
 
 def test_manifest_of_a_later_format_is_told(checkpoint):
@@ -183,7 +186,7 @@ def test_all_damaged_is_an_error_that_lists_them(checkpoint):
     with pytest.raises(CheckpointError) as error:
         latest_good_checkpoint(root)
     lines = str(error.value).splitlines()
-    assert lines[0] == f"`{root}` must hold an undamaged checkpoint, but all 2 are damaged:"
+    assert lines[0] == f"`{root}` must hold an undamaged checkpoint, but every checkpoint is damaged:"
     assert "step-00000002` must be a checkpoint, but `manifest.json` is missing" in lines[1]
     assert lines[2].endswith("step-00000001/__0_0.distcp` must exist, but is missing.")
 

@@ -183,7 +183,8 @@ def test_note_that_cannot_be_left_is_told(ranks, tmp_path, capsys, monkeypatch):
     mark_passed_over(good)
     told = capsys.readouterr().err
     assert (
-        f"`{tmp_path}/step-00000137` cannot be marked as damaged, so it counts as kept: Disk quota exceeded (`" in told
+        f"`{tmp_path}/step-00000137` cannot be marked as damaged, so `checkpoint.keep` counts this checkpoint as good: "
+        "Disk quota exceeded (`" in told
     )
 
 
@@ -256,7 +257,7 @@ def test_failure_of_one_rank_stops_all_alike(ranks, tmp_path):
     first, second = ranks.run(2, fail_on_one_rank, tmp_path, "stop")
     assert first == second
     assert first[0].startswith("2: ")
-    assert "step-00000002` must be copied to host memory first, but the copy failed: no room for the copy." in first[0]
+    assert "step-00000002` must be copied to host memory, but the copy failed: no room for the copy." in first[0]
     assert names(tmp_path) == [1, 3], "a caller that goes on all the same may"
 
 
@@ -303,8 +304,8 @@ def test_vanished_folder_is_told_and_earlier_checkpoints_stay(ranks, tmp_path, o
         assert [text[0] for text in first] == ["2", "3"]
         assert f"`{root}/step-00000002` must be writable, but is not: Not a directory" in first[0]
         assert first[0].endswith(
-            "Earlier checkpoints are unchanged. Free space or grant access, or set `checkpoint.folder` to another "
-            "place, or let the run continue with checkpoint.on_failure=continue."
+            "Earlier checkpoints are unchanged. Free space, grant access, or set `checkpoint.folder` to another "
+            "folder, or let the run continue with checkpoint.on_failure=continue."
         )
     else:
         assert first == []
@@ -406,4 +407,4 @@ def lose_connection(folder: LocalFolder, name: str):
 def test_connection_to_the_storage_that_is_lost_is_a_fault_of_the_storage(ranks, tmp_path, capfd):
     told = ranks.run(1, save_over_a_connection_that_is_lost, tmp_path)[0]
     assert "must be writable, but is not: Connection reset by peer" in told
-    assert "Free space or grant access" in told
+    assert "Free space, grant access" in told

@@ -260,7 +260,9 @@ def load_from(folder: Path) -> None:
 
 
 def test_resuming_from_nothing_says_so(tmp_path):
-    with pytest.raises(CheckpointError, match=r"must hold a checkpoint to resume from, but holds none\. Start without"):
+    with pytest.raises(
+        CheckpointError, match=r"must hold a checkpoint, but holds none\. Choose another folder, or start"
+    ):
         latest(tmp_path)
 
 

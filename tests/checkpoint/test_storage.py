@@ -52,7 +52,7 @@ def damage_in_memory() -> None:
     assert latest_good_checkpoint(root).folder.name == "step-00000001"
     store.rm_file(f"/damaged/run/step-00000001/{MANIFEST_FILE}")
     assert names(root) == ["step-00000002"], "without its manifest it is none"
-    with pytest.raises(CheckpointError, match="must hold an undamaged checkpoint, but all 1 are damaged"):
+    with pytest.raises(CheckpointError, match="must hold an undamaged checkpoint, but every checkpoint is damaged"):
         latest_good_checkpoint(root)
 
 

@@ -124,7 +124,7 @@ def test_diff_of_a_damaged_checkpoint_is_refused(runs, copied):
 
 def test_nothing_to_look_at_is_told(tmp_path):
     with pytest.raises(
-        CheckpointError, match=r"must be a checkpoint or a run's folder with checkpoints, but holds none"
+        CheckpointError, match=r"must be a checkpoint or a run's folder with checkpoints, but holds no checkpoint"
     ):
         run("inspect", tmp_path)
 
@@ -201,7 +201,7 @@ def test_repair_needs_a_neighbour_to_tell_the_run(copied):
     (copied / "step-00000004" / "manifest.json").unlink()
     (action,) = json.loads(run("repair", copied, "--json").stdout)
     assert action["done"] == "set aside"
-    assert "There is no good checkpoint beside it" in action["why"]
+    assert "There is no good checkpoint from which the run's config can be copied" in action["why"]
 
 
 def test_resume_falls_back_to_the_newest_good_one_and_says_so(runs, tmp_path, capfd):

@@ -85,7 +85,7 @@ def test_vocabulary_smaller_than_the_tokenizers_is_told(fail, book):
 
 def test_resuming_without_a_checkpoint_is_told(fail, book):
     message = fail("train", *TINY, f"data.text={book}", "output.folder=run", "--resume")
-    assert message.startswith("`run/checkpoints` must hold a checkpoint to resume from, but holds none.")
+    assert message.startswith("`run/checkpoints` must hold a checkpoint, but holds none.")
 
 
 def test_run_folder_with_checkpoints_is_not_overwritten(fail, tmp_path):

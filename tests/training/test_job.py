@@ -112,7 +112,7 @@ def test_resuming_notes_what_it_passes_over(trained):
 
 
 def test_resuming_needs_a_checkpoint_unless_it_may_start_anew(run_with):
-    with pytest.raises(CheckpointError, match=r"must hold a checkpoint to resume from, but holds none"):
+    with pytest.raises(CheckpointError, match=r"must hold a checkpoint, but holds none"):
         prepare_run(run_with(), resume=True)
     prepared = prepare_run(run_with(), resume="auto")
     assert prepared.checkpoint is None
