@@ -1,7 +1,8 @@
 """Import and export of weights: models are loaded from Hugging Face folders and runs, and runs are exported to Hugging
 Face folders.
 
-While a model is loaded, no rank holds a whole published tensor. While a model is exported, a process holds at most one.
+While a model is loaded, no rank holds a whole published tensor. While a model is exported, a process holds at most one
+whole tensor.
 """
 
 from crosscut.pretrained.companions import begin_of_run, keep_companions

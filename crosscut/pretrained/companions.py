@@ -1,7 +1,7 @@
-"""Files beside a published model's weights that prompts need: tokenizer, end-of-text ids and chat template.
+"""Files of a published model, other than its weights, that prompts need: tokenizer, end-of-text ids and chat template.
 
-A run that starts from a published model keeps a copy of these files. So the run can generate text, be evaluated and be
-exported even if the model's folder is moved.
+A run that starts from a published model keeps a copy of these files. The run can therefore generate text, be evaluated
+and be exported even if the model's folder is moved.
 """
 
 import shutil
@@ -24,11 +24,13 @@ from crosscut.data.hashing import sha256
 from crosscut.data.manifest import MANIFEST_NAME
 
 COMPANIONS = (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE, "chat_template.jinja", GENERATION_FILE)
-"""Names of the optional files that belong to a tokenizer and are stored beside it."""
+"""Names of the optional files that belong to a tokenizer and are stored in the tokenizer's folder."""
 
 
 def keep_companions(published: Path, folder: Path) -> None:
-    """Copy a published model's folder without its weights to `folder`. An existing `folder` is replaced."""
+    """Copy the config, the tokenizer and the companion files of a published model to `folder`. An existing `folder` is
+    replaced.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name in (MODEL_FILE, TOKENIZER_FILE, *COMPANIONS):
@@ -37,7 +39,7 @@ def keep_companions(published: Path, folder: Path) -> None:
 
 
 class Speech(NamedTuple):
-    """Tokenizer and special ids for prompting a model."""
+    """Tokenizer and special token ids for prompting a model."""
 
     tokenizer: Path
     """Path of the `tokenizer.json`. The chat template, if any, is in the same folder."""
@@ -45,16 +47,17 @@ class Speech(NamedTuple):
     stops: tuple[int, ...]
     """Additional ids that end the generated text."""
     begin_of_text: int | None
-    """Id that the tokenizer's own template puts at the start of a text. None if the template adds no id there, or an
-    end of text."""
+    """Token id that the tokenizer's template puts at the start of a text. None if the template puts no id there, or an
+    id that ends a text."""
 
 
 def speech(tokenizer: Path, models: Iterable[Path]) -> Speech:
-    """Special ids from a tokenizer, and from the first of the models' folders that has the same tokenizer.
+    """Find the special token ids for a tokenizer. Ids of a model come from the first folder in `models` that has the
+    same tokenizer.
 
-    If the tokenizer is in a folder of token shards, their manifest gives the end-of-text id. If the model's folder
-    gives a different end of text, this id becomes an additional stop. Raises `DataError` for a tokenizer that cannot be
-    read, and `ConfigError` for an unknown model.
+    If the tokenizer is in a folder of token shards, the shards' manifest gives the end-of-text id. If the model's
+    folder gives a different end-of-text id, that id becomes an additional stop. Raises `DataError` for a tokenizer that
+    cannot be read, and `ConfigError` for a model that Crosscut does not support.
     """
     model = next((folder for folder in models if _is_same_file(folder / TOKENIZER_FILE, tokenizer)), None)
     kept = tokenizer if model is None else model / TOKENIZER_FILE
@@ -66,8 +69,9 @@ def speech(tokenizer: Path, models: Iterable[Path]) -> Speech:
 
 
 def begin_of_run(run: RunConfig, tokens: Path) -> int | None:
-    """Id that precedes every prompt of a run's model, as in the published model from which the run starts. None if the
-    run starts from random weights.
+    """Token id that precedes every prompt of a run's model, as in the published model from which the run starts.
+    `tokens` is the folder of the run's token shards. None if the run starts from random weights or the published model
+    uses no such id.
     """
     if not run.training.initialize_from:
         return None

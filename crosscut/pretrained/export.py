@@ -1,6 +1,6 @@
 """Export of a run's checkpoint, or of a model in memory on any layout, to a folder that `transformers` loads.
 
-Only one tensor at a time is held as a whole. The folder is published atomically.
+Only one whole tensor at a time is in memory. The folder is published atomically.
 """
 
 import json
@@ -29,7 +29,7 @@ from crosscut.pretrained.source import ModelSource
 from crosscut.pretrained.writing import plan_files, write_tensors
 
 MAX_FILE_BYTES = 5 * 10**9
-"""Default size limit for one file, in bytes."""
+"""Default of the maximum size of one file, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -96,15 +96,18 @@ def export_checkpoint(
     max_file_bytes: int = MAX_FILE_BYTES,
     advance: Callable[[str], None] = lambda _: None,
 ) -> Exported:
-    """Write the model of a checkpoint to a new folder. Any layout may have written the checkpoint. One process does the
-    work, without building the model.
+    """Write the model of a checkpoint to a new Hugging Face folder. Any layout may have written the checkpoint. The
+    export runs in one process and does not build the model.
 
     `advance` is called with the name of each tensor. Raises `ConfigError` for a model that no published family can
     express, for a folder that is not empty, and for a source that is not a checkpoint. Raises `CheckpointError` if a
     file cannot be read or written.
     """
     if source.is_published:
-        raise ConfigError(f"`{source.folder}` must be a run or a checkpoint, but already is a Hugging Face folder.")
+        raise ConfigError(
+            f"`{source.folder}` must be a run or a checkpoint, but already is a Hugging Face folder. Copy this "
+            "folder instead."
+        )
     stored = StoredTensors(source.folder)
     dtype = stored.tensors["model.tokens.weight"].properties.dtype
     ends = (source.end_of_text, *source.stops)
@@ -123,11 +126,12 @@ def export_model(
     stops: tuple[int, ...] = (),
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
-    """Write a model in memory, on any layout and sharding, to a new folder, with its `tokenizer.json`.
+    """Write a model in memory, on any layout and sharding, to a new Hugging Face folder, with its `tokenizer.json`.
 
-    Texts end at the tokenizer's end of text and at any of `stops`. Every rank must call this function; the first rank
-    writes. Communication: the tensors are gathered one after the other. Raises the same errors as `export_checkpoint`,
-    on all ranks.
+    The tokenizer's end-of-text id and the ids in `stops` are stored as ids that end a text. Every rank must call this
+    function; the first rank writes. Communication: the tensors are gathered one after the other. On all ranks, raises
+    `ConfigError` for a model that no published family can express and for a folder that is not empty, and
+    `CheckpointError` if a file cannot be written.
     """
     reshard(model)
     parameters = dict(model.named_parameters())

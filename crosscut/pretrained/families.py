@@ -2,12 +2,10 @@
 
 A published model has the same matrices under other names and in other layouts. Three things differ:
 
-- Queries, keys and values are three tensors (in GPT-2: stacked in one tensor). In Crosscut, queries are one parameter;
-  keys and values are another one, in which they alternate head by head.
+- Queries, keys and values are three tensors (in GPT-2: stacked in one tensor). In Crosscut, one parameter holds the
+  queries, and a second parameter holds keys and values, which alternate head by head.
 - GPT-2 stores its matrices transposed, [in, out].
 - The published vocabulary is not padded.
-
-H hidden size, A heads, K heads of keys and values, D head size, F width of the MLP, V vocabulary, P positions.
 """
 
 import re
@@ -23,37 +21,40 @@ from crosscut.config import ModelConfig
 
 @dataclass(frozen=True)
 class Source:
-    """Published tensor, or some of its rows, as the source of rows of a Crosscut parameter."""
+    """A published tensor, or a range of its rows, from which rows of a Crosscut parameter are taken."""
 
     name: str
     stacked: int | None = None
-    """Part of the tensor if it stacks queries (0), keys (1) and values (2); None if it is not stacked."""
+    """Index in a tensor that stacks queries (0), keys (1) and values (2). None if the tensor is not stacked."""
     transposed: bool = False
-    """Whether our rows are the tensor's columns."""
+    """Whether rows of the Crosscut parameter are columns of the published tensor."""
     start: int = 0
-    """Index of the first of the tensor's rows that belongs to this source."""
+    """Index of the tensor's first row that belongs to this source."""
     num_rows: int = 0
-    """Total number of the tensor's rows; 0 if all belong to this source."""
+    """Number of rows in the whole tensor. 0 if all rows belong to this source."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """Crosscut parameter and its sources. Its rows are taken from the sources in turn, `group` rows at a time."""
+    """A Crosscut parameter and its sources. The rows of the parameter are taken from the sources in turn, `group` rows
+    at a time.
+    """
 
     name: str
     shape: tuple[int, ...]
     """Shape without the vocabulary's padding."""
     sources: tuple[Source, ...]
     group: int
-    """Number of consecutive rows from one source; with one source, all rows."""
+    """Number of consecutive rows that come from the same source. If there is only one source, the number of all
+    rows."""
 
     @property
     def source_rows(self) -> int:
-        """Number of rows from each source."""
+        """Number of rows that come from each source."""
         return self.shape[0] // len(self.sources)
 
     def shape_of(self, source: Source) -> tuple[int, ...]:
-        """Shape of the whole published tensor."""
+        """Shape of the whole published tensor of a source."""
         shape = (source.num_rows or self.source_rows, *self.shape[1:])
         return shape[::-1] if source.transposed else shape
 
@@ -147,8 +148,8 @@ def _names_of(config: ModelConfig) -> _Names:
 
 
 def weights_of(config: ModelConfig) -> list[Weight]:
-    """All parameters of a model with their places in the published model: first those outside the layers, then the
-    layers.
+    """All parameters of a model, with the published tensors that hold their rows: first the parameters outside the
+    layers, then the layers.
     """
     names, decoder = _names_of(config), describe(config)
     weights = []
@@ -183,8 +184,8 @@ def published_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def with_prefix(config: ModelConfig, names: list[str]) -> dict[str, str]:
-    """Map the names of a whole published model to the names in a file. A model stored without its output omits the
-    prefix.
+    """Map the full names of a published model's tensors to the names in its files. The files omit the family's prefix
+    if the model was stored without its output projection.
     """
     prefix = _names_of(config).prefix
     bare = not any(name.startswith(prefix) for name in names)
@@ -192,7 +193,9 @@ def with_prefix(config: ModelConfig, names: list[str]) -> dict[str, str]:
 
 
 def is_harmless(config: ModelConfig, name: str) -> bool:
-    """Whether a file may contain this tensor although it is no parameter of the model."""
+    """Whether a file may contain this tensor although the tensor is not a parameter of the model: a copy of tied
+    weights, or a buffer that newer versions compute.
+    """
     tied = config.tied and name == f"{_OUTPUT.name}.weight"
     return tied or re.fullmatch(_names_of(config).buffers, name) is not None
 

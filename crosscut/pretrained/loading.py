@@ -18,12 +18,11 @@ _MOST_NAMED = 3
 
 
 def load_weights(model: nn.Module, config: ModelConfig, folder: Path) -> None:
-    """Fill a model, on any layout and sharding, from the files of a folder. The values are converted to the type of the
-    parameters.
+    """Fill a model, on any layout and sharding, from the files of a folder. The values are converted to the element
+    type of the parameters.
 
-    Each rank reads on its own, without communication. In addition to its share, a rank holds only a few megabytes at a
-    time. Raises `CheckpointError`, on all ranks, if tensors of the model are missing from the files, or if the files
-    hold other tensors.
+    Each rank reads without communication. In addition to its part of the model, a rank holds only a few megabytes at a
+    time. Raises `CheckpointError`, on all ranks, if the tensors in the files are not exactly the tensors of the model.
     """
     tensors = require_weights(config, folder)
     reshard(model)
@@ -33,7 +32,7 @@ def load_weights(model: nn.Module, config: ModelConfig, folder: Path) -> None:
 
 
 def require_weights(config: ModelConfig, folder: Path) -> dict[str, StoredTensor]:
-    """Find the tensors of a folder by their full names, and check that they are exactly the tensors of the model.
+    """List the tensors of a folder by their full names, after checking that they are exactly the tensors of the model.
 
     Raises `CheckpointError` for missing tensors, unknown tensors, and tensors with a different shape or type.
     """
@@ -42,20 +41,20 @@ def require_weights(config: ModelConfig, folder: Path) -> dict[str, StoredTensor
     shapes = published_shapes(config)
     if missing := [name for name in shapes if name not in tensors]:
         raise CheckpointError(
-            f"`{folder}` must hold all tensors of its `config.json`, but lacks {_named(missing)}. Download "
-            "the missing files."
+            f"`{folder}` must hold all tensors of the model in its `config.json`, but lacks {_named(missing)}. "
+            "Download the missing files."
         )
     if left := [name for name in tensors if name not in shapes and not is_harmless(config, name)]:
         raise CheckpointError(
-            f"`{folder}` must hold only the tensors of its `config.json`, but also has {_named(left)}. The "
-            "model computes something that Crosscut does not support."
+            f"`{folder}` must hold only the tensors of the model in its `config.json`, but also has "
+            f"{_named(left)}. Crosscut does not support this model. Choose another model."
         )
     for name, shape in shapes.items():
         tensor = tensors[name]
         if tensor.shape != shape:
             raise CheckpointError(
                 f"`{name}` in `{tensor.path}` must have the shape {list(shape)} from `config.json`, but has "
-                f"{list(tensor.shape)}."
+                f"{list(tensor.shape)}. Download the model again."
             )
         if tensor.dtype not in DTYPES:
             raise CheckpointError(

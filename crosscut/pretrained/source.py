@@ -1,4 +1,4 @@
-"""Search for a model at a place (a run, one of its checkpoints, or a Hugging Face folder), and its loading on each
+"""Search for a model in a run's folder, a checkpoint or a Hugging Face folder, and loading of the model on each
 rank.
 """
 
@@ -28,8 +28,8 @@ from crosscut.pretrained.loading import load_weights, require_weights
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
-    """A model that can be loaded, with the facts that prompts need. The object is small and can be sent to other
-    processes.
+    """A model that can be loaded, with the tokenizer and the special token ids that prompts need. The object is small
+    and can be sent to other processes.
     """
 
     name: str
@@ -40,19 +40,20 @@ class ModelSource:
     tokenizer: Path
     """Path of the `tokenizer.json`. The chat template, if any, is in the same folder."""
     end_of_text: int
-    """Id that ends a document. If there is no `begin_of_text`, it also starts a document."""
+    """Token id that ends a document. If `begin_of_text` is None, the same id also starts a document."""
     stops: tuple[int, ...] = ()
-    """Additional ids that end the generated text, such as the end of a turn."""
+    """Additional token ids that end the generated text, such as the end of a turn."""
     begin_of_text: int | None = None
-    """Id that the model expects at the start of every text. None if the model expects no id."""
+    """Token id that the model expects at the start of every text. None if the model expects no such id."""
     is_published: bool = False
-    """Whether `folder` holds a published model."""
+    """Whether `folder` holds a published model. If not, the folder is a checkpoint."""
 
     def load(self, mesh: ParallelMesh, *, precision: str = "float32") -> GPT:
-        """Load the model on one rank of any layout, with weights in the precision's own type, in evaluation mode.
+        """Load the model on one rank of any layout, in evaluation mode. The weights have the element type of
+        `precision`.
 
-        Every rank must call this method. Raises `ConfigError` for a precision without a type of its own, and
-        `CheckpointError` if the weights cannot be read.
+        Every rank must call this method. Raises `ConfigError` for a precision in which no model can run inference, such
+        as "float8", and `CheckpointError` if the weights cannot be read.
         """
         require_one_of("precision", precision, OF_MODELS)
         dtype = getattr(torch, PRECISIONS[precision].compute)
@@ -65,15 +66,18 @@ class ModelSource:
         return model.eval()
 
     def load_tokenizer(self) -> Tokenizer:
-        """Load the tokenizer with the model's end of text."""
+        """Load the tokenizer with the model's end-of-text id."""
         return Tokenizer.load(self.tokenizer, end_of_text=self.end_of_text)
 
 
 def find_model(place: str | Path) -> ModelSource:
-    """Find the model at a place: a run's folder (its newest good checkpoint), a checkpoint, or a Hugging Face folder.
+    """Find the model at `place`: a run's folder (its newest good checkpoint is used), a checkpoint, or a Hugging Face
+    folder.
 
     One process calls this function before the ranks start. It checks a checkpoint's files against their hashes, and a
-    published model's tensors against its `config.json`. Raises `ConfigError`, `CheckpointError` or `DataError`.
+    published model's tensors against its `config.json`. Raises `ConfigError` if there is no model or Crosscut does not
+    support the model, `CheckpointError` for missing or damaged weights, and `DataError` for a tokenizer that cannot be
+    read.
     """
     folder = folder_at(place)
     names = folder.files()
@@ -122,7 +126,7 @@ def _run_of(config: Mapping[str, Any], folder: Folder) -> tuple[RunConfig, Path 
     The model's shape comes from the checkpoint, because the folder may have changed since.
     """
     if not config:
-        raise CheckpointError(f"`{folder}` must be a checkpoint of a run, but does not name the run.")
+        raise CheckpointError(f"`{folder}` must be a checkpoint of a run, but contains no config of a run.")
     training = dict(config["training"])
     initial = training.pop("initialize_from", "")
     return load_run({**config, "training": training}), Path(initial) if initial else None

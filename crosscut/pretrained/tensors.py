@@ -2,7 +2,7 @@
 
 A rank requests the rows and columns that it holds, and receives them in blocks. A file that is mapped into memory
 counts as the rank's own memory, and the operating system maps more than the accessed pages. Therefore the file is
-opened for each block and closed after it, so that a rank never has more than one block of whole rows mapped.
+opened for each block and closed after the block, so that a rank never has more than one block of whole rows mapped.
 """
 
 import json
@@ -22,23 +22,24 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Allowed types of weights, by safetensors' names."""
+"""Element types that weights may have: torch's type by safetensors' name."""
 
 _BLOCK_BYTES = 1 << 22
 
 Region = tuple[slice, ...]
-"""Rows, or rows and columns, each with start and stop."""
+"""A region of a tensor: a slice of rows, or a slice of rows and a slice of columns. Each slice has a start and a
+stop."""
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a file."""
+    """A tensor in a safetensors file."""
 
     path: Path
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """Type by safetensors' name."""
+    """Element type by safetensors' name, such as "BF16"."""
 
 
 def list_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -87,9 +88,10 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def blocks(tensor: StoredTensor, region: Region) -> Iterator[tuple[int, Tensor]]:
-    """The blocks of a region, some rows at a time, each with the index of its first row in the region.
+    """Yield a region of a tensor as blocks of rows. Each block is paired with the index of its first row, counted from
+    the start of the region.
 
-    A block is mapped from the file. Copy it, and drop all references to it before requesting the next block.
+    A block is mapped from the file. Copy the block, and drop all references to it before requesting the next block.
     """
     rows, *columns = region
     row_bytes = math.prod(tensor.shape[1:]) * DTYPES[tensor.dtype].itemsize

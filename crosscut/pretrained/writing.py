@@ -22,7 +22,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class PlannedFile:
-    """A file to write and its tensors."""
+    """A safetensors file to write, with the tensors that it will contain."""
 
     name: str
     shapes: Mapping[str, tuple[int, ...]]
@@ -30,7 +30,9 @@ class PlannedFile:
 
 
 def plan_files(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, *, max_bytes: int) -> list[PlannedFile]:
-    """Distribute tensors, in their order, to files of at most `max_bytes`. A larger tensor gets a file of its own."""
+    """Distribute tensors, in their order, to files of at most `max_bytes` bytes. A tensor that is larger gets a file of
+    its own.
+    """
     groups: list[dict[str, tuple[int, ...]]] = [{}]
     filled = 0
     for name, shape in shapes.items():
@@ -47,7 +49,9 @@ def plan_files(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, *, max
 
 
 def write_tensors(folder: Folder, files: list[PlannedFile], dtype: torch.dtype, tensors: Iterator[Tensor]) -> None:
-    """Write the files, and an index if there are several. `tensors` must be in the order of the plan."""
+    """Write the files, and an index if there are several files. `tensors` yields the tensors in the order of
+    `files`.
+    """
     for file in files:
         with folder.create(file.name) as stream:
             stream.write(_header(file.shapes, dtype))

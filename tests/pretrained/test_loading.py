@@ -154,7 +154,7 @@ def test_missing_tensors_are_named(copied):
     with pytest.raises(CheckpointError) as error:
         check(folder)
     assert str(error.value) == (
-        f"`{folder}` must hold all tensors of its `config.json`, but lacks "
+        f"`{folder}` must hold all tensors of the model in its `config.json`, but lacks "
         "`model.layers.0.self_attn.k_proj.weight`, `model.layers.1.self_attn.k_proj.weight`. Download "
         "the missing files."
     )
@@ -210,7 +210,7 @@ def test_another_shape_is_named(copied):
         check(folder)
     assert str(error.value) == (
         f"`model.norm.weight` in `{folder}/model.safetensors` must have the shape [32] from `config.json`, "
-        "but has [31]."
+        "but has [31]. Download the model again."
     )
 
 
