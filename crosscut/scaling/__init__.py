@@ -1,5 +1,5 @@
-"""Scaling of training on this machine: the paper's study (section 5.1), measured.
+"""Scaling study on this machine: the paper's study (section 5.1), measured on real ranks.
 
-`cases` chooses the runs to compare, `measure` trains them in turns on real ranks, `study` combines both, and `report`
-shows the results beside the planner's forecasts.
+`cases` chooses the runs to compare, `measure` trains the runs in turns, `study` combines both steps, and `report` shows
+the results next to the planner's forecasts.
 """

@@ -1,9 +1,9 @@
-"""Runs of a measured study: those of the paper (section 5.1), as large as the available ranks allow.
+"""Runs of a measured study: the paper's runs (section 5.1), as large as the available ranks allow.
 
 For weak scaling (Figure 6), the model grows with the number of tensor ranks, so the parameters per rank stay about the
 same, and the batch grows with the number of data ranks. For strong scaling (Table 3), one model and one batch are run
-on more tensor ranks. The numbers of ranks are powers of two, because the idle ranks of a case are arranged in the same
-way as the active ones.
+on more tensor ranks. The numbers of ranks are powers of two, because the ranks that a case does not use are arranged in
+groups as large as the case.
 """
 
 from dataclasses import dataclass, replace
@@ -33,13 +33,14 @@ DEFAULT_RUNS: dict[str, dict[str, Any]] = {
         "training": {"batch_size": 8, "compile": "off"},
     },
 }
-"""Model and batch of one rank if no run is given: 8 sequences as in the paper, and the shape of the paper's smallest
-model. On a GPU, the model has the paper's hidden size; on a core, a sixth of it."""
+"""Model and batch of one rank if the user gives no run: 8 sequences as in the paper, with a model that has the heads of
+the paper's smallest model and a tenth of its layers. On a GPU, the model has the paper's hidden size; on a CPU core, a
+sixth of the paper's hidden size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """Cores or GPUs on which the ranks run."""
+    """CPU cores or GPUs on which the ranks run."""
 
     kind: Literal["cpu", "cuda"]
     count: int
@@ -48,24 +49,24 @@ class Devices:
     """Maximum number of ranks in a case."""
 
     def sharing(self, num_ranks: int) -> int:
-        """Number of ranks per core or GPU. Above 1 if there are more ranks than cores or GPUs."""
+        """Number of ranks per core or GPU, rounded up. Above 1 if there are more ranks than cores or GPUs."""
         return ceil(num_ranks / self.count)
 
 
 class Case(NamedTuple):
-    """A run, and the number of threads that each of its ranks uses on a CPU."""
+    """A run, and the number of threads that each rank of the run uses on a CPU."""
 
     run: ResolvedRun
     threads: int
 
 
 def choose_devices(name: str, ranks: int | None, *, cores: int, gpus: int) -> Devices:
-    """Choose GPUs if there are several, and cores otherwise. `name` is `training.device`, and `ranks` is the user's
-    maximum number of ranks.
+    """Choose GPUs if there are several, and CPU cores in all other cases. `name` is the value of `training.device`;
+    "cpu" and "cuda" decide the choice. `ranks` is the user's maximum number of ranks.
 
-    Without `ranks`, the maximum is the number of devices, but not more than the paper's 8. On cores it is at least 4,
-    so that the study shows the effect of oversubscription. Raises `ConfigError` if there are too few devices to
-    compare.
+    If `ranks` is None, the maximum is the number of devices, but not more than the paper's 8. On cores the maximum is
+    at least 4, so that the study shows the effect of oversubscription. Raises `ConfigError` if there are fewer than 2
+    devices or `ranks` is not possible.
     """
     kind: Literal["cpu", "cuda"] = "cuda" if name == "cuda" or (name == "auto" and gpus > 1) else "cpu"
     count, what, instead = cores, "core", "Give the process more cores"
@@ -81,15 +82,17 @@ def choose_devices(name: str, ranks: int | None, *, cores: int, gpus: int) -> De
     if ranks < 2 or ranks != _power_of_two(ranks):
         raise ConfigError(f"`--ranks` must be a power of two above 1, but is {ranks}. Try {_power_of_two(ranks)}.")
     if kind == "cuda" and ranks > count:
-        raise ConfigError(f"`--ranks` must be at most this machine's {count} GPUs, but is {ranks}.")
+        raise ConfigError(
+            f"`--ranks` must be at most this machine's {count} GPUs, but is {ranks}. Choose a smaller power of two."
+        )
     return Devices(kind=kind, count=count, most=ranks)
 
 
 def study_cases(run: ResolvedRun, devices: Devices) -> dict[Study, list[Case]]:
-    """Cases of every study, in the order of their numbers of ranks. A case may belong to several studies.
+    """Cases of every study, in ascending order of their numbers of ranks. A case may belong to several studies.
 
-    `run` is the run of a single rank. The sizes of its layout are replaced, and its batch is the batch of one data
-    rank. Raises `LayoutError` if the number of tensor ranks does not divide the model's heads.
+    `run` gives the model for one rank and the batch for one data rank. The numbers of ranks in its layout are replaced.
+    Raises `LayoutError` if the number of tensor ranks does not divide the model's heads.
     """
     sizes = [2**power for power in range(devices.most.bit_length())]
     grown = {tensor: grow(run.model, tensor) for tensor in sizes}
@@ -109,17 +112,17 @@ def study_cases(run: ResolvedRun, devices: Devices) -> dict[Study, list[Case]]:
 
 
 def whole_ranks(devices: Devices) -> int:
-    """Maximum number of ranks such that each rank has a device of its own."""
+    """Maximum number of ranks (a power of two) with which each rank has a device of its own."""
     return min(devices.most, _power_of_two(devices.count))
 
 
 def grow(model: ModelConfig, tensor: int) -> ModelConfig:
-    """The model for a number of tensor ranks, grown so that each rank has about as many parameters as the whole given
+    """Return a larger model for `tensor` ranks, so that each rank has about as many parameters as the whole given
     model.
 
     Width and depth share the growth as in Figure 6, and the head size stays the same. The number of heads grows with
-    the cube root of the number of ranks, rounded to a multiple of it, and the number of layers takes the rest. From the
-    16 heads of the paper's 1.2B model, this gives 20, 24 and 32 heads as in the paper.
+    the cube root of the number of ranks, rounded so that the ranks divide the heads. The number of layers grows by the
+    remaining factor. From the 16 heads of the paper's 1.2B model, this gives 20, 24 and 32 heads as in the paper.
     """
     group = model.num_heads // model.num_kv_heads
     unit = lcm(tensor, group)

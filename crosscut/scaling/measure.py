@@ -1,4 +1,4 @@
-"""Measurement of the cases of a scaling study: each case trains on real ranks, in turns with the others."""
+"""Measurement of the cases of a scaling study. Every case trains on real ranks, and the cases take turns."""
 
 import time
 from collections.abc import Sequence
@@ -25,12 +25,13 @@ _STEPS = 2
 
 
 def measure(cases: Sequence[Case], devices: Devices, *, turns: int) -> list[list[float]]:
-    """Return the seconds per step of each case, one value per turn: the seconds of the slowest rank.
+    """Return the seconds per step of each case, with one value per turn. A step takes as long as its slowest rank.
 
-    All ranks are started once. In each turn, every case takes two steps while ranks that it does not use wait. Only the
-    second step is counted, because the first one finds the heap as another case left it and allocates new memory. Each
-    turn starts with a different case, so that other load on the machine affects all cases. Raises `ConfigError` before
-    a rank starts if the machine does not support a run, or under torchrun; `RankFailure` if a rank fails.
+    All ranks are started once. In each turn, every case takes two steps, and ranks that the case does not use wait.
+    Only the second step is counted, because the first step after another case also spends time on allocating memory.
+    Each turn starts with a different case, so that other load on the machine affects all cases. Before a rank starts,
+    raises `ConfigError` if the machine does not support a run, and under torchrun. Raises `RankFailure` if a rank
+    fails.
     """
     if was_started():
         raise ConfigError(
@@ -48,7 +49,9 @@ def _train_on_rank(turns: int, cases: list[Case], device: torch.device) -> list[
 
 
 def train_in_turns(cases: Sequence[Case], turns: int, everyone: ParallelMesh) -> list[list[float]]:
-    """Measure as `measure` does, on ranks already started. Every rank along `everyone`'s data axis must call this."""
+    """Measure the cases on ranks that have already started, and return the same values as `measure`. The mesh
+    `everyone` has all ranks along its data axis. Every rank must call this function.
+    """
     rank = everyone.data.rank
     stepping = [Stepping(case, everyone.device, rank) for case in cases]
     seconds: list[list[float]] = [[] for _ in cases]
@@ -65,12 +68,14 @@ def train_in_turns(cases: Sequence[Case], turns: int, everyone: ParallelMesh) ->
 
 
 def order(turn: int, num_cases: int) -> list[int]:
-    """Return the order of the cases in a turn. Each turn starts with the next case."""
+    """Indices of the cases in the order in which they run in a turn. Each turn starts one case later than the previous
+    turn.
+    """
     return [(turn + place) % num_cases for place in range(num_cases)]
 
 
 class Stepping:
-    """One case on one rank: a trainer on the ranks that the case uses, nothing on the others."""
+    """Training steps of one case on one rank. Ranks that the case does not use do nothing."""
 
     def __init__(self, case: Case, device: torch.device, rank: int) -> None:
         run = case.run
@@ -80,7 +85,9 @@ class Stepping:
         self._trainer = Trainer(run, mesh) if rank < run.layout.world_size else None
 
     def step(self, number: int) -> float:
-        """Run one optimizer step. Returns its seconds on this rank, or 0 if the case does not use this rank."""
+        """Run one optimizer step. Returns the seconds of the step on this rank, or 0 if the case does not use this
+        rank.
+        """
         if self._trainer is None:
             return 0.0
         if self._device.type == "cpu":

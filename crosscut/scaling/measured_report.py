@@ -11,7 +11,7 @@ _LEGEND = ("linear", "measured", "forecast")
 
 
 def measured_report(results: Results) -> Report:
-    """Report with all sections. Forecasts are included if a device is given."""
+    """Build the report of a measured study. The report includes forecasts if the results have them."""
     sections = [_weak_tensor(results), _weak_data(results), _strong(results)]
     if "process" in results.studies:
         sections.append(_process(results))

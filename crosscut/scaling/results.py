@@ -1,4 +1,4 @@
-"""Results of a measured study, and their form in a file."""
+"""Results of a measured study, and their form in a JSON file."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from crosscut.scaling.cases import Case, Devices, Study
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One case with its measured seconds."""
+    """One case with its measured seconds per step."""
 
     num_layers: int
     hidden_size: int
@@ -28,17 +28,17 @@ class Row:
     threads: int
     """Number of threads per rank."""
     sharing: int
-    """Number of ranks per device."""
+    """Number of ranks per core or GPU."""
     flops: int
-    """FLOPs of the model per step, over all ranks."""
+    """Floating-point operations of the model per step, over all ranks."""
     seconds: tuple[float, ...]
     """Seconds of a step, in the order of the turns."""
     forecast: float | None
-    """Seconds of a step as forecast by the planner. None if no device is given."""
+    """Planner's forecast of the seconds of a step. None if the user names no device to forecast (`--gpu`)."""
 
     @property
     def median(self) -> float:
-        """Median of the seconds of a step."""
+        """Median seconds of a step over all turns."""
         return median(self.seconds)
 
     @property
@@ -48,7 +48,7 @@ class Row:
 
     @property
     def flops_per_second(self) -> float:
-        """FLOP/s of the model, over all ranks."""
+        """Floating-point operations of the model per second, over all ranks."""
         return self.flops / self.median
 
 
@@ -64,7 +64,7 @@ class Results:
     precision: str
     turns: int
     device_file: str
-    """Name of the device for the forecasts. Empty if no device is given."""
+    """Name of the device that the forecasts assume. Empty if there are no forecasts."""
     studies: Mapping[Study, Sequence[Row]]
 
     def to_json(self) -> str:
@@ -83,7 +83,7 @@ class Results:
 
 
 def row_of(case: Case, seconds: Sequence[float], devices: Devices, hardware: Hardware | None) -> Row:
-    """Row for a case: the measured seconds and, if a device is given, the planner's forecast."""
+    """Row for a case: the measured seconds and, if `hardware` is given, the planner's forecast."""
     run = case.run
     return Row(
         num_layers=run.model.num_layers,
@@ -102,8 +102,8 @@ def row_of(case: Case, seconds: Sequence[float], devices: Devices, hardware: Har
 
 
 def forecast_seconds(case: Case, devices: Devices, hardware: Hardware) -> float:
-    """The planner's forecast for a case. A rank has the share of the processor that its threads use, or less if more
-    ranks than cores share the processor.
+    """Seconds of a step as the planner forecasts them for a case. Each rank has the share of the processor that its
+    threads use, or a smaller share if more ranks than cores share the processor.
     """
     ranks = case.run.layout.world_size
     sharing = max(devices.count // case.threads, ranks)

@@ -1,4 +1,4 @@
-"""The whole study, from the user's arguments to the results."""
+"""A whole measured study, from the user's arguments to the results."""
 
 import platform
 from collections.abc import Sequence
@@ -19,7 +19,9 @@ from crosscut.training.precision import resolve_on
 
 
 def measured_study(arguments: Sequence[str], *, gpu: str | None, ranks: int | None, turns: int) -> Results:
-    """Train all studies for a run's file, or for the default model, with overrides.
+    """Measure all studies. `arguments` are a run's file and overrides; without a file, the default model is used. `gpu`
+    names the device to forecast, or is None for no forecasts. `ranks` is the maximum number of ranks, or None for the
+    default.
 
     Raises `ConfigError` or `LayoutError` before a rank starts.
     """
