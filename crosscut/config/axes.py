@@ -2,8 +2,9 @@
 
 The role determines what ranks along the axis compute and store:
 
-- A loss is normalised, and gradients are summed, over the axes of tokens (`splits_tokens`).
-- Along the axes of tokens, ranks hold identical bits of every parameter, unless each rank stores a slice
+- Along some axes, ranks see different tokens (`splits_tokens`). A loss is normalised, and gradients are summed, over
+  these axes.
+- Along an axis with different tokens, ranks hold identical bits of every parameter, unless each rank stores a slice
   (`holds_copies`). Along an axis that cuts parameters, ranks hold identical bits of the parameters that are not cut.
 - The gradient norm counts every element once. For each parameter, the squares are summed over the axes that cut the
   parameter or store slices of it. The parameter's placement names these axes. The squares are also summed over the axes
@@ -23,10 +24,10 @@ from crosscut.config.checks import divisors
 
 
 class Role(StrEnum):
-    """Role of an axis: the split that the axis makes between its ranks."""
+    """Role of an axis: the difference between the ranks along the axis."""
 
     OWNS = "owns parameters"
-    """Each rank has parameters that the others lack."""
+    """Each rank has parameters that the other ranks do not have."""
     TOKENS = "tokens"
     """Each rank has its own tokens, and all ranks use the same parameters."""
     CUTS = "cuts parameters"
@@ -40,12 +41,14 @@ class AxisRow:
 
     name: str
     option: str
-    """Field of `Layout` that sets the size. The sizes of all axes with this field multiply to its value."""
+    """Field of `Layout` that sets the size. If several axes have the same field, the product of their sizes is the
+    value of the field."""
     shares: str
     """Words for messages and documentation that say what the ranks along the axis share."""
     role: Role
     stores_slices: bool = False
-    """Whether each rank stores a slice of every parameter, and gathers the others' slices to use it."""
+    """Whether each rank stores a slice of every parameter, and gathers the slices of the other ranks to use the
+    parameter."""
     is_folded: bool = False
     """Whether the axis reuses the ranks of other axes, so that the axis does not multiply the number of ranks."""
     is_permanent: bool = False
@@ -55,7 +58,9 @@ class AxisRow:
 
     @property
     def splits_tokens(self) -> bool:
-        """Whether ranks along the axis see different tokens. Losses, counts and gradients are summed over it."""
+        """Whether ranks along the axis see different tokens. If so, losses, counts and gradients are summed over the
+        axis.
+        """
         return self.role is Role.TOKENS
 
     @property
@@ -94,20 +99,23 @@ AXES = (
 """All axes, outermost first."""
 
 OPTIONS = {option: tuple(rows) for option, rows in groupby(AXES, key=lambda row: row.option)}
-"""The axes that each field of `Layout` sizes, outermost first."""
+"""Rows of the axes whose size a field of `Layout` sets, by field, outermost first."""
 
 
 _ROLES = {name: row.role for row in AXES for name in (row.name, row.option)}
 
 
 def role_of(name: str) -> Role:
-    """Role of an axis. `name` is the axis, or its field of `Layout`; the axes of one field have the same role."""
+    """Role of an axis. `name` is the name of the axis or a field of `Layout`. All axes of a field have the same
+    role.
+    """
     return _ROLES[name]
 
 
 def arrangements(num_ranks: int) -> Iterator[dict[str, int]]:
-    """All ways to arrange ranks along the supported axes, as sizes by field of `Layout`. Their product is the number of
-    ranks. The innermost axis comes first in each result and has its smallest size in the first result.
+    """Yield all ways to arrange `num_ranks` ranks along the supported axes. Each result maps the fields of `Layout` to
+    sizes, and the product of the sizes is `num_ranks`. The innermost axis comes first, and its size grows from result
+    to result.
     """
     options = [name for name, (row, *_) in OPTIONS.items() if row.is_supported and not row.is_folded]
     return _arranged(num_ranks, options[::-1])

@@ -26,19 +26,19 @@ def listed(items: Iterable[object]) -> str:
 
 
 def require_at_least(name: str, value: float, minimum: float) -> None:
-    """Raise unless `value >= minimum`."""
+    """Raise `ConfigError` unless `value >= minimum`. The message names the field `name`."""
     if not value >= minimum:
         raise ConfigError(f"`{name}` must be at least {minimum}, but is {value}.")
 
 
 def require_fraction(name: str, value: float) -> None:
-    """Raise unless `0 <= value < 1`."""
+    """Raise `ConfigError` unless `0 <= value < 1`. The message names the field `name`."""
     if not 0 <= value < 1:
         raise ConfigError(f"`{name}` must be at least 0 and below 1, but is {value}.")
 
 
 def require_one_of(name: str, value: str, allowed: Iterable[str]) -> None:
-    """Raise unless `value` is one of `allowed`."""
+    """Raise `ConfigError` unless `value` is one of `allowed`. The message names the field `name`."""
     if value not in (choices := list(allowed)):
         raise ConfigError(f"`{name}` must be {listed(repr(c) for c in choices)}, but is {value!r}.")
 

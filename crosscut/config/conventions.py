@@ -1,10 +1,11 @@
-"""Conventions shared by packages that never import each other."""
+"""Conventions that are shared by packages that never import each other."""
 
 from pathlib import Path
 from types import MappingProxyType
 
 IGNORED = -100
-"""Target that is excluded from the loss. `data` writes it and `parallel` skips it."""
+"""Target id that excludes a token from the loss. The package `data` writes this id, and the package `parallel` skips
+it."""
 
 CONFIG_FILE = "config.toml"
 """File of the resolved config, in the run's folder."""
@@ -16,23 +17,27 @@ TOKENS_FOLDER = "tokens"
 """Folder of the token shards, in the run's folder."""
 
 INITIAL_FOLDER = "initial"
-"""Folder with the files of the published model that the run starts from, without the weights, in the run's folder."""
+"""Folder, in the run's folder, with the files of the published model from which the run starts. The weights are left
+out."""
 
 LOOK = Path(__file__).parent / "look.css"
 """Style sheet that every HTML page includes."""
 
 VOCABULARY_MULTIPLE = 128
-"""Each rank's share of the vocabulary is a multiple of this, so that the logit product has an efficient shape (paper,
-section 5.1)."""
+"""Each rank's share of the vocabulary is a multiple of this number, so that the logit product has an efficient shape
+(paper, section 5.1)."""
 
 LOGITS_AT_ONCE = MappingProxyType({"cpu": 1 << 24, "cuda": 1 << 29})
-"""Maximum number of logits that the loss holds on one rank at a time; it decides how many tokens form a chunk. On the
-CPU they take 64 MiB in float32. On a GPU, adding a chunk's gradient to the gradient of the whole embedding costs as
-much as the products of some hundred tokens, so GPU chunks have thousands of tokens."""
+"""Maximum number of logits that the loss holds on one rank at a time, by kind of device. This maximum determines the
+number of tokens in a chunk. On the CPU, the logits of a chunk take at most 64 MiB in float32. On a GPU, a chunk has
+thousands of tokens, because adding a chunk's gradient to the gradient of the whole embedding costs as much as the
+products of some hundred tokens."""
 
 
 def padded_vocab_size(vocab_size: int, tensor: int) -> int:
-    """Vocabulary size after padding: the next multiple of 128 x tensor ranks. Padded entries get no probability."""
+    """Vocabulary size after padding: the next multiple of 128 times the number of tensor ranks. Padded entries get no
+    probability.
+    """
     multiple = VOCABULARY_MULTIPLE * tensor
     return -(-vocab_size // multiple) * multiple
 
@@ -53,21 +58,23 @@ BUCKET_BYTES = 32 << 20
 """Size of a gradient bucket in bytes. A full bucket is sent to the other data ranks."""
 
 PIECE_ELEMENTS = 1 << 24
-"""Number of elements of each moment in one piece, if the optimizer steps from host memory. In float32, a piece has 64
-MiB, which a bus of 25 GB/s moves in 3 ms."""
+"""Number of elements of each AdamW moment in one piece. If the moments are in host memory, the optimizer moves them to
+the device in such pieces. In float32, a piece takes 64 MiB, which a bus of 25 GB/s moves in 3 ms."""
 
 AMPERE = (8, 0)
-"""First NVIDIA compute capability with bfloat16 products, and the first that FlashAttention supports."""
+"""Compute capability of NVIDIA's Ampere, the first architecture with bfloat16 products and the first that
+FlashAttention supports."""
 
 
 def takes_shared_heads(compute: str, *, head_size: int, dropout: float, capability: tuple[int, int]) -> bool:
     """Whether a GPU's attention kernel accepts fewer key and value heads than query heads.
 
-    FlashAttention accepts this. It needs a 2-byte element type (`compute`, by torch's name), compute capability 8.0
-    (Ampere) or newer, and a head size of at most 256. GPUs with less shared memory (8.6 to 8.9 and 12.x) support head
-    sizes above 192 only in part. In all other cases except float64, PyTorch uses its memory-efficient kernel, which
-    requires equal numbers of heads (up to PyTorch 2.13: `can_use_mem_efficient_attention`). There the keys and values
-    are repeated, because PyTorch would otherwise fall back to a kernel that keeps all scores in memory.
+    Only FlashAttention accepts fewer heads. FlashAttention needs a 2-byte element type (`compute`, by torch's name),
+    compute capability 8.0 (Ampere) or newer, and a head size of at most 256. GPUs with less shared memory (8.6 to 8.9
+    and 12.x) support head sizes above 192 only in part. In all other cases except float64, PyTorch uses its
+    memory-efficient kernel, which requires equal numbers of heads (up to PyTorch 2.13:
+    `can_use_mem_efficient_attention`). For this kernel the keys and values are repeated, because PyTorch would
+    otherwise fall back to a kernel that keeps all scores in memory.
     """
     if compute not in ("bfloat16", "float16") or capability < AMPERE or head_size > 256:
         return False
@@ -76,24 +83,26 @@ def takes_shared_heads(compute: str, *, head_size: int, dropout: float, capabili
 
 
 def keeps_scores(compute: str, *, capability: tuple[int, int]) -> bool:
-    """Whether a GPU supports an element type only in PyTorch's plain attention kernel, which keeps sequence x sequence
-    scores per head.
+    """Whether a GPU supports an element type only in PyTorch's plain attention kernel. The plain kernel keeps sequence
+    x sequence scores for each head.
     """
     return compute == "float64" or (compute == "bfloat16" and capability < AMPERE)
 
 
 OVERLAPPED_ELEMENTS = 1 << 22
-"""Minimum number of elements in a piece that gets a collective of its own: 8 MiB in bfloat16. A smaller message ends
-before the product that it overlaps with."""
+"""Minimum number of elements in a piece that is sent in a collective of its own: 8 MiB in bfloat16. A smaller message
+ends before the product with which it overlaps, so smaller pieces are not worthwhile."""
 
 
 def num_pieces(sequences: int, elements: int) -> int:
     """Number of pieces into which a product is split under sequence parallelism, so that one piece is sent while
-    another is multiplied.
+    another piece is multiplied.
 
-    The `sequences` of the micro-batch are split into two halves if each half has enough of the `elements` that are
-    sent; otherwise the product is not split. The split is between sequences rather than within them. Half of each
-    rank's tokens would be a separate stretch of the sequence for each rank after the gather. The weight gradient would
-    then need a copy of its input, or one accumulation per stretch.
+    The product is split in two if the number of `sequences` in the micro-batch is even and each half of the `elements`
+    to send is large enough. If not, the product stays whole.
+
+    Each piece consists of whole sequences. With half of each sequence as a piece, the gathered tokens of a piece would
+    be separate stretches of the sequence, one stretch per rank. The weight gradient would then need a copy of its
+    input, or one accumulation per stretch.
     """
     return 2 if sequences % 2 == 0 and elements >= 2 * OVERLAPPED_ELEMENTS else 1

@@ -5,8 +5,8 @@ Every message follows one grammar: the name, what it must be, what it is, what t
 
 
 class CrosscutError(Exception):
-    """Base of all errors that are caused by the user's input rather than a bug. The command line shows them without a
-    traceback.
+    """Base of all errors that are caused by the user's input rather than a bug. The command line shows such an error
+    without a traceback.
     """
 
     is_told = False

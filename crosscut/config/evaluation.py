@@ -21,26 +21,27 @@ class EvaluationConfig:
     """Evaluation during training, by the paper's protocols (section 4.2, docs/evaluation.md)."""
 
     every: int = 0
-    """Steps between evaluations. The last step is always evaluated if a task is given. 0 evaluates only the last
-    step."""
+    """Number of steps between evaluations. If a task is given, the last step is always evaluated. 0 evaluates only the
+    last step."""
 
     wikitext103: str = ""
-    """File of WikiText-103, `wiki.test.tokens` or `wiki.test.raw`, to score by perplexity per word. Empty skips this
-    task."""
+    """File of WikiText-103, `wiki.test.tokens` or `wiki.test.raw`. The score is the perplexity per word. Empty skips
+    this task."""
 
     lambada: str = ""
-    """File of LAMBADA in its raw form, .jsonl or one passage per line, to score by accuracy of the last word. Empty
-    skips this task."""
+    """File of LAMBADA in its raw form: .jsonl, or one passage per line. The score is the accuracy of the last word.
+    Empty skips this task."""
 
     text: tuple[str, ...] = ()
-    """Files, folders or globs of your own text, in the formats of `data.text`, to score by perplexity per token and per
-    document, and by bits per byte."""
+    """Files, folders or globs of your own text, in the formats of `data.text`. The scores are the perplexity per token
+    and per document, and the bits per byte. Empty skips this task."""
 
     text_key: str = "text"
     """Key (jsonl) or column (parquet) of the text."""
 
     window: int = 0
-    """Window of the model in tokens. 0 means the paper's 1024, or the model's maximum if that is less."""
+    """Number of tokens that the model sees at once. 0 means 1024 as in the paper, or the model's maximum if the maximum
+    is smaller."""
 
     overlap: int = 32
     """Number of tokens by which the window advances (the paper's overlap o). Each window except the first scores only
@@ -51,7 +52,7 @@ class EvaluationConfig:
     paper's number of tokens; `invertible` uses rules that lose no information."""
 
     batch_size: int = 8
-    """Windows per forward pass of a data rank. The scores do not depend on it."""
+    """Number of windows per forward pass of one data rank. The scores do not depend on this number."""
 
     def __post_init__(self) -> None:
         require_at_least("evaluation.every", self.every, 0)
@@ -71,19 +72,19 @@ class EvaluationConfig:
         return bool(self.wikitext103 or self.lambada or self.text)
 
     def window_for(self, longest: int) -> int:
-        """Window for a model that reads at most `longest` tokens. Raises `ConfigError` if the configured window or
-        overlap is too large.
+        """Window in tokens, for a model that reads at most `longest` tokens. Raises `ConfigError` if the configured
+        window or overlap is too large.
         """
         if self.window > longest:
             raise ConfigError(
                 f"`evaluation.window` must be at most the model's maximum of {longest} tokens, but is "
-                f"{self.window}. Remove it to use {min(longest, PAPERS_WINDOW)}."
+                f"{self.window}. Remove `evaluation.window` to use {min(longest, PAPERS_WINDOW)}."
             )
         window = self.window or min(longest, PAPERS_WINDOW)
         slides = self.wikitext103 or self.text  # each passage of LAMBADA is a single window
         if slides and self.overlap > window:
             raise ConfigError(
                 f"`evaluation.overlap` must be at most the window's {window} tokens, but is {self.overlap}. Try "
-                f"{window} for windows that share no token, or less."
+                f"{window}, for windows that share no token, or a smaller number."
             )
         return window

@@ -1,4 +1,4 @@
-"""Layout of the ranks: sizes of the axes of `axes.AXES`, and properties of the ranks along them."""
+"""Layout of the ranks: the size of each axis in `axes.AXES`, and properties that follow from the sizes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _NOT_FOLDED = tuple(option for option, (row, *_) in OPTIONS.items() if not row.i
 
 
 class ZeroStage(Choice):
-    """State that data ranks share: the stages of ZeRO."""
+    """Stage of ZeRO: the state that is sharded over the data ranks."""
 
     NONE = "none"
     ZERO2 = "zero2"
@@ -25,9 +25,9 @@ class ZeroStage(Choice):
 class Layout:
     """Number of ranks along each axis. No layout changes the model that is trained.
 
-    The same file works on a cluster and on a laptop: `sequence_parallel` with one tensor rank, and `sharding` with one
-    data rank, have no effect and give no warning. `shard_group` and `symmetric_memory` raise `LayoutError` without the
-    ranks that they need.
+    The same file works on a cluster and on a laptop: `sequence_parallel` has no effect with one tensor rank, `sharding`
+    has no effect with one data rank, and no warning is given. Two options are stricter and raise `LayoutError`:
+    `shard_group` needs `sharding`, and `symmetric_memory` needs sequence parallelism over several tensor ranks.
 
     Tensor groups are adjacent ranks, and data groups stride across them, as in the paper's Figure 5: rank = data_rank *
     tensor + tensor_rank.
@@ -35,11 +35,11 @@ class Layout:
 
     tensor: int = 1
     """Number of ranks that share every layer. Each rank holds some columns of a sublayer's first matrix and some rows
-    of its second. Must divide the number of heads.
+    of the second matrix. Must divide the number of heads.
     """
 
     data: int = 1
-    """Number of data-parallel ranks. Each trains on its own part of the batch."""
+    """Number of data-parallel ranks. Each data rank trains on its own part of the batch."""
 
     context: int = 1
     """Number of ranks that share each sequence. Must be 1: Crosscut cannot split sequences yet."""
@@ -51,9 +51,8 @@ class Layout:
     """Number of ranks that share the experts of a layer. Must be 1: Crosscut has no experts yet."""
 
     sequence_parallel: bool = False
-    """Whether layer norms, dropout and residuals are also split over the tensor ranks, along the sequence. The
-    activations between the cut matrices then take 1 / `tensor` of the memory, and the backward pass sends half as much
-    again.
+    """Whether layer norms, dropout and residuals are also split over the tensor ranks, along the sequence. The split
+    reduces the memory of their activations to 1 / `tensor`. In return, the backward pass sends 1.5 times as much data.
     """
 
     sharding: ZeroStage = ZeroStage.NONE
@@ -62,13 +61,13 @@ class Layout:
     """
 
     shard_group: int = 0
-    """Number of adjacent data ranks that share one copy under `sharding`, such as the ranks of a node. Each group holds
-    a whole copy. 0 means one group of all data ranks.
+    """Number of adjacent data ranks that together hold one copy of the state that `sharding` shards, such as the ranks
+    of a node. 0 means that all data ranks together hold one copy.
     """
 
     symmetric_memory: bool = False
-    """Whether products of the tensor ranks overlap with their gathers piece by piece, through PyTorch's symmetric
-    memory. Needs sequence parallelism, and GPUs that can access each other's memory.
+    """Whether the matrix products of the tensor ranks are split into pieces that overlap with their own gathers,
+    through PyTorch's symmetric memory. Needs sequence parallelism, and GPUs that can access each other's memory.
     """
 
     def __post_init__(self) -> None:
@@ -80,7 +79,8 @@ class Layout:
         if self.symmetric_memory and not self.splits_sequence:
             raise LayoutError(
                 "`layout.symmetric_memory` needs sequence parallelism over several tensor ranks, but is set for "
-                f"{self}. Set layout.sequence_parallel=true and layout.tensor above 1, or remove it."
+                f"{self}. Set layout.sequence_parallel=true and layout.tensor above 1, or remove "
+                "`layout.symmetric_memory`."
             )
 
     def _check_size(self, row: AxisRow) -> None:
@@ -89,7 +89,7 @@ class Layout:
         if size > 1 and not row.is_supported:
             raise LayoutError(
                 f"`layout.{row.option}` must be 1, because this version of Crosscut has no {row.option} parallelism, "
-                f"but is {size}. Remove it, and raise layout.tensor or layout.data instead."
+                f"but is {size}. Remove `layout.{row.option}`, and raise layout.tensor or layout.data instead."
             )
 
     def _check_shard_group(self) -> None:
@@ -111,7 +111,7 @@ class Layout:
 
     @property
     def shard_size(self) -> int:
-        """Number of data ranks that share one copy of gradients and optimizer state; 1 if each rank holds a whole
+        """Number of data ranks that share one copy of gradients and optimizer state. 1 if each rank holds a whole
         copy.
         """
         return 1 if self.sharding is ZeroStage.NONE else self.shard_group or self.data
@@ -123,17 +123,17 @@ class Layout:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Number of ranks along each axis of the table, by name, outermost first."""
+        """Number of ranks along each axis of `AXES`, by the axis's name, outermost first."""
         parts = {"replica": self.num_replicas, "shard": self.shard_size}
         return {row.name: parts.get(row.name) or getattr(self, row.option) for row in AXES}
 
     @property
     def axes(self) -> dict[str, int]:
-        """Number of ranks along each axis in use, by its field, outermost first. `replica` and `shard` count as one
-        axis, `data`.
+        """Number of ranks along each axis in use, by the axis's field in `Layout`, outermost first. `replica` and
+        `shard` count as one axis, `data`.
 
-        An axis is in use if it is permanent or has several ranks. Folded axes are left out, so the product of the sizes
-        is the number of ranks.
+        An axis is in use if it has several ranks or is permanent (`AxisRow.is_permanent`). Axes that reuse the ranks of
+        other axes (`AxisRow.is_folded`) are left out, so the product of the sizes is the number of ranks.
         """
         in_use = {}
         for option, (row, *_) in OPTIONS.items():
@@ -146,7 +146,8 @@ class Layout:
     def mesh_axes(self) -> dict[str, int]:
         """Number of ranks along each axis of the device mesh, by name, outermost first.
 
-        These are the axes in use. If both `replica` and `shard` have several ranks, they replace `data`.
+        The mesh has the axes in use (see `axes`). If both `replica` and `shard` have several ranks, these two axes take
+        the place of `data`.
         """
         mesh: dict[str, int] = {}
         sizes = self.sizes
@@ -157,17 +158,17 @@ class Layout:
 
     @property
     def token_axes(self) -> tuple[str, ...]:
-        """Axes of the device mesh along which several ranks see different tokens."""
+        """Names of the device mesh's axes along which several ranks see different tokens."""
         return self._mesh_axes_of(lambda row: row.splits_tokens)
 
     @property
     def copy_axes(self) -> tuple[str, ...]:
-        """Axes of the device mesh along which several ranks hold copies of every parameter."""
+        """Names of the device mesh's axes along which several ranks hold copies of every parameter."""
         return self._mesh_axes_of(lambda row: row.holds_copies)
 
     @property
     def slice_axes(self) -> tuple[str, ...]:
-        """Axes of the device mesh along which several ranks each store a slice of every parameter."""
+        """Names of the device mesh's axes along which several ranks each store a slice of every parameter."""
         return self._mesh_axes_of(lambda row: row.stores_slices)
 
     def _mesh_axes_of(self, has_role: Callable[[AxisRow], bool]) -> tuple[str, ...]:
@@ -176,7 +177,9 @@ class Layout:
         return tuple(dict.fromkeys(row.name if row.name in mesh else row.option for row in rows))
 
     def place_of(self, rank: int) -> dict[str, int]:
-        """Position of a rank along each axis of the table, by name, outermost first. Folded axes are left out."""
+        """Position of a rank along each axis of `AXES`, by the axis's name, outermost first. Axes that reuse the ranks
+        of other axes are left out.
+        """
         sizes, place = self.sizes, {}
         for row in reversed(AXES):
             if not row.is_folded:
@@ -189,7 +192,9 @@ class Layout:
         return prod(getattr(self, option) for option in _NOT_FOLDED)
 
     def stride_of(self, axis: str) -> int:
-        """Distance between neighbours along an axis: the product of the sizes of the axes inside it."""
+        """Difference between the numbers of two neighbouring ranks along an axis. This is the product of the sizes of
+        all axes further inside.
+        """
         return _strides(self)[axis]
 
     @property

@@ -30,9 +30,9 @@ def load_run(
 
     `source` is a TOML file or a table that is already parsed. `overrides` are strings `section.key=value`, with the
     value in TOML syntax; a bare word is a string. An override of `model.preset` replaces the file's preset, or the
-    whole model section if the file has no preset. A given `layout` replaces the layout of file and overrides. Raises
-    `ConfigError` for a file that does not exist or does not parse, for an unknown key (the message names the nearest
-    key), and for a value of the wrong type or out of range.
+    whole model section if the file has no preset. A given `layout` replaces the layout section of the file and all
+    overrides of this section. Raises `ConfigError` for a file that does not exist or does not parse, for an unknown key
+    (the message names the nearest key), and for a value of the wrong type or out of range.
     """
     table = _read(source)
     overrides = tuple(overrides)
@@ -48,8 +48,8 @@ def load_run(
 
 
 def load_corpus(source: Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> CorpusConfig:
-    """Load a corpus in the way that `load_run` loads a run. Overrides cannot change the sources. Raises
-    `ConfigError`.
+    """Load a corpus from a TOML file or a parsed table, with overrides as in `load_run`. Overrides cannot change the
+    sources. Raises `ConfigError`.
     """
     table = _read(source)
     _override(table, overrides)
@@ -57,12 +57,14 @@ def load_corpus(source: Path | Mapping[str, Any], overrides: Iterable[str] = ())
 
 
 def is_corpus(path: Path) -> bool:
-    """Whether a TOML file describes a corpus rather than a run: a corpus has sources. Raises `ConfigError`."""
+    """Whether a TOML file describes a corpus rather than a run. Only a corpus has the key `sources`. Raises
+    `ConfigError` if the file cannot be read.
+    """
     return "sources" in _read_toml(path)
 
 
 def load_layout(text: str) -> Layout:
-    """Parse a layout such as `tensor=4,data=2`. Axes that are not named have their default sizes. Raises
+    """Parse a layout such as `tensor=4,data=2`. Axes that the text does not name have their default sizes. Raises
     `ConfigError`.
     """
     table: Table = {}
@@ -107,7 +109,8 @@ def _read_toml(path: Path) -> Table:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
-            f"`{path}` must be a TOML file, but does not exist. Try `examples/gpt2-small.toml`, or no file for a demo."
+            f"`{path}` must be a TOML file, but does not exist. Try `examples/gpt2-small.toml`, or name no file to "
+            "run a demo."
         ) from None
     except OSError as error:
         raise ConfigError(f"`{path}` must be a readable TOML file, but is not: {error.strerror}.") from None
@@ -221,7 +224,7 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
     if typing.get_origin(kind) is tuple and dataclasses.is_dataclass(item := typing.get_args(kind)[0]):
         if isinstance(value, list | tuple):
             return tuple(_build(typing.cast(type, item), table, name) for table in value)
-        raise ConfigError(f"`{name}` must be sections, each headed [[{name}]], but is {value!r}.")
+        raise ConfigError(f"`{name}` must be one or more sections [[{name}]], but is {value!r}.")
     if typing.get_origin(kind) is tuple:
         items = [value] if isinstance(value, str) else value
         if isinstance(items, list | tuple) and all(isinstance(item, str) for item in items):

@@ -1,6 +1,5 @@
-"""Facts about the machine and the parent process, for packages that never import each other.
-
-`data` starts processes that tokenize, and `launch` starts ranks.
+"""Facts about the machine and the parent process. This module is shared by the packages `data`, which starts processes
+that tokenize, and `launch`, which starts ranks, because they never import each other.
 """
 
 import multiprocessing
@@ -11,13 +10,13 @@ from pathlib import Path
 
 
 def available_cores() -> int:
-    """Number of cores that this process may use."""
+    """Number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processor_name() -> str:
-    """Processor's name as its maker gives it, or the processor's architecture if the system does not provide the
-    name.
+    """Name of the processor as its maker gives it. If the system does not provide the name, the processor's
+    architecture is returned.
     """
     return _processor_fact("model name") or platform.processor() or platform.machine()
 
@@ -41,8 +40,8 @@ def _processor_fact(name: str) -> str:
 def leave_with_parent() -> None:
     """End this process as soon as its parent process ends, even if the parent is killed by SIGKILL.
 
-    Without this, the process would continue to work and write files beside the run that replaces it. The call has no
-    effect in a process that `multiprocessing` did not start.
+    Without this call, the process would go on writing files although the run has ended and a new run may write the same
+    files. The call has no effect in a process that `multiprocessing` did not start.
     """
     threading.Thread(target=_wait_for_parent, daemon=True, name="leave with parent").start()
 

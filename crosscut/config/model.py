@@ -30,7 +30,7 @@ class FeedForward(Choice):
 
 
 class Biases(Choice):
-    """Matrices of a layer that have a bias."""
+    """Choice of the matrices of a layer that have a bias."""
 
     ALL = "all"
     QKV = "qkv"
@@ -48,7 +48,7 @@ class ModelConfig:
     - Qwen2: as Llama, with `biases = "qkv"`
     - Qwen3: as Llama, with `qk_norm = true`
 
-    For sizes that allow it, 0 means the default that the field's text names.
+    If a size may be 0, its description names the default that 0 stands for.
     """
 
     num_layers: int
@@ -58,11 +58,12 @@ class ModelConfig:
     """Width of the residual stream. Must be a multiple of `num_heads` unless `head_size` is given."""
 
     num_heads: int
-    """Number of attention heads. Each has its own queries."""
+    """Number of attention heads. Each head has its own queries."""
 
     num_kv_heads: int = 0
-    """Number of heads of keys and values. Each serves the same number of query heads: 1 is multi-query attention, a
-    number below `num_heads` is grouped-query attention. 0 means `num_heads`.
+    """Number of heads of keys and values. Must divide `num_heads`: several query heads can share the keys and values of
+    one head. 1 is multi-query attention; a number between 1 and `num_heads` is grouped-query attention. 0 means
+    `num_heads`.
     """
 
     head_size: int = 0
@@ -75,7 +76,7 @@ class ModelConfig:
     """Number of vocabulary entries. 0 means the tokenizer's vocabulary size."""
 
     max_sequence_length: int = 1024
-    """Length of the longest sequence, and number of positions."""
+    """Maximum number of tokens in a sequence, and number of positions."""
 
     dropout: float = 0.1
     """Dropout probability at the paper's three places: embeddings, attention, residuals."""
@@ -87,34 +88,36 @@ class ModelConfig:
     """Base of the rotary frequencies (theta)."""
 
     rotary_factor: float = 1.0
-    """Factor by which low rotary frequencies are divided, as in Llama 3.1. 1 leaves them unchanged."""
+    """Factor by which low rotary frequencies are divided, as in Llama 3.1. 1 leaves all frequencies unchanged."""
 
     rotary_original_length: int = 8192
-    """Sequence length of the original training of a model with a `rotary_factor`. Frequencies with less than one turn
-    within this length count as low.
+    """Sequence length, in tokens, with which the model was trained before `rotary_factor` was applied. A frequency is
+    low if it makes less than one turn within this length, and is then divided by `rotary_factor`. Above four turns,
+    frequencies are unchanged.
     """
 
     norm: NormKind = NormKind.LAYER
     """Norm: `layer` subtracts the mean and scales to unit variance; `rms` only scales."""
 
     norm_epsilon: float = 1e-5
-    """Number added to the variance or the mean square."""
+    """Constant that a norm adds to the variance or the mean square, to avoid a division by zero."""
 
     mlp: FeedForward = FeedForward.GELU
-    """Kind of MLP: `gelu` and `relu2` have two matrices with GeLU or squared ReLU in between. `swiglu` and `geglu` add
-    a third matrix, whose output through SiLU or GeLU is multiplied in.
+    """Kind of MLP: `gelu` and `relu2` have two matrices, with GeLU or squared ReLU between the matrices. `swiglu` and
+    `geglu` have a third matrix as a gate: its output passes through SiLU (`swiglu`) or GeLU (`geglu`) and is multiplied
+    by the output of the first matrix.
     """
 
     mlp_pattern: tuple[FeedForward, ...] = ()
-    """Kinds of MLP of successive layers, from the values of `mlp`. The pattern repeats until every layer has one. Empty
-    means that every layer has the kind `mlp`.
+    """List of kinds of MLP, from the values of `mlp`, for successive layers. The list is repeated until every layer has
+    a kind. An empty list means the kind `mlp` for every layer.
     """
 
     biases: Biases = Biases.ALL
     """Matrices of a layer that have a bias: `all`, only those of queries, keys and values (`qkv`), or `none`."""
 
     qk_norm: bool = False
-    """Whether queries and keys of each head pass through a norm of their own, as in Qwen3."""
+    """Whether the queries and keys of each head pass through an additional norm, as in Qwen3."""
 
     qk_norm_kind: NormKind = NormKind.RMS
     """Norm of queries and keys under `qk_norm`: `rms` as in Qwen3, `layer` as in Persimmon."""
@@ -154,7 +157,7 @@ class ModelConfig:
             )
         if self.positions == "rotary" and self.head_size % 2:
             raise ConfigError(
-                f"`model.head_size` must be even for rotary positions, which rotate pairs, but is {self.head_size}."
+                f"`model.head_size` must be even, because rotary positions rotate pairs, but is {self.head_size}."
             )
 
     @property
@@ -168,17 +171,17 @@ class ModelConfig:
         return 2 * self.num_kv_heads * self.head_size
 
     def mlp_of(self, layer: int) -> FeedForward:
-        """Kind of MLP of a layer, given by its index."""
+        """Kind of MLP of the layer with index `layer`."""
         return self.mlp_pattern[layer % len(self.mlp_pattern)] if self.mlp_pattern else self.mlp
 
     @property
     def family(self) -> str:
-        """Common name of the model's family, by its positions."""
+        """Name of the model's family for display: "GPT-2" with learned positions, "Llama" with rotary positions."""
         return "GPT-2" if self.positions is Positions.LEARNED else "Llama"
 
     def resized(self, hidden_size: int) -> "ModelConfig":
-        """Return the same structure with another hidden size. Sizes that were a share of the hidden size keep that
-        share.
+        """Return a copy of the model with another hidden size. The width of the MLP changes in proportion. The head
+        size changes too, if all heads together are as wide as the hidden size.
         """
         fits = self.query_size == self.hidden_size
         mlp_size = self.mlp_size * hidden_size // self.hidden_size // self.num_heads * self.num_heads
@@ -191,7 +194,9 @@ class ModelConfig:
 
 
 def require_tensor_axis(model: ModelConfig, tensor: int) -> None:
-    """Raise `LayoutError` if `tensor` ranks cannot cut the model evenly. The message lists the sizes that can."""
+    """Raise `LayoutError` if the model cannot be cut evenly over `tensor` ranks. The message lists the possible numbers
+    of ranks.
+    """
     heads, kv_heads, mlp = model.num_heads, model.num_kv_heads, model.mlp_size
     allowed = [t for t in divisors(heads) if _cuts(kv_heads, t) and mlp % t == 0]
     if tensor in allowed:

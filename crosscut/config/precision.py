@@ -1,5 +1,5 @@
-"""Precisions of a run and their element types. Element types are torch's names, because neither `config` nor `planner`
-may import torch.
+"""Precisions of a run and their element types. Element types are strings with torch's names, because neither `config`
+nor `planner` may import torch.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,8 @@ from crosscut.config.checks import Choice
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 FLOAT8_MULTIPLE = 16
-"""Divisor of every dimension of a float8 product, because the hardware requires rows of a multiple of 16 bytes."""
+"""Every dimension of a float8 product must be a multiple of this number, because the hardware requires rows of a
+multiple of 16 bytes."""
 
 
 class Precision(Choice):
@@ -26,7 +27,7 @@ class Precision(Choice):
 
 
 class ElementTypes(NamedTuple):
-    """The element types of a run. Each is a name in torch."""
+    """Element types of a run. Each value is torch's name of a type, such as "bfloat16"."""
 
     compute: str
     """Element type of activations and matrix products."""
@@ -60,12 +61,12 @@ PRECISIONS: Mapping[str, ElementTypes] = MappingProxyType(
 """Element types of every precision except `auto`."""
 
 OF_MODELS = tuple(str(name) for name, precision in PRECISIONS.items() if precision.products == precision.compute)
-"""Precisions in which a model can run inference. Float8 is only for products during training."""
+"""Precisions in which a model can run inference. Float8 is missing because it is only for products during training."""
 
 
 def precision_on(device: str, *, has_bfloat16: bool = True) -> Precision:
-    """Precision that `training.precision = "auto"` selects on a kind of device. It is the fastest precision in which
-    training is known to give the same result as in float32.
+    """Precision that `training.precision = "auto"` selects on a kind of device ("cuda", or any other name for the CPU).
+    This is the fastest precision in which training is known to give the same result as in float32.
     """
     if device != "cuda":
         return Precision.FLOAT32

@@ -1,4 +1,4 @@
-"""A run whose device and precision are decided, even if the run's file leaves them open.
+"""Run whose device and precision are decided, even if the run's file leaves these settings open.
 
 A run's file may set `training.device` and `training.precision` to "auto". `resolve` decides these settings once, before
 any rank starts. The trainer, the loop and the forecasts then use the same values.
@@ -19,7 +19,7 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedRun:
-    """A run, with the device for which its precision was chosen. Create it with `resolve`."""
+    """A run, with the kind of device for which its precision was chosen. Use `resolve` to create this object."""
 
     config: RunConfig
     """The run's config, as recorded in its folder and its checkpoints. `training.precision` is never `auto`."""
@@ -57,17 +57,17 @@ class ResolvedRun:
 
     @property
     def numbers(self) -> ElementTypes:
-        """Element types of the precision."""
+        """Element types that belong to the precision."""
         return PRECISIONS[self.precision]
 
     @property
     def micro_batch_size(self) -> int:
-        """Sequences per forward pass of one data rank."""
+        """Number of sequences per forward pass of one data rank."""
         return self.config.micro_batch_size
 
     @property
     def num_micro_batches(self) -> int:
-        """Forward passes per step."""
+        """Number of forward passes per step."""
         return self.config.num_micro_batches
 
     def with_config(self, config: RunConfig) -> "ResolvedRun":

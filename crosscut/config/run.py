@@ -1,7 +1,7 @@
-"""A whole run: model, layout, data, training, optimizer and output.
+"""Config of a whole run: model, layout, data, training, optimizer, checkpoints, evaluation and output.
 
-Each section checks its own fields. `RunConfig` checks the conditions that involve two sections, such as the number of
-heads and of tensor ranks.
+Each section checks its own fields. `RunConfig` checks the conditions that involve two sections, for example that the
+tensor ranks divide the heads.
 """
 
 from dataclasses import dataclass, field
@@ -22,15 +22,15 @@ class DataConfig:
 
     text: tuple[str, ...] = ()
     """Raw text to train on: files, folders or globs of .txt, .jsonl or .parquet, also as .gz and .zst.
-    `builtin:state-of-the-union` is the corpus that comes with Crosscut. Leave it empty if `tokens` already holds
+    `builtin:state-of-the-union` is the corpus that comes with Crosscut. Leave `text` empty if `tokens` already holds
     shards."""
 
     tokens: str = ""
-    """Folder of token shards. If the folder does not exist, it is made from `text`. Empty means `tokens` in the run's
-    folder."""
+    """Folder of token shards. If the folder does not exist, it is created from `text`. Empty means `tokens` in the
+    run's folder."""
 
     tokenizer: str = ""
-    """A `tokenizer.json` file. If empty, a byte-level BPE tokenizer is trained on `text`."""
+    """Path of a `tokenizer.json`. If empty, a byte-level BPE tokenizer is trained on `text`."""
 
     vocab_size: int = 8192
     """Vocabulary size of the tokenizer that is trained if `tokenizer` is empty."""
@@ -39,7 +39,7 @@ class DataConfig:
     """Key (jsonl) or column (parquet) of the text."""
 
     num_shards: int = 5
-    """Number of training shards. Every epoch shuffles their order. The paper uses 5."""
+    """Number of training shards. The order of the shards is shuffled in every epoch. The paper uses 5."""
 
     train_to_validation: int = 29
     """Number of training documents per validation document. The paper splits 29:1."""
@@ -65,22 +65,23 @@ class CheckpointConfig:
     """Checkpoints: how often they are saved, where, and which of them are kept (docs/checkpoints.md)."""
 
     every: int = 1000
-    """Steps between checkpoints. The last step is always saved. 0 saves only the last step."""
+    """Number of steps between checkpoints. The last step is always saved. 0 saves only the last step."""
 
     keep: int = 2
     """Number of newest checkpoints to keep."""
 
     keep_every: int = 0
-    """Steps between checkpoints that are kept permanently, in addition to the newest ones. 0 keeps no checkpoint
-    permanently."""
+    """Number of steps between checkpoints that are kept permanently, in addition to the newest checkpoints. 0 keeps no
+    checkpoint permanently."""
 
     folder: str = ""
-    """A path, or a URL that fsspec supports, such as `s3://bucket/run`. Empty means `checkpoints` in the run's
-    folder."""
+    """Folder of the checkpoints: a path, or a URL that fsspec supports, such as `s3://bucket/run`. Empty means
+    `checkpoints` in the run's folder."""
 
     on_failure: OnFailure = OnFailure.STOP
-    """Reaction to a checkpoint that cannot be written: `stop` ends the run when the next checkpoint is due; `continue`
-    tries again at that point. In both cases the run reports the failure and leaves earlier checkpoints unchanged."""
+    """Reaction to a checkpoint that cannot be written. `stop` ends the run when the next checkpoint is due. `continue`
+    tries again when the next checkpoint is due. In both cases the run reports the failure and leaves earlier
+    checkpoints unchanged."""
 
     def __post_init__(self) -> None:
         require_at_least("checkpoint.keep", self.keep, 1)
@@ -99,7 +100,7 @@ class OutputConfig:
     """Output of the run."""
 
     folder: str = "runs/default"
-    """Run's folder, with its config, metrics, plots and checkpoints."""
+    """Folder of the run, for the config, metrics, plots and checkpoints."""
 
     sample_prompt: str = ""
     """Prompt of the text that is sampled at the end of the run. An empty prompt starts a new document."""
@@ -138,12 +139,12 @@ class RunConfig:
 
     @property
     def micro_batch_size(self) -> int:
-        """Sequences per forward pass of one data rank."""
+        """Number of sequences per forward pass of one data rank."""
         return self.training.sequences_at_once(self.layout.data)
 
     @property
     def num_micro_batches(self) -> int:
-        """Forward passes per step."""
+        """Number of forward passes per step."""
         return self.training.batch_size // (self.layout.data * self.micro_batch_size)
 
     @property
@@ -158,8 +159,8 @@ class RunConfig:
 
     @property
     def reason_against_compiling(self) -> str:
-        """Reason why the layers of this run cannot be compiled, as text to follow a colon; empty if they can be
-        compiled.
+        """Reason why the layers of this run cannot be compiled, as a clause to follow a colon. Empty if the layers can
+        be compiled.
         """
         return reason_against_compiling(self.model, self.layout)
 
@@ -224,7 +225,8 @@ class RunConfig:
         if length > self.model.max_sequence_length:
             raise ConfigError(
                 f"`training.sequence_length` must be at most `model.max_sequence_length` "
-                f"({self.model.max_sequence_length}), but is {length}."
+                f"({self.model.max_sequence_length}), but is {length}. Use shorter sequences, or raise "
+                "`model.max_sequence_length`."
             )
         if self.layout.sequence_parallel and length % tensor:
             raise LayoutError(
@@ -234,7 +236,9 @@ class RunConfig:
 
 
 def reason_against_compiling(model: ModelConfig, layout: Layout) -> str:
-    """Reason why layers cannot be compiled on any machine, as text to follow a colon; empty if they can be compiled."""
+    """Reason why layers cannot be compiled on any machine, as a clause to follow a colon. Empty if the layers can be
+    compiled.
+    """
     if layout.tensor > 1 and model.dropout and not layout.sequence_parallel:
         return (
             f"dropout (`model.dropout` {model.dropout}) under tensor parallelism (`layout.tensor` {layout.tensor}) "
@@ -247,7 +251,7 @@ def reason_against_compiling(model: ModelConfig, layout: Layout) -> str:
 def not_compilable(reason: str) -> str:
     """Error message for a run that must be compiled but cannot be."""
     return (
-        f'`training.compile` must be "auto" or "off" here, but is "on": {reason}. Remove the cause, or set '
+        f'`training.compile` must be "auto" or "off" for this run, but is "on": {reason}. Remove the cause, or set '
         'training.compile="auto".'
     )
 

@@ -1,4 +1,6 @@
-"""Training of a run: the loop, recomputation and offload of activations, and the optimizer (paper, section 4.1.1)."""
+"""Settings of a run's training: the loop, recomputation and offload of activations, and the optimizer (paper, section
+4.1.1).
+"""
 
 from dataclasses import dataclass, replace
 
@@ -47,35 +49,39 @@ class TrainingConfig:
     """Number of optimizer steps."""
 
     batch_size: int = 512
-    """Sequences per step, summed over all data ranks."""
+    """Number of sequences per step, summed over all data ranks."""
 
     micro_batch_size: int = 0
-    """Sequences per forward pass of one data rank. Gradients are accumulated over the micro-batches of a step. 0 runs a
-    rank's whole batch at once."""
+    """Number of sequences per forward pass of one data rank. Gradients are accumulated over the micro-batches of a
+    step. 0 runs a rank's whole batch at once."""
 
     sequence_length: int = 1024
-    """Tokens per sequence."""
+    """Number of tokens per sequence."""
 
     initialize_from: str = ""
-    """Hugging Face folder whose weights the run starts from (docs/pretrained.md). The model section may then be
-    omitted, and `data.text` is tokenized with the folder's tokenizer. Empty starts from random weights."""
+    """Hugging Face folder with the weights from which the run starts (docs/pretrained.md). With this folder, the model
+    section may be omitted, and `data.text` is tokenized with the folder's tokenizer unless `data.tokenizer` is set.
+    Empty starts from random weights."""
 
     seed: int = 1234
-    """Seed of the initial weights, the order of the data, and dropout. The results do not depend on the layout."""
+    """Seed of the initial weights, the order of the data, and dropout. The initial weights and the order of the data do
+    not depend on the layout."""
 
     precision: Precision = Precision.AUTO
     """Precision of activations and matrix products: `float32`; `bfloat16`; `float64`; `float16`, with a dynamic loss
-    scale; `float8`, in which only the layers' matrix products are float8 and the rest is bfloat16, on GPUs that support
-    float8; or `auto`, which means bfloat16 on GPUs, float16 on GPUs older than Ampere, and float32 on CPUs. Weights,
-    gradient sums and optimizer state are in float32 in all cases, except that they are in float64 with `float64`."""
+    scale; `float8`, with float8 for the layers' matrix products and bfloat16 for all other operations, on GPUs that
+    support float8; or `auto`, which means bfloat16 on GPUs, float16 on GPUs older than Ampere, and float32 on CPUs.
+    Weights, gradient sums and optimizer state are in float64 with `float64`, and in float32 with every other
+    precision."""
 
     recompute: Recompute = Recompute.NONE
-    """Activations that the backward pass recomputes instead of keeping: `none`; `selective`, those of the attention
-    core (Korthikanti et al. 2022); `operators`, all except the results of matrix products, attention and communication;
-    `full`, whole layers, of which only the input is kept (as in the paper)."""
+    """Activations that the backward pass recomputes instead of keeping: `none` recomputes nothing; `selective`
+    recomputes the attention core (Korthikanti et al. 2022); `operators` recomputes everything except the results of
+    matrix products, attention and communication; `full` recomputes whole layers and keeps only their inputs (as in the
+    paper)."""
 
     recompute_every: int = 1
-    """Interval of recomputed layers. Every k-th layer is recomputed, starting with the first layer."""
+    """Interval between recomputed layers: k recomputes every k-th layer, starting with the first layer."""
 
     offload: tuple[Offload, ...] = ()
     """Tensors that are kept in host memory while they are not in use: `activations` (the layer inputs that `recompute =
@@ -89,14 +95,15 @@ class TrainingConfig:
     """Device: `cpu`, `cuda`, or `auto`, which uses a GPU if there is one."""
 
     validate_every: int = 1000
-    """Steps between validations. The first and the last step are always validated. 0 validates only these two."""
+    """Number of steps between validations. The first and the last step are always validated. 0 validates only the first
+    and the last step."""
 
     validation_sequences: int = 1024
     """Number of sequences per validation. All validations use the same sequences. 0 uses the whole validation set."""
 
     compare_replicas_every: int = 100
-    """Steps between comparisons of the parameters that several ranks replicate. The comparison also runs before every
-    checkpoint. If replicas differ, the run stops. 0 never compares."""
+    """Number of steps between comparisons of the parameters that several ranks replicate. The comparison also runs
+    before every checkpoint. If replicas differ, the run stops. 0 never compares."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "sequence_length"):
@@ -121,16 +128,20 @@ class TrainingConfig:
             )
 
     def in_precision(self, precision: str) -> "TrainingConfig":
-        """A copy of the settings. If the precision is `auto`, `precision` replaces it."""
+        """Return the settings with `precision` in place of `auto`. If the precision is not `auto`, the settings are
+        returned unchanged.
+        """
         return replace(self, precision=Precision(precision)) if self.precision is Precision.AUTO else self
 
     @property
     def numbers(self) -> ElementTypes:
-        """Element types of the run. If both `precision` and `device` are "auto", these are the types for a CPU."""
+        """Element types that belong to the run's precision. If both `precision` and `device` are "auto", the types are
+        those for a CPU.
+        """
         return PRECISIONS[precision_on(self.device) if self.precision == Precision.AUTO else self.precision]
 
     def sequences_at_once(self, data: int) -> int:
-        """Sequences per forward pass of one data rank, with `data` data ranks in total."""
+        """Number of sequences per forward pass of one data rank. `data` is the number of data ranks."""
         return self.micro_batch_size or self.batch_size // data
 
 
@@ -148,7 +159,7 @@ class OptimizerConfig:
     """Number of steps of linear warm-up."""
 
     weight_decay: float = 0.01
-    """Decoupled weight decay. It does not apply to biases and layer norms."""
+    """Coefficient of the decoupled weight decay. Biases and norms are not decayed."""
 
     beta1: float = 0.9
     """Decay rate of the first moment."""

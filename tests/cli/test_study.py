@@ -51,9 +51,9 @@ def fails(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
         (
             ("training.compile=on", "model.dropout=0.1"),
             (
-                '`training.compile` must be "auto" or "off" here, but is "on": dropout (`model.dropout` 0.1) under '
-                "tensor parallelism (`layout.tensor` 2) switches between two random streams, which a compiler cannot "
-                "trace, unless the sequence is split (`layout.sequence_parallel`). Remove the cause, or set "
+                '`training.compile` must be "auto" or "off" for this run, but is "on": dropout (`model.dropout` 0.1) '
+                "under tensor parallelism (`layout.tensor` 2) switches between two random streams, which a compiler "
+                "cannot trace, unless the sequence is split (`layout.sequence_parallel`). Remove the cause, or set "
                 'training.compile="auto".'
             ),
         ),

@@ -47,7 +47,7 @@ def test_an_axis_that_nothing_supports_is_refused(row: AxisRow) -> None:
         load_run({"model": {"preset": "gpt2-small"}}, [f"layout.{option}=2"])
     assert str(error.value) == (
         f"`layout.{option}` must be 1, because this version of Crosscut has no {option} parallelism, but is 2. "
-        "Remove it, and raise layout.tensor or layout.data instead."
+        f"Remove `layout.{option}`, and raise layout.tensor or layout.data instead."
     )
 
 

@@ -52,7 +52,7 @@ MESSAGES = {
         {"sources": []},
         "`sources` must name at least one source, but is empty. Add a [[sources]] section.",
     ),
-    "one section": ({"sources": SOURCE}, f"`sources` must be sections, each headed [[sources]], but is {SOURCE!r}."),
+    "one section": ({"sources": SOURCE}, f"`sources` must be one or more sections [[sources]], but is {SOURCE!r}."),
     "unknown section": (
         {"url": {}},
         "`url` must be a section of a corpus, but there is no such key. The nearest is `urls`.",
@@ -60,7 +60,7 @@ MESSAGES = {
     "no folder": ({"folder": ""}, "`folder` must name a folder for the corpus, but is empty."),
     "similarity": (
         {"duplicates": {"jaccard": 0.2}},
-        "`duplicates.jaccard` must be 0.3 to 1, but is 0.2. The paper takes 0.7.",
+        "`duplicates.jaccard` must be between 0.3 and 1, but is 0.2. The paper uses 0.7.",
     ),
     "recall": (
         {"duplicates": {"recall": 1.0}},
@@ -94,14 +94,14 @@ def test_messages(case):
 SOURCE_MESSAGES = {
     "name": (
         {"name": "my web"},
-        "`sources.name` must be letters, digits, dots, dashes and underscores, but is 'my web'.",
+        "`sources.name` must consist of letters, digits, dots, dashes and underscores, but is 'my web'.",
     ),
     "files": ({"files": []}, "`sources.files` of `web` must name files or URLs, but is empty."),
     "weight": ({"weight": 0}, "`sources.weight` must be above 0 and at most 100, but is 0.0."),
     "cleaner": ({"cleaners": ["join"]}, "`sources.cleaners` must be 'join_lines', but is 'join'."),
     "tokens without tokenizer": (
         {"format": "megatron"},
-        "`tokens.tokenizer` must name the tokenizer that made the tokens of a `megatron` source, but is empty.",
+        "`tokens.tokenizer` must name the `tokenizer.json` that made the tokens of a `megatron` source, but is empty.",
     ),
     "key": (
         {"wieght": 1},
@@ -117,7 +117,7 @@ def test_messages_of_sources(case):
 
 
 def test_two_sources_have_two_names():
-    assert refused(SOURCE, SOURCE) == "`sources.name` must be unique, but web is used more than once."
+    assert refused(SOURCE, SOURCE) == "`sources.name` must be unique, but web is used more than once. Rename a source."
 
 
 @pytest.mark.parametrize(

@@ -173,8 +173,8 @@ def test_a_model_that_is_no_section_is_refused_beside_a_preset_too() -> None:
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     path = tmp_path / "none.toml"
     assert (
-        message_of(path)
-        == f"`{path}` must be a TOML file, but does not exist. Try `examples/gpt2-small.toml`, or no file for a demo."
+        message_of(path) == f"`{path}` must be a TOML file, but does not exist. Try `examples/gpt2-small.toml`, or "
+        "name no file to run a demo."
     )
 
 

@@ -175,7 +175,8 @@ def test_a_divisor_is_above_zero(name: str, value: float) -> None:
             True,
             (
                 "`layout.symmetric_memory` needs sequence parallelism over several tensor ranks, but is set for "
-                "tensor 1 x data 1. Set layout.sequence_parallel=true and layout.tensor above 1, or remove it."
+                "tensor 1 x data 1. Set layout.sequence_parallel=true and layout.tensor above 1, or remove "
+                "`layout.symmetric_memory`."
             ),
         ),
         ("training.device", "gpu", "`training.device` must be 'auto', 'cpu' or 'cuda', but is 'gpu'."),
@@ -274,7 +275,8 @@ def test_a_sequence_has_learned_positions() -> None:
     with pytest.raises(ConfigError) as error:
         make_run(sequence_length=1025)
     assert str(error.value) == (
-        "`training.sequence_length` must be at most `model.max_sequence_length` (1024), but is 1025."
+        "`training.sequence_length` must be at most `model.max_sequence_length` (1024), but is 1025. Use shorter "
+        "sequences, or raise `model.max_sequence_length`."
     )
 
 

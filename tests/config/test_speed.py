@@ -19,9 +19,9 @@ def test_dropout_under_tensor_parallelism_is_not_compiled() -> None:
     with pytest.raises(ConfigError) as error:
         make_run(dropout=0.1, layout={"tensor": 2}, compile="on")
     assert str(error.value) == (
-        '`training.compile` must be "auto" or "off" here, but is "on": dropout (`model.dropout` 0.1) under tensor '
-        "parallelism (`layout.tensor` 2) switches between two random streams, which a compiler cannot trace, unless "
-        'the sequence is split (`layout.sequence_parallel`). Remove the cause, or set training.compile="auto".'
+        '`training.compile` must be "auto" or "off" for this run, but is "on": dropout (`model.dropout` 0.1) under '
+        "tensor parallelism (`layout.tensor` 2) switches between two random streams, which a compiler cannot trace, "
+        'unless the sequence is split (`layout.sequence_parallel`). Remove the cause, or set training.compile="auto".'
     )
     assert make_run(dropout=0.1, layout={"tensor": 2}).reason_against_compiling
     split = {"tensor": 2, "sequence_parallel": True}

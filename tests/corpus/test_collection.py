@@ -63,7 +63,7 @@ def test_ids_are_read_without_texts(tmp_path, monkeypatch):
 
 
 def test_documents_of_earlier_runs_are_named_as_no_source_can_be():
-    with pytest.raises(ConfigError, match=r"`sources.name` must be letters"):
+    with pytest.raises(ConfigError, match=r"`sources.name` must consist of letters"):
         SourceConfig(name=earlier_id("runs/old", "web/a.jsonl#1").partition("/")[0], files=("-",))
 
 

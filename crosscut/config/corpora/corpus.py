@@ -1,6 +1,7 @@
 """Configuration of a corpus: the sources of its text, the filters, and the token shards (paper, section 4.1.2).
 
-A corpus is one TOML file for `crosscut prepare`, with the sections below and a `[[sources]]` section per source.
+A corpus is one TOML file for `crosscut prepare`, with a section for each field of `CorpusConfig` and a `[[sources]]`
+section for each source.
 """
 
 from dataclasses import dataclass, field
@@ -26,10 +27,12 @@ class CorpusConfig:
 
     sources: tuple[SourceConfig, ...]
     folder: str
-    """Output folder for `tokens`, `report.html`, `report.json`, `config.toml`, and the stages' parts in `work`."""
+    """Output folder for `tokens`, `report.html`, `report.json`, `config.toml`, and `work` with the intermediate files
+    of the stages."""
 
     seed: int = 1234
-    """Seed of the split, of the choice of documents by weight, and of the samples in the report."""
+    """Seed of three random choices: the split into training and validation documents, the documents that a source's
+    `weight` selects, and the samples in the report."""
 
     ingest: IngestConfig = field(default_factory=IngestConfig)
     urls: UrlsConfig = field(default_factory=UrlsConfig)
@@ -50,8 +53,11 @@ class CorpusConfig:
         names = [source.name for source in self.sources]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ConfigError(f"`sources.name` must be unique, but {listed(twice)} is used more than once.")
+            raise ConfigError(
+                f"`sources.name` must be unique, but {listed(twice)} is used more than once. Rename a source."
+            )
         if any(source.format == SourceFormat.MEGATRON for source in self.sources) and not self.tokens.tokenizer:
             raise ConfigError(
-                "`tokens.tokenizer` must name the tokenizer that made the tokens of a `megatron` source, but is empty."
+                "`tokens.tokenizer` must name the `tokenizer.json` that made the tokens of a `megatron` source, but "
+                "is empty."
             )

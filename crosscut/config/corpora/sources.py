@@ -41,20 +41,21 @@ class SourceConfig:
 
     format: SourceFormat = SourceFormat.AUTO
     """File format: `jsonl`, `parquet`, `text` (one document per file), `html`, `mail` (one message per file, or an
-    mbox), `wikipedia` (an XML dump), `megatron` (the `.idx` beside a `.bin` of tokens, decoded with
-    `tokens.tokenizer`), or `auto`, which decides by the file's suffix."""
+    mbox), `wikipedia` (an XML dump), `megatron` (tokens in Megatron-LM's format: name the `.idx` file, and keep the
+    `.bin` file next to it; `tokens.tokenizer` decodes the tokens), or `auto`, which decides by the file's suffix."""
 
     text_key: str = "text"
     """Key (jsonl) or column (parquet) of the text."""
 
     url_key: str = "url"
-    """Key or column of the document's URL; documents may lack it."""
+    """Key (jsonl) or column (parquet) of the document's URL. Documents without a URL are allowed."""
 
     karma_key: str = "karma"
-    """Key or column of the number of votes for the document's link; documents may lack it."""
+    """Key (jsonl) or column (parquet) of the number of votes for the document's link. Documents without this number are
+    allowed."""
 
     title_key: str = "title"
-    """Key or column of the document's title; documents may lack it."""
+    """Key (jsonl) or column (parquet) of the document's title. Documents without a title are allowed."""
 
     cleaners: tuple[Cleaner, ...] = ()
     """Additional repairs for this source: `join_lines` removes newlines inside paragraphs, as the paper does for
@@ -67,7 +68,7 @@ class SourceConfig:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ConfigError(
-                f"`sources.name` must be letters, digits, dots, dashes and underscores, but is {self.name!r}."
+                f"`sources.name` must consist of letters, digits, dots, dashes and underscores, but is {self.name!r}."
             )
         if not self.files:
             raise ConfigError(f"`sources.files` of `{self.name}` must name files or URLs, but is empty.")
@@ -78,17 +79,19 @@ class SourceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class IngestConfig:
-    """Reading of the sources. Unreadable records are listed in a rejects file with file, position and reason."""
+    """Reading of the sources. A rejects file lists each unreadable record with its file, its position and the
+    reason.
+    """
 
     max_rejects: float = 0.01
-    """Share of records that may be rejected before the run stops."""
+    """Maximum share of rejected records, at least 0 and below 1. If more records are rejected, the run stops."""
 
     max_document_mb: int = 64
     """Maximum size of a document in megabytes of text. Longer documents are rejected, so that memory stays bounded."""
 
     part_mb: int = 16
-    """Size of a part in megabytes of text. A process holds one part at a time, and a killed run repeats at most the
-    unfinished parts."""
+    """Size of a part in megabytes of text. A corpus is processed in parts: a process holds one part at a time, and
+    after a run is killed, only its unfinished parts are repeated."""
 
     def __post_init__(self) -> None:
         require_fraction("ingest.max_rejects", self.max_rejects)

@@ -33,14 +33,14 @@ class UrlsConfig:
     """Filter by a document's URL. Documents without a URL pass."""
 
     domains: tuple[str, ...] = ("builtin:domains",)
-    """Files that list domains to drop, one per line, including their subdomains. `builtin:domains` is a short list of
-    image, video and adult hosts. An empty list drops no domain."""
+    """Files that list domains to drop, one domain per line. The subdomains are also dropped. `builtin:domains` is a
+    short list of image, video and adult hosts. An empty list drops no domain."""
 
     types: tuple[str, ...] = ("builtin:types",)
     """Files that list file types to drop, one suffix per line. `builtin:types` is a short list (jpg, exe, ppt, ...)."""
 
     min_karma: float = 3.0
-    """Minimum number of votes for a document's link. Documents without this number pass. The paper uses 3."""
+    """Minimum number of votes for a document's link. Documents without a number of votes pass. The paper uses 3."""
 
     duplicates: bool = True
     """Whether to keep only the first of several documents with the same URL."""
@@ -66,7 +66,8 @@ class LanguageConfig:
     """Language detector: `eldc`, which is fast, or `langdetect`, which the paper used."""
 
     min_score: float = 0.0
-    """Minimum certainty of the detector, 0 to 1. Documents below it are dropped, even in a language to keep."""
+    """Minimum certainty of the detector, at least 0 and below 1. Documents with a lower certainty are dropped, even if
+    their language is in `keep`."""
 
     def __post_init__(self) -> None:
         resolve_choices(self, "language")
@@ -89,12 +90,13 @@ class DuplicatesConfig:
     """Definition of duplicates. One document of each cluster of duplicates is kept."""
 
     jaccard: float = 0.7
-    """Jaccard similarity above which two documents are near-duplicates: the share of their word n-grams that both
-    contain. The paper uses 0.7; 1 removes exact duplicates only."""
+    """Jaccard similarity above which two documents are near-duplicates. The similarity is the share of the two
+    documents' word n-grams that both documents contain. The paper uses 0.7; 1 removes exact duplicates only."""
 
     recall: float = 0.99
-    """Share of the pairs at exactly this similarity that the search must find. Pairs with a higher similarity are found
-    with a higher probability. The number of bands and rows follows from this value."""
+    """Share of the near-duplicate pairs with a similarity of exactly `jaccard` that the search must find. Pairs with a
+    higher similarity are found with a higher probability. The number of bands and rows of the search follows from this
+    value."""
 
     ngram: int = 5
     """Number of words in an n-gram."""
@@ -104,7 +106,9 @@ class DuplicatesConfig:
 
     def __post_init__(self) -> None:
         if not 0.3 <= self.jaccard <= 1:
-            raise ConfigError(f"`duplicates.jaccard` must be 0.3 to 1, but is {self.jaccard}. The paper takes 0.7.")
+            raise ConfigError(
+                f"`duplicates.jaccard` must be between 0.3 and 1, but is {self.jaccard}. The paper uses 0.7."
+            )
         if not 0 < self.recall <= 0.9999:
             raise ConfigError(f"`duplicates.recall` must be above 0 and at most 0.9999, but is {self.recall}.")
         require_at_least("duplicates.ngram", self.ngram, 1)
@@ -124,8 +128,8 @@ class LeakageConfig:
     """Number of words in an n-gram that a document must not share with a test set. The paper uses 8."""
 
     false_positives: float = 1e-3
-    """False-positive rate of the Bloom filter, as a share of the corpus's n-grams. Every hit is then checked
-    exactly."""
+    """False-positive rate of the Bloom filter that searches the corpus for n-grams of the test sets. Every hit is
+    checked exactly, so this rate does not change the result."""
 
     action: LeakageAction = LeakageAction.PASSAGE
     """Treatment of a document that shares n-grams with a test set: `passage` cuts out the n-grams with a margin,
@@ -135,7 +139,7 @@ class LeakageConfig:
     """Number of characters to cut on each side of a shared passage."""
 
     min_matches: int = 1
-    """Number of n-grams that a document must share with the test sets before it is cut or dropped."""
+    """Minimum number of n-grams that a document must share with the test sets to be cut or dropped."""
 
     max_cuts: int = 10
     """Maximum number of cuts per document. A document that needs more cuts is dropped."""
@@ -157,7 +161,7 @@ class TokensConfig:
     """Output as token shards, which a run reads with `data.tokens` (docs/data.md)."""
 
     tokenizer: str = ""
-    """A `tokenizer.json` file. If empty, a byte-level BPE tokenizer is trained on the cleaned text."""
+    """Path of a `tokenizer.json`. If empty, a byte-level BPE tokenizer is trained on the cleaned text."""
 
     vocab_size: int = 32768
     """Vocabulary size of the tokenizer that is trained if `tokenizer` is empty."""
@@ -186,11 +190,11 @@ class EngineConfig:
     output's disk."""
 
     address: str = "auto"
-    """Address of the Ray cluster. `auto` finds the cluster that this machine belongs to; `local` starts a cluster
-    here."""
+    """Address of the Ray cluster. `auto` finds the cluster to which this machine belongs; `local` starts a cluster on
+    this machine."""
 
     workers: int = 0
-    """Number of tasks that run at the same time. 0 means one per core."""
+    """Number of tasks that run at the same time. 0 means one task per core."""
 
     def __post_init__(self) -> None:
         resolve_choices(self, "engine")

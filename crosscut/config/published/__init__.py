@@ -1,1 +1,1 @@
-"""Published models: presets with their sizes, and the reading of each family's config files."""
+"""Published models: presets with their sizes, and conversion of the config files of each model family."""

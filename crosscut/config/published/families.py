@@ -1,4 +1,4 @@
-"""Families of published models, with the names that their files use for the fields of `ModelConfig`."""
+"""Families of published models, with each family's keys for the fields of `ModelConfig`."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,27 +9,29 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Family:
-    """Family of published models, which Hugging Face calls a `model_type`."""
+    """Family of published models. Hugging Face calls the family's name the `model_type`."""
 
     model_type: str
     architecture: str
     keys: Mapping[str, str]
-    """Keys in the family's files, by the name of our field."""
+    """Keys in the family's `config.json`, by the name of the field in `ModelConfig`."""
     fixed: Mapping[str, Any]
-    """Fields whose value the family determines."""
+    """Fields of `ModelConfig` that have the same value in all models of the family."""
     defaults: Mapping[str, Any]
-    """Values for keys that a file omits, if they differ from the defaults of `ModelConfig`."""
+    """Values of fields whose key is missing in a file, if the family's default differs from the default of
+    `ModelConfig`."""
     required: Mapping[str, tuple[Any, ...]]
     """Other keys that change the computation, with the values that Crosscut supports. A missing key means the first
     value."""
     biases: tuple[str, ...] = ()
-    """Keys that say whether all matrices have biases. If a file omits them, the value in `fixed` applies."""
+    """Keys that say whether all matrices have biases. If a file omits these keys, the value in `fixed` applies."""
     dropouts: tuple[str, ...] = ()
-    """Additional keys for dropout, which are written but not read."""
+    """Additional keys for dropout. Crosscut writes these keys on export and ignores them on import."""
     window: int | None = None
-    """Sliding window if a file omits the key. None means full attention."""
+    """Length of the sliding attention window, in tokens, if a file does not name the length. None means full
+    attention."""
     is_windowed: bool = False
-    """Whether the sliding window is active without a key that enables it."""
+    """Whether the sliding window is active even if a file does not set `use_sliding_window`."""
 
 
 _LLAMA_KEYS = {

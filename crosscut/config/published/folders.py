@@ -1,7 +1,7 @@
 """Conversion between the `config.json` of a published model on Hugging Face and `ModelConfig`.
 
 The table in `families` serves both directions: it maps our fields to the keys of a family, and lists the values that a
-family fixes. A key that changes the model's computation but has no field here raises an error that names the key.
+family fixes. If a key changes the model's computation but `ModelConfig` has no field for it, an error names the key.
 """
 
 import json
@@ -22,8 +22,8 @@ TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 
 LOW_FREQUENCY, HIGH_FREQUENCY = 1.0, 4.0
-"""Llama 3 slows down rotations with fewer turns within the original length than the first value, and leaves rotations
-with more turns than the second value unchanged."""
+"""Limits of Llama 3 for rotary frequencies, in turns within the original sequence length. Frequencies below the first
+limit are divided by the rotary factor. Frequencies above the second limit are unchanged."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Published:
 
     model: ModelConfig
     stops: tuple[int, ...]
-    """Ids that end the model's texts. Ids from `config.json` come first."""
+    """Token ids that end a text of the model. The ids from `config.json` come first."""
 
 
 def is_published(folder: Path) -> bool:
@@ -41,8 +41,8 @@ def is_published(folder: Path) -> bool:
 
 
 def read_published(folder: Path) -> Published:
-    """Read the folder of a published model. Raises `ConfigError` for a value that Crosscut does not support; the
-    message names the value.
+    """Read the configuration of a published model from its folder. Raises `ConfigError` for a value that is missing or
+    that Crosscut does not support; the message names the key.
     """
     table = _Table(folder / MODEL_FILE)
     family = _family_of(table)
@@ -54,15 +54,18 @@ def read_published(folder: Path) -> Published:
         fields.update(_biases(table, family), **_rotary(table), **_window(table, family, fields))
     for name in ("num_layers", "hidden_size", "num_heads", "vocab_size", "max_sequence_length"):
         if name not in fields:
-            raise ConfigError(f"`{family.keys[name]}` must be given in `{table.path}`, but is missing.")
+            raise ConfigError(
+                f"`{family.keys[name]}` must be given in `{table.path}`, but is missing. Download the file again."
+            )
     stops = [end for ends in end_ids(folder).values() for end in ends]
     return Published(ModelConfig(**fields), tuple(dict.fromkeys(stops)))
 
 
 def end_ids(folder: Path) -> dict[Path, tuple[int, ...]]:
-    """Ids that end a text of the folder's model, by the file that names them, with the model's `config.json` first.
+    """Token ids that end a text of the model in `folder`, by the file that names the ids. `config.json` comes first.
 
-    The `model_type` may be any. Raises `ConfigError` for a file that cannot be read and for a value that is not an id.
+    The model may belong to any family, including families that Crosscut does not support. Raises `ConfigError` for a
+    file that cannot be read and for a value that is not an id.
     """
     found = {}
     for path in (folder / MODEL_FILE, folder / GENERATION_FILE):
@@ -80,7 +83,7 @@ def reason_against_export(model: ModelConfig) -> str:
     exported.
     """
     if model.mlp_pattern:
-        return f"`model.mlp_pattern` must be empty in a model of any family, but is {list(model.mlp_pattern)}"
+        return f"`model.mlp_pattern` must be empty in every Hugging Face family, but is {list(model.mlp_pattern)}"
     family, differences = _nearest(model)
     if not differences:
         return ""
@@ -92,8 +95,8 @@ def reason_against_export(model: ModelConfig) -> str:
 
 
 def published_table(model: ModelConfig, *, dtype: str, stops: tuple[int, ...]) -> dict[str, Any]:
-    """Build the `config.json` of a model. `dtype` is torch's name for the element type of its tensors, and any id in
-    `stops` ends a text.
+    """Build the `config.json` of a model. `dtype` is torch's name for the element type of the tensors, and `stops` are
+    the token ids that end a text.
 
     Raises `ConfigError` for a model that no family can express.
     """
@@ -201,7 +204,10 @@ def _rotary(table: _Table) -> dict[str, Any]:
             raise table.refusal(key, repr(wanted), rope.get(key))
     for field, key in (("rotary_factor", "factor"), ("rotary_original_length", "original_max_position_embeddings")):
         if key not in rope:
-            raise ConfigError(f"`{key}` must be given in `{table.path}` for rope_type 'llama3', but is missing.")
+            raise ConfigError(
+                f"`{key}` must be given in `{table.path}` for rope_type 'llama3', but is missing. Download the "
+                "file again."
+            )
         fields[field] = ModelConfig.__annotations__[field](rope[key])
     return fields
 

@@ -125,9 +125,12 @@ INCOMPLETE = [
     ),
     (
         {"rope_scaling": {key: value for key, value in LLAMA3_ROPE.items() if key != "factor"}},
-        "`factor` must be given in `{path}` for rope_type 'llama3', but is missing.",
+        "`factor` must be given in `{path}` for rope_type 'llama3', but is missing. Download the file again.",
     ),
-    ({"num_hidden_layers": None}, "`num_hidden_layers` must be given in `{path}`, but is missing."),
+    (
+        {"num_hidden_layers": None},
+        "`num_hidden_layers` must be given in `{path}`, but is missing. Download the file again.",
+    ),
     ({"hidden_size": "32"}, "`hidden_size` in `{path}` must be of type int, but is '32'."),
 ]
 

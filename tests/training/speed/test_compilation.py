@@ -377,7 +377,7 @@ def test_a_machine_without_a_compiler_is_refused_before_the_start(run_with: Any)
     with torch._dynamo.config.patch(disable=True), pytest.raises(ConfigError) as error:
         require_compilation(resolve_on(run, CPU), CPU)
     assert str(error.value) == (
-        '`training.compile` must be "auto" or "off" here, but is "on": TORCH_COMPILE_DISABLE or '
+        '`training.compile` must be "auto" or "off" for this run, but is "on": TORCH_COMPILE_DISABLE or '
         "TORCHDYNAMO_DISABLE in the environment turns compilation off. Remove the cause, or set "
         'training.compile="auto".'
     )
