@@ -26,7 +26,7 @@ class TensorDifference:
 
     name: str
     largest: float | None = None
-    """max |a - b|. None if a and b cannot be compared."""
+    """Largest absolute difference |a - b| of an element. None if a and b cannot be compared."""
     relative: float | None = None
     """Relative difference |a - b| / |a| over all elements, in the Euclidean norm. None if a and b cannot be
     compared."""
@@ -35,7 +35,9 @@ class TensorDifference:
 
     @property
     def same(self) -> bool:
-        """Whether all elements are equal as numbers. 0 equals -0. NaN and infinity equal nothing."""
+        """Whether a and b are equal in all elements, compared as numbers. 0 equals -0. NaN and infinity equal
+        nothing.
+        """
         return self.largest == 0
 
 

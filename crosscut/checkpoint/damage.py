@@ -1,7 +1,7 @@
 """Detection of damage in a checkpoint, by comparing the size and SHA-256 of every file with the manifest.
 
-Hashing releases the interpreter lock, so several threads read files in parallel. Every damaged file is reported with
-its damage.
+Hashing releases the interpreter lock, so several threads read files in parallel. There is one message for each damaged
+file, which says what is wrong with the file.
 """
 
 import hashlib
@@ -44,8 +44,8 @@ def find_damage(folder: Folder, *, progress: bool = False) -> list[str]:
 
 
 def require_undamaged(folder: Folder, *, progress: bool = False) -> Manifest:
-    """Read the manifest of an undamaged checkpoint. Raises `CheckpointError` for a damaged checkpoint; the message
-    lists the damage.
+    """Check all files of a checkpoint and return the manifest. Raises `CheckpointError` for a damaged checkpoint; the
+    message lists the damage.
     """
     if damage := find_damage(folder, progress=progress):
         raise CheckpointError(" ".join(damage))

@@ -158,8 +158,8 @@ def drop_old(root: Folder, *, newest: int, keep: int, keep_every: int) -> None:
 
     Damaged checkpoints that were skipped do not count toward `keep`. These checkpoints are removed together with good
     checkpoints of the same age. Checkpoints that killed runs left half-written or half-removed are also removed, so no
-    checkpoint may be in progress under `root`. Checkpoints after step `newest` are kept: they come from a run that was
-    later resumed from an earlier step, and the resumed run replaces them when it reaches their steps.
+    checkpoint may be in progress under `root`. Checkpoints after step `newest` are kept. Such checkpoints exist if a
+    run was resumed from an earlier step; the resumed run replaces them when it reaches their steps.
     """
     past = [c for c in list_checkpoints(root) if (step_of(c.name) or 0) <= newest]
     counted = [c for c in past if PASSED_OVER_FILE not in c.files()]

@@ -76,7 +76,7 @@ class Verdict:
 
     folder: str
     damage: list[str]
-    """One sentence per damaged file. Empty for a good checkpoint."""
+    """One message per damaged file. Empty for an undamaged checkpoint."""
     num_bytes: int
     seconds: float
 

@@ -58,7 +58,7 @@ class TensorEntry:
     """Global shape, including padding."""
     dtype: str
     placement: str
-    """Description of the tensor's placement in the layout that wrote it."""
+    """Description of the tensor's placement in the layout that wrote the tensor, such as `Shard(0) over tensor=2`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +82,8 @@ class Manifest:
 
 
 def current_versions() -> dict[str, str]:
-    """Versions of Python, Crosscut and torch in this process. The version of a package that is not installed is
-    "unknown" here.
+    """Versions of Python, Crosscut and torch in this process. The version is "unknown" for a package that is not
+    installed.
     """
     versions = {"python": platform.python_version()}
     for package in ("crosscut", "torch"):

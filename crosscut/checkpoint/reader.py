@@ -1,9 +1,9 @@
 """Reader that loads only the regions of the tensors that a layout needs.
 
 A checkpoint stores each tensor in shards. PyTorch's own reader loads each shard as a whole before it copies the
-required region. If fewer ranks wrote the checkpoint than read it, a rank would hold shards far larger than its own part
-of the tensor. This reader locates the bytes of a shard in its file (`torch.save` stores them uncompressed in a zip
-archive) and copies the required rows in blocks of a few megabytes.
+required region. With PyTorch's reader, a rank would therefore hold shards far larger than its own part of the tensor if
+fewer ranks wrote the checkpoint than now read it. This reader locates the bytes of a shard in its file (`torch.save`
+stores them uncompressed in a zip archive) and copies the required rows in blocks of a few megabytes.
 """
 
 import dataclasses
@@ -131,7 +131,7 @@ def _start_of_data(file: IO[bytes], offset: int, length: int) -> int:
     with zipfile.ZipFile(FileSlice(file, offset, length)) as archive:
         entry = next(e for e in archive.infolist() if e.filename.endswith("/data/0"))
     if entry.compress_type != zipfile.ZIP_STORED:
-        raise ValueError("the tensor is compressed, but `torch.save` never compresses")
+        raise ValueError("the tensor is compressed, but `torch.save` never compresses a tensor")
     file.seek(offset + entry.header_offset + _LOCAL_HEADER - 4)
     lengths = file.read(4)
     extra = int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
@@ -139,7 +139,7 @@ def _start_of_data(file: IO[bytes], offset: int, length: int) -> int:
 
 
 class FileSlice(io.RawIOBase):
-    """A section of a file, with the interface of a file."""
+    """A section of a file that can be read like a file of its own."""
 
     def __init__(self, file: IO[bytes], offset: int, length: int) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ _SECONDS_IN_USE = 600
 
 @dataclass(frozen=True)
 class Action:
-    """One action of a repair, done or planned."""
+    """One action that a repair has done or, in a dry run, would do."""
 
     folder: str
     done: str

@@ -142,7 +142,7 @@ class CheckpointWriter(dcp.FileSystemWriter):
             if present.get(name) != entry.size:
                 raise CheckpointError(
                     f"`{self.draft}/{name}` must have the {entry.size:,} bytes that were written, but has "
-                    f"{present.get(name, 0):,}: the folder was changed in the meantime."
+                    f"{present.get(name, 0):,}: the folder was changed during the save."
                 )
 
     @contextmanager

@@ -30,12 +30,12 @@ class CheckpointError(CrosscutError):
 
 
 class RankFailure(Exception):  # noqa: N818 - the name describes an event
-    """End of a rank by an exception or a signal. The message is the rank's traceback."""
+    """A rank that an exception or a signal has ended. The message is the rank's traceback."""
 
 
 class RunStopped(Exception):  # noqa: N818 - the name describes an event
-    """Stop of a run at the request of a scheduler, or of a user's Ctrl-C (`interrupted`), after the run has written a
-    checkpoint to resume from.
+    """A run that has stopped at the request of a scheduler or, if `interrupted`, because of Ctrl-C, after it has written
+    a checkpoint to resume from.
     """
 
     def __init__(self, message: str, *, interrupted: bool = False) -> None:
@@ -44,4 +44,4 @@ class RunStopped(Exception):  # noqa: N818 - the name describes an event
 
 
 class TrainingError(CrosscutError):
-    """A run that cannot continue: a loss or gradient is not finite, or the replicas of a parameter differ."""
+    """A run that cannot continue, because a loss or gradient is not finite or the replicas of a parameter differ."""

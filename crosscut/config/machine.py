@@ -1,5 +1,5 @@
-"""Facts about the machine and the parent process. This module is shared by the packages `data`, which starts processes
-that tokenize, and `launch`, which starts ranks, because they never import each other.
+"""Facts about the machine and the parent process. The packages `data` (which starts processes that tokenize) and
+`launch` (which starts ranks) share this module, because neither package imports the other.
 """
 
 import multiprocessing

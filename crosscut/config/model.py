@@ -21,7 +21,7 @@ class NormKind(Choice):
 
 
 class FeedForward(Choice):
-    """Kind of feed-forward part of a layer."""
+    """Kind of MLP of a layer."""
 
     GELU = "gelu"
     RELU2 = "relu2"

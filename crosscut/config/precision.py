@@ -30,7 +30,7 @@ class ElementTypes(NamedTuple):
     """Element types of a run. Each value is torch's name of a type, such as "bfloat16"."""
 
     compute: str
-    """Element type of activations and matrix products."""
+    """Element type of activations and of the results of matrix products."""
 
     accumulation: str
     """Element type of parameters, gradients, optimizer state and the loss's sums."""

@@ -71,7 +71,9 @@ class ResolvedRun:
         return self.config.num_micro_batches
 
     def with_config(self, config: RunConfig) -> "ResolvedRun":
-        """Resolve another run for the same device. If its precision is `auto`, this run's precision is used."""
+        """Resolve another run for the same device. If the other run's precision is `auto`, this run's precision is
+        used.
+        """
         return resolve(config, device=self.device, precision=self.precision)
 
 

@@ -18,7 +18,7 @@ from crosscut.config.training import Compile, OptimizerConfig, TrainingConfig
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Source of the text or the tokens (paper, section 4.1.3)."""
+    """Text or tokens on which the run trains (paper, section 4.1.3)."""
 
     text: tuple[str, ...] = ()
     """Raw text to train on: files, folders or globs of .txt, .jsonl or .parquet, also as .gz and .zst.

@@ -45,7 +45,7 @@ class Speech(NamedTuple):
     """Path of the `tokenizer.json`. The chat template, if any, is in the same folder."""
     end_of_text: int
     stops: tuple[int, ...]
-    """Additional ids that end the generated text."""
+    """Additional token ids that end the generated text."""
     begin_of_text: int | None
     """Token id that the tokenizer's template puts at the start of a text. None if the template puts no id there, or an
     id that ends a text."""

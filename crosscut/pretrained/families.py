@@ -59,7 +59,7 @@ class Weight:
         return shape[::-1] if source.transposed else shape
 
     def rows(self, index: int) -> Tensor:
-        """Indices of the parameter's rows that come from source number `index`, in the source's order (ascending)."""
+        """Indices of the parameter's rows that come from source number `index`, in ascending order."""
         theirs = torch.arange(self.source_rows)
         return (theirs // self.group * len(self.sources) + index) * self.group + theirs % self.group
 

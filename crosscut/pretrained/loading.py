@@ -47,7 +47,8 @@ def require_weights(config: ModelConfig, folder: Path) -> dict[str, StoredTensor
     if left := [name for name in tensors if name not in shapes and not is_harmless(config, name)]:
         raise CheckpointError(
             f"`{folder}` must hold only the tensors of the model in its `config.json`, but also has "
-            f"{_named(left)}. Crosscut does not support this model. Choose another model."
+            f"{_named(left)}. The model computes something that Crosscut does not support. Choose "
+            "another model."
         )
     for name, shape in shapes.items():
         tensor = tensors[name]

@@ -126,7 +126,9 @@ def _run_of(config: Mapping[str, Any], folder: Folder) -> tuple[RunConfig, Path 
     The model's shape comes from the checkpoint, because the folder may have changed since.
     """
     if not config:
-        raise CheckpointError(f"`{folder}` must be a checkpoint of a run, but contains no config of a run.")
+        raise CheckpointError(
+            f"`{folder}` must be a checkpoint of a run, but contains no config of a run. Choose another checkpoint."
+        )
     training = dict(config["training"])
     initial = training.pop("initialize_from", "")
     return load_run({**config, "training": training}), Path(initial) if initial else None

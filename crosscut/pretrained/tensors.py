@@ -70,7 +70,7 @@ def _indexed_files(index: Path) -> list[Path]:
         return [index.with_name(name) for name in sorted(set(names))]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(
-            f"`{index}` must be an index that maps tensors to files, but cannot be parsed. Download it again."
+            f"`{index}` must be an index that maps tensors to files, but cannot be parsed. Download the file again."
         ) from None
 
 
@@ -83,7 +83,7 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
-            f"`{path}` must be an undamaged safetensors file, but is not: {error}. Download it again."
+            f"`{path}` must be an undamaged safetensors file, but is not: {error}. Download the file again."
         ) from None
 
 

@@ -1,7 +1,7 @@
 """Writing of safetensors files, one tensor at a time, split into files of limited size.
 
-The safetensors library writes a file from all of its tensors at once. The format also allows writing in sequence: a
-header of known length lists the position of each tensor, and the tensors follow.
+The safetensors library needs all tensors of a file in memory to write the file. The format also allows writing in
+sequence: a header of known length lists the position of each tensor, and the tensors follow.
 """
 
 import json
@@ -26,7 +26,7 @@ class PlannedFile:
 
     name: str
     shapes: Mapping[str, tuple[int, ...]]
-    """Shapes by tensor name, in the order of the file."""
+    """Shapes by tensor name, in the order in which the file holds the tensors."""
 
 
 def plan_files(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, *, max_bytes: int) -> list[PlannedFile]:
@@ -68,7 +68,7 @@ def write_tensors(folder: Folder, files: list[PlannedFile], dtype: torch.dtype, 
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
-    """Bytes of a tensor's elements, in order."""
+    """Bytes of a tensor's elements, in row-major order."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
 
 

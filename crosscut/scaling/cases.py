@@ -66,7 +66,7 @@ def choose_devices(name: str, ranks: int | None, *, cores: int, gpus: int) -> De
 
     If `ranks` is None, the maximum is the number of devices, but not more than the paper's 8. On cores the maximum is
     at least 4, so that the study shows the effect of oversubscription. Raises `ConfigError` if there are fewer than 2
-    devices or `ranks` is not possible.
+    devices, if `ranks` is not a power of two above 1, or if there are fewer GPUs than `ranks`.
     """
     kind: Literal["cpu", "cuda"] = "cuda" if name == "cuda" or (name == "auto" and gpus > 1) else "cpu"
     count, what, instead = cores, "core", "Give the process more cores"

@@ -35,8 +35,8 @@ def measure(cases: Sequence[Case], devices: Devices, *, turns: int) -> list[list
     """
     if was_started():
         raise ConfigError(
-            "`crosscut study measure` must start its ranks itself, but torchrun has started several. Run it without "
-            "torchrun."
+            "`crosscut study measure` must start its ranks itself, but torchrun has started several. Run the command "
+            "without torchrun."
         )
     for case in cases:
         require_capabilities(case.run)

@@ -1,4 +1,4 @@
-"""Report of a measured study, in the form of the published study's report (`planner.paper.study`)."""
+"""Report of a measured study, in the same form as the report of the paper's published study (`planner.paper.study`)."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,9 @@ _LEGEND = ("linear", "measured", "forecast")
 
 
 def measured_report(results: Results) -> Report:
-    """Build the report of a measured study. The report includes forecasts if the results have them."""
+    """Build the report of a measured study. If the results contain forecasts, the report shows them next to the
+    measurements.
+    """
     sections = [_weak_tensor(results), _weak_data(results), _strong(results)]
     if "process" in results.studies:
         sections.append(_process(results))

@@ -68,12 +68,12 @@ class Results:
     studies: Mapping[Study, Sequence[Row]]
 
     def to_json(self) -> str:
-        """Content of a file that `from_json` reads."""
+        """Results as JSON text, which `from_json` reads."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "Results":
-        """Results from a file that `to_json` wrote."""
+        """Results from the JSON text that `to_json` returned."""
         facts: dict[str, Any] = json.loads(text)
         studies = {
             study: [Row(**{**row, "seconds": tuple(row["seconds"])}) for row in rows]

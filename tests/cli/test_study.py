@@ -69,8 +69,8 @@ def test_a_study_under_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert fails(monkeypatch, *TINY) == (
-        "`crosscut study measure` must start its ranks itself, but torchrun has started several. Run it without "
-        "torchrun."
+        "`crosscut study measure` must start its ranks itself, but torchrun has started several. Run the command "
+        "without torchrun."
     )
 
 

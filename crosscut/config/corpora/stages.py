@@ -116,7 +116,7 @@ class DuplicatesConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LeakageConfig:
-    """Removal of test sets from the corpus."""
+    """Removal of text that also occurs in test sets."""
 
     test_sets: tuple[str, ...] = ()
     """Files of test sets: .jsonl (one text per line), .txt, or WikiText's `wiki.test.raw` and `wiki.test.tokens`."""
@@ -125,7 +125,7 @@ class LeakageConfig:
     """Key of the text in jsonl test sets."""
 
     ngram: int = 8
-    """Number of words in an n-gram that a document must not share with a test set. The paper uses 8."""
+    """Number of words in an n-gram. A document must not share an n-gram with a test set. The paper uses 8."""
 
     false_positives: float = 1e-3
     """False-positive rate of the Bloom filter that searches the corpus for n-grams of the test sets. Every hit is
