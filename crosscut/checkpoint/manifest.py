@@ -124,8 +124,8 @@ def read_manifest(folder: Folder) -> Manifest:
 
 
 def parse_manifest(content: bytes, path: str) -> Manifest:
-    """Parse the content of a `manifest.json`. Raises `CheckpointError` for content that is not an unchanged manifest of
-    this format; the message names the file by `path`.
+    """Parse the content of a `manifest.json`. Raises `CheckpointError` for content that is damaged, edited or of
+    another format; the message names the file by `path`.
     """
     try:
         table = json.loads(content)

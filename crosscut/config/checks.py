@@ -56,7 +56,7 @@ class Choice(StrEnum):
 
     @classmethod
     def values(cls) -> list[str]:
-        """Values of all members in their order, as plain strings."""
+        """Values of all members as plain strings, in the order in which the class defines the members."""
         return [member.value for member in cls]
 
     @classmethod

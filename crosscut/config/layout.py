@@ -106,7 +106,9 @@ class Layout:
 
     @property
     def splits_sequence(self) -> bool:
-        """Whether tensor ranks split the sequence between the parallel regions. False if there is one tensor rank."""
+        """Whether tensor ranks split the sequence outside the tensor-parallel regions. False if there is one tensor
+        rank.
+        """
         return self.sequence_parallel and self.tensor > 1
 
     @property

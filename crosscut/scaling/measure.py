@@ -29,9 +29,9 @@ def measure(cases: Sequence[Case], devices: Devices, *, turns: int) -> list[list
 
     All ranks are started once. In each turn, every case takes two steps, and ranks that the case does not use wait.
     Only the second step is counted, because the first step after another case also spends time on allocating memory.
-    Each turn starts with a different case, so that other load on the machine affects all cases. Before a rank starts,
-    raises `ConfigError` if the machine does not support a run, and under torchrun. Raises `RankFailure` if a rank
-    fails.
+    Each turn starts with a different case, so that other load on the machine affects all cases. Raises `ConfigError`,
+    before a rank starts, if the machine does not support a run or if torchrun has started this process. Raises
+    `RankFailure` if a rank fails.
     """
     if was_started():
         raise ConfigError(
