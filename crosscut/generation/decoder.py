@@ -1,16 +1,16 @@
-"""Decoding of many texts at once. Every text has a row in a shared key-value cache, and each step adds one token to
-every row.
+"""Decoding of many texts at once. Every running text has a row in a shared key-value cache, and each step adds one
+token to every row.
 
-A new text waits until a row is free. Its prompt is then read in pieces of some hundred tokens per step, so that the
-other texts continue in the meantime. After that, the text takes part in every step until it ends, and the row goes to
-the next text. A text does not depend on the other texts, because its tokens are chosen from its own scores and random
-numbers (`sampling`). If the probabilities of a prompt are requested, they are computed while the prompt is read, for a
-few tokens at a time, so that the scores [S, V] of the whole prompt are never in memory.
+A new text waits until a row is free. Its prompt is then read in chunks of at most 512 tokens per step, so that a long
+prompt does not delay the other texts. After the prompt, the text gets one token per step until the text ends. The row
+then goes to the next text. A text does not depend on the other texts, because its tokens are chosen from its own scores
+and random numbers (`sampling`). If the probabilities of a prompt are requested, the probabilities are computed for a
+few tokens at a time while the prompt is read. The scores [S, V] of the whole prompt are therefore never in memory.
 
-If a text of n tokens is longer than the window W, the model sees only its last tokens. Shifting the window changes the
-positions of all tokens, so the whole cache of the row becomes invalid. To limit the cost, the window shifts by W / 2
-tokens at a time, and the remaining tokens are read again. The first visible token therefore depends only on the text's
-length:
+If a text of n tokens is longer than the window W, the model sees only the last tokens of the text. Shifting the window
+changes the positions of all tokens, so the whole cache of the row becomes invalid. To limit the cost, the window shifts
+by W / 2 tokens at a time, and the remaining tokens are read again. The first visible token therefore depends only on
+the text's length:
 
     token 0 while n <= W, and token ceil((n - W) / (W / 2)) W / 2 for longer texts.
 
@@ -45,10 +45,11 @@ _FIRST_CAPACITY = 64
 
 
 class Decoder:
-    """Generates many texts with one model; see the module's docstring.
+    """Decoder that generates many texts with one model; see the module's docstring.
 
-    `stops` are token ids that end a text, in addition to the tokenizer's end of text. `slide` lets texts grow longer
-    than the window. Without a tokenizer, the decoder returns only tokens. The model is put into evaluation mode.
+    `num_rows` is the number of texts that run at the same time. `stops` are token ids that end a text, in addition to
+    the tokenizer's end-of-text token. `slide` lets texts grow longer than the window. Without a tokenizer, the decoder
+    returns token ids but no text. The model is put into evaluation mode.
     """
 
     def __init__(
@@ -81,12 +82,12 @@ class Decoder:
         return not self._waiting and not any(self._rows)
 
     def add(self, prompt: Sequence[int], sampling: Sampling, *, sample: int = 0) -> int:
-        """Queue a text that continues the token ids in `prompt`, and return the text's number. `sample` distinguishes
-        texts with the same seed.
+        """Queue a text that continues the token ids in `prompt`, and return the text's number. Texts with the same
+        prompt and seed differ if their `sample` differs.
 
-        Raises `ConfigError` for an empty prompt, for an id outside the vocabulary, for a prompt longer than the window
-        (unless `slide` is set and the prompt's probabilities are not requested), and for stop strings without a
-        tokenizer.
+        Raises `ConfigError` for an empty prompt, for an id outside the vocabulary in `prompt` or `sampling.bias`, for a
+        prompt longer than the window (unless `slide` is set and the prompt's probabilities are not requested), and for
+        stop strings without a tokenizer.
         """
         self._check(prompt, sampling)
         stream = None if self.tokenizer is None else TextStream(self.tokenizer, prompt, sampling.stop)
@@ -97,7 +98,9 @@ class Decoder:
         return text.number
 
     def cancel(self, number: int) -> None:
-        """Drop a text, whether it is waiting or running. A text that has already ended is ignored."""
+        """Drop the text with this number, whether the text is waiting or running. Nothing happens if the text has
+        already ended.
+        """
         self._waiting = deque(text for text in self._waiting if text.number != number)
         for row, text in enumerate(self._rows):
             if text is not None and text.number == number:
@@ -105,9 +108,11 @@ class Decoder:
 
     @torch.no_grad()
     def step(self) -> list[Piece]:
-        """Add at most one token to each running text, and read a piece of the waiting prompts.
+        """Add at most one token to each running text, and read up to 512 tokens of prompts. Every rank must call this
+        function.
 
-        Pieces of prompts come before pieces of generated text.
+        Returns one `Piece` per new token. For each text, the pieces of the prompt come before those of the generated
+        text.
         """
         for row, text in enumerate(self._rows):
             if text is None and self._waiting:
@@ -120,7 +125,7 @@ class Decoder:
         return pieces
 
     def run(self) -> Iterator[Piece]:
-        """Run steps until all texts have ended."""
+        """Run steps until all texts have ended, and yield the pieces of every step."""
         while not self.is_idle:
             yield from self.step()
 
@@ -135,17 +140,18 @@ class Decoder:
         if len(prompt) > self.window and not self.slide:
             raise ConfigError(
                 f"A prompt must fit in the model's window ({self.window} tokens), but has {len(prompt)}. "
-                "Shorten it, or let the window slide."
+                "Shorten the prompt, or set `slide`."
             )
         if len(prompt) > self.window and sampling.tell_prompt:
             raise ConfigError(
                 f"A prompt with requested probabilities must fit in the model's window ({self.window} tokens), but has "
-                f"{len(prompt)}. Shorten it, or request only the probabilities of the generated tokens."
+                f"{len(prompt)}. Shorten the prompt, or request only the probabilities of the generated tokens."
             )
         if not all(0 <= token < self.model.config.vocab_size for token, _ in sampling.bias):
             raise ConfigError(
                 f"`bias` must have token ids from 0 to {self.model.config.vocab_size - 1}, the model's last "
-                f"vocabulary entry, but has {', '.join(str(token) for token, _ in sampling.bias)}."
+                f"vocabulary entry, but has {', '.join(str(token) for token, _ in sampling.bias)}. Use this model's "
+                "token ids."
             )
         if sampling.stop and self.tokenizer is None:
             raise ConfigError("`stop` needs a tokenizer to decode the tokens, but there is none. Pass a tokenizer.")

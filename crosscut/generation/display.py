@@ -20,7 +20,7 @@ from crosscut.generation.running import Piece
 
 @dataclass(eq=False)
 class Written:
-    """A text with the tokens that have been generated so far."""
+    """A prompt with the text and the tokens that have been generated so far."""
 
     prompt: str
     sample: int
@@ -29,13 +29,13 @@ class Written:
     finish: str = ""
 
     def add(self, piece: Piece) -> None:
-        """Append one token."""
+        """Append the token and the text of one `Piece`."""
         self.text += piece.text
         self.tokens.append(piece.token)
         self.finish = piece.finish
 
     def to_json(self) -> dict[str, Any]:
-        """Fields of a line of `--json`."""
+        """Fields of the JSON line that `--json` prints for this text."""
         return {
             "prompt": self.prompt,
             "sample": self.sample,
@@ -56,7 +56,7 @@ class Display(ABC):
 
     @abstractmethod
     def show(self, text: Written, piece: Piece) -> None:
-        """Show a piece that has just been added to one of the texts."""
+        """Update the display after `piece` has been added to `text`."""
 
     @abstractmethod
     def __exit__(self, *_error: object) -> None:
@@ -65,7 +65,7 @@ class Display(ABC):
 
 @final
 class Silent(Display):
-    """Display on ranks that show nothing."""
+    """Display for ranks other than the first: shows nothing."""
 
     def show(self, text: Written, piece: Piece) -> None:
         """Show nothing."""
@@ -76,14 +76,14 @@ class Silent(Display):
 
 @final
 class Stream(Display):
-    """Display of a single text as a stream."""
+    """Display of a single text that grows while the text is generated."""
 
     def __init__(self, texts: Sequence[Written]) -> None:
         super().__init__(texts)
         click.echo(click.style(texts[0].prompt, bold=True), nl=False)
 
     def show(self, text: Written, piece: Piece) -> None:  # noqa: ARG002
-        """Print the new text."""
+        """Print the text of the piece."""
         click.echo(piece.text, nl=False)
 
     def __exit__(self, *_error: object) -> None:
@@ -92,8 +92,8 @@ class Stream(Display):
 
 @final
 class InOrder(Display):
-    """Display in order: each text appears when it and all texts before it have ended, either below a heading with its
-    number or as a line of JSON.
+    """Display of complete texts in their order. Each text is printed as soon as the text itself and all texts before it
+    have ended, either below a heading with the text's number or as a line of JSON.
     """
 
     def __init__(self, texts: Sequence[Written], *, as_json: bool) -> None:
@@ -101,7 +101,7 @@ class InOrder(Display):
         self.as_json, self._num_shown = as_json, 0
 
     def show(self, text: Written, piece: Piece) -> None:  # noqa: ARG002
-        """Print the texts whose turn has come."""
+        """Print the next texts in order, up to the first text that has not ended."""
         while self._num_shown < len(self.texts) and self.texts[self._num_shown].finish:
             done = self.texts[self._num_shown]
             self._num_shown += 1
@@ -148,7 +148,9 @@ class Columns(Display):
 
 
 def display_for(texts: Sequence[Written], *, as_json: bool) -> Display:
-    """Choose the display for `texts`: a stream, a table on a terminal, or one text after the other."""
+    """Choose the display for `texts`: a stream for a single text, a table for several texts on a terminal, or else one
+    text after the other.
+    """
     if len(texts) == 1 and not as_json:
         return Stream(texts)
     if Console().is_terminal and not as_json:

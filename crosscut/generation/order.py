@@ -30,14 +30,14 @@ _MOST_ROWS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """Request of one `crosscut generate`: the texts to generate and the ranks to use."""
+    """Request of one `crosscut generate` command: the texts to generate and the ranks to use."""
 
     prompts: tuple[str, ...]
     """Prompts to continue; if empty, the user is asked for prompts at the terminal."""
     samples: int
     """Number of texts for each prompt."""
     sampling: Sampling
-    """Sampling options of every text, except its length."""
+    """Sampling options of every text. `num_tokens` below replaces their maximum length."""
     num_tokens: int | None
     """Maximum number of generated tokens; None means `USUAL_TOKENS`, or fewer if the window has less room."""
     slide: bool
@@ -55,7 +55,7 @@ class Order:
 
     @property
     def layout(self) -> Layout:
-        """Layout of the ranks."""
+        """Layout with `tensor` tensor ranks and one data rank."""
         return Layout(tensor=self.tensor)
 
 
@@ -113,13 +113,13 @@ def _request(prompt: str, tokenizer: Tokenizer, source: ModelSource, order: Orde
     start = f"{prompt[:40]}..." if len(prompt) > 40 else prompt
     if room < 1 and not order.slide:
         raise ConfigError(
-            f"The prompt {start!r} must fit the model's window of {window} tokens, but has {len(ids)}. Shorten the "
-            "prompt, or pass --slide."
+            f"The prompt {start!r} must fit into the model's window of {window} tokens, but has {len(ids)}. Shorten "
+            "the prompt, or pass --slide."
         )
     if order.num_tokens is not None and most > room and not order.slide:
         raise ConfigError(
-            f"`--tokens` must be at most {room} after the prompt {start!r} of {len(ids)} tokens in the model's window "
-            f"of {window}, but is {most}. Ask for fewer tokens, or pass --slide."
+            f"`--tokens` must be at most {room} after the prompt {start!r} ({len(ids)} tokens), because the model's "
+            f"window has {window} tokens, but is {most}. Ask for fewer tokens, or pass --slide."
         )
     return ids, replace(order.sampling, num_tokens=most if order.slide else min(most, room))
 

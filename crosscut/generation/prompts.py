@@ -1,4 +1,4 @@
-"""Prompts from a file and from a user at a terminal."""
+"""Prompts from a file or from a user at a terminal."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def read_prompts(path: Path) -> tuple[str, ...]:
     of_line = _of_record if path.suffix == ".jsonl" else _of_line
     prompts = tuple(of_line(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip())
     if not prompts:
-        raise DataError(f"`{path}` must hold one prompt per line, but is empty.")
+        raise DataError(f"`{path}` must hold one prompt per line, but is empty. Add a prompt.")
     return prompts
 
 
@@ -45,12 +45,12 @@ def _of_record(line: str, place: str) -> str:
 
 
 def can_ask() -> bool:
-    """Whether a user can type at the command's terminal."""
+    """Whether standard input and output are a terminal, so that a user can type prompts."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def ask() -> str | None:
-    """Ask the user for a prompt. None if the user ends the input."""
+    """Ask the user for a prompt at the terminal. Returns None if the user ends the input with Ctrl-D or Ctrl-C."""
     if not sys.stdin.isatty():  # a started rank has no standard input, but still has the terminal
         os.dup2(os.open("/dev/tty", os.O_RDONLY), 0)
         sys.stdin = os.fdopen(0)

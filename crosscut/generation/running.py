@@ -1,4 +1,4 @@
-"""The state of a text during generation, and the pieces that report its tokens."""
+"""State of a text during generation (`Text`), and the report of one of its tokens (`Piece`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,29 +14,30 @@ Finish = Literal["", "stop", "length"]
 
 @dataclass(frozen=True)
 class Piece:
-    """One more token of a text: a generated token or, if `Sampling.tell_prompt` is set, a token of the prompt."""
+    """Report of one token of a text: a generated token or, if `Sampling.tell_prompt` is set, a token of the prompt."""
 
     number: int
     """The text's number, as returned by `Decoder.add`."""
     token: int
     """Token id. A token that ends the text is also reported."""
     text: str = ""
-    """New text that is final: it holds only whole characters, and no part of a possible stop string."""
+    """New text that later tokens cannot change. The text holds only whole characters, and no part of a possible stop
+    string."""
     logprob: float | None = None
-    """Natural logarithm of the token's probability, if `Sampling.alternatives` is set. The first token of a prompt has
-    none."""
+    """Natural logarithm of the token's probability. None for the first token of a prompt, and if
+    `Sampling.alternatives` is None."""
     alternatives: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens and their log probabilities, in descending order."""
+    """Ids of the likeliest tokens and their log probabilities, the likeliest token first."""
     finish: Finish = ""
-    """Reason why the text ends with this token: "stop" for an end of text or a stop string, "length" for the maximum
-    length. Empty if the text continues."""
+    """Reason why the text ends with this token: "stop" for an end-of-text token or a stop string, "length" for the
+    maximum length. Empty if the text continues."""
     is_prompt: bool = False
-    """Whether the token belongs to the prompt; its `text` is then empty. A text without generated tokens ends with the
-    last token of its prompt."""
+    """Whether the token belongs to the prompt. The `text` of a prompt's token is empty. If no tokens are generated, the
+    text ends with the last token of its prompt."""
 
 
 class Text:
-    """A prompt and the tokens that have been generated after it."""
+    """A prompt and the tokens that have been generated after the prompt."""
 
     def __init__(self, number: int, prompt: Sequence[int], sampling: Sampling, sample: int, stream: TextStream | None):
         self.number, self.sampling, self.stream = number, sampling, stream
@@ -44,10 +45,10 @@ class Text:
         self.history = History(sampling, prompt)
         self.num_prompt, self.most_tokens = len(prompt), len(prompt) + sampling.num_tokens
         self.num_told = 0 if sampling.tell_prompt else len(prompt) - (sampling.num_tokens == 0)
-        """Number of prompt tokens that are already reported or need no report. A text without generated tokens reports
-        at least the last prompt token."""
+        """Number of prompt tokens that are already reported or need no report. If no tokens are generated, at least the
+        last prompt token is reported."""
         self.first = 0
-        """First token that the model sees."""
+        """Index of the first token that the model sees."""
         self.num_read = 0
         """Number of tokens, counted from `first`, that the text's row of the cache holds."""
 
@@ -66,7 +67,9 @@ class Text:
         return choose(scores, self.sampling, history=self.history, number=self.numbers.next())
 
     def append(self, token: int, *, is_end: bool) -> tuple[str, Finish]:
-        """Append a token. Returns the new text that can be shown, and the reason if the text ends."""
+        """Append a token. `is_end` marks an end-of-text token. Returns the new text that can be shown, and the reason
+        why the text ends, empty if the text continues.
+        """
         self.tokens.append(token)
         self.numbers.add(token)
         self.history.add(token)
@@ -78,5 +81,5 @@ class Text:
         return shown, "length" if self.is_over else ""
 
     def rest(self) -> str:
-        """Text that was held back until the end of the text. Empty if a stop string ended the text."""
+        """Characters that were held back until the end of the text. Empty if a stop string ended the text."""
         return "" if self.stream is None or self.stream.has_stopped else self.stream.finish()

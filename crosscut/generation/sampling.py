@@ -2,7 +2,7 @@
 
 All ranks see the same scores and compute the same random number, so they agree without communication. The random number
 is a function of (seed, sample, the tokens so far). This has three consequences. A text depends neither on the layout
-nor on the texts beside it. A text that is interrupted and resumed continues in the same way, unless it uses penalties
+nor on other texts. A text that is interrupted and resumed continues in the same way, unless the text uses penalties
 that count only the tokens after the prompt. Different prompts with the same seed have independent random numbers.
 
 Scores s become probabilities in the usual order: biases b, repetition penalty, presence and frequency penalty (token i
@@ -36,7 +36,9 @@ sorted."""
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Options for the choice of a text's tokens and for its end. Raises `ConfigError` for values out of range."""
+    """Options that say how a text's tokens are chosen and when the text ends. Raises `ConfigError` for values out of
+    range.
+    """
 
     num_tokens: int = 200
     """Maximum number of tokens to generate; 0 only reads the prompt."""
@@ -84,12 +86,12 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Log probabilities of the model, before penalties, temperature and truncation."""
+    """Log probabilities of the model at one token, before biases, penalties, temperature, top k and top p."""
 
     logprob: float | None = None
-    """Natural logarithm of the token's probability. None if it is not requested."""
+    """Natural logarithm of the token's probability. None if no probabilities are requested."""
     alternatives: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens and their log probabilities, in descending order."""
+    """Ids of the likeliest tokens and their log probabilities, the likeliest token first."""
 
 
 class Numbers:
@@ -112,8 +114,8 @@ class Numbers:
 
 
 class History:
-    """Token counts of a text for the penalties: the set of tokens in the text, and the occurrences of each generated
-    token.
+    """Tokens of a text that penalties need: the set of all tokens in the text, and the number of occurrences of each
+    generated token.
     """
 
     def __init__(self, sampling: Sampling, prompt: Iterable[int] = (), written: Iterable[int] = ()) -> None:
@@ -122,7 +124,7 @@ class History:
         self.seen = set(prompt) if self._keeps_seen else set()
         """Tokens of the prompt and the generated text, if a repetition penalty is set."""
         self.counts: Counter[int] = Counter()
-        """Occurrences of each token after the prompt, if a presence or frequency penalty is set."""
+        """Number of occurrences of each token after the prompt, if a presence or frequency penalty is set."""
         for token in written:
             self.add(token)
 
@@ -135,12 +137,13 @@ class History:
 
 
 def choose(scores: Tensor, sampling: Sampling, *, history: History, number: float) -> int:
-    """Choose the next token of a text from its `scores` [V] in float32.
+    """Choose the next token of a text from its `scores` [V] in float32, and return the token's id. `number` is the
+    random number, from 0 to 1 (exclusive).
 
-    The remaining tokens are placed on a line in the order of their ids. Each token takes a length equal to its
-    probability, and `number` selects a point on the line. If scores differ only in their last digits, the choice
-    changes only near a border between two tokens. With an order by probability, small differences could swap two
-    tokens.
+    The tokens that top k and top p leave are placed on a line in the order of their ids. Each token takes a length
+    equal to its probability, and `number` selects a point on the line. If two layouts compute scores that differ in the
+    last digits, they choose different tokens only if `number` is close to a border between two tokens. If the tokens
+    were ordered by probability, such a difference could swap two tokens.
     """
     scores = _adjusted(scores, sampling, history)
     if sampling.temperature == 0:
@@ -153,7 +156,9 @@ def choose(scores: Tensor, sampling: Sampling, *, history: History, number: floa
 
 
 def likelihoods_of(scores: Tensor, tokens: Sequence[int], num_alternatives: int) -> list[Likelihood]:
-    """Likelihood of each of N tokens from its row of `scores` [N, V], with the likeliest tokens of the row."""
+    """Likelihood of each of N tokens. Token i is judged by row i of `scores` [N, V]. Each likelihood also lists the
+    `num_alternatives` likeliest tokens of the row.
+    """
     total = scores.logsumexp(1, keepdim=True)
     found = scores.gather(1, torch.tensor(tokens, device=scores.device).unsqueeze(1))
     values, likeliest = scores.topk(min(num_alternatives, scores.shape[1]))

@@ -1,7 +1,8 @@
-"""Conversion of a stream of tokens to text that is final.
+"""Conversion of a stream of tokens to text that no later token can change.
 
-A token may end in the middle of a character, and a text may end with the beginning of a stop string. In both cases the
-end is held back until later tokens decide. All returned pieces, joined, form the text.
+A token may end in the middle of a character, and a text may end with the beginning of a stop string. In both cases, the
+last characters are held back until later tokens complete them or show that they are no stop string. All returned
+strings, joined, form the text.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ _BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
 class TextStream:
-    """Text of one continuation: takes tokens, and returns the text that is final."""
+    """Stream that takes the tokens of one continuation, and returns text as soon as later tokens cannot change it."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
@@ -31,7 +32,7 @@ class TextStream:
         return self._stops.found
 
     def push(self, token: int) -> str:
-        """Add the next token, and return the text that has become final."""
+        """Add the next token. Returns the new text that later tokens cannot change; may be empty."""
         self._ids.append(token)
         text = self._tokenizer.decode(self._ids)
         whole = text.rstrip(_BROKEN)
@@ -43,7 +44,9 @@ class TextStream:
         return self._stops.push(new)
 
     def finish(self) -> str:
-        """Return the remaining text of a continuation that no stop string ended, including incomplete characters."""
+        """Return the text that was held back, including incomplete characters. Call this function only if no stop
+        string has ended the continuation.
+        """
         return self._stops.push(self._tokenizer.decode(self._ids)[self._num_shown :]) + self._stops.finish()
 
     def _settle(self) -> None:

@@ -12,9 +12,9 @@ def continue_text(
 ) -> str:
     """Return the prompt and its continuation. Every rank must call this function.
 
-    The text starts with the id `begin_of_text` if it is given. Otherwise an empty prompt starts with the end-of-text
-    id. If the text grows longer than the window, the window slides. The model's mode (training or evaluation) is
-    restored at the end.
+    The text starts with the token id `begin_of_text`. If `begin_of_text` is None, an empty prompt starts with the
+    end-of-text id. If the text grows longer than the window, the window slides. The model's mode (training or
+    evaluation) is restored at the end.
     """
     tokenizer = tokens.tokenizer()
     was_training = model.training

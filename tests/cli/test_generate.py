@@ -153,12 +153,12 @@ def test_an_older_checkpoint_writes_another_text(generate, trained, monkeypatch,
 def test_what_cannot_be_is_told_before_a_rank_starts(fail, tmp_path):
     assert fail("--tensor", "3") == "`--tensor` must divide `model.num_heads` (4), but is 3. Try 1, 2 or 4."
     assert fail("--prompt", "é" * 40).startswith(
-        f"The prompt '{'é' * 40}' must fit the model's window of 64 tokens, but has 80. Shorten the prompt, or pass "
-        f"--slide."
+        f"The prompt '{'é' * 40}' must fit into the model's window of 64 tokens, but has 80. Shorten the prompt, or "
+        f"pass --slide."
     )
     assert fail("--prompt", "é", "--tokens", "64") == (
-        "`--tokens` must be at most 63 after the prompt 'é' of 2 tokens in the model's window of 64, but is 64. Ask "
-        "for fewer tokens, or pass --slide."
+        "`--tokens` must be at most 63 after the prompt 'é' (2 tokens), because the model's window has 64 tokens, but "
+        "is 64. Ask for fewer tokens, or pass --slide."
     )
     assert fail("--tokens", "0") == "`--tokens` must be at least 1, but is 0."
     assert fail("--samples", "0") == "`--samples` must be at least 1, but is 0."
@@ -175,7 +175,7 @@ def test_a_file_without_prompts_is_told(fail, tmp_path):
         f"`{file}` must be a readable file of prompts, but is not: No such file or directory."
     )
     file.write_text("\n")
-    assert fail("--prompts", str(file)) == f"`{file}` must hold one prompt per line, but is empty."
+    assert fail("--prompts", str(file)) == f"`{file}` must hold one prompt per line, but is empty. Add a prompt."
     file.write_text('{"prompt": "a"}\n{"text": "b"}\n')
     assert fail("--prompts", str(file)) == (
         f'`{file}:2` must be a JSON object with a string `prompt`, but is {{"text": "b"}}.'
@@ -206,7 +206,7 @@ def test_at_a_terminal_it_asks_for_prompts(trained):
         assert running.wait(60) == 0, shown
     os.close(ours)
     assert "It was" in shown.replace("prompt> It was", "", 1)
-    assert "must fit the model's window of 64 tokens" in shown.replace("\r\n", " ")
+    assert "must fit into the model's window of 64 tokens" in shown.replace("\r\n", " ")
 
 
 def read_until(terminal: int, end: str) -> str:
