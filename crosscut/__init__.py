@@ -1,3 +1,3 @@
-"""Crosscut trains transformers too big for one GPU by cutting every layer's matrices."""
+"""Crosscut trains transformers that are too big for one GPU. Every layer's matrices are sharded over several GPUs."""
 
 __version__ = "0.1.0"

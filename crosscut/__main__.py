@@ -1,4 +1,4 @@
-"""Lets `python -m crosscut` (and so `torchrun -m crosscut`) run the command line."""
+"""Entry point of `python -m crosscut` and `torchrun -m crosscut`: run the command line."""
 
 from crosscut.cli import main
 

@@ -1,5 +1,5 @@
-"""The command line, with one thin file per command. `crosscut --help` does not import torch; each command imports only
-the modules that it runs.
+"""Command line of Crosscut, with one short file per command. Each command imports only the modules that the command
+runs, so `crosscut --help` does not import torch.
 """
 
 from crosscut.cli.main import main

@@ -1,5 +1,5 @@
-"""Arguments that several commands share: the run's file with its overrides, and the options of commands that run a
-model.
+"""Arguments that several commands share: the run's file with its overrides, options that name a file to write, and the
+options `--device` and `--precision`.
 """
 
 import tomllib
@@ -31,8 +31,8 @@ def run_arguments(command: _Command) -> _Command:
 
 
 def run_from(arguments: tuple[str, ...], *, layout: Layout | None = None) -> RunConfig:
-    """The run that the arguments describe. Without a file, the run is the demo that comes with Crosscut. A given
-    `layout` replaces the run's own layout.
+    """Load the run that the arguments describe. Without a file, the run is the demo that comes with Crosscut. A given
+    `layout` replaces the run's own layout. Raises `ConfigError` or `LayoutError` for an invalid run.
     """
     if has_file(arguments):
         return load_run(Path(arguments[0]), arguments[1:], layout=layout)
@@ -43,13 +43,13 @@ def run_from(arguments: tuple[str, ...], *, layout: Layout | None = None) -> Run
 
 
 def has_file(arguments: tuple[str, ...]) -> bool:
-    """Whether the arguments name a run's file. Without a file, the run is the demo that comes with Crosscut."""
+    """Whether the first argument names a run's file. If not, all arguments are overrides, `section.key=value`."""
     return bool(arguments) and "=" not in arguments[0]
 
 
 def on_devices_there(run: RunConfig) -> RunConfig:
-    """The run, moved to the CPU if its device is "auto" and this machine has GPUs, but fewer than the run has ranks. A
-    note on the error stream then says that the run uses the CPU.
+    """Move the run to the CPU, and say so on the error stream, when `device` is auto and this machine has GPUs, but
+    fewer GPUs than the run has ranks. Any other run is returned unchanged.
     """
     from crosscut.launch.processes import has_too_few_gpus
 
@@ -60,12 +60,12 @@ def on_devices_there(run: RunConfig) -> RunConfig:
 
 
 def require_file(option: str, path: Path) -> None:
-    """Raise `ConfigError` unless a file can be written at `path`. Commands call this before the work starts; the check
-    leaves no file behind.
+    """Raise `ConfigError` unless a file can be written at `path`. Commands call this function before their work starts.
+    The check leaves no file behind. The message names the option in `option`.
     """
     try:
         if path.is_dir():
-            raise ConfigError(f"`{option}` must name a file, but `{path}` is a folder. Name a file in it.")
+            raise ConfigError(f"`{option}` must name a file, but `{path}` is a folder. Name a file in the folder.")
         with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
             pass
     except OSError as error:
@@ -76,8 +76,8 @@ def require_file(option: str, path: Path) -> None:
 
 
 def require_folder(option: str, path: Path) -> None:
-    """Create the folder. Raise `ConfigError` unless the folder can be created and written to. Commands call this before
-    the work starts.
+    """Create the folder at `path`. Raise `ConfigError` unless the folder can be created and written to. Commands call
+    this function before their work starts. The message names the option in `option`.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,10 @@ def require_folder(option: str, path: Path) -> None:
 
 
 def file_option(name: str, **attributes: Any) -> Callable[[_Command], _Command]:
-    """Add an option that names a file to write. If the file cannot be written, the command fails before its work."""
+    """Add an option that names a file to write. A command fails before its work starts if the file cannot be written.
+
+    `attributes` are passed to `click.option`.
+    """
     return click.option(name, type=click.Path(path_type=Path), callback=_writable, **attributes)
 
 
@@ -101,7 +104,9 @@ def _writable(_context: click.Context, option: click.Parameter, path: Path | Non
 
 
 def gathered(kind: Callable[..., _T]) -> Callable[[Callable[[_T], _R]], Callable[..., _R]]:
-    """Pass a command's parameters as one dataclass. The fields of `kind` have the names of the parameters."""
+    """Call a command with one instance of the dataclass `kind` instead of separate parameters. Every parameter of the
+    command sets the field of the same name.
+    """
 
     def of(command: Callable[[_T], _R]) -> Callable[..., _R]:
         @wraps(command)
@@ -124,8 +129,8 @@ def precision_option(command: _Command) -> _Command:
 
 
 def naming_options(options: Mapping[str, str]) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Make a command's errors name the option that the user typed, such as `--tensor` for `layout.tensor`. `options`
-    maps the name in the error to the option.
+    """Make a command's errors name the option that the user typed, such as `--tensor` instead of `layout.tensor`.
+    `options` maps each name in the errors to its option.
     """
 
     def of(command: Callable[_P, _T]) -> Callable[_P, _T]:

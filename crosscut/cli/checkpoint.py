@@ -10,7 +10,7 @@ from crosscut.config import ConfigError
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
-_WHERE = "PLACE is a run's folder, a folder or URL of checkpoints, or one checkpoint."
+_WHERE = "PLACE is a run's folder, the folder or URL of a run's checkpoints, or a single checkpoint."
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
@@ -20,11 +20,14 @@ def checkpoint() -> None:
     """Inspect, verify, compare, repair and export checkpoints."""
 
 
-@checkpoint.command(help=f"Show the contents of a checkpoint; for a run, of its newest checkpoint.\n\n{_WHERE}")
+@checkpoint.command(
+    help=f"Show the step, layout, tensors and settings of a checkpoint.\n\n{_WHERE} Of several checkpoints, the newest "
+    "is shown."
+)
 @click.argument("place")
 @_as_json
 def inspect(place: str, as_json: bool) -> None:
-    """Show the contents of a checkpoint."""
+    """Show the step, layout, tensors and settings of a checkpoint."""
     from crosscut.checkpoint.inspection import checkpoints_at, describe
 
     facts = describe(checkpoints_at(place)[-1])
@@ -36,11 +39,14 @@ def inspect(place: str, as_json: bool) -> None:
     show_checkpoint(facts)
 
 
-@checkpoint.command(help=f"Check every file of a checkpoint against its stored hash; exit 1 on damage.\n\n{_WHERE}")
+@checkpoint.command(
+    help=f"Check all files against their stored hashes; exit 1 on damage.\n\n{_WHERE} All checkpoints at PLACE are "
+    "checked."
+)
 @click.argument("place")
 @_as_json
 def verify(place: str, as_json: bool) -> None:
-    """Check every file of a checkpoint against its stored hash."""
+    """Check all files of one checkpoint, or of all checkpoints of a run, against their stored hashes."""
     from crosscut.checkpoint.inspection import checkpoints_at
     from crosscut.checkpoint.inspection import verify as verify_one
 
@@ -59,7 +65,8 @@ def verify(place: str, as_json: bool) -> None:
 
 
 @checkpoint.command(
-    help=f"Compare two checkpoints, which may have different layouts; exit 1 if they differ.\n\n{_WHERE}"
+    help="Compare two checkpoints; exit 1 if they differ.\n\nFIRST and SECOND are two runs' folders (the newest "
+    "checkpoints are compared) or two checkpoints. The two layouts may differ."
 )
 @click.argument("first")
 @click.argument("second")
@@ -79,11 +86,14 @@ def diff(first: str, second: str, as_json: bool) -> None:
     sys.exit(not result.same)
 
 
-@checkpoint.command(help=f"Export a checkpoint (for a run, its newest) as a Hugging Face folder.\n\n{_WHERE}")
+@checkpoint.command(
+    help="Export a checkpoint as a Hugging Face folder.\n\nPLACE is a run's folder (its newest undamaged checkpoint is "
+    "exported) or a single checkpoint. OUT is the folder to write: a new folder, or an empty one."
+)
 @click.argument("place")
 @click.argument("out")
 @click.option(
-    "--max-file-size", default="5GB", show_default=True, help="Size limit for each tensor file, such as 500MB or 5GB."
+    "--max-file-size", default="5GB", show_default=True, help="Maximum size of a tensor file, such as 500MB or 5GB."
 )
 @_as_json
 def export(place: str, out: str, max_file_size: str, as_json: bool) -> None:
@@ -105,7 +115,10 @@ def _bytes_of(size: str) -> int:
     """Number of bytes in a size such as `500MB`. Raises `ConfigError` for any other notation."""
     number, unit = size[:-2], _UNITS.get(size[-2:].upper())
     if unit is None or not number.isdigit() or int(number) == 0:
-        raise ConfigError(f"`--max-file-size` must be a size such as 500MB or 5GB, but is {size!r}.")
+        raise ConfigError(
+            f"`--max-file-size` must be a size such as 500MB or 5GB, but is {size!r}. Write a whole number above 0, "
+            "followed by KB, MB or GB."
+        )
     return int(number) * unit
 
 
@@ -118,6 +131,8 @@ def repair(place: str, dry_run: bool, as_json: bool) -> None:
 
     The command deletes half-written checkpoints of a stopped run, moves damaged checkpoints aside without deleting
     them, and rebuilds a damaged manifest if every tensor still passes its checksum.
+
+    PLACE is a run's folder, or the folder or URL of a run's checkpoints.
     """
     from crosscut.checkpoint.inspection import root_of
     from crosscut.checkpoint.repair import repair as repair_folder

@@ -28,11 +28,11 @@ _NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions:
-    """The options of `crosscut evaluate`."""
+    """Options of `crosscut evaluate`."""
 
     place: str
     tasks: tuple[str, ...]
-    """`NAME=FILE`, as the user types it."""
+    """Values of `--task`, each in the form `NAME=FILE`."""
     text: tuple[str, ...]
     text_key: str
     window: int
@@ -52,7 +52,9 @@ class EvaluateOptions:
     as_json: bool
 
     def protocol(self) -> EvaluationConfig:
-        """The texts to score, and how to score them. No text if only lm-eval tasks are given. Raises `ConfigError`."""
+        """Settings for the scores of texts: files, window, detokenizer and batch size. The settings name no file if
+        only lm-eval tasks are given. Raises `ConfigError` for an invalid option.
+        """
         return EvaluationConfig(
             text=self.text,
             text_key=self.text_key,
@@ -66,25 +68,28 @@ class EvaluateOptions:
 
 @click.command()
 @click.argument("place")
-@click.option("--task", "tasks", multiple=True, metavar="NAME=FILE", help="wikitext103=FILE or lambada=FILE.")
+@click.option(
+    "--task", "tasks", multiple=True, metavar="NAME=FILE", help="Test set to score: wikitext103=FILE or lambada=FILE."
+)
 @click.option("--text", multiple=True, metavar="FILE", help="Your own text: a file, folder or glob; repeatable.")
 @click.option("--text-key", default="text", show_default=True, help="Key or column of the text in jsonl and parquet.")
 @click.option("--window", default=0, help="Tokens per window.  [default: 1024, or the model's maximum if that is less]")
 @click.option(
-    "--overlap", "--stride", default=32, show_default=True, help="Tokens from one window's start to the next."
+    "--overlap", "--stride", default=32, show_default=True, help="Tokens by which the window moves forward each time."
 )
 @click.option(
     "--detokenizer",
     type=click.Choice(Detokenizer.values()),
     default="paper",
     show_default=True,
-    help="How the spaces of WikiText are undone: as in the paper, or reversibly.",
+    help="Rules that turn WikiText's separate words into normal text: those of the Megatron-LM paper, or rules that "
+    "can be reversed.",
 )
-@click.option("--harness", metavar="TASK,...", default="", help="Score tasks of EleutherAI's lm-eval instead.")
+@click.option("--harness", metavar="TASK,...", default="", help="Score tasks of EleutherAI's lm-eval instead of files.")
 @click.option("--harness-folder", default="", help="Folder with your own lm-eval task files.")
-@click.option("--limit", default=0, help="Number of examples per lm-eval task.  [default: all]")
-@click.option("--shots", default=-1, help="Worked examples before each lm-eval question.  [default: as the task says]")
-@click.option("--batch-size", default=8, show_default=True, help="Windows per forward pass of a data rank.")
+@click.option("--limit", default=0, help="Maximum number of examples per lm-eval task.  [default: all]")
+@click.option("--shots", default=-1, help="Worked examples before each lm-eval question.  [default: the task's own]")
+@click.option("--batch-size", default=8, show_default=True, help="Windows per forward pass on each data rank.")
 @click.option("--tensor", default=1, show_default=True, help="Number of tensor ranks that share the model.")
 @click.option("--data", default=1, show_default=True, help="Number of data ranks: model copies that share the windows.")
 @device_option
@@ -94,15 +99,16 @@ class EvaluateOptions:
 @naming_options(_NAMES)
 @gathered(EvaluateOptions)
 def evaluate(options: EvaluateOptions) -> None:
-    """Score a model by the paper's protocols: perplexity of WikiText-103, LAMBADA, your own text.
+    """Score a model on WikiText-103, LAMBADA or your own text.
 
-    PLACE is a run's folder, one of its checkpoints, or a Hugging Face folder. The score is the same on every layout.
+    WikiText-103 and LAMBADA are scored by the protocols of the Megatron-LM paper (arXiv 1909.08053). PLACE is a run's
+    folder, one of its checkpoints, or a Hugging Face folder. The score is the same on every layout.
     """
     config = options.protocol()
     if config.has_tasks == bool(options.harness):
         raise ConfigError(
-            "There must be something to score: either files (`--task`, `--text`) or lm-eval tasks (`--harness`), "
-            f"but {'both are' if options.harness else 'neither is'} given."
+            "Either files (`--task`, `--text`) or lm-eval tasks (`--harness`) must be given to score, not both, "
+            f"but {'both are' if options.harness else 'none are'} given."
         )
     layout = Layout(tensor=options.tensor, data=options.data)
     from crosscut.evaluation.ranks import Machinery
@@ -157,6 +163,8 @@ def _files(tasks: tuple[str, ...]) -> dict[str, Any]:
             ways = listed(f"`{known}=FILE`" for known in _TASKS)
             raise ConfigError(f"`--task` must be {ways}, but is `{task}`. To score another text, use `--text`.")
         if name in files:
-            raise ConfigError(f"`--task {name}=FILE` must be given once, but names both `{files[name]}` and `{file}`.")
+            raise ConfigError(
+                f"`--task {name}=FILE` must be given once, but names both `{files[name]}` and `{file}`. Remove one."
+            )
         files[name] = file
     return files

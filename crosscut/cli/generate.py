@@ -19,22 +19,43 @@ _CHOICES = (
     "--prompts",
     "file",
     type=click.Path(path_type=Path),
-    help="A file with one prompt per line, or a .jsonl file with a key `prompt` in each line.",
+    help="File with one prompt per line, or a .jsonl file with the key `prompt` in each line.",
 )
 @click.option("--samples", default=1, show_default=True, help="Number of texts per prompt.")
-@click.option("--tokens", "num_tokens", type=int, help="Maximum tokens per text.  [default: 200, or as many as fit]")
 @click.option(
-    "--temperature", default=0.8, show_default=True, help="Sampling temperature; 0 takes the likeliest token."
+    "--tokens",
+    "num_tokens",
+    type=int,
+    help="Maximum number of tokens to generate per text.  [default: 200, or as many as fit into the model's window]",
+)
+@click.option(
+    "--temperature", default=0.8, show_default=True, help="Sampling temperature; 0 always takes the likeliest token."
 )
 @click.option("--top-k", default=50, show_default=True, help="Sample from the k likeliest tokens; 0 is no limit.")
-@click.option("--top-p", default=1.0, show_default=True, help="Nucleus sampling: total probability of the candidates.")
 @click.option(
-    "--repetition-penalty", default=1.0, show_default=True, help="Above 1, make tokens in the text less likely."
+    "--top-p",
+    default=1.0,
+    show_default=True,
+    help="Nucleus sampling: sample from the smallest set of likeliest tokens whose probabilities reach this total.",
 )
 @click.option(
-    "--presence-penalty", default=0.0, show_default=True, help="Penalty on every token written so far, -2 to 2."
+    "--repetition-penalty",
+    default=1.0,
+    show_default=True,
+    help="Above 1, tokens that are already in the prompt or the text become less likely.",
 )
-@click.option("--frequency-penalty", default=0.0, show_default=True, help="Penalty per earlier occurrence, -2 to 2.")
+@click.option(
+    "--presence-penalty",
+    default=0.0,
+    show_default=True,
+    help="Number subtracted from the score of every token generated so far, -2 to 2.",
+)
+@click.option(
+    "--frequency-penalty",
+    default=0.0,
+    show_default=True,
+    help="Number subtracted from a token's score for each time the token was generated so far, -2 to 2.",
+)
 @click.option("--stop", multiple=True, help="End the text before this string; repeatable.")
 @click.option("--seed", default=0, show_default=True, help="Random seed.")
 @click.option("--slide", is_flag=True, help="Let a text grow longer than the model's window by dropping its beginning.")
@@ -45,15 +66,17 @@ _CHOICES = (
     "--json",
     "as_json",
     is_flag=True,
-    help="Print a line of JSON per text: prompt, text, token ids, reason for the end.",
+    help="Print each text as a line of JSON: prompt, sample, text, token ids, and the reason why the text ends.",
 )
 @naming_options({"layout.tensor": "--tensor", **{name: f"--{name.replace('_', '-')}" for name in _CHOICES}})
 def generate(place: str, prompt: str | None, file: Path | None, **options: Any) -> None:
-    """Generate text with the model at PLACE: a run's folder, one of its checkpoints, or a Hugging Face folder.
+    """Generate text with the model at PLACE.
 
-    For a run's folder, the newest checkpoint is used, even while the run is training. A single text appears while it is
-    being generated; several samples appear side by side. Without a prompt, the command asks for prompts in a loop until
-    Ctrl-D. If there is no terminal, it generates one new document instead.
+    PLACE is a run's folder (its newest checkpoint is used, even while the run is training), one of its checkpoints, or
+    a Hugging Face folder. A single text appears while it is being generated. Several samples appear side by side.
+
+    Without --prompt and --prompts, the command asks for prompts until Ctrl-D. If there is no terminal, or with --json,
+    the command generates a new document instead.
     """
     from crosscut.generation import Sampling
     from crosscut.generation.order import Order, write_order

@@ -1,4 +1,4 @@
-"""The `crosscut` command, and the messages and exit statuses with which it ends."""
+"""The `crosscut` command: its subcommands, its error messages and its exit statuses."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ _EXIT_INTERRUPTED = 128 + signal.SIGINT
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="crosscut")
 def commands() -> None:
-    """Train transformers too big for one GPU by cutting every layer's matrices."""
+    """Train transformers that are too big for one GPU. Every layer's matrices are sharded over several GPUs."""
 
 
 for command in (plan, prepare, train, verify, evaluate, lm_eval, generate, serve, checkpoint, study):
@@ -43,10 +43,10 @@ def main() -> None:
     """Run the command line and set the exit status.
 
     - 2 after a user's mistake, which is reported as one message.
-    - 1 after a failed rank, whose traceback is printed.
-    - 75 after a run that stopped at a scheduler's request and can be resumed.
-    - 130 after Ctrl-C, also if a run has written a checkpoint because of it.
-    - 128 + the signal's number after SIGTERM or SIGUSR1 in any other command.
+    - 1 after a failed rank. The rank's traceback is printed.
+    - 75 after a training run that stopped at a scheduler's request and can be resumed.
+    - 130 after Ctrl-C, also after a training run that has written a checkpoint because of Ctrl-C.
+    - 128 + the signal's number after SIGTERM or SIGUSR1, unless the command handles the signal, as training does.
     """
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _terminated)
@@ -67,7 +67,7 @@ def main() -> None:
         show_cursor()  # a rank that was killed has left it hidden behind its progress bar
         _fail(
             "crosscut: Interrupted. To continue a training run from its last checkpoint, use --resume auto. To "
-            "continue a corpus, start the same command again.",
+            "continue preparing a corpus, start the same command again.",
             _EXIT_INTERRUPTED,
         )
 

@@ -11,17 +11,21 @@ from crosscut.config import ConfigError, CorpusConfig, is_corpus, load_corpus
 
 @click.command()
 @click.argument("arguments", nargs=-1, metavar="[CORPUS.toml | RUN.toml] [section.key=value ...]")
-@click.option("--explain", metavar="ID", help="Show how each stage treated one document, and which texts it matched.")
+@click.option(
+    "--explain",
+    metavar="ID",
+    help="Print what each stage did with one document, such as books.jsonl#17, and which texts the document matched.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the corpus report as JSON.")
 def prepare(arguments: tuple[str, ...], explain: str | None, as_json: bool) -> None:
     """Make token shards from raw text.
 
-    With a CORPUS (a file with [[sources]]), the command reads, cleans, deduplicates and tokenizes the text and checks
-    it against test sets. A report shows how many documents each stage dropped, and why. If the command is started
-    again, it continues where it stopped, and repeats only the stages that a changed setting affects.
+    With CORPUS.toml (a file with [[sources]]), the command reads the text, cleans it, removes duplicates and passages
+    of test sets, and tokenizes the rest. A report shows how many documents each stage dropped, and why. A command that
+    is started again continues where it stopped, and repeats only the stages that a changed setting affects.
 
-    With a RUN, the command only tokenizes the run's text. `train` also does this if the tokens do not exist, but on a
-    cluster the tokens should be made beforehand.
+    With RUN.toml, the command only tokenizes the run's text. `crosscut train` also does this if the tokens do not
+    exist. On a cluster, prepare the tokens first.
     """
     if arguments and "=" not in arguments[0] and is_corpus(Path(arguments[0])):
         config = load_corpus(Path(arguments[0]), arguments[1:])
@@ -30,7 +34,10 @@ def prepare(arguments: tuple[str, ...], explain: str | None, as_json: bool) -> N
         else:
             _prepare_corpus(config, as_json=as_json)
     elif explain is not None or as_json:
-        raise ConfigError("`--explain` and `--json` need a corpus, a TOML file with [[sources]], but none is given.")
+        raise ConfigError(
+            "`--explain` and `--json` need a corpus, a TOML file with [[sources]], but no corpus is given. Name its "
+            "file as the first argument."
+        )
     else:
         _prepare_run(arguments)
 

@@ -11,16 +11,31 @@ from crosscut.config import ConfigError
 
 @click.command()
 @click.argument("place")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; needs a key unless local.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on. An address that other machines can reach needs --api-key.",
+)
 @click.option("--port", default=8000, show_default=True, help="Port to listen on; 0 chooses a free port.")
 @click.option("--tensor", default=1, show_default=True, help="Number of tensor ranks that share the model.")
 @device_option
 @precision_option
-@click.option("--rows", type=click.IntRange(1), default=16, show_default=True, help="Texts generated at the same time.")
+@click.option(
+    "--rows",
+    type=click.IntRange(1),
+    default=16,
+    show_default=True,
+    help="Maximum number of texts generated at the same time. Further texts wait.",
+)
 @click.option(
     "--slide", is_flag=True, help="Let texts grow longer than the model's window by dropping their beginning."
 )
-@click.option("--api-key", envvar="CROSSCUT_API_KEY", help="Key that clients must send; prefer CROSSCUT_API_KEY.")
+@click.option(
+    "--api-key",
+    envvar="CROSSCUT_API_KEY",
+    help="Key that clients must send. To keep the key secret, set the environment variable CROSSCUT_API_KEY instead.",
+)
 @naming_options({"layout.tensor": "--tensor"})
 def serve(place: str, **options: Any) -> None:
     """Serve the model at PLACE to OpenAI clients and browsers.

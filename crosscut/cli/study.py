@@ -22,14 +22,19 @@ _output = click.option(
 
 @click.group()
 def study() -> None:
-    """Compare forecasts with published measurements and with measurements on this machine."""
+    """Compare the planner's forecasts with measurements.
+
+    `scaling` uses published measurements. `measure` measures on this machine.
+    """
 
 
 @study.command()
 @_output
 def scaling(output: Path) -> None:
-    """Write the scaling figures of the paper and of NVIDIA's H100s beside the planner's forecasts, as Markdown and
-    HTML.
+    """Write a report of published scaling figures and forecasts.
+
+    The report compares the planner's forecasts with the scaling figures of the Megatron-LM paper (arXiv 1909.08053) and
+    with figures that NVIDIA published for H100 GPUs. The report is written as Markdown and HTML.
     """
     require_folder("--output", output)
     from crosscut.planner.paper.study import scaling_report
@@ -39,17 +44,33 @@ def scaling(output: Path) -> None:
 
 @study.command()
 @run_arguments
-@click.option("--gpu", metavar="NAME|FILE", help="Device of the forecasts: a name, or a file of plan --calibrate.")
-@click.option("--ranks", type=int, help="Maximum number of ranks.  [default: the GPUs or cores here, at most 8]")
-@click.option("--turns", type=int, default=15, show_default=True, help="Steps per case; a noisy machine needs more.")
+@click.option(
+    "--gpu",
+    metavar="NAME|FILE",
+    help="Also forecast each case for this device: a name such as h100-sxm, or a file written by `crosscut plan "
+    "--calibrate`.",
+)
+@click.option(
+    "--ranks",
+    type=int,
+    help="Maximum number of ranks.  [default: this machine's number of GPUs or cores, at most 8]",
+)
+@click.option(
+    "--turns",
+    type=int,
+    default=15,
+    show_default=True,
+    help="Number of measured steps per case. A noisy machine needs more steps.",
+)
 @_output
 def measure(arguments: tuple[str, ...], gpu: str | None, ranks: int | None, turns: int, output: Path) -> None:
-    """Train the paper's scaling study on this machine and write the measured times, as Markdown, HTML and JSON.
+    """Measure how training scales over the ranks of this machine.
 
-    The study measures weak scaling over tensor ranks, weak scaling over tensor x data ranks, strong scaling, and one
-    process that uses all cores. Ranks run on GPUs if there are several, and on cores otherwise. The study trains a
-    small model of the paper's shape, or the model of RUN.toml; any key can be overridden, such as
-    training.sequence_length=256. docs/scaling-measured.md is an example of the report.
+    The command repeats the scaling study of the Megatron-LM paper (arXiv 1909.08053) and writes the measured times as
+    Markdown, HTML and JSON. The study measures weak scaling over tensor ranks, weak scaling over tensor x data ranks,
+    strong scaling, and one process that uses all cores. The ranks run on GPUs if this machine has several GPUs, or else
+    on CPU cores. The study uses a small model of the paper's shape, or the model of RUN.toml. Any key can be
+    overridden, for example with training.sequence_length=256. docs/scaling-measured.md is an example of the report.
     """
     if turns < 1:
         raise ConfigError(f"`--turns` must be at least 1, but is {turns}.")

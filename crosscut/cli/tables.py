@@ -42,7 +42,9 @@ def show_checkpoint(facts: Mapping[str, Any]) -> None:
 
 
 def show_comparison(result: "Comparison") -> None:
-    """Print the differences between two checkpoints. Equal tensors are only counted."""
+    """Print the differences between two checkpoints: tensors, stored values and settings. Equal tensors are only
+    counted.
+    """
     console = _console()
     table = _table("tensor", ("max |a - b|", "right"), ("relative", "right"), "")
     for tensor in result.tensors:
@@ -80,8 +82,8 @@ def _table(*columns: str | tuple[str, str]) -> Table:
 
 @contextmanager
 def counting(description: str, *, shown: bool) -> Iterator[Callable[[str], None]]:
-    """Show a line on the error stream that names the item in progress. Yields the function that updates the item's
-    name.
+    """Show a progress line on the error stream that names the current item, such as a tensor. The context yields a
+    function that sets the name of the current item.
     """
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())

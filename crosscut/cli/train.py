@@ -15,8 +15,8 @@ class _TrainCommand(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert an explicit value for `--resume` before click parses the arguments. Otherwise click would take the
-        next word as the value.
+        """Insert an explicit value for `--resume` before click parses the arguments, because click would take any next
+        word as the value.
         """
         end = args.index("--") if "--" in args else len(args)
         for place, following in enumerate([*args[1:end], ""][:end]):
@@ -44,11 +44,11 @@ def train(arguments: tuple[str, ...], resume: Literal["newest", "auto"] | None, 
     """Train a model from raw text or token shards.
 
     Without RUN.toml, the command trains the demo: a small GPT-2 on the State of the Union addresses, on two
-    tensor-parallel ranks. The ranks share the CPU if there are fewer than two GPUs. Any key can be overridden, such as
-    data.text=book.txt layout.tensor=2 training.steps=500.
+    tensor-parallel ranks. The ranks share the CPU if there are fewer than two GPUs. Any key can be overridden, for
+    example with data.text=book.txt layout.tensor=2 training.steps=500.
 
-    The command starts the processes that the layout needs. Under torchrun (torchrun ... -m crosscut train RUN.toml) it
-    joins the processes that torchrun started.
+    The command starts the processes that the layout needs. Under torchrun (torchrun ... -m crosscut train RUN.toml),
+    the command joins the processes that torchrun started.
 
     On SIGTERM or SIGUSR1, the run finishes the current step, writes a checkpoint and exits with status 75.
     """

@@ -18,7 +18,7 @@ from crosscut.config.precision import PRECISIONS
     "layouts",
     multiple=True,
     metavar="tensor=4,data=2",
-    help="Layout to verify instead of the run's; repeatable.",
+    help="Layout to verify instead of the run's own layout; repeatable.",
 )
 @click.option("--layers", type=click.IntRange(min=1), help="Reduce the model to this many layers.")
 @click.option("--hidden", type=click.IntRange(min=1), help="Reduce the model to this hidden size.")
@@ -27,7 +27,8 @@ from crosscut.config.precision import PRECISIONS
     type=click.Choice([str(precision) for precision in PRECISIONS]),
     default="float64",
     show_default=True,
-    help="Precision of the step, instead of the run's. Only float64 proves; others find larger errors.",
+    help="Precision of the verified step, instead of the run's precision. Only float64 is a proof. The other "
+    "precisions find only larger errors.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the reports as JSON.")
 def verify(
@@ -40,11 +41,12 @@ def verify(
 ) -> None:
     """Prove that a layout trains the same model as a single process.
 
-    The command runs one training step of the run's model in one process and one on the layout. It compares every
-    module's output and gradient, every parameter's gradient and update, the replicas on all ranks, the random numbers,
-    and the messages. The first module that differs is named, and the exit status is 1 unless everything agrees. No data
-    is needed. The report ends with the parts of the run that the step covered (recomputation, offload, accumulation)
-    and the parts that it did not cover (the run's precision, compiled layers).
+    The command runs one training step of the run's model in one process, and the same step on the layout. The command
+    compares every module's output and gradient, every parameter's gradient and update, the replicas on all ranks, the
+    random numbers, and the messages. The report names the first module that differs, and the exit status is 1 unless
+    everything agrees. No data is needed. The last lines of the report list the options of the run that the step covered
+    (such as recomputation, offload and accumulation) and the options that the step did not cover (such as the run's
+    precision and compiled layers).
     """
     asked = [load_layout(text) for text in layouts]
     run = _load(arguments, needs_layout=not asked)

@@ -348,10 +348,10 @@ def test_tasks_give_what_transformers_gives(
     [
         (
             ("--harness", "tiny_choise"),
-            "`--harness` must name tasks of lm-eval, but `tiny_choise` is none. The nearest is `tiny_choice`.",
+            "`--harness` must name tasks of lm-eval, but `tiny_choise` is unknown. The nearest is `tiny_choice`.",
         ),
         (("--harness", "tiny_choice", "--harness-folder", "nowhere"), "`--harness-folder` must be a folder with task"),
-        (("--harness", "tiny_choice", "--text", "a.txt"), "There must be something to score, either files"),
+        (("--harness", "tiny_choice", "--text", "a.txt"), "Either files (`--task`, `--text`) or lm-eval tasks"),
         (("--harness", "tiny_choice", "--limit", "-1"), "`--limit` must be at least 0, but is -1."),
     ],
 )

@@ -1,1 +1,1 @@
-"""`crosscut plan`: three commands under one name: the forecast, the calibration and the dry run."""
+"""`crosscut plan`, one name for three commands: the forecast, the calibration and the dry run."""

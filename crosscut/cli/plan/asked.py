@@ -1,4 +1,4 @@
-"""The run that `crosscut plan` covers, from a file or from a preset."""
+"""The run that `crosscut plan` forecasts, from a file or from a preset."""
 
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,16 @@ from crosscut.config.checks import listed
 
 
 def asked_run(arguments: tuple[str, ...], model: str | None) -> RunConfig:
-    """The run to plan, from a file or from a preset. Raises `ConfigError` unless exactly one of them is given."""
+    """Load the run to plan from its file in `arguments` or from the preset `model`. Overrides in `arguments` apply.
+
+    Raises `ConfigError` unless exactly one of the file and the preset is given.
+    """
     if has_file(arguments) == (model is not None):
         both = "both are" if has_file(arguments) else "neither is"
-        raise ConfigError(f"Exactly one model must be given, as RUN.toml or with `--model`, but {both} given.")
+        raise ConfigError(
+            f"Exactly one model must be given, as RUN.toml or with `--model`, but {both} given. To plan a preset, type "
+            "`--model 8.3B` without RUN.toml."
+        )
     if has_file(arguments):
         return load_run(Path(arguments[0]), arguments[1:])
     preset = PRESETS[_preset(str(model))]
@@ -29,7 +35,9 @@ def _preset(name: str) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        raise ConfigError(f"`--model` must name one preset, but {name!r} matches the end of {listed(found)}.")
+        raise ConfigError(
+            f"`--model` must name one preset, but {name!r} is the end of several names. Choose {listed(found)}."
+        )
     import difflib
 
     ends = {preset.partition("-")[2]: preset for preset in reversed(PRESETS)} | {preset: preset for preset in PRESETS}

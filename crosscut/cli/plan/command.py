@@ -1,7 +1,8 @@
-"""The command `crosscut plan`, which forecasts layouts, calibrates with `--calibrate` and rehearses with `--dry-run`.
+"""The command `crosscut plan`: a forecast of layouts, a calibration of the device (`--calibrate`), or a dry run
+(`--dry-run`).
 
-Each of the three is a click command with its own options. If an option of another of the three is given, the command
-refuses the option and states the reason.
+The forecast, the calibration and the dry run are three click commands with different options. Each command refuses the
+options of the other two commands, with the reason.
 """
 
 from pathlib import Path
@@ -15,24 +16,34 @@ from crosscut.cli.plan.forecast import ForecastOptions, number_of_tokens, show_f
 from crosscut.cli.plan.refusal import refuse_options
 
 _model = click.option(
-    "--model", metavar="NAME", help="Preset to plan instead of RUN.toml. The end of its name is enough: 8.3B."
+    "--model",
+    metavar="NAME",
+    help="Preset to plan instead of RUN.toml. The end of a preset's name is enough, such as 8.3B for megatron-8.3b.",
 )
 _gpu = click.option("--gpu", metavar="NAME|FILE", help="Device, such as h100-sxm or v100-32gb-dgx2h, or a .toml file.")
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, including the rejected layouts.")
+_json = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print JSON instead of tables. The JSON of a forecast also lists every layout that does not fit.",
+)
 
 
 @click.command()
 @file_option(
     "--calibrate",
     metavar="FILE.toml",
-    help="Measure this machine's device in under a minute and write a file for --gpu.",
+    help="Measure the speed of this machine's device in less than a minute, and write it to a file for --gpu.",
 )
 def calibration(calibrate: Path) -> None:
-    """Measure this machine's device in under a minute and write a file for `crosscut plan --gpu`."""
+    """Measure the speed of this machine's device in less than a minute, and write it to a file.
+
+    `crosscut plan --gpu FILE.toml` then forecasts with the measured speed.
+    """
     from crosscut.calibration import calibrate as measure
 
     hardware = measure(calibrate)
-    click.echo(f"{hardware} is measured. To plan with it: crosscut plan --gpu {calibrate}")
+    click.echo(f"{hardware} has been measured. To plan with the measured speed: crosscut plan --gpu {calibrate}")
 
 
 @click.command()
@@ -44,23 +55,35 @@ def calibration(calibrate: Path) -> None:
     "--dry-run",
     is_flag=True,
     expose_value=False,
-    help="Run a real step of one rank without memory, and count its memory, FLOPs and messages.",
+    help="Run a real step of one rank on tensors without data. Print the memory, FLOPs and messages of the step.",
 )
-@click.option("--layout", metavar="tensor=8,data=64", help="With --dry-run: use this layout instead of the run's.")
-@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="With --dry-run: rank to run.")
+@click.option(
+    "--layout", metavar="tensor=8,data=64", help="With --dry-run: use this layout instead of the run's own layout."
+)
+@click.option(
+    "--rank",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="With --dry-run: number of the rank to run.",
+)
 @gathered(DryRunOptions)
 def dry_run(options: DryRunOptions) -> None:
-    """Run a real step of one rank of any layout without allocating memory, and count it (docs/dry-run.md)."""
+    """Run a real step of one rank of any layout on tensors without data.
+
+    The command prints the memory, FLOPs and messages of the step beside the planner's forecast. docs/dry-run.md
+    explains the figures.
+    """
     show_dry_run(options)
 
 
 class _Plan(click.Command):
-    """The forecast command, which hands over to another command if its arguments have `--calibrate` or `--dry-run`."""
+    """The forecast command. With `--calibrate` or `--dry-run`, the command of that option parses the arguments."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Parse the arguments with the command that their options select."""
+        """Parse the arguments with the command that the options in `args` select."""
         options = {word.partition("=")[0] for word in (args[: args.index("--")] if "--" in args else args)}
         if "--calibrate" in options:
             return calibration.make_context(info_name, args, parent, **extra)
@@ -72,27 +95,30 @@ class _Plan(click.Command):
 @click.command(cls=_Plan)
 @run_arguments
 @_model
-@click.option("--gpus", type=int, help="Number of devices.  [default: the number of ranks in the run, or 1]")
+@click.option("--gpus", type=int, help="Number of devices.  [default: the number of ranks in the run's layout]")
 @_gpu
 @click.option(
     "--tokens",
     metavar="300B",
     callback=number_of_tokens,
-    help="Also print the days that this many tokens take, and their cost.",
+    help="Also print how many days this many tokens take and, with --price, what they cost.",
 )
-@click.option("--price", type=float, help="Price of one device for an hour, in any currency; needs --tokens.")
-@click.option("--top", type=click.IntRange(min=1), default=8, show_default=True, help="Number of layouts to show.")
+@click.option("--price", type=float, help="Price of one device per hour, in any currency; needs --tokens.")
+@click.option(
+    "--top", type=click.IntRange(min=1), default=8, show_default=True, help="Number of layouts to show, fastest first."
+)
 @_json
-@file_option("--html", help="Write an interactive page with figures.")
-@file_option("--write", help="Write a run file with the best layout, for `crosscut train`.")
+@file_option("--html", help="Write the plan as an interactive page with figures.")
+@file_option("--write", help="Write the run with the fastest layout, as a file for `crosscut train`.")
 @gathered(ForecastOptions)
 def plan(options: ForecastOptions) -> None:
-    """Forecast a model's cost before the model runs: which layouts fit, how fast each layout is, and which is best.
+    """Forecast the memory and the speed of each layout of a model.
 
-    The plan needs a run's file or a preset (--model 8.3B), the device (--gpu) and the number of devices (--gpus). Any
-    key can be overridden, such as training.batch_size=1024. The plan covers every layout that the model and the batch
-    allow. It also tries the useful recomputation modes and micro-batch sizes, even if the run's file sets these keys.
-    For each layout, the plan gives the memory of a rank, the messages that it sends and the time of a step.
+    The plan says which layouts fit into the device's memory, and which of these layouts is the fastest. The plan needs
+    a run's file or a preset (--model 8.3B), the device (--gpu) and the number of devices (--gpus). Any key can be
+    overridden, for example with training.batch_size=1024. The plan covers every layout that the model and the batch
+    allow. The plan also tries the useful recomputation modes and micro-batch sizes, even if the run's file sets these
+    keys. For each layout, the plan gives the memory of a rank, the messages that a rank sends and the time of a step.
     docs/planner.md explains the formulas and compares forecasts with measurements.
     """
     show_forecast(options)
@@ -103,19 +129,19 @@ refuse_options(
     calibration,
     dry_run,
     message="`{option}` must come with `--dry-run`, because a plan covers every layout and all ranks, but is {value} "
-    "alone.",
+    "without it. Add `--dry-run`, or remove `{option}`.",
     hidden=False,
 )
 refuse_options(
     dry_run,
     plan,
-    message="`{option}` must be omitted with `--dry-run`, which runs a step of one rank, on the run's layout or on "
-    "`--layout`, but is {value}.",
+    message="`{option}` must be omitted with `--dry-run`, but is {value}. A dry run is one step of one rank, on the "
+    "run's layout or on `--layout`.",
     hidden=True,
 )
 refuse_options(
     calibration,
     plan,
-    message="`{option}` must be omitted with `--calibrate`, which only measures the device, but is {value}.",
+    message="`{option}` must be omitted with `--calibrate`, but is {value}. A calibration only measures the device.",
     hidden=True,
 )

@@ -14,7 +14,7 @@ class DryRunOptions:
     """Options of `crosscut plan --dry-run`."""
 
     arguments: tuple[str, ...]
-    """RUN.toml and overrides."""
+    """RUN.toml and its overrides."""
     model: str | None
     gpu: str | None
     layout: str | None
@@ -23,7 +23,9 @@ class DryRunOptions:
 
 
 def show_dry_run(options: DryRunOptions) -> None:
-    """Run a step of one rank without memory. Print the step's memory, FLOPs and messages next to the planner's."""
+    """Run a step of one rank on tensors without data. Print the memory, FLOPs and messages of the step beside the
+    planner's forecast.
+    """
     from crosscut.planner.hardware import named_hardware
     from crosscut.planner.search import require_device
     from crosscut.rehearsal import print_rehearsal, rehearse, to_json

@@ -22,10 +22,10 @@ _MOST = 1e18
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastOptions:
-    """Options of `crosscut plan`, checked."""
+    """Options of `crosscut plan`. Raises `ConfigError` for an invalid `--price`."""
 
     arguments: tuple[str, ...]
-    """RUN.toml and overrides."""
+    """RUN.toml and its overrides."""
     model: str | None
     gpus: int | None
     gpu: str | None
@@ -39,14 +39,18 @@ class ForecastOptions:
     def __post_init__(self) -> None:
         if self.price is not None and self.tokens is None:
             raise ConfigError(
-                f"`--price` must come with `--tokens`, the number of tokens to price, but is {self.price:g} alone."
+                f"`--price` must come with `--tokens`, the number of tokens to price, but is {self.price:g} without "
+                "it. Add, for example, `--tokens 300B`."
             )
         if self.price is not None and not 0 <= self.price <= _MOST:
             raise ConfigError(f"`--price` must be at least 0 and at most {_MOST:g}, but is {self.price:g}.")
 
 
 def number_of_tokens(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
-    """The number that `--tokens` gives, such as 300B. Raises `ConfigError`."""
+    """Convert the value of `--tokens`, such as 300B, to a number; None if the option is not given.
+
+    Raises `ConfigError` unless the number is above 0 and at most 1e18.
+    """
     if text is None:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([KMBT]?)", text.strip(), re.IGNORECASE)
@@ -59,7 +63,7 @@ def number_of_tokens(_context: click.Context, _option: click.Parameter, text: st
 
 
 def show_forecast(options: ForecastOptions) -> None:
-    """Search the layouts, write the requested files, and print the plans."""
+    """Search the layouts, write the files that `--html` and `--write` name, and print the plans."""
     plans = _search(options)
     if options.html is not None:
         from crosscut.planner.paper.figures import page
@@ -83,7 +87,7 @@ def _search(options: ForecastOptions) -> "Plans":
 
     if options.gpu is None:
         known = listed(f"`{key}`" for key in KNOWN_HARDWARE)
-        raise ConfigError(f"`--gpu` must name the device to plan for, but is missing. Known devices are {known}.")
+        raise ConfigError(f"`--gpu` must name the device to plan for, but is missing. Choose {known}, or a .toml file.")
     hardware = named_hardware(options.gpu)
     run = asked_run(options.arguments, options.model)
     return search_layouts(run, hardware, run.layout.world_size if options.gpus is None else options.gpus)
@@ -92,7 +96,10 @@ def _search(options: ForecastOptions) -> "Plans":
 def _write_best(plans: "Plans", path: Path, tokens: float | None) -> None:
     """Write a run with the best layout. `tokens` sets the number of steps."""
     if not plans.fitting:
-        raise ConfigError(f"`--write` needs a layout that fits, but none does: {plans.leanest[0].reason}.")
+        raise ConfigError(
+            f"`--write` needs a layout that fits, but none does. In the closest layout, {plans.leanest[0].reason}. Try "
+            "more devices with `--gpus`, or other devices with `--gpu`."
+        )
     run = plans.fitting[0].run(plans.asked)
     if tokens is not None:
         steps = max(1, round(tokens / (run.training.batch_size * run.training.sequence_length)))

@@ -24,8 +24,9 @@ _MOST_REJECTED = 8
 
 
 def show_plans(plans: "Plans", options: "ForecastOptions") -> None:
-    """Print the ranking, details of the best layout, and the reasons why other layouts do not fit. Also print the keys
-    among the run's arguments that have no effect, because the plan chooses their values.
+    """Print the ranking, details of the fastest layout, and the reasons why other layouts do not fit.
+
+    A line before the ranking names the overrides that have no effect, because the plan chooses their values.
     """
     console = Console()
     if not console.is_terminal:
@@ -97,22 +98,24 @@ def _show_best(console: Console, best: "Plan", asked: RunConfig, hardware: "Hard
         for name in MEMORY_CATEGORIES
         if getattr(best.memory, name)
     )
-    console.print(Text(f"The first layout's memory peak on one rank, in GB ({best.memory.instant}): {held}."))
+    console.print(Text(f"The first layout's memory on one rank peaks in: {best.memory.instant}. In GB: {held}."))
     sent = [_sent(fact) for fact in traffic_facts(best) if fact["bytes"] >= 1e6]
     if sent:
-        console.print(Text(f"A rank sends per step: {'; '.join(sent)}."))
+        console.print(Text(f"In a step with the first layout, a rank sends {'; '.join(sent)}."))
     reason = best.run(asked).reason_against_compiling
     if reason and asked.training.compile != "off":
-        console.print(Text(f"Its layers are not compiled: {reason}."))
+        console.print(Text(f"The first layout's layers are not compiled: {reason}."))
     if hardware.device == "cuda" and (reason := reason_against_halves(best.candidate)):
-        console.print(Text(f"Its forward messages of the split sequence overlap with no product: {reason}."))
+        console.print(
+            Text(f"The first layout's forward messages of the split sequence overlap with no product: {reason}.")
+        )
 
 
 def _sent(fact: Mapping[str, Any]) -> str:
     where = "inside a node" if fact["link"] == "node" else "across nodes"
     return (
         f"{fact['operation'].replace('_', '-')}s along {fact['axis']} ({where}) {fact['bytes'] / 1e9:.3g} GB in "
-        f"{_seconds(fact['seconds'])} s, of which it waits for {_seconds(fact['exposed'])}"
+        f"{_seconds(fact['seconds'])} s (the rank waits for {_seconds(fact['exposed'])} s of this time)"
     )
 
 

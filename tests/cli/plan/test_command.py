@@ -62,7 +62,7 @@ def test_symmetric_memory_is_told_with_the_layouts_that_have_it() -> None:
 
 
 def test_what_keeps_layers_from_being_compiled_is_told() -> None:
-    told = "Its layers are not compiled: dropout (`model.dropout` 0.1) under tensor parallelism"
+    told = "The first layout's layers are not compiled: dropout (`model.dropout` 0.1) under tensor parallelism"
     assert told in run(*PAPER, "training.sequence_length=1023")  # which no tensor ranks can split
     assert "not compiled" not in run(*PAPER)
 
@@ -173,7 +173,10 @@ MISTAKES = [
     (("--model", "8.4B"), "`--model` must name a preset, but is `8.4B`. The nearest is `megatron-8.3b`."),
     (
         ("--price", "2"),
-        "`--price` must come with `--tokens`, the number of tokens to price, but is 2 alone.",
+        (
+            "`--price` must come with `--tokens`, the number of tokens to price, but is 2 without it. Add, for "
+            "example, `--tokens 300B`."
+        ),
     ),
     (
         ("--gpu", "laptop"),
@@ -237,9 +240,12 @@ def test_heads_that_no_tensor_size_divides_are_told() -> None:
 
 def test_what_is_missing_is_told() -> None:
     assert message("plan", "--model", "8.3B").startswith(
-        "`--gpu` must name the device to plan for, but is missing. Known devices are `a100-40gb`, "
+        "`--gpu` must name the device to plan for, but is missing. Choose `a100-40gb`, "
     )
-    neither = "Exactly one model must be given, as RUN.toml or with `--model`, but neither is given."
+    neither = (
+        "Exactly one model must be given, as RUN.toml or with `--model`, but neither is given. To plan a preset, type "
+        "`--model 8.3B` without RUN.toml."
+    )
     assert message("plan", "--gpu", "h100-sxm") == neither
     assert message("plan", "run.toml", "--model", "8.3B", "--gpu", "h100-sxm") == neither.replace(
         "neither is", "both are"
@@ -262,10 +268,11 @@ def test_nothing_to_write_is_told() -> None:
 def test_what_calibration_would_ignore_is_told(ignored: str, tmp_path: Path) -> None:
     option, _, value = ignored.partition(" ")
     assert message("plan", "--calibrate", str(tmp_path / "here.toml"), *ignored.split()) == (
-        f"`{option}` must be omitted with `--calibrate`, which only measures the device, but is {value or 'given'}."
+        f"`{option}` must be omitted with `--calibrate`, but is {value or 'given'}. A calibration only measures the "
+        "device."
     )
     assert message("plan", "run.toml", "--calibrate", "here.toml") == (
-        "`RUN.toml` must be omitted with `--calibrate`, which only measures the device, but is run.toml."
+        "`RUN.toml` must be omitted with `--calibrate`, but is run.toml. A calibration only measures the device."
     )
 
 
@@ -277,7 +284,7 @@ def test_a_file_that_cannot_be_written_is_told_before_the_work(option: str, tmp_
         "folder, or name another file."
     )
     assert message("plan", option, str(tmp_path)) == (
-        f"`{option}` must name a file, but `{tmp_path}` is a folder. Name a file in it."
+        f"`{option}` must name a file, but `{tmp_path}` is a folder. Name a file in the folder."
     )
     assert f"`{tmp_path / ('n' * 300)}`: File name too long." in message("plan", option, str(tmp_path / ("n" * 300)))
     assert list(tmp_path.iterdir()) == []

@@ -47,10 +47,11 @@ def test_a_layout_or_a_rank_without_a_dry_run_is_an_error() -> None:
     plan = ("plan", "--model", "8.3B", "--gpu", "h200-sxm")
     assert message(*plan, "--layout", "tensor=8") == (
         "`--layout` must come with `--dry-run`, because a plan covers every layout and all ranks, but is tensor=8 "
-        "alone."
+        "without it. Add `--dry-run`, or remove `--layout`."
     )
     assert message(*plan, "--rank", "0") == (
-        "`--rank` must come with `--dry-run`, because a plan covers every layout and all ranks, but is 0 alone."
+        "`--rank` must come with `--dry-run`, because a plan covers every layout and all ranks, but is 0 without it. "
+        "Add `--dry-run`, or remove `--rank`."
     )
 
 
@@ -60,8 +61,8 @@ def test_a_layout_or_a_rank_without_a_dry_run_is_an_error() -> None:
 def test_what_a_dry_run_would_ignore_is_told(ignored: str) -> None:
     option, value = ignored.split()
     assert message(*SMALL, option, value) == (
-        f"`{option}` must be omitted with `--dry-run`, which runs a step of one rank, on the run's layout or on "
-        f"`--layout`, but is {value}."
+        f"`{option}` must be omitted with `--dry-run`, but is {value}. A dry run is one step of one rank, on the run's "
+        "layout or on `--layout`."
     )
 
 
