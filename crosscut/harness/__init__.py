@@ -1,8 +1,8 @@
-"""EleutherAI's lm-eval on a model in any layout: the tasks and protocols of lm-eval with the scores and texts of
-Crosscut.
+"""EleutherAI's lm-eval on a model in any layout. lm-eval gives the tasks and protocols; Crosscut's model gives the
+probabilities and texts.
 
-This package needs the optional extra `harness`. Importing it does not import lm-eval, which is imported only when it is
-used.
+This package needs the optional extra `harness`. Importing this package does not import lm-eval. lm-eval is imported
+only when a function of this package needs lm-eval.
 """
 
 from crosscut.harness.command import run_command

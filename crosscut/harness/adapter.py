@@ -36,12 +36,12 @@ _LOG = logging.getLogger("lm_eval.crosscut")
 
 @register_model(MODEL)
 class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
-    """A model for lm-eval, which encodes texts in the same way as lm-eval's own `hf` models.
+    """Crosscut model for lm-eval. Texts are encoded in the same way as in lm-eval's own `hf` models.
 
-    The name of a special token in a text is encoded as this token. If the model expects an id at the start of every
-    text, the adapter puts this id before every text that does not start with it. For other models, only an empty
-    context gets an id: the begin-of-text id from the files beside the tokenizer or, if the files name no such id, the
-    end-of-text id.
+    The name of a special token in a text is encoded as that token. If the model expects an id at the start of every
+    text, the adapter puts the id before every text that does not start with the id. For other models, only an empty
+    context gets an id: the begin-of-text id from the files beside the tokenizer or, if the files name no begin-of-text
+    id, the end-of-text id.
     """
 
     def __init__(self, model: GPT, source: ModelSource, *, batch_size: int) -> None:
@@ -59,8 +59,8 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     def create_from_arg_obj(
         cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
     ) -> "CrosscutLM":
-        """Create the model that `--model_args` names, on the ranks that were started. Every rank must call this
-        function.
+        """Load the model that the arguments of `--model_args` name, on the ranks that were started. Every rank must
+        call this function. `additional_config` holds lm-eval's options, such as `--batch_size`.
 
         Raises `ConfigError` or `LayoutError` for invalid arguments, and the errors of `joined_model`.
         """
@@ -73,11 +73,11 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     def create_from_arg_string(
         cls, arg_string: str, additional_config: Mapping[str, Any] | None = None
     ) -> "CrosscutLM":
-        """Same as `create_from_arg_obj`, with arguments in the form `name=value,name=value`."""
+        """Load the model as `create_from_arg_obj` does, from arguments in the form `name=value,name=value`."""
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     def get_model_info(self) -> dict[str, Any]:
-        """Facts about the model for lm-eval's results."""
+        """Name, number of parameters and layout of the model, for lm-eval's results."""
         return {
             "model_name": self.source.name,
             "model_num_parameters": count_parameters(self.source.model),
@@ -85,13 +85,15 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         }
 
     def set_cache_hook(self, cache_hook: Any) -> None:
-        """Set lm-eval's cache of answers. Raises `ConfigError` if the model is on several ranks."""
+        """Set the cache in which lm-eval stores answers. Raises `ConfigError` if the model is on several ranks."""
         if layout_of(self.model.mesh).world_size > 1:
             refuse_cache()
         super().set_cache_hook(cache_hook)
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """Raise `ConfigError` if a chat template is requested."""
+        """Return an empty template, because texts are scored unchanged. Raises `ConfigError` if a chat template is
+        requested.
+        """
         if chat_template:
             refuse_chat_template()
         return ""
@@ -107,14 +109,16 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return self._prefix
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_options: Any) -> list[int]:
-        """Ids of a text. If the model expects an id at the start, the ids begin with it, unless `add_special_tokens` is
-        false.
+        """Token ids of a text. The ids begin with the id that the model expects at the start of every text, if the
+        model expects one and `add_special_tokens` is not false.
         """
         begin = None if add_special_tokens is False else self.source.begin_of_text
         return self.tokenizer.encode_prompt(string, begin=begin)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        """Log probability of each continuation, and whether the continuation is the greedy choice of the model."""
+        """Natural logarithm of each continuation's probability after its context, and whether greedy decoding would
+        generate the continuation.
+        """
         found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
         return found
 
@@ -134,9 +138,11 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         ]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:  # noqa: ARG002
-        """Log probability of each whole text. The windows have the model's maximum length and share no target.
+        """Natural logarithm of each whole text's probability. Long texts are split into windows of the model's maximum
+        length, and every token is scored in one window.
 
-        As in lm-eval's `hf` models, the id that the model expects at the start occurs twice, once of them as a target.
+        If the model expects an id at the start of every text, the text begins with this id twice, as in lm-eval's `hf`
+        models. The first occurrence is only context, and the second is scored.
         """
         texts = [as_ids([self.prefix_token_id, *self.tok_encode(request.args[0])]) for request in requests]
         length = self.max_length
@@ -153,7 +159,7 @@ class CrosscutLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:  # noqa: ARG002
         """Text that the model generates after each context. Every data rank generates the texts of all contexts.
 
-        If a context and the tokens to generate do not fit in the window together, the context loses its first tokens,
+        If a context and the tokens to generate do not fit into the window together, the context loses its first tokens,
         as in lm-eval's `hf` models. Raises `ConfigError` before the generation if no token of a context would remain.
         """
         samplings = [_sampling(request, self.max_length) for request in requests]
@@ -182,9 +188,9 @@ def _sampling(request: Instance, max_length: int) -> Sampling:
     asked = normalize_gen_kwargs(request.args[1])
     if asked["max_gen_toks"] >= max_length:
         raise ConfigError(
-            f"`max_gen_toks` of the task `{request.task_name}` must be at most {max_length - 1} with the model's "
-            f"window of {max_length} tokens, which must also hold the context, but is {asked['max_gen_toks']} (lm-eval "
-            "uses 256 by default). Set it in the task's `generation_kwargs`, or use a model with a longer window."
+            f"`max_gen_toks` of the task `{request.task_name}` must be at most {max_length - 1}, because the model's "
+            f"window of {max_length} tokens must also hold the context, but is {asked['max_gen_toks']} (lm-eval's "
+            "default is 256). Set it in the task's `generation_kwargs`, or use a model with a longer window."
         )
     return Sampling(
         num_tokens=asked["max_gen_toks"],

@@ -1,5 +1,5 @@
-"""Model arguments of lm-eval's own command line (`--model_args`, `--device`, `--batch_size`), converted to
-Crosscut's.
+"""Model arguments of lm-eval's own command line (`--model_args`, `--device`, `--batch_size`), converted to settings of
+Crosscut.
 """
 
 from collections.abc import Mapping
@@ -28,16 +28,16 @@ class ModelArguments:
     """The model to evaluate, with its layout, device and batch size."""
 
     place: str
-    """Run's folder, one of its checkpoints, or a Hugging Face folder."""
+    """A run's folder, one of its checkpoints, or a Hugging Face folder."""
     on: Machinery
     batch_size: int
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> "ModelArguments":
-        """Parse `--model_args` and the other options that lm-eval passes to a model. An option of None counts as not
-        given.
+        """Parse `--model_args` (`arguments`) and the other options that lm-eval passes to a model (`options`). An
+        option that is None counts as not given.
 
-        Raises `ConfigError` or `LayoutError`, with messages that name lm-eval's options.
+        Raises `ConfigError` or `LayoutError` for invalid values. The messages name lm-eval's options.
         """
         given = {name: value for name, value in {**arguments, **options}.items() if value is not None}
         most, batch_size = given.pop("max_batch_size", None), str(given.pop("batch_size", 1))
@@ -49,7 +49,8 @@ class ModelArguments:
         require_one_of("--device", device, ("auto", "cpu", "cuda"))
         if unknown := sorted(given.keys() - set(_NAMES)):
             raise ConfigError(
-                f"`--model_args` may contain {listed(f'`{name}`' for name in _NAMES)}, but has `{unknown[0]}`."
+                f"`--model_args` may contain {listed(f'`{name}`' for name in _NAMES)}, but has `{unknown[0]}`. Remove "
+                f"`{unknown[0]}`."
             )
         if not given.get("pretrained"):
             raise ConfigError("`--model_args` must name a model, but does not. Try pretrained=runs/demo.")
@@ -60,30 +61,32 @@ class ModelArguments:
         return cls(str(given["pretrained"]), on, int(batch_size))
 
     def require_ranks(self) -> None:
-        """Raise `LayoutError` unless the number of started ranks is the layout's."""
+        """Raise `LayoutError` unless as many ranks were started as the layout has."""
         if self.on.layout.world_size != started_world_size():
             raise LayoutError(
-                f"{world_size_message(self.on.layout, started_world_size())} `crosscut lm-eval` starts the ranks by "
-                "itself; start `lm_eval` under torchrun."
+                f"{world_size_message(self.on.layout, started_world_size())} `crosscut lm-eval` starts the processes "
+                "by itself. To run `lm_eval` on several ranks, start it under torchrun."
             )
 
 
 def _ranks(axis: str, given: Mapping[str, Any]) -> int:
     number = given.get(axis, 1)
     if type(number) is not int or number < 1:
-        raise ConfigError(f"`{axis}` in `--model_args` must be a number of ranks above 0, but is {number!r}.")
+        raise ConfigError(
+            f"`{axis}` in `--model_args` must be a whole number of ranks above 0, but is {number!r}. Try {axis}=1."
+        )
     return number
 
 
 def refuse_chat_template() -> NoReturn:
-    """Raise the `ConfigError` for a requested chat template."""
+    """Raise a `ConfigError` that says why `--apply_chat_template` is refused."""
     raise ConfigError(
-        f"`--apply_chat_template` must be omitted with `--model {MODEL}`, which scores every text unchanged."
+        f"`--apply_chat_template` must be omitted with `--model {MODEL}`, because Crosscut scores every text unchanged."
     )
 
 
 def refuse_cache() -> NoReturn:
-    """Raise the `ConfigError` for a cache with several ranks."""
+    """Raise a `ConfigError` that says why `--use_cache` is refused on several ranks."""
     raise ConfigError(
         f"`--use_cache` must be omitted if `--model {MODEL}` runs on several ranks. lm-eval gives each rank a cache of "
         "its own, and ranks with different cached answers would wait for each other forever."

@@ -1,4 +1,4 @@
-"""lm-eval's own command line with `--model crosscut` as one of its models; starts the ranks of that model."""
+"""lm-eval's own command line with the additional model `crosscut`, on the ranks that this model needs."""
 
 import os
 import sys
@@ -16,11 +16,11 @@ from crosscut.launch.processes import is_first_started, was_started
 
 
 def run_command(arguments: Sequence[str]) -> None:
-    """Run `lm-eval ARGUMENTS`. A Crosscut model runs on the ranks that `--model_args` asks for, or that torchrun
-    started.
+    """Run `lm-eval ARGUMENTS`. With `--model crosscut`, start the ranks that `--model_args` asks for, or join the ranks
+    that torchrun started.
 
-    Raises `ConfigError` or `LayoutError` before a rank starts, if lm-eval is not installed or an option is not
-    supported for Crosscut models; otherwise raises the errors of lm-eval.
+    Raises `ConfigError` or `LayoutError` before a rank starts if lm-eval is not installed or an option is not supported
+    for Crosscut models. Errors of lm-eval itself are passed on.
     """
     require_installed("`crosscut lm-eval`")
     model = _model_of(arguments)

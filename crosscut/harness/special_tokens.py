@@ -1,5 +1,5 @@
-"""Begin-of-text and end-of-text tokens from the files in a model's folder, read in the same way as `transformers` reads
-them.
+"""Begin-of-text and end-of-text tokens from the files in a model's folder. The files are read in the same way as in
+`transformers`.
 """
 
 from pathlib import Path
@@ -10,10 +10,10 @@ from crosscut.data import Tokenizer
 
 
 def named_ids(path: Path, tokenizer: Tokenizer) -> dict[str, int | None]:
-    """Ids of `bos_token` and `eos_token` from the files beside a `tokenizer.json`.
+    """Ids of `bos_token` and `eos_token` from the files beside the `tokenizer.json` at `path`.
 
     An id is None if the files set the token to null, or if the token is not in the vocabulary. Tokens that the files do
-    not mention are omitted. Raises `ConfigError` for a file that is not valid JSON.
+    not mention are missing from the result. Raises `ConfigError` for a file that is not valid JSON.
     """
     settings = _read(path.with_name(TOKENIZER_CONFIG_FILE))
     if "added_tokens_decoder" not in settings:

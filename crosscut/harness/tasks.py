@@ -1,4 +1,4 @@
-"""Runs of lm-eval's tasks. The tasks are looked up before the ranks start, and then every rank runs them."""
+"""Evaluation on lm-eval's tasks. The tasks are looked up before the ranks start. Then every rank runs all tasks."""
 
 import json
 import logging
@@ -22,15 +22,15 @@ _KEPT = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_bett
 
 @dataclass(frozen=True, kw_only=True)
 class Harness:
-    """Tasks for lm-eval and their options."""
+    """Tasks for lm-eval and their options. Raises `ConfigError` for an option that is out of range."""
 
     tasks: tuple[str, ...]
     folder: str = ""
-    """Folder with the user's own task files."""
+    """Folder with the user's own task files; empty if there are none."""
     limit: int = 0
-    """Number of examples per task; 0 means all."""
+    """Maximum number of examples per task; 0 means all examples."""
     shots: int = -1
-    """Number of worked examples before each question; -1 means the task's own number."""
+    """Number of worked examples before each question; -1 means the number in the task's file."""
     batch_size: int = 8
 
     def __post_init__(self) -> None:
@@ -40,7 +40,8 @@ class Harness:
 
 
 def run_harness(place: str, harness: Harness, on: Machinery, *, output: Path | None = None) -> dict[str, Any]:
-    """Run lm-eval's tasks with the model at `place`. Returns the report, and writes it to `output` as JSON.
+    """Run lm-eval's tasks with the model at `place`. Returns the report, and writes the report to `output` as JSON
+    unless `output` is None.
 
     Raises `ConfigError` if lm-eval is not installed or does not know a task, and the errors of `evaluate_place`.
     """
@@ -88,18 +89,22 @@ def _task_manager(harness: Harness) -> Any:
 
 
 def require_installed(asked: str) -> None:
-    """Raise `ConfigError` if lm-eval is not installed. The message begins with the option in `asked`."""
+    """Raise `ConfigError` if lm-eval is not installed. The message begins with the command or option in `asked`."""
     if find_spec("lm_eval") is None:
-        raise ConfigError(f"{asked} needs lm-eval, but it is not installed. Try `pip install 'crosscut[harness]'`.")
+        raise ConfigError(
+            f"{asked} needs lm-eval, but lm-eval is not installed. Run `pip install 'crosscut[harness]'`."
+        )
 
 
 def _require_tasks(harness: Harness) -> None:
     """Raise `ConfigError` for a task that lm-eval does not know; the message names the task."""
     if harness.folder and not Path(harness.folder).is_dir():
-        raise ConfigError(f"`--harness-folder` must be a folder with task files, but `{harness.folder}` is not.")
+        raise ConfigError(
+            f"`--harness-folder` must be a folder with task files, but `{harness.folder}` is not a folder."
+        )
     known = _task_manager(harness).all_tasks
     for task in harness.tasks:
         if task not in known:
             close = get_close_matches(task, known, n=1)
-            hint = f"The nearest is `{close[0]}`." if close else "`lm-eval ls tasks` lists them."
+            hint = f"The nearest is `{close[0]}`." if close else "`lm-eval ls tasks` lists all tasks."
             raise ConfigError(f"`--harness` must name tasks of lm-eval, but `{task}` is unknown. {hint}")

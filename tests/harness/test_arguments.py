@@ -26,10 +26,17 @@ def test_what_is_not_said_is_as_lm_eval_has_it(device):
         (
             {"dtype": "float16"},
             {},
-            "`--model_args` may contain `pretrained`, `tensor`, `data` or `precision`, but has `dtype`.",
+            (
+                "`--model_args` may contain `pretrained`, `tensor`, `data` or `precision`, but has `dtype`. Remove "
+                "`dtype`."
+            ),
         ),
-        ({"tensor": "two"}, {}, "`tensor` in `--model_args` must be a number of ranks above 0, but is 'two'."),
-        ({"data": 0}, {}, "`data` in `--model_args` must be a number of ranks above 0, but is 0."),
+        (
+            {"tensor": "two"},
+            {},
+            "`tensor` in `--model_args` must be a whole number of ranks above 0, but is 'two'. Try tensor=1.",
+        ),
+        ({"data": 0}, {}, "`data` in `--model_args` must be a whole number of ranks above 0, but is 0. Try data=1."),
         (
             {"precision": "int8"},
             {},
@@ -60,6 +67,6 @@ def test_as_many_ranks_must_be_started_as_the_layout_has(monkeypatch):
         ModelArguments.of(ALL, {}).require_ranks()
     assert str(error.value) == (
         "`layout.tensor` x `layout.data` must be the number of processes (1), but is 2 x 3 = 6. Change the number of "
-        "processes to 6, or change the layout. `crosscut lm-eval` starts the ranks by itself; start `lm_eval` under "
-        "torchrun."
+        "processes to 6, or change the layout. `crosscut lm-eval` starts the processes by itself. To run `lm_eval` on "
+        "several ranks, start it under torchrun."
     )

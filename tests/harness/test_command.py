@@ -18,5 +18,5 @@ def test_without_lm_eval_it_is_said_how_to_get_it(typed, asked, monkeypatch):
     result = CliRunner().invoke(commands, typed)
     assert isinstance(result.exception, ConfigError), result.exception
     assert str(result.exception) == (
-        f"{asked} needs lm-eval, but it is not installed. Try `pip install 'crosscut[harness]'`."
+        f"{asked} needs lm-eval, but lm-eval is not installed. Run `pip install 'crosscut[harness]'`."
     )
