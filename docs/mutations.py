@@ -20,10 +20,11 @@ PAGE = ROOT / "docs" / "mutations.md"
 
 HEAD = """# Planted faults
 
-This page lists the faults that test `crosscut verify`, and what it says about each of them. `python docs/mutations.py`
-writes it, and the tests of `tests/verification` check every line. Each fault is planted in a two-layer GPT-2 (or in a
-model made of Crosscut's layers, if GPT-2 has no such place). Then `crosscut verify` runs on the layout in float64. The
-column *named* is the first module that differs, and *says* is its explanation of the pattern.
+This page lists the faults that test `crosscut verify`, and what the command says about each fault.
+`python docs/mutations.py` writes this page, and the tests of `tests/verification` check every line. Each fault is
+planted in a two-layer GPT-2 (or in a model made of Crosscut's layers, if GPT-2 has no such code). Then
+`crosscut verify` runs on the layout in float64. The column *named* gives the first module that differs, and *says*
+gives the likely cause in the words of the report.
 
 """
 

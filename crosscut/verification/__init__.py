@@ -1,5 +1,5 @@
-"""Proof that a layout computes the same training step as the uncut model; otherwise, names the first module that
-differs.
+"""Proof that a layout computes the same training step as the uncut model. If the proof fails, the report names the
+first module that differs.
 """
 
 from crosscut.verification.module import verify_module

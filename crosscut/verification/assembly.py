@@ -1,12 +1,14 @@
-"""Assembly of the ranks' parts into the tensor of the uncut model.
+"""Assembly of the tensors on all ranks into the tensor of the uncut model.
 
-A parameter's placement says how it is cut. For an activation, its shape tells: along a dimension where the uncut tensor
-is larger, the ranks of an axis hold pieces; where it has the same size, they hold copies. In between, adjacent ranks
-hold copies of the same piece, for example if there are fewer key and value heads than ranks. If two arrangements fit
-the shapes, the one closer to the uncut tensor is taken; a bug makes both differ.
+A parameter's placement says how the parameter is sharded. For an activation, the shapes say it. If a dimension of the
+uncut tensor is larger than on one rank, the ranks of an axis hold shards along this dimension. If all dimensions have
+the same size, the ranks hold copies. Adjacent ranks may also hold copies of the same shard, for example if there are
+fewer key and value heads than ranks. If two arrangements fit the shapes, the assembly takes the arrangement whose
+result is closer to the uncut tensor. A bug makes both results differ.
 
 The ranks form a grid over the layout's axes (`Layout.axes`), (data D, tensor T) by default, with rank = data rank x T +
-tensor rank. The table of axes gives each axis a role, which says what its ranks may hold.
+tensor rank. The table of axes gives each axis a role. The role says whether ranks along the axis shard the model's
+matrices or the tokens of a batch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,21 +25,25 @@ from crosscut.config.axes import Role, role_of
 
 @dataclass(frozen=True)
 class Grid:
-    """Parts of one tensor on all ranks."""
+    """One tensor as it is held on all ranks: a shard, a copy, or a summand on each rank (a "part")."""
 
     axes: Mapping[str, int]
-    """Number of ranks along each axis, by name, outermost first."""
+    """Number of ranks along each axis, by the axis's name, outermost axis first."""
     parts: list[Tensor]
-    """Parts in the order of the ranks."""
+    """Tensor of each rank, in the order of the ranks."""
 
     def groups(self, axis: str) -> list[list[int]]:
-        """Groups of ranks that differ only in their position along an axis, in the order of that axis."""
+        """Groups of ranks that differ only in their position along an axis. In a group, the ranks are in the order of
+        the axis.
+        """
         stride, size = self._stride(axis), self.axes[axis]
         firsts = (rank for rank in range(len(self.parts)) if rank // stride % size == 0)
         return [[rank + place * stride for place in range(size)] for rank in firsts]
 
     def line(self, role: Role) -> list[Tensor]:
-        """Parts of the first rank and of all ranks that differ from it only along axes of the given role."""
+        """Parts of the first rank and of all ranks that differ from the first rank only along axes of the given
+        role.
+        """
         others = [(self._stride(name), size) for name, size in self.axes.items() if role_of(name) is not role]
         ranks = range(len(self.parts))
         return [self.parts[rank] for rank in ranks if all(rank // stride % size == 0 for stride, size in others)]
@@ -47,13 +53,13 @@ class Grid:
         return prod(self.axes[name] for name in names[names.index(axis) + 1 :])
 
     def reduced(self, axis: str, parts: list[Tensor], size: int = 1) -> "Grid":
-        """Grid of the given parts, with `size` parts along an axis."""
+        """Grid with the given parts and with `size` instead of all ranks along an axis."""
         return Grid({**self.axes, axis: size}, parts)
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
-    """Elementwise |a - b| in float64; zero where both are the same infinity. Complex numbers are compared by real and
-    imaginary parts.
+    """Elementwise |a - b| in float64. Equal elements have distance zero, also if they are infinite. Complex tensors are
+    compared as real tensors of their real and imaginary parts.
     """
     if a.is_complex():
         a, b = torch.view_as_real(a), torch.view_as_real(b)
@@ -62,20 +68,22 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 class Assembled(NamedTuple):
-    """Parts joined into one tensor."""
+    """Tensor that was assembled from all ranks."""
 
     whole: Tensor
-    """Joined tensor in the uncut tensor's shape. Where ranks hold copies, the first rank's copy is taken."""
+    """Assembled tensor in the uncut tensor's shape. If several ranks hold copies, the first rank's copy is taken."""
     copies_differ: list[tuple[int, int]]
-    """Pairs of ranks whose copies differ; the first rank of each pair holds the copy that was taken."""
+    """Pairs of ranks with different copies. The first rank of each pair holds the copy that was taken."""
     spread: float = 0.0
-    """Largest difference between copies."""
+    """Largest difference between two copies."""
 
 
 def assemble_parameter(grid: Grid, cut_dim: int | None, like: Tensor) -> Assembled | None:
     """Assemble a parameter, or its gradient, in the shape of `like`, without the padding rows of a vocabulary.
+    `cut_dim` is the dimension that is sharded over the tensor ranks; None if the parameter is replicated.
 
-    Returns None if the shapes do not fit. Padding rows must be zero; otherwise the result contains an infinite value.
+    Returns None if the shapes do not fit. If a padding row is not zero, the result contains an infinite value, so that
+    the comparison with the uncut tensor fails.
     """
     how = {name: _Share(None, size) for name, size in grid.axes.items()}
     if cut_dim is not None:
@@ -109,12 +117,13 @@ _Arrangement = Mapping[str, _Share]
 
 
 def assemble_activation(grid: Grid, like: Tensor, *, is_gradient: bool, is_inside: bool = False) -> Assembled | None:
-    """Assemble an activation or its gradient in the shape of `like`; None if the shapes do not fit.
+    """Assemble an activation or its gradient in the shape of `like`. Returns None if the shapes do not fit.
 
-    Data ranks may hold copies of an activation, such as a position's. Each of them then has a part of the gradient, and
-    the parts are summed. Tensor ranks that hold the same piece may also hold parts of its gradient; a tensor that
-    `is_inside` a module may be in a parallel region, so there even ranks with the whole tensor may hold parts. A single
-    number returned by a module may be this data rank's part of a loss.
+    A gradient may have to be summed over ranks. Data ranks may hold copies of an activation, such as the position
+    embeddings; each data rank then holds a summand of the gradient. Tensor ranks with the same shard of an activation
+    may hold summands of the shard's gradient. If the tensor was seen inside a module (`is_inside`), even tensor ranks
+    with the whole activation may hold summands. A scalar that a module returns may be a summand of the loss on each
+    data rank.
     """
     best: tuple[float, Assembled] | None = None
     for arrangement in _arrangements(grid, like):

@@ -1,6 +1,6 @@
 """Likely causes of a difference: patterns that typical bugs of tensor parallelism leave in the numbers.
 
-Each pattern is tried on the first difference, and the first pattern that fits is reported.
+The patterns are tried in order on the first difference. The report gives the cause of the first pattern that fits.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class Difference(NamedTuple):
 
 
 def usual_cause(difference: Difference) -> str:
-    """Return a sentence that says what to check in the code."""
+    """Return the message for the first pattern that fits: the likely cause, and what to check in the code."""
     for fits, cause in _PATTERNS:
         if fits(difference):
             return cause(difference) if callable(cause) else cause
@@ -33,7 +33,7 @@ def usual_cause(difference: Difference) -> str:
 
 
 def is_arrangement(difference: Difference) -> bool:
-    """Whether the ranks hold the right numbers, but as parts of a sum or in another order."""
+    """Whether the ranks hold the right numbers, but as summands of a sum or in another order."""
     return _sum_is_missing(difference) or (difference.assembled is not None and _is_reordered(difference))
 
 
@@ -94,10 +94,13 @@ def _told_factor(difference: Difference) -> str:
     factor = _factor(difference)
     assert factor is not None
     if factor > 1:
-        return f"The value is {factor:.0f} times the right one: something is summed once too often over an axis."
+        return (
+            f"The value is {factor:.0f} times the right value: a sum over an axis is made once too often. Check the "
+            "reductions."
+        )
     return (
-        f"The value is 1/{1 / factor:.0f} of the right one: an axis averages a value that is already normalised, or a "
-        "sum over an axis is missing."
+        f"The value is 1/{1 / factor:.0f} of the right value: a sum over an axis is missing, or a value that is "
+        "already normalised is averaged over an axis."
     )
 
 
@@ -132,8 +135,9 @@ def _only_copies_differ(difference: Difference) -> bool:
 
 
 _SUM_IS_MISSING = (
-    "Each tensor rank holds its part of a sum: an all-reduce over the tensor ranks is missing (forward: g; backward: "
-    "the one of f; for a replicated parameter: the sum under sequence parallelism)."
+    "Each tensor rank holds only its part of a sum: an all-reduce over the tensor ranks is missing (g in the forward "
+    "pass, the all-reduce of f in the backward pass, or, for a replicated parameter, the sum that sequence parallelism "
+    "needs)."
 )
 _OFF_BY_A_VECTOR = (
     "The output is off by the same vector at every token: a bias is added once per rank, is missing, or is not this "
@@ -148,10 +152,13 @@ _COPIES_DIFFER = (
 )
 
 _PATTERNS: tuple[tuple[Callable[[Difference], bool], str | Callable[[Difference], str]], ...] = (
-    (_shapes_do_not_fit, "The ranks' shapes do not add up to the uncut one: a dimension is not cut, or cut twice."),
+    (
+        _shapes_do_not_fit,
+        "The ranks' shapes do not add up to the uncut shape: a dimension is not cut, or is cut twice.",
+    ),
     (_not_finite, "The value is not finite, or padding rows of the vocabulary are not zero: check the padding."),
     (_sum_is_missing, _SUM_IS_MISSING),
-    (_data_sum_is_missing, "Each data rank holds its own gradient: the sum over the data ranks is missing."),
+    (_data_sum_is_missing, "Each data rank holds only its own gradient: the sum over the data ranks is missing."),
     (_only_copies_differ, _COPIES_DIFFER),
     (_is_scaled, _told_factor),
     (_same_at_every_token, _OFF_BY_A_VECTOR),
@@ -161,15 +168,15 @@ _PATTERNS: tuple[tuple[Callable[[Difference], bool], str | Callable[[Difference]
 
 _GENERIC = {
     "output": (
-        "The module's input agrees and its output does not: check how the module uses this rank's index (offsets, "
-        "masks, slices), and its forward collective."
+        "The module's input agrees, but its output does not: check how the module uses this rank's index (offsets, "
+        "masks, slices), and the collective in its forward pass."
     ),
     "returned": (
-        "The gradient of the module's output agrees and the gradient of its input does not: check its backward "
-        "collective and the tensors that it saved for the backward pass."
+        "The gradient of the module's output agrees, but the gradient of its input does not: check the collective in "
+        "the module's backward pass and the tensors that the module saved for the backward pass."
     ),
     "gradient": (
-        "The gradients of activations agree and a parameter's gradient does not: check over which uses of the "
+        "The gradients of activations agree, but a parameter's gradient does not: check over which uses of the "
         "parameter, which ranks and which micro-batches the gradient is summed."
     ),
 }

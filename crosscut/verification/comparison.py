@@ -1,4 +1,4 @@
-"""Comparison of the cut model's step with the uncut model's, number by number, on the first rank."""
+"""Comparison of the cut model's step with the uncut model's step, number by number, on the first rank."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -17,14 +17,14 @@ from crosscut.verification.report import ROUNDING, Check, First, Row
 from crosscut.verification.tolerance import ROUNDINGS, Rounding
 
 _FLOOR = 1e-3
-"""Gradients are compared relative to their largest element, or to this share of the largest gradient of the same kind
-if that is larger. Otherwise a gradient that cancels to almost zero would always differ.
+"""Smallest reference for the relative difference of a gradient, as a share of the largest gradient of the same kind.
+Without this bound, a gradient that cancels to almost zero would always differ.
 """
 
 
 class Comparison:
-    """Compares a cut recording with the uncut one. Every rank must create it and make the same calls; the results are
-    on the first rank.
+    """Comparison of the recorded step of the cut model with the recorded step of the uncut model. Every rank must
+    create a `Comparison` and call `run`. The other methods give results on the first rank only.
     """
 
     def __init__(
@@ -37,15 +37,16 @@ class Comparison:
         rounding: Rounding,
         exact: Recording | None = None,
     ) -> None:
-        """`uncut` and `exact` (the same step almost without rounding) are given on the first rank, and None elsewhere.
-        `tolerance` is the allowed difference of the cut from the uncut step; `rounding` is that of the uncut from the
-        exact step.
+        """`cut` is the recording of this rank. `uncut` and `exact` are given on the first rank and are None on the
+        others; `exact` is the recording of the uncut step in a wider type. `tolerance` is the allowed relative
+        difference between the cut and the uncut step, and `rounding` the allowed relative difference between the uncut
+        and the exact step.
         """
         self.cut, self.uncut, self.tolerance, self.exact = cut, uncut, tolerance, exact
         self.allowed_rounding = rounding
         self.mesh = mesh
         self.copies: list[str] = []
-        """Tensors and numbers that differ between ranks that should hold copies."""
+        """Descriptions of the tensors and numbers that should be equal on several ranks, but differ."""
         self._differences: dict[tuple[str, str], float] = {}
         self._allowed: dict[tuple[str, str], float] = {}
         """Allowed difference between the cut and the uncut tensor, if it is larger than the tolerance."""
@@ -55,8 +56,8 @@ class Comparison:
         self._numbers: list[tuple[float, float]] = [(cut.loss, cut.norm)]
 
     def run(self) -> None:
-        """Gather all parts and compare them. An error on the first rank is raised after all ranks have sent their
-        parts.
+        """Gather the tensors of all ranks on the first rank and compare them. If an error occurs on the first rank, it
+        is raised after all ranks have sent their tensors. Raises `TrainingError` if the uncut step is not finite.
         """
         failure: Exception | None = None if self.uncut is None else _failure_to_be_finite(self.uncut)
         self._numbers = gather_to_first((self.cut.loss, self.cut.norm)) or self._numbers
@@ -95,7 +96,9 @@ class Comparison:
 
     @property
     def largest_allowed(self) -> float:
-        """Largest difference allowed for any tensor: that of the tensor with the most rounding, or the tolerance."""
+        """Largest relative difference that is allowed for any tensor: the tolerance, or the larger bound of the tensor
+        with the most rounding.
+        """
         return max([self.tolerance, *self._allowed.values()])
 
     def _output_difference(self, call: str) -> float | None:
@@ -107,7 +110,9 @@ class Comparison:
         return [("output", name) for name in self.uncut.outputs if INSIDE not in name and call_of(name) == call]
 
     def first(self) -> First | None:
-        """Return the first module whose result differs: in the forward pass, otherwise in the backward pass."""
+        """Return the first module whose output differs in the forward pass. If all outputs agree, return the first
+        module whose gradients differ in the backward pass. None if nothing differs.
+        """
         assert self.uncut is not None
         for name in self.uncut.outputs:
             if ("output", name) in self._found:
@@ -117,7 +122,9 @@ class Comparison:
         return self._first_backward()
 
     def checks(self) -> list[Check]:
-        """Return the checks that concern no single module: loss, gradient norm, clipping, optimizer step and copies."""
+        """Return the checks of the whole model: loss, gradient norm, clipped gradients, parameters after the optimizer
+        step, and copies on different ranks.
+        """
         assert self.uncut is not None
         norms = [norm for _, norm in self._numbers]
         norm = max(_apart(each, self.uncut.norm) for each in norms)
@@ -132,10 +139,11 @@ class Comparison:
         ]
 
     def rounding(self) -> list[Check]:
-        """Check that the uncut model differs from the exact one only by rounding. No check without an exact model.
+        """Check that the uncut step differs from the exact step only by rounding. Without an exact step, the list of
+        checks is empty.
 
-        Each check names the tensor that differs most. Parameters are left out, because AdamW divides by gradients, even
-        by gradients that consist of rounding alone.
+        Each check names the tensor that differs most. Parameters after the step are not checked, because AdamW divides
+        by gradients, even by gradients that consist of rounding alone.
         """
         if self.exact is None or self.uncut is None:
             return []
@@ -150,7 +158,7 @@ class Comparison:
         checks = []
         for title, found, allowed in zip(ROUNDING, (forward, backward), bounds, strict=True):
             off, what = max(found)
-            checks.append(Check(title, off, off <= allowed, f"uncut from {wider}, at most {allowed:.1e}: {what}"))
+            checks.append(Check(title, off, off <= allowed, f"at most {allowed:.1e} from {wider}, largest at {what}"))
         return checks
 
     def _agrees(self, key: tuple[str, str]) -> bool:
@@ -273,8 +281,8 @@ class Comparison:
 
 
 _LOSS_CAUSE = (
-    "All activations agree and the loss does not: check each rank's part of the vocabulary (offsets, mask, padding), "
-    "the target's logit, and the number of targets that the loss is divided by."
+    "All activations agree, but the loss does not: check each rank's shard of the vocabulary (offsets, mask, padding), "
+    "the target's logit, and the number of targets by which the loss is divided."
 )
 
 
@@ -291,7 +299,9 @@ def _failure_to_be_finite(uncut: Recording) -> Exception | None:
 
 
 def relative_difference(actual: Tensor, expected: Tensor, *, floor: float = 0.0) -> float:
-    """Largest difference between two elements, relative to the largest element; infinite if an element is NaN."""
+    """Largest difference between corresponding elements, relative to the largest finite element of `expected` (or to
+    `floor` if that is larger). Zero for empty tensors, infinite if an element is NaN.
+    """
     if not expected.numel():
         return 0.0
     difference = distance(actual, expected).max().item()

@@ -1,8 +1,9 @@
-"""Random draws of each rank's dropout, observed from outside the modules.
+"""Random draws of dropout on each rank, observed from outside the modules.
 
-An operator that changes the random generator has drawn. Once it is known from which tensor each draw drops elements,
-the paper's rule (section 3.1) needs no list of places. Ranks that drop from the same tensor must draw the same numbers.
-Ranks that hold different tensors, or see different data, must draw different numbers.
+An operator call that changes the state of the random generator is a draw. For each draw, this module finds the tensor
+from which dropout removes elements. The rule of the Megatron-LM paper (arXiv 1909.08053, section 3.1) can then be
+checked without a list of the modules that drop: ranks that drop from the same tensor must draw the same numbers, and
+ranks that hold different tensors, or see different data, must draw different numbers.
 """
 
 import hashlib
@@ -29,17 +30,17 @@ class Draw(NamedTuple):
     """One use of the random generator."""
 
     module: str
-    """Innermost module that was running."""
+    """Name of the innermost module that was running."""
     state: str
     """Digest of the generator's state before the draw. Equal states give equal numbers."""
     dropped: str
-    """Digest of the tensor from which elements are dropped; empty if no such tensor was seen."""
+    """Digest of the tensor from which elements are dropped; empty if the tensor could not be found."""
     operator: str = ""
-    """Name of the operator that drew, and its probabilities."""
+    """Name of the operator that made the draw, and its dropout probabilities."""
 
 
 class Disagreement(NamedTuple):
-    """First draw that breaks the rule: the module, the two ranks and the fault."""
+    """First draw that breaks the rule of the module's docstring: the module, the two ranks and the fault (`told`)."""
 
     module: str
     ranks: tuple[int, int]
@@ -47,22 +48,25 @@ class Disagreement(NamedTuple):
 
 
 def draws_of(model: nn.Module, mesh: ParallelMesh, forward: Callable[[], object]) -> list[Draw]:
-    """List the draws of this rank while `forward` runs. The model must be in training mode."""
+    """Run `forward` and return the draws of this rank, in order. The model must be in training mode."""
     with _Draws(model, mesh) as drawn:
         forward()
     return drawn.draws
 
 
 def compare_draws(mine: list[Draw], mesh: ParallelMesh) -> Disagreement | None:
-    """Return the first disagreement between all ranks' draws, on the first rank; None on the others. Every rank must
-    call this.
+    """Compare the draws of all ranks. Every rank must call this function. Returns the first disagreement on the first
+    rank; None if all ranks agree, and on all other ranks.
     """
     every = gather_to_first(mine)
     return None if every is None else first_disagreement(every, layout_of(mesh))
 
 
 def first_disagreement(draws: Sequence[Sequence[Draw]], layout: Layout) -> Disagreement | None:
-    """Return the first disagreement in the draws of all ranks of a layout, compared draw by draw."""
+    """Compare the draws of all ranks of a layout, draw by draw. Returns the first disagreement; None if there is none.
+
+    `draws` holds the list of each rank, in the order of the ranks.
+    """
     splits_tokens = [row.name for row in AXES if row.splits_tokens]
     data = [[layout.place_of(rank)[name] for name in splits_tokens] for rank in range(layout.world_size)]
     for together in zip(*draws, strict=False):
@@ -73,7 +77,7 @@ def first_disagreement(draws: Sequence[Sequence[Draw]], layout: Layout) -> Disag
     if len(set(counts)) > 1:
         j = next(j for j, count in enumerate(counts) if count != counts[0])
         longest = max(draws, key=len)
-        return Disagreement(longest[min(counts)].module, (0, j), "draw different numbers of times")
+        return Disagreement(longest[min(counts)].module, (0, j), "make different numbers of draws")
     return None
 
 
@@ -125,7 +129,7 @@ class _Draws(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run the operator, and note the draw if it drew."""
+        """Run the operator, and note a draw if the operator changed the state of the random generator."""
         if comes_again(types):
             return NotImplemented
         if is_recomputing():  # a recomputed module repeats draws that were noted before

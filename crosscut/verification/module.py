@@ -1,4 +1,4 @@
-"""Proof for a model of your own that is built from the layers of `parallel`."""
+"""Proof for a model of your own that is built from the layers of `crosscut.parallel`."""
 
 from collections.abc import Callable
 
@@ -20,15 +20,19 @@ def verify_module(
     *,
     name: str = "model",
 ) -> Report:
-    """Compare a model of your own on `mesh` with the same model on one rank. Every rank must call this and gets the
-    report.
+    """Compare a training step of your own model on `mesh` with the same step on one rank. Every rank must call this
+    function, and every rank gets the report.
 
     `build(mesh)` makes the model, with weights that depend only on seeds and names (`parallel.normal_`). Set biases to
-    values other than zero, too, because bugs in the use of a zero bias stay invisible. On a mesh that shards, `build`
-    calls `parallel.shard_model` before it sets the weights. `loss(model, mesh)` returns this data rank's part of the
-    loss, a scalar. The parts of all data ranks are summed, so divide by the count over all of them. The proof watches
-    modules through their forward calls. Dropout is off when numbers are compared (`model.eval()`) and on when random
-    draws are compared.
+    values other than zero, because a bug in the use of a zero bias stays invisible. If the mesh shards parameters
+    (ZeRO), call `parallel.shard_model` in `build` before you set the weights.
+
+    `loss(model, mesh)` returns this data rank's part of the loss, a scalar. The parts of all data ranks are summed, so
+    divide each part by the number of targets on all data ranks.
+
+    The proof watches modules through their forward calls. Dropout is off when numbers are compared (`model.eval()`) and
+    on when random draws are compared. `name` is the name of the model in the report. Raises `ConfigError` for a model
+    without parameters, and `TrainingError` if the step on one rank is not finite.
 
         report = verify_module(build, loss, make_mesh(Layout(tensor=2), device))
         assert report.same, report.first
@@ -68,8 +72,11 @@ class _OwnStep:
 
 
 CLIP_NORM = 1e-3
-"""Small enough that every gradient is clipped, so that a bug in clipping shows."""
+"""Gradient norm that the verified step clips to. The norm is so small that every gradient is clipped, so that a bug in
+clipping shows.
+"""
 LEARNING_RATE = 1.0
-"""Large, so that the step is as large as the parameters and is not lost in their rounding. AdamW's epsilon is set to
-the size of a typical clipped gradient: the usual epsilon would turn rounding of a gradient near zero into a whole step.
+"""Learning rate of the verified step. The rate is so large that the update is as large as the parameters and is not
+lost in their rounding. AdamW's epsilon is set to the size of a typical clipped gradient, because the usual epsilon
+would turn the rounding of a gradient near zero into a whole update.
 """

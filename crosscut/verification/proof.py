@@ -1,4 +1,6 @@
-"""Proof of one layout: run the same step uncut on the first rank and cut on all ranks, then compare the two."""
+"""Proof of one layout: run the step of the uncut model on the first rank and the step of the cut model on all ranks,
+then compare the two steps.
+"""
 
 import time
 from collections.abc import Callable
@@ -17,39 +19,43 @@ from crosscut.verification.report import DRAWS, ROUNDING, Check, First, Report
 from crosscut.verification.tolerance import Rounding, num_layers_of, num_summands_of, rounding_of, tolerance_of
 
 MakeStep = Callable[[ParallelMesh], Step]
-"""Function that builds the model on a mesh, with weights that do not depend on the layout, and returns the step on this
-data rank's part of a batch.
+"""Function that builds the model on a mesh, with weights that do not depend on the layout. Returns the training step on
+this data rank's part of a batch.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """Step whose equality on all layouts is to be proven, and the words that describe it in the report."""
+    """Training step to prove, and the description of the step in the report."""
 
     make_step: MakeStep
+    """Builds the step of the cut model."""
     make_uncut: MakeStep | None = None
-    """Builds the step on one rank; None means `make_step`. Plainer code here exposes bugs that both steps would
-    otherwise share.
+    """Builds the step of the uncut model on one rank; None means `make_step`. A function that builds the model from
+    plainer code exposes bugs that both steps would share if `make_step` built both.
     """
     make_exact: MakeStep | None = None
-    """Builds the step in the parameters' type, if products or activations are narrower. It shows how much rounding the
-    step has, and that the step differs from it by rounding only.
+    """Builds the step of the uncut model in the parameters' type; None if products and activations already have this
+    type. A comparison with this step shows how much the uncut step is rounded.
     """
     extra_checks: Callable[[Step], list[Check]] = lambda _: []
-    """Makes further checks of the executed step. Called on every rank."""
+    """Returns further checks of the step on the cut model, after the step has run. Called on every rank."""
 
     layout: str
+    """Description of the layout, such as `tensor 2 x data 1`."""
     model: str
+    """Description of the model."""
     precision: str = ""
     """Name of the precision; empty means the name of the activations' type."""
     compute_dtype: torch.dtype | None = None
     """Type of the activations; None means the parameters' type."""
     product_dtype: torch.dtype | None = None
-    """Type of the factors of matrix products; None means the activations' type."""
+    """Type of the factors in matrix products; None means the activations' type."""
 
 
 def prove(claim: Claim, mesh: ParallelMesh) -> Report:
-    """Compare the step on `mesh` with the same step on one rank. Every rank must call this and gets the same report.
+    """Compare the step on `mesh` with the same step on one rank. Every rank must call this function, and every rank
+    gets the same report.
 
     Both models first run the step with dropout, to compare the random draws. Dropout is off when numbers are compared,
     because each rank drops different elements by design. An error on the first rank is raised on all ranks. Raises
@@ -154,12 +160,15 @@ def _judge_draws(cut: list[Draw], uncut: list[Draw], disagreement: Disagreement 
         for mine, other in zip_longest(cut, uncut):
             if mine is None or other is None or (mine.module, mine.operator) != (other.module, other.operator):
                 module = (mine or other).module
-                told = f"{module}: draws differ from those of the uncut model, or their number does"
-                cause = "The uncut model draws other random numbers: check the probabilities and which modules drop."
+                told = f"{module}: the draws, or the number of draws, differ from the uncut model's"
+                cause = (
+                    "The cut model does not drop in the same modules with the same probabilities as the uncut model: "
+                    "check which modules drop, and the probabilities."
+                )
                 return Check(DRAWS, None, False, told), First(module, "forward", cause)
         unseen = sum(not draw.dropped for draw in cut)
         told = f"{len(cut)} draws on each rank" if cut else "the model has no dropout"
-        more = f", {unseen} of them with no dropped tensor seen" if unseen else ""
+        more = f", {unseen} of them not checked, because the dropped tensor could not be found" if unseen else ""
         return Check(DRAWS, None, True, told + more), None
     i, j = disagreement.ranks
     told = f"{disagreement.module}: ranks {i} and {j} {disagreement.told}"
@@ -169,20 +178,22 @@ def _judge_draws(cut: list[Draw], uncut: list[Draw], disagreement: Disagreement 
 
 _CHECK_CAUSES = {
     "gradient norm": (
-        "All gradients agree and their norm does not: check how replicated and cut parameters are counted, and over "
+        "All gradients agree, but their norm does not: check how replicated and cut parameters are counted, and over "
         "which ranks squares are summed."
     ),
     "clipped gradients": (
-        "Gradients and norm agree and the clipped gradients do not: check which norm the clipping uses."
+        "The gradients and their norm agree, but the clipped gradients do not: check which norm the clipping uses."
     ),
-    "parameters after a step": "The gradients agree and the optimizer's result does not: check the optimizer.",
+    "parameters after a step": "The gradients agree, but the parameters after the step do not: check the optimizer.",
     "copies on all ranks": (
-        "Values agree up to rounding, but replicas differ in their last bits: they will drift apart."
+        "All values agree up to rounding, but replicas differ in their last bits and will drift apart: check whether "
+        "all ranks do the same operations in the same order."
     ),
-    "collectives": "All numbers agree, but the messages differ from those that the planner counts.",
+    "collectives": "All numbers agree, but the messages differ from the messages that the planner counts: check which "
+    "collectives are missing or superfluous.",
     **dict.fromkeys(
         ROUNDING,
-        "Both models agree, but the uncut model differs from its computation in a wider type by more than rounding: "
+        "Both models agree, but the uncut model differs by more than rounding from the same model in a wider type: "
         "check the operations in the narrow type, including kernels.",
     ),
 }

@@ -19,28 +19,32 @@ from crosscut.parallel.state.parameters import cut_dim, gathered_over_data
 from crosscut.training.speed.compilation import compiled_modules
 
 LOSS = "loss"
-"""Name in the table for the computation after the model's last output."""
+"""Name, in the report's table, of the computation after the model's last output."""
 
 INSIDE = " / "
-"""Separator in a name between a call and a tensor that the call's own code (not one of its modules) made or used."""
+"""Separator in the name of a tensor that the own code of a module call made or used, and not one of the call's
+submodules. The name of the call comes before the separator.
+"""
 
 
 def call_of(name: str) -> str:
-    """Return the call to which a recorded name belongs."""
+    """Return the name of the module call to which a recorded tensor's name belongs."""
     return name.partition(INSIDE)[0].partition("[")[0]
 
 
 class Kept(NamedTuple):
-    """This rank's part of a parameter, or of its gradient."""
+    """This rank's shard of a parameter, or of a parameter's gradient."""
 
     tensor: Tensor
     cut_dim: int | None
-    """Dimension that is cut over the tensor axis; None if it is not cut."""
+    """Dimension that is sharded over the tensor axis; None if the parameter is replicated."""
 
 
 @dataclass
 class Recording:
-    """Recording of one step on one rank. Names are those of `named_modules`; further calls of a module are numbered."""
+    """Recording of one step on one rank. Names come from `named_modules`. If a module is called again, the call's name
+    has a number, such as `dropout, call 2`.
+    """
 
     root: str = ""
     """Name of the whole model."""
@@ -49,12 +53,12 @@ class Recording:
     norm: float = 0.0
     """Global gradient norm before clipping."""
     outputs: dict[str, Tensor] = field(default_factory=dict)
-    """Outputs of each call, in order of time. If a call returns several tensors, they are named `call[0]`, `call[1]`
-    and so on. Also inputs that a call's own code made for a module inside it.
+    """Outputs of each module call, in order of time. If a call returns several tensors, their names are `call[0]`,
+    `call[1]` and so on. If the own code of a module makes the input of a submodule, this input is also recorded.
     """
     returned: dict[str, Tensor] = field(default_factory=dict)
-    """Gradient of each call's first input, or of an output that a call's own code used, in the order of the backward
-    pass, innermost modules first.
+    """Gradients that the backward pass returns: of each call's first input, and of each output that the own code of a
+    module uses. They are in the order of the backward pass, innermost modules first.
     """
     gradients: dict[str, Kept] = field(default_factory=dict)
     """Gradient of each parameter, after the reduction over all axes."""
@@ -64,7 +68,7 @@ class Recording:
     """Parameters after the optimizer's step."""
 
     def with_wholes(self, modules: Sequence[str]) -> "Recording":
-        """Return the recording without the insides of `modules`: only their inputs and outputs are left."""
+        """Return a copy that holds only the inputs and outputs of `modules`, and nothing from inside these modules."""
         insides = tuple(f"{name}{sign}" for name in modules for sign in (".", INSIDE))
         outputs, returned = (
             {name: tensor for name, tensor in seen.items() if not name.startswith(insides)}
@@ -74,31 +78,31 @@ class Recording:
 
 
 class Step(Protocol):
-    """Training step in two halves. Gradients are recorded between them."""
+    """Training step in two halves, `accumulate` and `update`. Gradients are recorded between the two halves."""
 
     @property
     def model(self) -> nn.Module:
-        """Model, which is watched through the forward calls of its modules."""
+        """Model of the step. The recording watches the forward calls of the model's modules."""
 
     @property
     def mesh(self) -> ParallelMesh:
-        """Mesh that the model is cut over."""
+        """Mesh over which the model is cut."""
 
     @property
     def watches_again(self) -> bool:
-        """Whether to record further calls of the whole model, too."""
+        """Whether to record all calls of the whole model; false records only the first call."""
 
     def accumulate(self) -> Tensor:
         """Run forward, backward and the reduction of gradients. Returns the loss over all data ranks."""
 
     def update(self, loss: Tensor) -> float:
-        """Clip the gradients and step. Returns the gradient norm before clipping. The clipped gradients stay in
-        `.grad`.
+        """Clip the gradients and run the optimizer. Returns the gradient norm before clipping. The clipped gradients
+        stay in `.grad`.
         """
 
 
 def record(step: Step) -> Recording:
-    """Run the step and record it. Every rank of the step's mesh must call this."""
+    """Run the step and record it. Every rank of the step's mesh must call this function."""
     recording = Recording(root=display_name(step.model))
     with _watched(step.model, recording, again=step.watches_again):
         loss = step.accumulate()
@@ -148,7 +152,7 @@ def _watched(model: nn.Module, recording: Recording, *, again: bool) -> Iterator
 
 
 def display_name(model: nn.Module) -> str:
-    """Name of the whole model: its class."""
+    """Name of the whole model in a recording: the name of the model's class."""
     return type(model).__name__.removeprefix("FSDP")  # sharding adds this prefix to the class
 
 
@@ -181,8 +185,8 @@ class _Watch:
             self._entering.consumers.append(call)
 
     def entered(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Called after hooks that wrap a module's input, as sharding has: the wrapped tensor also counts as that
-        input.
+        """Let a wrapped input count as the module's input. Sharding wraps a module's input in a hook that runs after
+        `enter`; this function runs after that hook.
         """
         if self._looks_away():
             return
@@ -221,7 +225,9 @@ class _Watch:
         return found
 
     def let_go(self) -> None:
-        """Release all tensors. A tensor held by its own hook would never be freed, and neither would its graph."""
+        """Release all tensors. A tensor that its own hook holds would never be freed, and the autograd graph of the
+        tensor would not be freed either.
+        """
         self._held.clear()
         self._followed.clear()
         self._entering = None

@@ -11,7 +11,9 @@ from rich.text import Text
 DRAWS = "random numbers"
 """Name of the check that compares random draws with dropout on."""
 ROUNDING = ("rounding of outputs", "rounding of gradients")
-"""Names of the checks that concern the uncut model alone. If one fails, both models may be wrong in the same way."""
+"""Names of the checks that concern the uncut model alone. If such a check fails, both models may be wrong in the same
+way.
+"""
 
 
 @dataclass(frozen=True)
@@ -20,20 +22,26 @@ class Row:
 
     module: str
     forward: float | None
-    """Largest relative difference of its output; None if it has no output."""
+    """Largest relative difference of the call's outputs; None if the call has no output."""
     gradient: float | None
-    """Largest relative difference of the gradients of its input and of its own parameters."""
+    """Largest relative difference among the gradients of the call's input and of the module's own parameters; None if
+    there are no gradients.
+    """
     same: bool
+    """Whether all differences are within the tolerance."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """Result of a check that concerns no single module."""
+    """Result of a check of the whole model, such as the loss or the collectives."""
 
     name: str
     difference: float | None
+    """Largest relative difference; None if the check compares no numbers."""
     same: bool
+    """Whether the check passed."""
     told: str
+    """Explanation for the report."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,7 @@ class First:
     """Place of the first difference."""
 
     module: str
+    """Name of the module, or of the failed check if `direction` is `step`."""
     direction: str
     """`forward`, `backward`, or `step` for everything after the backward pass."""
     cause: str
@@ -55,18 +64,19 @@ class Report:
     model: str
     precision: str
     tolerance: float
+    """Allowed relative difference of a tensor from the uncut model's tensor."""
     largest_tolerance: float
-    """Tolerance of the tensor with the most rounding: `ROUNDINGS` times its rounding, or `tolerance` if that is
-    larger.
+    """Allowed relative difference of the tensor with the most rounding: `ROUNDINGS` times the tensor's rounding, or
+    `tolerance` if that is larger.
     """
     rows: tuple[Row, ...]
     checks: tuple[Check, ...]
     first: First | None
     seconds: float
     included: tuple[str, ...] = ()
-    """Options of the run, besides its layout, that the verified step had."""
+    """Options of the run, besides the layout, that the verified step used."""
     left_out: tuple[str, ...] = ()
-    """Options of the run that the verified step did not have. The report proves nothing about them."""
+    """Options of the run that the verified step did not use. The report proves nothing about these options."""
 
     @property
     def same(self) -> bool:
@@ -74,7 +84,7 @@ class Report:
         return self.first is None and all(row.same for row in self.rows) and all(check.same for check in self.checks)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the whole report as plain values."""
+        """Return the whole report as plain values for JSON."""
         return {"same": self.same, **dataclasses.asdict(self)}
 
 
@@ -109,12 +119,13 @@ def print_report(report: Report) -> None:
 def _conclusion(report: Report) -> Text:
     more = "" if report.largest_tolerance == report.tolerance else f", up to {report.largest_tolerance:.1e} by rounding"
     told = (
-        f"differences relative to the largest element, tolerance {report.tolerance:.1e}{more}; {report.seconds:.0f} s"
+        f"differences are relative to the largest element; tolerance {report.tolerance:.1e}{more}; took "
+        f"{report.seconds:.0f} s"
     )
     if report.same:
-        return Text.assemble((f"{report.layout} is the uncut model", "bold green"), f" ({told}).")
+        return Text.assemble((f"{report.layout} equals the uncut model", "bold green"), f" ({told}).")
     assert report.first is not None
-    verdict = "is NOT PROVEN to be" if report.first.module in ROUNDING else "is NOT"
+    verdict = "is NOT PROVEN to equal" if report.first.module in ROUNDING else "DIFFERS from"
     is_check = report.first.direction == "step"
     where = "The failed check is " if is_check else f"The first difference is in the {report.first.direction} pass of "
     return Text.assemble(

@@ -39,19 +39,23 @@ from crosscut.verification.scope import COMPILED
 SEQUENCES_PER_DATA_RANK = 2
 """Number of sequences in a micro-batch of one data rank."""
 MICRO_BATCHES = 2
-"""Number of micro-batches, if the run accumulates gradients: the first creates gradients and the second adds to
-them.
+"""Number of micro-batches if the run accumulates gradients. Two are enough: the first creates the gradients, and the
+second adds to the gradients.
 """
 LONGEST_SEQUENCE = 128
-"""Longest sequence, in tokens, to which longer sequences are shortened: a bug of a layout shows at any length."""
+"""Maximum length of a verified sequence, in tokens. Longer sequences are shortened, because a bug of a layout shows at
+any length.
+"""
 SHORTEST_SEQUENCE = 2
-"""Shortest sequence, in tokens, to which shorter sequences are extended: a single token attends only to itself, with
-weight 1 in every head, which hides bugs in the order of heads.
+"""Minimum length of a verified sequence, in tokens. A sequence of one token is extended, because a single token attends
+only to itself with weight 1 in every head. Bugs in the order of heads would stay hidden.
 """
 
 
 def scale_down(run: RunConfig, *, num_layers: int | None, hidden_size: int | None) -> RunConfig:
-    """Return the run with fewer layers or a smaller hidden size, and the same structure."""
+    """Return the run with this number of layers and this hidden size, and otherwise the same structure. None keeps the
+    run's own value.
+    """
     model = run.model if hidden_size is None else run.model.resized(hidden_size)
     if num_layers is not None:
         model = dataclasses.replace(model, num_layers=num_layers)
@@ -59,11 +63,11 @@ def scale_down(run: RunConfig, *, num_layers: int | None, hidden_size: int | Non
 
 
 def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfig:
-    """Return the run in the form in which it is verified: its model on `layout`, one clipped step in `precision` over a
-    few sequences.
+    """Return the run to verify: the same model on `layout`, with one clipped step in `precision` over a few short
+    sequences.
 
-    If the run accumulates gradients over micro-batches, the step accumulates over two. Raises `LayoutError` or
-    `ConfigError` for a layout that the model, the run's own precision or `precision` does not allow.
+    If the run accumulates gradients over micro-batches, the step accumulates over two micro-batches. Raises
+    `LayoutError` or `ConfigError` for a layout that the model, the run's own precision or `precision` does not allow.
     """
     model = dataclasses.replace(run.model, vocab_size=run.model.vocab_size or run.data.vocab_size)
     length = max(min(run.training.sequence_length, LONGEST_SEQUENCE), min(SHORTEST_SEQUENCE, model.max_sequence_length))
@@ -97,15 +101,15 @@ def for_verification(run: RunConfig, layout: Layout, precision: str) -> RunConfi
     try:
         return dataclasses.replace(own, training=dataclasses.replace(training, precision=Precision(precision)))
     except ConfigError as error:
-        raise ConfigError(f"{error} In this command, the option `--precision` sets the precision.") from error
+        raise ConfigError(f"{error} `crosscut verify` takes the precision from `--precision`.") from error
 
 
 def verify_runs(runs: Sequence[RunConfig]) -> list[Report]:
-    """Verify runs prepared by `for_verification` one after the other, with a progress line on a terminal.
+    """Verify the runs one after the other, with a progress line on a terminal. `for_verification` prepares a run.
 
-    Starts the ranks that each layout asks for, or joins the ranks that torchrun started. Returns a report for each run;
-    under torchrun, every rank gets the reports. Raises `LayoutError` or `ConfigError` before a rank starts, and
-    `RankFailure` if a rank fails.
+    Starts the ranks that each layout asks for, or joins the ranks that torchrun started. Returns a report for each run,
+    in order; under torchrun, every rank gets the reports. Raises `LayoutError` or `ConfigError` before a rank starts,
+    and `RankFailure` if a rank fails.
     """
     ranks = [_checked_ranks(run) for run in runs]
     if was_started():  # the ranks join once and verify all runs
@@ -144,7 +148,9 @@ def _verify(run: RunConfig, device: torch.device) -> Report:
 
 
 def verify_on_mesh(run: RunConfig, mesh: ParallelMesh) -> Report:
-    """Verify a run prepared by `for_verification` on existing ranks. Every rank must call this and gets the report."""
+    """Verify a run on existing ranks. `for_verification` prepares a run. Every rank must call this function, and every
+    rank gets the report.
+    """
     model = run.model
     layers = "1 layer" if model.num_layers == 1 else f"{model.num_layers} layers"
     shape = f"{layers}, hidden {model.hidden_size}, {model.num_heads} heads"
@@ -244,10 +250,10 @@ class _RunStep:
 
 
 def made_up_batch(run: RunConfig) -> Batch:
-    """Generate tokens and targets for all data ranks, in which every tensor rank's part of the vocabulary occurs.
+    """Generate tokens and targets for all data ranks, each [B, S] with B sequences of S tokens.
 
-    The first and last ids of every rank's part occur as tokens and as targets. Sequences, and so data ranks, have
-    different numbers of targets.
+    The first and last id of every tensor rank's shard of the vocabulary occur as tokens and as targets. The sequences
+    have different numbers of targets, so the data ranks have different numbers, too.
     """
     batch, length, vocabulary = run.training.batch_size, run.training.sequence_length, run.model.vocab_size
     generator = torch.Generator().manual_seed(seed_of("verify", run.training.seed))

@@ -1,4 +1,4 @@
-"""Scope of a verification: options of the run that the verified step had, and options that it did not have."""
+"""Scope of a verification: options of the run that the verified step used, and options that the step did not use."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ from crosscut.planner.activations import num_recomputed_layers
 from crosscut.verification.report import Report
 
 COMPILED = "compiled layers"
-"""Name of the check that a report has if layers were compiled."""
+"""Name of the check for compiled layers. A report has this check only if layers were compiled."""
 
 
 def with_scope(report: Report, *, asked: RunConfig, verified: RunConfig) -> Report:
-    """Add the scope to a report: which options of the run `asked` the verified step (run `verified`) had, and which it
-    lacked.
+    """Add the scope to a report: the options of the run `asked` that the verified step used, and the options that the
+    step did not use. `verified` is the run as it was verified.
     """
     compiled = any(check.name == COMPILED for check in report.checks)
     return dataclasses.replace(
@@ -48,17 +48,17 @@ def _left_out(asked: RunConfig, verified: RunConfig, compiled: bool) -> Iterator
         both = " or ".join(wanted)
         yield f"the run's precision on its device ({both}; verify each with --precision, up to the type's rounding)"
     if not compiled and theirs.device != "cpu" and verified.is_compiled_on_gpus:
-        yield f"{COMPILED}, which the run uses on GPUs"
+        yield f"{COMPILED} (which the run uses on GPUs)"
     if asked.layout.symmetric_memory and not verified.layout.symmetric_memory:
         yield "symmetric memory"
     if theirs.sequence_length != ours.sequence_length:
-        yield f"sequences of {theirs.sequence_length:,} tokens ({ours.sequence_length:,} here)"
+        yield f"sequences of {theirs.sequence_length:,} tokens ({ours.sequence_length:,} verified)"
     if asked.model.num_layers != verified.model.num_layers:
-        yield f"{asked.model.num_layers} layers ({verified.model.num_layers} here)"
+        yield f"{asked.model.num_layers} layers ({verified.model.num_layers} verified)"
     kinds = [{model.mlp_of(i) for i in range(model.num_layers)} for model in (asked.model, verified.model)]
     if lacking := sorted(kinds[0] - kinds[1]):
         yield f"layers with another MLP ({listed(lacking)}; take more layers with --layers)"
     if asked.model.hidden_size != verified.model.hidden_size:
-        yield f"hidden size {asked.model.hidden_size:,} ({verified.model.hidden_size:,} here)"
+        yield f"hidden size {asked.model.hidden_size:,} ({verified.model.hidden_size:,} verified)"
     if theirs.initialize_from:
-        yield f"the weights of {theirs.initialize_from} (random weights here)"
+        yield f"the weights of {theirs.initialize_from} (verified with random weights)"

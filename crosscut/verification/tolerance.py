@@ -8,12 +8,12 @@ through, the difference grows with sqrt(N):
 
     tolerance = 8 sqrt(N) (u + sqrt(K) u_a)
 
-relative to the largest element of the tensor. The factor 8 allows for the largest of many elements.
+relative to the largest element of the tensor. The factor 8 allows for the largest error among many elements.
 
-If the types are narrower than the parameters' type, some sums nearly cancel, and the rest is mostly rounding. The uncut
-model shows how much: it is also computed in the parameters' own type, and a tensor may differ by `ROUNDINGS` times its
-distance from this result. `Rounding` limits this distance, so that a bug in the narrow computation does not count as
-rounding.
+If the types are narrower than the parameters' type, some sums nearly cancel, and the rest is mostly rounding. To
+measure this rounding, the uncut model also takes the step in the parameters' own type. A tensor may then differ by
+`ROUNDINGS` times the distance between the two results of the uncut model. `Rounding` limits this distance, so that a
+bug in the narrow computation does not count as rounding.
 """
 
 import math
@@ -24,25 +24,31 @@ from torch import nn
 
 SAFETY = 8.0
 ROUNDINGS = 4.0
-"""Allowed multiple of the rounding. Two results with the same rounding error differ by up to twice the error; the
-largest of many elements may differ by more.
+"""Number of times that a tensor may differ by its own rounding error. Two results with the same rounding error differ
+by up to twice the error. The largest difference among many elements may be larger.
 """
 MOST = 0.5
-"""Largest relative difference that may count as rounding: beyond one half, a number is wrong, not rounded."""
+"""Largest relative difference that may count as rounding. A number that is off by more than one half is wrong, not
+rounded.
+"""
 BACKWARD = 3.0
-"""Factor for gradients, which have passed through both passes and nearly cancel in places."""
+"""Factor of the larger bound for gradients. Gradients collect the rounding of the forward and the backward pass, and
+some of their sums nearly cancel.
+"""
 _ACCUMULATION = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float8_e4m3fn: torch.float32}
 
 
 def tolerance_of(dtype: torch.dtype, *, num_layers: int, num_summands: int) -> float:
-    """Largest relative difference that rounding explains, for activations of type `dtype`."""
+    """Largest relative difference that rounding explains, for activations of type `dtype`. `num_layers` is N and
+    `num_summands` is K in the formula of this module.
+    """
     own, sums = unit_roundoff(dtype), unit_roundoff(_ACCUMULATION.get(dtype, dtype))
     return SAFETY * math.sqrt(num_layers) * (own + math.sqrt(num_summands) * sums)
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """Allowed difference from the unrounded values, relative to the largest element of the tensor."""
+    """Allowed differences from the unrounded values, relative to the largest element of each tensor."""
 
     outputs: float
     """Bound for outputs and the loss."""
@@ -51,21 +57,25 @@ class Rounding:
 
 
 def rounding_of(dtype: torch.dtype, *, num_layers: int, num_summands: int) -> Rounding:
-    """Largest relative differences that rounding explains, if products take factors of type `dtype`."""
+    """Largest relative differences that rounding explains, for matrix products with factors of type `dtype`.
+    `num_layers` is N and `num_summands` is K in the formula of this module.
+    """
     tolerance = tolerance_of(dtype, num_layers=num_layers, num_summands=num_summands)
     return Rounding(outputs=min(MOST, tolerance), gradients=min(MOST, BACKWARD * tolerance))
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
-    """Half the distance from 1 to the next larger number of the type."""
+    """Unit roundoff of a type: half the distance from 1 to the next larger number."""
     return torch.finfo(dtype).eps / 2
 
 
 def num_layers_of(model: nn.Module) -> int:
-    """N: number of modules with parameters of their own."""
+    """N in the formula of this module: number of modules with parameters of their own."""
     return sum(any(True for _ in module.parameters(recurse=False)) for module in model.modules())
 
 
 def num_summands_of(model: nn.Module, num_tokens: int) -> int:
-    """K: length of the longest sum, over a parameter's dimension or over the tokens of a weight gradient."""
+    """K in the formula of this module: length of the longest sum, over a dimension of a parameter or, for a weight's
+    gradient, over the tokens.
+    """
     return max(num_tokens, *(max(parameter.shape, default=1) for parameter in model.parameters()))

@@ -17,7 +17,7 @@ def test_verify_prints_a_table_and_its_verdict(crosscut_here):
     done = crosscut_here("verify", *RUN, "--layout", "tensor=1")
     assert done.returncode == 0, done.stderr
     assert "blocks.0.attention.qkv" in done.stdout
-    assert "tensor 1 x data 1 is the uncut model" in done.stdout
+    assert "tensor 1 x data 1 equals the uncut model" in done.stdout
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_nothing_else_that_the_runs_own_layout_forbids_stands_in_the_way(crosscu
 def test_the_option_that_a_report_names_for_the_runs_precision_has_it(crosscut_here):
     arguments = ("verify", *RUN, "model.hidden_size=64", "training.precision=float8", "--layout", "tensor=2", "--json")
     left_out, *_ = json.loads(crosscut_here(*arguments).stdout)["reports"][0]["left_out"]
-    option = left_out.partition("(")[2].partition(" has it")[0].split()
+    option = left_out.partition("(verify it with ")[2].partition(",")[0].split()
     done = crosscut_here(*arguments, *option)
     assert done.returncode == 0, done.stderr
     (report,) = json.loads(done.stdout)["reports"]
@@ -102,7 +102,7 @@ def test_difference_exits_with_1_and_names_the_module(crosscut_here, monkeypatch
     monkeypatch.setattr("crosscut.launch.processes._run_rank", faulty_rank)
     done = crosscut_here("verify", *RUN, "--layout", "tensor=2")
     assert done.returncode == 1, done.stderr
-    assert "tensor 2 x data 1 is NOT the uncut model" in done.stdout
+    assert "tensor 2 x data 1 DIFFERS from the uncut model" in done.stdout
     assert "blocks.0.attention" in done.stdout.partition("The first difference is in the forward pass of ")[2]
 
 

@@ -54,7 +54,7 @@ def test_what_was_not_seen_is_not_judged():
 def test_rank_that_draws_less_often_is_told():
     found = first_disagreement([[SAME, Draw("late", "s", "t")], [SAME]], Layout(tensor=2))
     assert found is not None
-    assert (found.module, found.told) == ("late", "draw different numbers of times")
+    assert (found.module, found.told) == ("late", "make different numbers of draws")
 
 
 class Drops(nn.Module):

@@ -27,14 +27,14 @@ def test_table_shows_each_module_and_the_verdict(capsys):
     assert "tokens" in told
     assert "3.0e-16" in told
     assert "DIFFERS" not in told
-    assert "tensor 2 x data 1 is the uncut model" in told
+    assert "tensor 2 x data 1 equals the uncut model" in told
 
 
 def test_difference_names_the_first_module_and_what_it_means(capsys):
     print_report(BAD)
     told = capsys.readouterr().out
     assert "DIFFERS" in told
-    assert "is NOT the uncut model" in told
+    assert "tensor 2 x data 1 DIFFERS from the uncut model" in told
     assert "The first difference is in the forward pass of tokens." in told
     assert "A sum is missing." in told
 
@@ -58,12 +58,12 @@ def test_what_was_in_the_step_and_what_was_not_is_said(capsys):
 
 
 def test_where_both_models_may_be_wrong_alike_nothing_is_proven(capsys):
-    check = Check("rounding of outputs", 0.7, False, "uncut from float32: output of tokens")
+    check = Check("rounding of outputs", 0.7, False, "at most 0.1 from float32, largest at output of tokens")
     print_report(
         dataclasses.replace(GOOD, checks=(check,), first=First("rounding of outputs", "step", "Both models agree."))
     )
     told = " ".join(capsys.readouterr().out.split())
-    assert "is NOT PROVEN to be the uncut model" in told
+    assert "is NOT PROVEN to equal the uncut model" in told
     assert "The failed check is rounding of outputs. Both models agree." in told
 
 

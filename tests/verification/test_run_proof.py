@@ -142,7 +142,7 @@ def test_the_runs_own_precision_has_to_allow_the_layout_that_is_verified() -> No
 def test_a_precision_that_the_widths_do_not_allow_is_refused_by_the_name_of_its_option() -> None:
     with pytest.raises(ConfigError, match="must be a multiple of 16 for float8 products, but is 8") as error:
         for_verification(tiny_run(), Layout(tensor=4), "float8")
-    assert str(error.value).endswith("In this command, the option `--precision` sets the precision.")
+    assert str(error.value).endswith("`crosscut verify` takes the precision from `--precision`.")
 
 
 def test_float8_is_verified_where_training_in_it_is_refused() -> None:
@@ -226,9 +226,9 @@ def _wrong_loss() -> Iterator[None]:
 
 
 WRONG_IN_NARROW_NUMBERS = [
-    (_wrong_products, "rounding of outputs", ": output of "),
-    (_wrong_weight_gradients, "rounding of gradients", ": gradient of "),
-    (_wrong_loss, "rounding of outputs", ": loss"),
+    (_wrong_products, "rounding of outputs", "largest at output of "),
+    (_wrong_weight_gradients, "rounding of gradients", "largest at gradient of "),
+    (_wrong_loss, "rounding of outputs", "largest at loss"),
 ]
 
 
@@ -251,7 +251,7 @@ def test_what_is_wrong_in_narrow_numbers_alone_is_not_rounding(
     assert report.first is not None
     assert report.first.module == name
     assert report.first.cause.startswith(
-        "Both models agree, but the uncut model differs from its computation in a wider type"
+        "Both models agree, but the uncut model differs by more than rounding from the same model in a wider type"
     )
     assert "recompute" not in report.first.cause, "neither of the two that were compared recomputes"
     assert ranks.run(2, _verify_within, fault, "float32")[0].same

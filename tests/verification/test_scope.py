@@ -60,18 +60,18 @@ def test_a_precision_that_is_not_the_runs_is_told_with_the_option_that_has_it() 
 
 
 def test_what_is_smaller_or_other_than_in_the_run_is_told() -> None:
-    assert scope(run_of(compile="auto")) == ((), ("compiled layers, which the run uses on GPUs",))
+    assert scope(run_of(compile="auto")) == ((), ("compiled layers (which the run uses on GPUs)",))
     assert scope(run_of(compile="auto", device="cpu"))[1] == (), "which is on no GPU"
     asked = run_of(compile="auto")
     there = for_verification(asked, asked.layout, asked.training.precision)
     there = replace(there, training=replace(there.training, device="cpu"))  # as where there are too few GPUs
-    assert with_scope(REPORT, asked=asked, verified=there).left_out == ("compiled layers, which the run uses on GPUs",)
-    assert scope(run_of(sequence_length=1024))[1] == ("sequences of 1,024 tokens (128 here)",)
-    assert scope(run_of(initialize_from="here"))[1] == ("the weights of here (random weights here)",)
+    assert with_scope(REPORT, asked=asked, verified=there).left_out == ("compiled layers (which the run uses on GPUs)",)
+    assert scope(run_of(sequence_length=1024))[1] == ("sequences of 1,024 tokens (128 verified)",)
+    assert scope(run_of(initialize_from="here"))[1] == ("the weights of here (verified with random weights)",)
     run = run_of(layout={"tensor": 2, "sequence_parallel": True, "symmetric_memory": True})
     small = for_verification(scale_down(run, num_layers=1, hidden_size=32), Layout(tensor=2), "float64")
     assert with_scope(REPORT, asked=run, verified=small).left_out == (
         "symmetric memory",
-        "4 layers (1 here)",
-        "hidden size 64 (32 here)",
+        "4 layers (1 verified)",
+        "hidden size 64 (32 verified)",
     )
