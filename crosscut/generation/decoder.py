@@ -1,11 +1,12 @@
 """Decoding of many texts at once. Every running text has a row in a shared key-value cache, and each step adds one
 token to every row.
 
-A new text waits until a row is free. Its prompt is then read in chunks of at most 512 tokens per step, so that a long
-prompt does not delay the other texts. After the prompt, the text gets one token per step until the text ends. The row
-then goes to the next text. A text does not depend on the other texts, because its tokens are chosen from its own scores
-and random numbers (`sampling`). If the probabilities of a prompt are requested, the probabilities are computed for a
-few tokens at a time while the prompt is read. The scores [S, V] of the whole prompt are therefore never in memory.
+A new text waits until a row is free. The text's prompt is then read in chunks of at most 512 tokens per step, so that a
+long prompt does not delay the other texts. After the prompt, the text gets one token per step until the text ends. The
+row then goes to the next text. A text does not depend on the other texts, because its tokens are chosen from its own
+scores and random numbers (`sampling`). If the probabilities of a prompt are requested, the probabilities are computed
+for a few tokens at a time while the prompt is read. The scores [S, V] of the whole prompt are therefore never in
+memory.
 
 If a text of n tokens is longer than the window W, the model sees only the last tokens of the text. Shifting the window
 changes the positions of all tokens, so the whole cache of the row becomes invalid. To limit the cost, the window shifts

@@ -25,7 +25,7 @@ USUAL_TOKENS = 200
 """Maximum number of generated tokens if `--tokens` is not given; the window may allow fewer."""
 
 _MOST_ROWS = 16
-"""Number of texts that are generated at once; further texts wait."""
+"""Maximum number of texts that are generated at once; further texts wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Order:
     samples: int
     """Number of texts for each prompt."""
     sampling: Sampling
-    """Sampling options of every text. `num_tokens` below replaces their maximum length."""
+    """Sampling options of every text. The maximum length comes from `Order.num_tokens`, not from `sampling`."""
     num_tokens: int | None
     """Maximum number of generated tokens; None means `USUAL_TOKENS`, or fewer if the window has less room."""
     slide: bool

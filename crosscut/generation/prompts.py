@@ -21,7 +21,10 @@ def read_prompts(path: Path) -> tuple[str, ...]:
         lines = lines_of(path.read_bytes().decode("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise DataError(f"`{path}` must be a readable file of prompts, but is not: {reason}.") from None
+        raise DataError(
+            f"`{path}` must be a readable file of prompts, but is not: {reason}. Name a UTF-8 file with one prompt per "
+            "line."
+        ) from None
     of_line = _of_record if path.suffix == ".jsonl" else _of_line
     prompts = tuple(of_line(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip())
     if not prompts:

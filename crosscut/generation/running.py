@@ -68,7 +68,7 @@ class Text:
 
     def append(self, token: int, *, is_end: bool) -> tuple[str, Finish]:
         """Append a token. `is_end` marks an end-of-text token. Returns the new text that can be shown, and the reason
-        why the text ends, empty if the text continues.
+        why the text ends. The reason is empty if the text continues.
         """
         self.tokens.append(token)
         self.numbers.add(token)

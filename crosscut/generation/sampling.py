@@ -1,7 +1,7 @@
 """Choice of the next token, as a function of the scores, the text so far and one random number.
 
 All ranks see the same scores and compute the same random number, so they agree without communication. The random number
-is a function of (seed, sample, the tokens so far). This has three consequences. A text depends neither on the layout
+is a function of (seed, sample, the tokens so far). Three properties follow. A text depends neither on the layout
 nor on other texts. A text that is interrupted and resumed continues in the same way, unless the text uses penalties
 that count only the tokens after the prompt. Different prompts with the same seed have independent random numbers.
 
@@ -30,8 +30,8 @@ LARGEST_PENALTY = 2.0
 """Largest absolute value of the presence penalty and of the frequency penalty."""
 
 _LIKELIEST = 1024
-"""Number of tokens that are sorted to find the top p. If their total probability is too small, all tokens are
-sorted."""
+"""Number of tokens that are sorted to find the top p. If the total probability of these tokens is too small, all tokens
+are sorted."""
 
 
 @dataclass(frozen=True, kw_only=True)
