@@ -31,7 +31,7 @@ _Pair = tuple[tuple[str, str], list[int], list[int]]
 """Texts of context and continuation, followed by the ids of each."""
 
 _LOG = logging.getLogger("lm_eval.crosscut")
-"""Logger below lm-eval's own logger, which is silent on all ranks except the first."""
+"""Child of lm-eval's own logger. lm-eval's logger is silent on all ranks except the first."""
 
 
 @register_model(MODEL)

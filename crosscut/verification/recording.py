@@ -58,7 +58,7 @@ class Recording:
     """
     returned: dict[str, Tensor] = field(default_factory=dict)
     """Gradients that the backward pass returns: of each call's first input, and of each output that the own code of a
-    module uses. They are in the order of the backward pass, innermost modules first.
+    module uses. The entries are in the order of the backward pass, innermost modules first.
     """
     gradients: dict[str, Kept] = field(default_factory=dict)
     """Gradient of each parameter, after the reduction over all axes."""
