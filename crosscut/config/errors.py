@@ -34,8 +34,8 @@ class RankFailure(Exception):  # noqa: N818 - the name describes an event
 
 
 class RunStopped(Exception):  # noqa: N818 - the name describes an event
-    """A run that has stopped at the request of a scheduler or, if `interrupted`, because of Ctrl-C, after it has written
-    a checkpoint to resume from.
+    """A run that has written a checkpoint to resume from, and has stopped at the request of a scheduler or, if
+    `interrupted`, because of Ctrl-C.
     """
 
     def __init__(self, message: str, *, interrupted: bool = False) -> None:
