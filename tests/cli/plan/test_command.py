@@ -257,8 +257,8 @@ def test_what_is_missing_is_told() -> None:
 
 def test_nothing_to_write_is_told() -> None:
     assert message("plan", "--model", "8.3B", "--gpu", "v100-16gb", "--write", "best.toml") == (
-        "`--write` needs a layout that fits, but none does: weights and optimizer need 100 GB per rank; the GPU "
-        "has 16 GB."
+        "`--write` needs a layout that fits, but none does. In the closest layout, weights and optimizer need 100 GB "
+        "per rank; the GPU has 16 GB. Try more devices with `--gpus`, or other devices with `--gpu`."
     )
 
 
