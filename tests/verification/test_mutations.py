@@ -1,5 +1,6 @@
 """Every planted fault is found, and its module named."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,7 @@ def test_without_a_fault_a_model_of_one_s_own_passes(ranks: RankPool, layout: La
 
 
 NORM = "gradient norm counts replicated parameters T times"
+GATE = "a gate has another layer's activation"
 
 
 def _verify_narrow(index: int, precision: str) -> Report:
@@ -58,7 +60,7 @@ def _verify_narrow(index: int, precision: str) -> Report:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "missed", "num_named"),
-    [("float32", set(), 39), ("float16", set(), 35), ("bfloat16", {NORM}, 30), ("float8", {NORM}, 31)],
+    [("float32", set(), 41), ("float16", set(), 37), ("bfloat16", {NORM, GATE}, 31), ("float8", {NORM, GATE}, 32)],
 )
 def test_narrow_numbers_find_what_the_page_says(
     ranks: RankPool, precision: str, missed: set[str], num_named: int
@@ -70,6 +72,6 @@ def test_narrow_numbers_find_what_the_page_says(
     assert len(named) == num_named
     row = f"| {len(of_runs) - len(missed)} | {num_named} |"
     told = next(
-        line for line in PAGE.read_text(encoding="utf-8").splitlines() if f"`{precision}`" in line and "| 3" in line
+        line for line in PAGE.read_text(encoding="utf-8").splitlines() if re.search(rf"`{precision}` \| \d+ \| \d+ \|$", line)
     )
     assert told.endswith(row)
