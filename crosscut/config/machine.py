@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import platform
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -35,6 +36,31 @@ def _processor_fact(name: str) -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name), "")
+
+
+def machine_identity() -> str:
+    """Text that two processes have in common if the process numbers of one are valid for the other: the same machine,
+    started once, and the same container.
+    """
+    boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+    parts = [boot.read_text(encoding="utf-8").strip() if boot.exists() else platform.node()]
+    return " ".join([*parts, str(namespace.readlink())] if namespace.exists() else parts)
+
+
+def process_start(pid: int) -> str | None:
+    """Start time of a running process, in the system's units; empty if the system does not tell. None if no such
+    process runs. Number and start time together name a process, because numbers are used again.
+    """
+    try:
+        with suppress(PermissionError):  # another user's process
+            os.kill(pid, 0)
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except ProcessLookupError:
+        return None
+    except FileNotFoundError:  # the process has ended just now, or the system has no /proc
+        return None if Path("/proc/self").exists() else ""
+    state, *rest = stat.rpartition(")")[2].split()  # the name before it may contain anything
+    return None if state == "Z" else rest[18]
 
 
 def leave_with_parent() -> None:

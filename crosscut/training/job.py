@@ -1,5 +1,6 @@
 """A whole training run from config to summary: prepare the data, start or join the ranks, train, write the report."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -20,8 +21,10 @@ from crosscut.checkpoint import (
     mark_passed_over,
     require_identity,
 )
-from crosscut.config import ConfigError, ModelConfig, ResolvedRun, RunConfig, RunStopped, write_toml
+from crosscut.checkpoint.storage import LocalFolder, folder_at
+from crosscut.config import ConfigError, ModelConfig, ResolvedRun, RunConfig, RunStopped, TrainingError, write_toml
 from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER
+from crosscut.config.folder_lock import FolderLock
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published, reason_against_export
 from crosscut.data import Sampler, TokenFolder, Tokenizer, ValidationSampler, prepare
 from crosscut.launch import Done, Ranks, in_ranks
@@ -53,6 +56,8 @@ class _Prepared:
     """Identity of the run that its checkpoints record (`identity_of`)."""
     profile: bool = False
     """Whether to profile a few steps (`profiling`)."""
+    lock: FolderLock | None = None
+    """Lock of the run's folders."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +93,10 @@ def run_training(run: RunConfig, *, resume: Resume = False, profile: bool = Fals
     ranks = Ranks(layout=run.layout, device=run.training.device, signals=INTERRUPTIBLE)
     resolved = resolve_on(run, choose_device(run.training.device))
     require_capabilities(resolved)
-    stop = in_ranks(ranks, _train, prepare=lambda: _prepare_unless_complete(resolved, resume, profile))
+    with contextlib.ExitStack() as until_the_end:
+        stop = in_ranks(
+            ranks, _train, prepare=lambda: _prepare_unless_complete(resolved, resume, profile, until_the_end)
+        )
     if stop is not None:
         ignore_requests()  # also in the process that started the ranks
         config = shlex.quote(str(Path(run.output.folder) / CONFIG_FILE))
@@ -114,13 +122,28 @@ def is_complete(run: RunConfig) -> bool:
     return not find_damage(checkpoint_folder(run.checkpoints_folder, steps), progress=True)
 
 
-def _prepare_unless_complete(run: ResolvedRun, resume: Resume, profile: bool) -> _Prepared | Done[_Stop | None]:
-    """Prepare a run for its ranks. If `resume="auto"` and the run is complete, say so and return `Done` instead."""
+def _prepare_unless_complete(
+    run: ResolvedRun, resume: Resume, profile: bool, until_the_end: contextlib.ExitStack
+) -> _Prepared | Done[_Stop | None]:
+    """Lock the folders of a run, until the stack is closed, and prepare the run for its ranks. If `resume="auto"` and
+    the run is complete, say so and return `Done` instead.
+    """
     if resume == "auto" and is_complete(run.config):
         text = f"The run in `{run.config.output.folder}` is complete: all {run.training.steps} steps are done."
         Console().print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
         return Done(None)
-    return _prepare(run, resume, profile)
+    lock = FolderLock(*_written_folders(run.config))
+    until_the_end.enter_context(lock.held(_note))
+    return dataclasses.replace(_prepare(run, resume, profile), lock=lock)
+
+
+def _written_folders(run: RunConfig) -> list[Path]:
+    """Return the local folders that a run writes into, of which none lies in another one."""
+    folders = [Path(run.output.folder)]
+    checkpoints = folder_at(run.checkpoints_folder)
+    if isinstance(checkpoints, LocalFolder) and not checkpoints.path.is_relative_to(folders[0]):
+        folders.append(checkpoints.path)
+    return folders
 
 
 def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False) -> _Prepared:
@@ -130,8 +153,6 @@ def _prepare(resolved: ResolvedRun, resume: Resume, profile: bool = False) -> _P
     may_be_done = resume == "auto"  # an earlier start may have been killed just before it wrote the report
     if resume == "auto":  # if all checkpoints are damaged, fail instead of starting a new run over them
         resume = bool(list_checkpoints(run.checkpoints_folder))
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"`output.folder` must be a folder, but `{folder}` is a file. Choose another name.")
     if not resume:
         _require_no_checkpoints(run)
     good = latest_good_checkpoint(run.checkpoints_folder) if resume else None
@@ -256,6 +277,7 @@ def _train(prepared: _Prepared, device: torch.device) -> _Stop | None:
     run = prepared.run.config
     mesh = make_mesh(run.layout, device)
     tokens = TokenFolder.open(Path(run.tokens_folder), verify=False)  # `_prepare` has checked the hashes
+    lock = prepared.lock if mesh.is_first_rank else None
     trainer = Trainer(prepared.run, mesh)
     if run.training.initialize_from and prepared.checkpoint is None:
         load_weights(trainer.model, run.model, Path(run.training.initialize_from))
@@ -265,11 +287,19 @@ def _train(prepared: _Prepared, device: torch.device) -> _Stop | None:
         identity=prepared.identity,
         profiler=Profiler(trainer, Path(run.output.folder)) if prepared.profile else None,
         evaluations=Evaluations(run, tokens),
+        lock=lock,
     )
-    with loop.saver:
+    with contextlib.nullcontext() if lock is None else lock.renewed(), loop.saver:
         outcome = loop.train(prepared.checkpoint)
         if not outcome.stopped:
-            write_report(run, trainer.model, tokens, outcome)
-            share_from_first(None)  # wait for the report: a rank that exits early would kill the rank that writes it
+            loop.require_folder()
+            # The ranks wait for the report: a rank that exits early would kill the rank that writes it.
+            unwritten = share_from_first(write_report(run, trainer.model, tokens, outcome))
         loop.saver.require_saved()
+    if not outcome.stopped and unwritten:
+        raise TrainingError(
+            f"The report of the run must be written to `{run.output.folder}`, but is not: {unwritten}. All steps are "
+            "done, and their checkpoint is written. Free space or grant access, and start again with --resume auto to "
+            "write the report."
+        )
     return _Stop(outcome.last_step, outcome.interrupted) if outcome.stopped else None

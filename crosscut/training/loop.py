@@ -16,6 +16,7 @@ from typing import Any
 from crosscut.checkpoint import Folder, Progress, Saver, load_checkpoint
 from crosscut.config import TrainingError, write_toml
 from crosscut.config.conventions import CONFIG_FILE
+from crosscut.config.folder_lock import FolderLock
 from crosscut.evaluation import Score, evaluate_loss
 from crosscut.launch import Stopped, StopRequest
 from crosscut.launch.stopping import INTERRUPTIBLE
@@ -90,9 +91,12 @@ class Loop:
         identity: Mapping[str, Any] | None = None,
         profiler: Profiler | None = None,
         evaluations: Evaluations | None = None,
+        lock: FolderLock | None = None,
     ) -> None:
-        """`identity` describes the run in its checkpoints (`checkpoint.Progress`)."""
-        self.profiler, self.evaluations = profiler, evaluations
+        """`identity` describes the run in its checkpoints (`checkpoint.Progress`). `lock` is the lock of the run's
+        folders, on the first rank.
+        """
+        self.profiler, self.evaluations, self.lock = profiler, evaluations, lock
         self.run, self.trainer, self.batches, self.mesh = trainer.run.config, trainer, batches, trainer.mesh
         self.identity = dict(identity or {})
         self.folder = Path(self.run.output.folder)
@@ -214,6 +218,7 @@ class Loop:
         Raises `CheckpointError` if the previous checkpoint could not be written and `checkpoint.on_failure` is `stop`.
         With `final`, the checkpoint is written even in this case.
         """
+        self.require_folder()
         progress = Progress(
             step=step,
             samples=self._samples(step),
@@ -265,7 +270,14 @@ class Loop:
         except NonFiniteError as error:
             raise explain_non_finite(error.step, self.trainer, self.batches, exhausted=error.exhausted) from None
 
+    def require_folder(self) -> None:
+        """Raise `TrainingError` if the run's folder was moved away, or another run has taken it over."""
+        if self.lock is not None:
+            self.lock.require_held()
+
     def _tell(self, result: StepResult, seconds: float, metrics: Metrics) -> None:
+        if self.lock is not None and self.lock.is_lost:
+            self.require_folder()
         done = result.step + 1
         rates, samples = self.throughput.rates(seconds), self._samples(done)
         metrics.step(done, {**result.values(), **rates, "samples": samples})

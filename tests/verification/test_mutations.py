@@ -71,7 +71,6 @@ def test_narrow_numbers_find_what_the_page_says(
     named = [i for i, report in reports.items() if report.first and report.first.module == MUTATIONS[i].module]
     assert len(named) == num_named
     row = f"| {len(of_runs) - len(missed)} | {num_named} |"
-    told = next(
-        line for line in PAGE.read_text(encoding="utf-8").splitlines() if re.search(rf"`{precision}` \| \d+ \| \d+ \|$", line)
-    )
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    told = next(line for line in lines if re.search(rf"`{precision}` \| \d+ \| \d+ \|$", line))
     assert told.endswith(row)

@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -41,12 +41,12 @@ class Metrics:
         self.num_steps = num_steps
         if not active:
             return
-        from torch.utils.tensorboard import SummaryWriter  # takes a second to import, so only on the rank that writes
+        from crosscut.training.watching.board import Board  # its imports take time, so only on the rank that writes
 
         kept = _drop_after(folder / METRICS_FILE, start)
         self._validated = {row["step"] for row in kept if "validation_loss" in row}
         self._file: IO[str] = (folder / METRICS_FILE).open("a", encoding="utf-8")
-        self._board = SummaryWriter(str(folder / TENSORBOARD_FOLDER), purge_step=start + 1 if start else 0)
+        self._board = Board(folder / TENSORBOARD_FOLDER, first_step=start + 1 if start else 0)
         self._display = _Display(num_steps, start)
         self._told = False
 
@@ -101,7 +101,7 @@ class Metrics:
             self._file.flush()
             for name, value in values.items():
                 if isinstance(value, int | float):
-                    self._board.add_scalar(name, value, step)
+                    self._board.scalar(name, value, step)
 
     @contextmanager
     def _disk_errors_told(self) -> Iterator[None]:
@@ -124,9 +124,13 @@ def _as_json(value: Value) -> Value:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read the rows of a run's `metrics.jsonl`, without an incomplete last line."""
-    with (folder / METRICS_FILE).open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file if line.endswith("\n")]
+    """Read the rows of a run's `metrics.jsonl`. Lines that a crash or a full disk has left incomplete are left out."""
+    rows = []
+    with (folder / METRICS_FILE).open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            with suppress(ValueError):
+                rows.append(json.loads(line if line.endswith("\n") else ""))
+    return rows
 
 
 def _drop_after(path: Path, start: int) -> list[dict[str, Any]]:

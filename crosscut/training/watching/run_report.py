@@ -32,9 +32,11 @@ SAMPLE_FILE = "sample.txt"
 SUMMARY_FILE = "summary.json"
 
 
-def write_report(run: RunConfig, model: GPT, tokens: TokenFolder, outcome: Outcome) -> None:
+def write_report(run: RunConfig, model: GPT, tokens: TokenFolder, outcome: Outcome) -> str:
     """Generate the sample text on all ranks, if `output.sample_tokens` is above 0. The first rank writes the files and
     prints the summary. Every rank must call this.
+
+    Returns the reason why a file could not be written, on the first rank; empty if all files are written.
     """
     folder = Path(run.output.folder)
     text = ""
@@ -44,13 +46,18 @@ def write_report(run: RunConfig, model: GPT, tokens: TokenFolder, outcome: Outco
             begin = begin_of_run(run, tokens.path)
             text = continue_text(model, tokens, run.output.sample_prompt, sampling, begin_of_text=begin)
     if not model.mesh.is_first_rank:
-        return
-    if text:
-        write_whole(folder / SAMPLE_FILE, text + "\n")
-    plot_losses(folder)
+        return ""
+    failure = ""
     summary = {**summarize(run, outcome), "evaluation": last_figures(read_metrics(folder))}
-    write_whole(folder / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
+    try:
+        if text:
+            write_whole(folder / SAMPLE_FILE, text + "\n")
+        plot_losses(folder)
+        write_whole(folder / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
+    except OSError as error:
+        failure = error.strerror or str(error)
     print_summary(run, summary, text, Console())
+    return failure
 
 
 def summarize(run: RunConfig, outcome: Outcome) -> dict[str, Any]:
@@ -91,11 +98,12 @@ def plot_losses(folder: Path) -> None:
     if trained:
         axes.plot(*zip(*trained, strict=True), color="#9ec1e0", linewidth=1, label="training, each step")
         axes.plot(*zip(*_smoothed(trained), strict=True), color="#1f5f99", linewidth=2, label="training, smoothed")
-    axes.plot(*zip(*validated, strict=True), color="#c8502d", marker="o", markersize=4, label="validation")
-    last_step, last_loss = validated[-1]
-    label = f"perplexity {math.exp(min(last_loss, 700)):,.1f}"
-    place: dict[str, Any] = {"xytext": (0, -18), "textcoords": "offset points", "ha": "right"}
-    axes.annotate(label, (last_step, last_loss), color="#c8502d", **place)
+    if validated:  # a full disk may have lost the rows
+        axes.plot(*zip(*validated, strict=True), color="#c8502d", marker="o", markersize=4, label="validation")
+        last_step, last_loss = validated[-1]
+        label = f"perplexity {math.exp(min(last_loss, 700)):,.1f}"
+        place: dict[str, Any] = {"xytext": (0, -18), "textcoords": "offset points", "ha": "right"}
+        axes.annotate(label, (last_step, last_loss), color="#c8502d", **place)
     axes.set(xlabel="step", ylabel="cross entropy per token (nats)")
     axes.margins(y=0.12)
     axes.grid(alpha=0.25)

@@ -1,0 +1,255 @@
+"""Lock of the folders that one run at a time may write into, on a local disk or on one that several machines share.
+
+The lock is a file in each folder, created exclusively. The processes that hold the lock renew the file's time every
+`BEAT` seconds. On the same machine, another process can see whether these processes still run. On another machine, a
+lock counts as abandoned once its file is older than `STALE` seconds. Both times in this comparison are set by the file
+system, so the clocks of the machines may differ.
+
+A holder that was halted for longer than `STALE` seconds may lose its lock to another run. It therefore asks
+`require_held` before it writes.
+"""
+
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from crosscut.config.errors import ConfigError, TrainingError
+from crosscut.config.machine import machine_identity, process_start
+
+LOCK_FILE = ".lock"
+BEAT = 5.0
+"""Seconds between two renewals of a lock."""
+STALE = 60.0
+"""Age in seconds from which the lock of another machine counts as abandoned."""
+_SETTLE = 0.5
+"""Seconds after which two processes that took the same abandoned lock both see which of them has it."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Content of a lock file: the run that holds the lock."""
+
+    token: str
+    """Random name of this use of the lock."""
+    host: str
+    machine: str
+    """Identity of the machine or container in which the process numbers below are valid."""
+    processes: dict[str, str]
+    """Start time of each process that holds the lock, by its number."""
+    since: str
+    """Local time at which the lock was taken."""
+
+    @classmethod
+    def here(cls, token: str) -> "Holder":
+        """Return this process as the holder."""
+        started = {str(os.getpid()): process_start(os.getpid()) or ""}
+        return cls(token, socket.gethostname(), machine_identity(), started, time.strftime("%Y-%m-%d %H:%M:%S"))
+
+    @property
+    def runs(self) -> bool | None:
+        """Whether a process of the holder still runs. None if only the age of the lock can tell."""
+        if self.machine != machine_identity():
+            return None
+        return any(process_start(int(pid)) == started for pid, started in self.processes.items())
+
+    def __str__(self) -> str:
+        first = next(iter(self.processes), "unknown")
+        return f"process {first} on {self.host} (since {self.since})"
+
+
+class FolderLock:
+    """Lock of one run on its folders. A copy that was sent to another process of the run stands for the same lock."""
+
+    def __init__(self, *folders: Path) -> None:
+        self.folders = folders
+        self.token = secrets.token_hex(8)
+        self.is_lost = False
+        """Whether a renewal in this process has found that the lock belongs to another run or is gone."""
+
+    @contextmanager
+    def held(self, told: Callable[[str], None]) -> Iterator[None]:
+        """Hold the lock of all folders inside the block. Missing folders are created, and removed again if they are
+        still empty at the end.
+
+        If another machine holds the lock, taking it may last up to `STALE` seconds; `told` then receives a line that
+        says so. Raises `ConfigError` if another run holds the lock or a folder is not writable.
+        """
+        missing = [folder for folder in self.folders if not folder.exists()]
+        try:
+            for folder in self.folders:
+                _create(folder)
+                self._acquire(folder, told)
+            with self.renewed():
+                yield
+        finally:
+            self._release()
+            for folder in missing:
+                with suppress(OSError):  # not empty
+                    folder.rmdir()
+
+    def _acquire(self, folder: Path, told: Callable[[str], None]) -> None:
+        path, first_seen = folder / LOCK_FILE, 0.0
+        while not self._create_file(path):
+            holder = _read(path)
+            if holder is None:  # released in the meantime
+                continue
+            seen, age = self._age(path)
+            is_first_look, first_seen = not first_seen, first_seen or seen
+            if holder.runs or seen > first_seen:
+                raise ConfigError(
+                    f"The run's folder must be used by one run at a time, but `{folder}` is in use by {holder}. Wait "
+                    "until that run ends, or choose another folder."
+                )
+            if holder.runs is False or age > STALE:
+                if self._take_over(path):
+                    return
+                continue
+            if is_first_look:
+                told(
+                    f"`{folder}` was used {age:.0f} s ago by {holder}. Waiting for up to {STALE - age:.0f} s, to see "
+                    "whether that run still lives."
+                )
+            time.sleep(BEAT / 2)
+
+    def _create_file(self, path: Path) -> bool:
+        """Create the lock file. Returns False if it exists."""
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                json.dump(asdict(Holder.here(self.token)), file)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise _not_writable(path.parent, error) from None
+        return True
+
+    def _take_over(self, path: Path) -> bool:
+        """Replace an abandoned lock by this one. Returns False if another process did so at the same time."""
+        self._replace(path, Holder.here(self.token))
+        time.sleep(_SETTLE)
+        return self._is_ours(path)
+
+    def _replace(self, path: Path, holder: Holder) -> None:
+        """Write the lock file atomically."""
+        temporary = path.with_name(f"{LOCK_FILE}.{self.token}")
+        temporary.write_text(json.dumps(asdict(holder)), encoding="utf-8")
+        temporary.replace(path)
+
+    def _age(self, path: Path) -> tuple[float, float]:
+        """Time of a lock file, and its age, in seconds. Both follow the clock of the file system."""
+        probe = path.with_name(f"{LOCK_FILE}.{self.token}")
+        probe.touch()
+        now = probe.stat().st_mtime
+        probe.unlink()
+        with path.open("rb") as file:  # see `_read`
+            seen = os.fstat(file.fileno()).st_mtime
+        return seen, now - seen
+
+    @contextmanager
+    def renewed(self) -> Iterator[None]:
+        """Renew the lock inside the block, in a thread of this process. The processes of a run may do this at the same
+        time; the lock then lives as long as any of them.
+        """
+        for folder in self.folders:
+            self._join(folder / LOCK_FILE)
+        ended = threading.Event()
+        thread = threading.Thread(target=self._renew, args=(ended,), daemon=True, name="folder lock")
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _join(self, path: Path) -> None:
+        """Add this process to the holders."""
+        holder = _read(path)
+        if holder is None or holder.token != self.token or str(os.getpid()) in holder.processes:
+            return
+        self._replace(path, replace(holder, processes={**holder.processes, **Holder.here(self.token).processes}))
+
+    def _renew(self, ended: threading.Event) -> None:
+        while not ended.wait(BEAT):
+            for folder in self.folders:
+                path = folder / LOCK_FILE
+                with suppress(OSError):  # a file system that does not answer for a while; the next renewal tells more
+                    self.is_lost = not self._is_ours(path)
+                    if self.is_lost:
+                        return
+                    os.utime(path)
+
+    def require_held(self) -> None:
+        """Raise `TrainingError` if this run no longer holds its folders: another run has taken over the lock, or a
+        folder was moved or removed.
+        """
+        for folder in self.folders:
+            if self.is_lost or not self._is_ours(folder / LOCK_FILE):
+                holder = _read(folder / LOCK_FILE)
+                cause = "was moved or removed" if holder is None else f"is now used by {holder}"
+                raise TrainingError(
+                    f"`{folder}` must stay the folder of this run, but {cause}. This run has ended, and has written "
+                    "nothing there since. Its checkpoints are where the folder is now; resume from them with --resume "
+                    "auto."
+                )
+
+    def _release(self) -> None:
+        """Remove the lock files of this lock. Does nothing in a folder whose lock belongs to another run."""
+        for folder in self.folders:
+            with suppress(OSError):
+                if self._is_ours(folder / LOCK_FILE):
+                    (folder / LOCK_FILE).unlink()
+
+    def _is_ours(self, path: Path) -> bool:
+        holder = _read(path)
+        return holder is not None and holder.token == self.token
+
+
+def _create(folder: Path) -> None:
+    """Create a folder that may exist. Raises `ConfigError` if that is not possible."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(
+            f"The run's folder must be a folder, but `{folder}` is a file or lies in one. Choose another name for "
+            "`output.folder` (or `checkpoint.folder`)."
+        ) from None
+    except OSError as error:
+        raise _not_writable(folder, error) from None
+
+
+def _not_writable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"The run's folder must be writable, but `{folder}` is not: {error.strerror}. Grant access, or set "
+        "`output.folder` (or `checkpoint.folder`) to another folder."
+    )
+
+
+def require_unused(folder: Path) -> None:
+    """Raise `ConfigError` if a run holds the lock of a folder. Reads only, so the folder may be read-only."""
+    path = folder / LOCK_FILE
+    holder = _read(path)
+    if holder is None or holder.runs is False:
+        return
+    if holder.runs or time.time() - path.stat().st_mtime < STALE:
+        raise ConfigError(f"The folder must not be in use, but `{folder}` is in use by {holder}. Wait until it ends.")
+
+
+def _read(path: Path) -> Holder | None:
+    """Read a lock file. Returns None if there is none.
+
+    Opening the file makes NFS ask the server for its content and time; a cached time could be a minute old.
+    """
+    try:
+        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return Holder(**fields)
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError):  # another process is just writing the file, or was killed while it did
+        return Holder("", "an unknown machine", "", {}, "an unknown time")

@@ -1,0 +1,41 @@
+"""Scalars for TensorBoard, written in its file format.
+
+TensorBoard's own writer, which PyTorch also uses, writes in a thread. If the disk is full or the run's folder has gone,
+that thread prints a traceback and ends, and the training cannot react. `Board` writes the same records directly, so a
+failed write is an `OSError` of the caller.
+"""
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+
+class Board:
+    """Event file in `folder`. TensorBoard ignores the scalars from step `first_step` on that older files in the folder
+    hold.
+    """
+
+    def __init__(self, folder: Path, *, first_step: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        self._records = RecordWriter((folder / name).open("wb"))
+        self._write(step=first_step, file_version="brain.Event:2")
+        self._write(step=first_step, session_log=SessionLog(status=SessionLog.START))
+
+    def scalar(self, name: str, value: float, step: int) -> None:
+        """Write one scalar. The file holds it when the call returns."""
+        self._write(step=step, summary=Summary(value=[Summary.Value(tag=name, simple_value=value)]))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._records.close()
+
+    def _write(self, **fields: Any) -> None:
+        self._records.write(Event(wall_time=time.time(), **fields).SerializeToString())
+        self._records.flush()

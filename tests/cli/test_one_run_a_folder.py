@@ -1,0 +1,67 @@
+"""A run's folder belongs to one run at a time, and stays the folder of this run."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from crosscut.checkpoint import find_damage, list_checkpoints
+from tests.cli.conftest import TINY
+from tests.cli.test_stopping import ENDLESS, start, wait_for_steps
+
+__all__ = ["start"]
+
+
+@pytest.fixture
+def command(book, tmp_path):
+    """A run on two ranks, until it is stopped."""
+    return ("-m", "crosscut", "train", *TINY, *ENDLESS, f"data.text={book}", f"output.folder={tmp_path / 'run'}")
+
+
+def test_a_second_run_in_the_folder_of_a_live_one_is_refused(crosscut_here, start, command, tmp_path):
+    run = tmp_path / "run"
+    process = start(*command, "checkpoint.every=50")
+    wait_for_steps(run, 3)
+    second = crosscut_here(*command[2:])
+    resumed = crosscut_here(*command[2:], "--resume", "auto")
+    os.kill(process.pid, signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 75, "the first one goes on"
+    for refused in (second, resumed):
+        assert refused.returncode == 2
+        assert refused.stderr.startswith(
+            f"crosscut: The run's folder must be used by one run at a time, but `{run}` is in use by process "
+            f"{process.pid} on "
+        )
+    steps = [row["step"] for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "loss" in row]
+    assert steps == list(range(1, len(steps) + 1))
+    assert not (run / ".lock").exists()
+
+
+def test_a_killed_run_does_not_hold_its_folder(crosscut_here, start, command, tmp_path):
+    run = tmp_path / "run"
+    process = start(*command, "checkpoint.every=2")
+    wait_for_steps(run, 5)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert (run / ".lock").exists()
+    steps = int(list_checkpoints(run / "checkpoints")[-1].name.removeprefix("step-")) + 1
+    resumed = crosscut_here(*command[2:], f"training.steps={steps}", "--resume", "auto")
+    assert resumed.returncode == 0, resumed.stderr
+    assert not (run / ".lock").exists()
+
+
+def test_a_run_whose_folder_is_moved_away_ends_and_does_not_make_it_anew(start, command, tmp_path):
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    process = start(*command, "layout.tensor=2", "checkpoint.every=20")
+    while len(list_checkpoints(run / "checkpoints")) < 2:
+        time.sleep(0.05)
+    run.rename(moved)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2, errors
+    assert f"crosscut: `{run}` must stay the folder of this run, but was moved or removed." in errors
+    assert "Traceback" not in errors
+    assert not run.exists()
+    assert [find_damage(folder) for folder in list_checkpoints(moved / "checkpoints")] == [[]] * 2
