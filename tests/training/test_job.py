@@ -16,7 +16,7 @@ from crosscut.config import CheckpointError, ConfigError, LayoutError, RunStoppe
 from crosscut.config.conventions import num_pieces
 from crosscut.data import TokenFolder, prepare
 from crosscut.training import run_training
-from crosscut.training.job import _prepare, identity_of, is_complete, with_vocabulary
+from crosscut.training.job import _prepare, _Stop, identity_of, is_complete, with_vocabulary
 from crosscut.training.precision import resolve_on
 from tests.training.conftest import tiny_run
 from tests.training.jobs import CPU, loop, whole_run
@@ -86,8 +86,10 @@ def test_messages_that_run_beside_nothing_are_told_before_training_on_gpus(run_w
 
 def test_run_folder_that_is_a_file_is_refused(run_with, tmp_path):
     (tmp_path / "run").write_text("")
-    with pytest.raises(ConfigError, match=r"^`output.folder` must be a folder, but `.*run` is a file. Choose another"):
-        prepare_run(run_with(), resume=False)
+    with pytest.raises(
+        ConfigError, match=r"^The run's folder must be a folder, but `.*run` is a file or lies in one\. "
+    ):
+        run_training(run_with())
 
 
 def test_run_folder_with_checkpoints_is_refused_without_resume(trained):
@@ -235,9 +237,13 @@ def test_first_rank_decides_whether_the_run_is_complete(ranks, run_with, tmp_pat
     assert not (tmp_path / "not-seen-yet").exists()
 
 
-def test_stopped_run_says_where_it_is_and_how_to_go_on(run_with, monkeypatch):
+@pytest.mark.parametrize(
+    ("interrupted", "what", "then"),
+    [(False, "asked to stop", "Requeue the job, or resume with `"), (True, "interrupted", "Resume with `")],
+)
+def test_stopped_run_says_where_it_is_and_how_to_go_on(run_with, monkeypatch, interrupted, what, then):
     run = run_with("training.steps=50")
-    monkeypatch.setattr("crosscut.launch.door.launch", lambda *_, **__: 17)
+    monkeypatch.setattr("crosscut.launch.door.launch", lambda *_, **__: _Stop(17, interrupted))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
     try:
         with pytest.raises(RunStopped) as stopped:
@@ -248,7 +254,8 @@ def test_stopped_run_says_where_it_is_and_how_to_go_on(run_with, monkeypatch):
             signal.signal(number, handler)
     folder = run.output.folder
     assert str(stopped.value).startswith(
-        "The run was asked to stop and has stopped after step 17 of 50. Its checkpoint is "
-        f"`{folder}/checkpoints/step-00000017`. Requeue the job, or resume with `"
+        f"The run was {what} and has stopped after step 17 of 50. Its checkpoint is "
+        f"`{folder}/checkpoints/step-00000017`. {then}"
     )
+    assert stopped.value.interrupted == interrupted
     assert str(stopped.value).endswith(f" train {folder}/config.toml --resume auto`.")
