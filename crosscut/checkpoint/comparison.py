@@ -66,7 +66,7 @@ def compare(first: Folder, second: Folder, *, advance: Callable[[str], None] = l
     """
     ours, theirs = require_undamaged(first, progress=True), require_undamaged(second, progress=True)
     a, b = StoredTensors(first), StoredTensors(second)
-    real_rows = ours.progress.config.get("model", {}).get("vocab_size", 0)
+    real_rows = _vocab_size(ours)
     differences = []
     for name in sorted({*a.tensors, *b.tensors}):
         advance(name)
@@ -74,11 +74,18 @@ def compare(first: Folder, second: Folder, *, advance: Callable[[str], None] = l
     return Comparison(differences, _values(a, b), _settings(ours, theirs))
 
 
+def _vocab_size(manifest: Manifest) -> int:
+    """Number of real rows in the padded tensors. 0 if the checkpoint does not say it."""
+    model = manifest.progress.config.get("model")
+    size = model.get("vocab_size") if isinstance(model, dict) else None
+    return size if type(size) is int and size > 0 else 0
+
+
 def _compare_tensor(name: str, a: StoredTensors, b: StoredTensors, real_rows: int) -> TensorDifference:
     for where, stored in (("first", a), ("second", b)):
         if name not in stored.tensors:
             return TensorDifference(name, note=f"missing in the {where}")
-    shapes = tuple(a.tensors[name].size), tuple(b.tensors[name].size)
+    shapes = a.tensors[name].shape, b.tensors[name].shape
     note, rows = "", None
     if shapes[0] != shapes[1]:
         if not _differ_in_padding(*shapes, real_rows):
@@ -129,8 +136,5 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _values(a: StoredTensors, b: StoredTensors) -> dict[str, tuple[Any, Any]]:
-    pairs = {
-        name: tuple(stored.value(name) if name in stored.values else None for stored in (a, b))
-        for name in sorted({*a.values, *b.values})
-    }
+    pairs = {name: (a.values.get(name), b.values.get(name)) for name in sorted({*a.values, *b.values})}
     return {name: (one, other) for name, (one, other) in pairs.items() if one != other}

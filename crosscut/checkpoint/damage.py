@@ -15,7 +15,9 @@ from crosscut.checkpoint.manifest import MANIFEST_FILE, FileEntry, Manifest, rea
 from crosscut.checkpoint.storage import Folder, reason
 from crosscut.config import CheckpointError
 
-DATA_SUFFIX = ".distcp"
+DATA_SUFFIX = ".safetensors"
+_DATA_SUFFIXES = (DATA_SUFFIX, ".distcp")
+"""Endings of files that hold tensors, in checkpoints of any format."""
 _BLOCK = 1 << 20
 _LARGE = 1 << 28
 """Minimum number of bytes for which a progress bar is shown."""
@@ -37,7 +39,7 @@ def find_damage(folder: Folder, *, progress: bool = False) -> list[str]:
     damage += [
         f"`{folder}/{name}` must be listed in `{MANIFEST_FILE}`, but is not. Move this file to another folder."
         for name in present
-        if name.endswith(DATA_SUFFIX) and name not in manifest.files
+        if name.endswith(_DATA_SUFFIXES) and name not in manifest.files
     ]
     readable = [name for name, text in sizes.items() if text is None]
     return damage + _hash_damage(folder, readable, manifest, progress)

@@ -29,7 +29,7 @@ PASSED_OVER_FILE = "passed-over.txt"
 """Name of the file that marks a damaged checkpoint as skipped by a run. A checkpoint with this file does not count
 toward `checkpoint.keep`."""
 
-_NAME = re.compile(r"step-(\d{8,})")
+_NAME = re.compile(r"step-([0-9]{8,18})")
 
 Location = str | Path | Folder
 """A path, an fsspec URL, or a `Folder`."""

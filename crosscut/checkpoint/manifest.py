@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from crosscut.checkpoint.fields import checked, checked_file, count_of, counts_of, field_of, parse_table
 from crosscut.checkpoint.storage import Folder, reason
 from crosscut.config import CheckpointError
+from crosscut.config.checks import listed
 
 MANIFEST_FILE = "manifest.json"
-FORMAT = 1
-"""Version of the checkpoint format. The number increases when older versions of Crosscut cannot read new
-checkpoints."""
+FORMAT = 2
+"""Version of the format. It increases when older versions of Crosscut could not read a new checkpoint. In format 1, the
+tensors and their index are in PyTorch's format (`old_format`)."""
+_READABLE = (1, FORMAT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,40 +131,57 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
     another format; the message names the file by `path`.
     """
     try:
-        table = json.loads(content)
-        digest = table.pop("sha256")
-        found = table.pop("format")
-    except (ValueError, KeyError, AttributeError, TypeError):
+        table = parse_table(content)
+        digest = field_of(table, "sha256", str)
+        found = field_of(table, "format", int)
+        is_unchanged = _render({name: value for name, value in table.items() if name != "sha256"}) == content
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"`{path}` must be a checkpoint's manifest, but cannot be parsed: the file is damaged."
+            f"`{path}` must be a checkpoint's manifest, but cannot be parsed: {reason(error)}."
         ) from None
-    if _render({"format": found, **table}) != content:
+    if not is_unchanged:
         raise CheckpointError(
             f"`{path}` must be unchanged, but the content does not match the SHA-256 at its end (`{digest}`): the "
             "file is damaged or was edited."
         )
-    if found != FORMAT:
+    if found not in _READABLE:
         raise CheckpointError(
-            f"`{path}` must have checkpoint format {FORMAT}, but has format {found}. Use the version of Crosscut "
-            f"that wrote it ({table.get('versions', {}).get('crosscut', 'unknown')})."
+            f"`{path}` must have checkpoint format {listed(_READABLE)}, but has format {found}. Use the version of "
+            "Crosscut that wrote it."
         )
     try:
         return _from_table(table)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"`{path}` must be a checkpoint's manifest of format {FORMAT}, but is not: {reason(error)}."
-        ) from None
+    except ValueError as error:
+        raise CheckpointError(f"`{path}` must be a checkpoint's manifest, but is not: {reason(error)}.") from None
 
 
 def _from_table(table: Mapping[str, Any]) -> Manifest:
+    files, tensors = field_of(table, "files", dict), field_of(table, "tensors", dict)
+    versions = field_of(table, "versions", dict)
     return Manifest(
-        progress=Progress(**table["progress"]),
-        files={name: FileEntry(**entry) for name, entry in table["files"].items()},
-        tensors={
-            name: TensorEntry(tuple(entry["shape"]), entry["dtype"], entry["placement"])
-            for name, entry in table["tensors"].items()
-        },
-        values=tuple(table["values"]),
-        versions=table["versions"],
-        rebuilt=table["rebuilt"],
+        progress=_progress(field_of(table, "progress", dict)),
+        files={checked_file(name): _file(checked(entry, dict, name)) for name, entry in files.items()},
+        tensors={name: _tensor(checked(entry, dict, name)) for name, entry in tensors.items()},
+        values=tuple(checked(name, str, "values") for name in field_of(table, "values", list)),
+        versions={name: checked(text, str, name) for name, text in versions.items()},
+        rebuilt=field_of(table, "rebuilt", bool),
     )
+
+
+def _progress(table: Mapping[str, Any]) -> Progress:
+    return Progress(
+        step=count_of(table, "step"),
+        samples=count_of(table, "samples"),
+        layout=field_of(table, "layout", str),
+        seed=field_of(table, "seed", int),
+        identity=field_of(table, "identity", dict),
+        config=field_of(table, "config", dict),
+    )
+
+
+def _file(table: Mapping[str, Any]) -> FileEntry:
+    return FileEntry(count_of(table, "size"), field_of(table, "sha256", str))
+
+
+def _tensor(table: Mapping[str, Any]) -> TensorEntry:
+    return TensorEntry(counts_of(table, "shape"), field_of(table, "dtype", str), field_of(table, "placement", str))

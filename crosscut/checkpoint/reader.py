@@ -1,15 +1,13 @@
 """Reader that loads only the regions of the tensors that a layout needs.
 
-A checkpoint stores each tensor in shards. PyTorch's own reader loads each shard as a whole before it copies the
-required region. With PyTorch's reader, a rank would therefore hold shards far larger than its own part of the tensor if
-fewer ranks wrote the checkpoint than now read it. This reader locates the bytes of a shard in its file (`torch.save`
-stores them uncompressed in a zip archive) and copies the required rows in blocks of a few megabytes.
+PyTorch plans which region of which stored part a rank needs. The reader copies these regions in blocks of a few
+megabytes, so a rank never holds more than its own share, even if the checkpoint was written on a coarser layout.
 """
 
 import dataclasses
 import io
+import json
 import math
-import zipfile
 from collections.abc import Mapping
 from typing import IO, Any
 
@@ -17,99 +15,122 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
+from crosscut.checkpoint.index import INDEX_FILE, Entry, Index, Part, parse_index
+from crosscut.checkpoint.old_format import OLD_INDEX_FILE, read_old_index, without_archive
 from crosscut.checkpoint.storage import Folder
-from crosscut.checkpoint.writer import HashingStreams
+from crosscut.config import CheckpointError
 
 _BLOCK_BYTES = 1 << 22
-_LOCAL_HEADER = 30
-"""Number of bytes in a zip entry's header before the name. The last four bytes are the lengths of the name and of the
-extra field."""
 
 
-class CheckpointReader(dcp.FileSystemReader):
+def read_index(folder: Folder) -> Index:
+    """Read the index of a checkpoint of any format. Raises `CheckpointError` if there is none, or if it is not
+    valid.
+    """
+    present = folder.files()
+    if INDEX_FILE in present:
+        return parse_index(folder.read(INDEX_FILE), f"{folder}/{INDEX_FILE}")
+    if OLD_INDEX_FILE in present:
+        return read_old_index(folder)
+    raise CheckpointError(f"`{folder}` must hold `{INDEX_FILE}`, but does not.")
+
+
+class CheckpointReader(dcp.StorageReader):
     """Reader of one checkpoint from any storage."""
 
     def __init__(self, folder: Folder) -> None:
-        super().__init__("unused")
         self.folder = folder
-        self.fs, self.path = HashingStreams(folder), str(folder)  # type: ignore[assignment] # see the writer
-        self._dtypes: dict[str, torch.dtype] = {}
+        self._index = Index({}, {})
+        self._failed: Exception | None = None
+        self._parts: dict[tuple[str, tuple[int, ...]], Part] = {}
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Remember the element type of each tensor and the shape of each shard, because the load plan contains
-        neither.
+    def read_metadata(self, *_: Any) -> Metadata:
+        """Read the index. An error is raised later, by `set_up_storage_reader`, because PyTorch would log its
+        traceback here.
         """
-        super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
-        entries = metadata.state_dict_metadata.items()
-        self._dtypes = {n: e.properties.dtype for n, e in entries if isinstance(e, TensorStorageMetadata)}
-        self._chunks = {
-            MetadataIndex(name, chunk.offsets): chunk.sizes
-            for name, entry in entries
-            if isinstance(entry, TensorStorageMetadata)
-            for chunk in entry.chunks
-        }
+        try:
+            self._index = read_index(self.folder)
+        except Exception as error:
+            self._failed = error
+        described = {name: _described(entry) for name, entry in self._index.tensors.items()}
+        return Metadata({**described, **dict.fromkeys(self._index.values, BytesStorageMetadata())})
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any) -> None:  # noqa: ARG002
+        """Raise the error of an index that cannot be read. PyTorch raises it on all ranks."""
+        if self._failed is not None:
+            raise self._failed
+        tensors = self._index.tensors.items()
+        self._parts = {(name, part.offsets): part for name, entry in tensors for part in entry.parts}
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Do nothing."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Do nothing."""
+        return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill the tensors of the load plan, one file after the other. Each file is read from start to end."""
-        by_file: dict[str, list[tuple[ReadItem, Any]]] = {}
+        """Fill the tensors of the plan, file by file and in the order of their positions."""
+        by_file: dict[str, list[tuple[Part, ReadItem]]] = {}
         for item in plan.items:
-            place = self.storage_data[item.storage_index]
-            by_file.setdefault(place.relative_path, []).append((item, place))
+            name, offset = item.storage_index.fqn, item.storage_index.offset
+            if item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(item, io.BytesIO(json.dumps(self._index.values[name]).encode()))
+            else:
+                part = self._parts[name, tuple(offset or ())]
+                by_file.setdefault(part.file, []).append((part, item))
         for name, items in by_file.items():
             with self.folder.open(name) as file:
-                for item, place in sorted(items, key=lambda pair: pair[1].offset):
-                    self._read_item(file, item, place, planner)
+                for part, item in sorted(items, key=lambda pair: pair[0].start):
+                    target = planner.resolve_tensor(item).detach()
+                    dtype = self._index.tensors[item.storage_index.fqn].dtype
+                    copy_region(file, part, dtype, target, offsets=tuple(item.storage_offsets))
+                    planner.commit_tensor(item, target)
         future: Future[None] = Future()
         future.set_result(None)
         return future
 
-    def _read_item(self, file: IO[bytes], item: ReadItem, place: Any, planner: LoadPlanner) -> None:
-        if item.type == LoadItemType.BYTE_IO:
-            file.seek(place.offset)
-            planner.load_bytes(item, io.BytesIO(file.read(place.length)))
-            return
-        target = planner.resolve_tensor(item).detach()
-        index = MetadataIndex(item.storage_index.fqn, item.storage_index.offset)
-        saved = saved_part(file, place, shape=tuple(self._chunks[index]), dtype=self._dtypes[index.fqn])
-        saved.copy_to(target, file, offsets=tuple(item.storage_offsets))
-        planner.commit_tensor(item, target)
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """Do nothing, because a reader reads one checkpoint."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        """Raise `NotImplementedError`. The folder is given, so PyTorch never asks."""
+        raise NotImplementedError
 
 
-@dataclasses.dataclass(frozen=True)
-class SavedPart:
-    """A shard of a tensor in a file. `start` is the position of the shard's first byte in the file."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    start: int
-
-    def copy_to(self, target: Tensor, file: IO[bytes], *, offsets: tuple[int, ...]) -> None:
-        """Fill `target` with a region of the shard, one block of rows at a time. The region starts at the indices
-        `offsets` and has the shape of `target`.
-        """
-        shape, wanted = self.shape or (1,), tuple(target.shape) or (1,)
-        begin = offsets or (0,)
-        target = target.view(wanted) if target.dim() == 0 else target
-        row = math.prod(shape[1:])
-        num_rows = max(1, _BLOCK_BYTES // max(1, row * self.dtype.itemsize))
-        for first in range(0, wanted[0], num_rows):
-            rows = min(num_rows, wanted[0] - first)
-            file.seek(self.start + (begin[0] + first) * row * self.dtype.itemsize)
-            block = _read_tensor(file, rows * row, self.dtype).view(rows, *shape[1:])
-            for dim in range(1, len(shape)):
-                block = block.narrow(dim, begin[dim], wanted[dim])
-            target[first : first + rows].copy_(block)
+def _described(entry: Entry) -> TensorStorageMetadata:
+    chunks = [ChunkStorageMetadata(torch.Size(part.offsets), torch.Size(part.sizes)) for part in entry.parts]
+    return TensorStorageMetadata(TensorProperties(entry.dtype), torch.Size(entry.shape), chunks)
 
 
-def saved_part(file: IO[bytes], place: Any, *, shape: tuple[int, ...], dtype: torch.dtype) -> SavedPart:
-    """Locate a shard in a file. `place` is the entry of PyTorch's metadata with the `offset` and `length` of the shard
-    in bytes.
+def copy_region(file: IO[bytes], part: Part, dtype: torch.dtype, target: Tensor, *, offsets: tuple[int, ...]) -> None:
+    """Fill `target` from the region of a part that starts at `offsets` and has the target's shape, reading one block of
+    rows at a time.
     """
-    return SavedPart(shape, dtype, _start_of_data(file, place.offset, place.length))
+    part = without_archive(file, part)
+    shape, wanted, begin = part.sizes or (1,), tuple(target.shape) or (1,), offsets or (0,)
+    target = target.view(wanted)
+    row = math.prod(shape[1:])
+    num_rows = max(1, _BLOCK_BYTES // max(1, row * dtype.itemsize))
+    for first in range(0, wanted[0], num_rows):
+        rows = min(num_rows, wanted[0] - first)
+        file.seek(part.start + (begin[0] + first) * row * dtype.itemsize)
+        block = _read_tensor(file, rows * row, dtype).view(rows, *shape[1:])
+        for dim in range(1, len(shape)):
+            block = block.narrow(dim, begin[dim], wanted[dim])
+        target[first : first + rows].copy_(block)
 
 
 def _read_tensor(file: IO[bytes], numel: int, dtype: torch.dtype) -> Tensor:
@@ -124,52 +145,6 @@ def _read_tensor(file: IO[bytes], numel: int, dtype: torch.dtype) -> Tensor:
         content[filled : filled + len(piece)] = piece
         filled += len(piece)
     return torch.frombuffer(content, dtype=dtype)
-
-
-def _start_of_data(file: IO[bytes], offset: int, length: int) -> int:
-    """Position of the tensor's bytes in a file, for a tensor that `torch.save` wrote at `offset`."""
-    with zipfile.ZipFile(FileSlice(file, offset, length)) as archive:
-        entry = next(e for e in archive.infolist() if e.filename.endswith("/data/0"))
-    if entry.compress_type != zipfile.ZIP_STORED:
-        raise ValueError("the tensor is compressed, but `torch.save` never compresses a tensor")
-    file.seek(offset + entry.header_offset + _LOCAL_HEADER - 4)
-    lengths = file.read(4)
-    extra = int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
-    return offset + entry.header_offset + _LOCAL_HEADER + extra
-
-
-class FileSlice(io.RawIOBase):
-    """A section of a file that can be read like a file of its own."""
-
-    def __init__(self, file: IO[bytes], offset: int, length: int) -> None:
-        super().__init__()
-        self.file, self.offset, self.length, self.position = file, offset, length, 0
-
-    def readable(self) -> bool:
-        """Whether the section can be read: always true."""
-        return True
-
-    def seekable(self) -> bool:
-        """Whether the position can be changed: always true."""
-        return True
-
-    def tell(self) -> int:
-        """Position relative to the start of the section."""
-        return self.position
-
-    def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
-        """Move to a position in the section, and return the new position."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.length}[whence]
-        self.position = base + position
-        return self.position
-
-    def read(self, size: int = -1) -> bytes:
-        """Read up to `size` bytes. If `size` is negative, read to the end of the section."""
-        left = max(0, self.length - self.position)
-        self.file.seek(self.offset + self.position)
-        content = self.file.read(left if size < 0 else min(size, left))
-        self.position += len(content)
-        return content
 
 
 class PaddingLoadPlanner(DefaultLoadPlanner):
@@ -193,6 +168,18 @@ class PaddingLoadPlanner(DefaultLoadPlanner):
             return
         entries = {key: self._fit(key, entry) for key, entry in metadata.state_dict_metadata.items()}
         self.metadata = dataclasses.replace(metadata, state_dict_metadata=entries)
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Set a value that is not a tensor. PyTorch's own planner would read a pickle here."""
+        loaded = json.loads(value.getvalue())
+        name = read_item.dest_index.fqn
+        if isinstance(self.state_dict[name], tuple):  # JSON has only lists
+            loaded = tuple(loaded)
+        *path, last = self.mappings[name]
+        container: Any = self.original_state_dict
+        for key in path:
+            container = container[key]
+        container[last] = loaded
 
     def _fit(self, key: str, saved: Any) -> Any:
         ours = self.state_dict.get(key)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from crosscut.checkpoint.damage import find_damage, sha256_of
 from crosscut.checkpoint.folders import is_left_over, list_checkpoints, step_of
+from crosscut.checkpoint.index import INDEX_FILE
 from crosscut.checkpoint.manifest import (
     MANIFEST_FILE,
     FileEntry,
@@ -20,9 +21,10 @@ from crosscut.checkpoint.manifest import (
     dump_manifest,
     read_manifest,
 )
+from crosscut.checkpoint.old_format import OLD_INDEX_FILE
 from crosscut.checkpoint.storage import Folder, LocalFolder, storage_errors_told
-from crosscut.checkpoint.stored import METADATA_FILE, StoredTensors
-from crosscut.checkpoint.writer import tensor_entries, value_names
+from crosscut.checkpoint.stored import StoredTensors
+from crosscut.checkpoint.writer import tensor_entries
 from crosscut.config import CheckpointError
 
 ASIDE = "damaged-"
@@ -108,22 +110,18 @@ def _rebuilt(folder: Folder, good: list[Folder]) -> Manifest:
         raise CheckpointError(
             "There is no good checkpoint from which the run's config can be copied to a new manifest."
         )
-    try:
-        stored = StoredTensors(folder)
-        problems = list(stored.check())
-    except Exception as error:  # a damaged pickle may raise any exception
-        raise CheckpointError(f"The file `{METADATA_FILE}` cannot be read: {error}.") from None
-    if problems:
+    stored = StoredTensors(folder)
+    if problems := list(stored.check()):
         raise CheckpointError(f"The tensors are also damaged: {'; '.join(problems)}.")
     neighbour = read_manifest(good[-1])
-    names = {METADATA_FILE, *(place.relative_path for place in stored.metadata.storage_data.values())}
     sizes = folder.files()
+    names = {*stored.index.files, *({INDEX_FILE, OLD_INDEX_FILE} & sizes.keys())}
     placements = {name: entry.placement for name, entry in neighbour.tensors.items()}
     return Manifest(
         progress=_progress(step_of(folder.name) or 0, neighbour.progress),
         files={name: FileEntry(sizes[name], sha256_of(folder, name)) for name in sorted(names)},
-        tensors=tensor_entries(stored.metadata, placements),
-        values=value_names(stored.metadata),
+        tensors=tensor_entries(stored.index, placements),
+        values=tuple(sorted(stored.values)),
         versions=current_versions(),
         rebuilt=True,
     )

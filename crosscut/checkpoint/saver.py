@@ -19,6 +19,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.optim import Optimizer
 
 from crosscut.checkpoint.folders import checkpoint_folder, drop_old
@@ -26,7 +27,7 @@ from crosscut.checkpoint.manifest import Progress
 from crosscut.checkpoint.staging import CopyGuard, HostBuffers, computed
 from crosscut.checkpoint.state import More, first_cause, state_of, tensors_of
 from crosscut.checkpoint.storage import Folder, folder_at, reason
-from crosscut.checkpoint.writer import CheckpointWriter, StagedSavePlanner
+from crosscut.checkpoint.writer import CheckpointWriter
 from crosscut.config import CheckpointConfig, CheckpointError
 from crosscut.launch.processes import is_lost_connection
 from crosscut.parallel.collectives import background_group
@@ -158,10 +159,15 @@ class Saver:
             self.copying.end()
         placements = {name: placement_of(tensor) for name, tensor in job.tensors.items()}
         writer = CheckpointWriter(
-            job.folder, job.progress, placements=placements, published=lambda: self._published(job), failed=failed
+            job.folder,
+            job.progress,
+            staged=staged,
+            placements=placements,
+            published=lambda: self._published(job),
+            failed=failed,
         )
         try:
-            dcp.save(job.state, storage_writer=writer, planner=StagedSavePlanner(staged), process_group=self._group)
+            dcp.save(job.state, storage_writer=writer, planner=DefaultSavePlanner(), process_group=self._group)
         except (Exception, CheckpointException) as error:
             # An error of the storage, including a lost connection to an object store, arrives as one of these two
             # classes.

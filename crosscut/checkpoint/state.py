@@ -5,7 +5,8 @@ layout. Only the padding of the vocabulary depends on the number of tensor ranks
 number of rows without padding for each padded parameter.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,9 @@ def load_checkpoint(
     _make_state(optimizer)
     held = {name: t for name, t in (more or {}).items() if all(f"{name}.{key}" in manifest.tensors for key in t)}
     state = state_of(model, optimizer, held)
-    _load(state, folder, padded or {})
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    with _reading(folder):
+        _load(state, folder, padded or {})
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     return manifest.progress
 
 
@@ -109,14 +111,21 @@ def load_model(
     progress = read_manifest(folder).progress
     reshard(model)
     state = get_model_state_dict(model)
-    _load({"model": state}, folder, padded or {})
-    set_model_state_dict(model, state)
+    with _reading(folder):
+        _load({"model": state}, folder, padded or {})
+        set_model_state_dict(model, state)
     return progress
 
 
 def _load(state: dict[str, Any], folder: Folder, padded: Mapping[str, int]) -> None:
+    dcp.load(state, storage_reader=CheckpointReader(folder), planner=PaddingLoadPlanner(padded))
+
+
+@contextmanager
+def _reading(folder: Folder) -> Iterator[None]:
+    """Convert any error to a `CheckpointError`. A checkpoint's files may hold anything."""
     try:
-        dcp.load(state, storage_reader=CheckpointReader(folder), planner=PaddingLoadPlanner(padded))
+        yield
     except (Exception, CheckpointException) as error:
         raise CheckpointError(
             f"`{folder}` must be a complete checkpoint of this model, but cannot be read: "

@@ -1,75 +1,74 @@
 """Access to a checkpoint's tensors one at a time, without the run, the model or the ranks that wrote it."""
 
-import io
-import pickle
+import math
 import zipfile
+import zlib
 from collections.abc import Iterator
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import IO
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
-from crosscut.checkpoint.reader import FileSlice, saved_part
-from crosscut.checkpoint.storage import Folder
+from crosscut.checkpoint.index import Part, Value
+from crosscut.checkpoint.old_format import without_archive
+from crosscut.checkpoint.reader import copy_region, read_index
+from crosscut.checkpoint.storage import Folder, storage_errors_told
 
-METADATA_FILE = ".metadata"
+_BLOCK_BYTES = 1 << 20
 
 
 class StoredTensors:
-    """Tensors and values of a checkpoint, by flat name. The class does not check the file `.metadata`, so compare the
-    file with the manifest's hash first.
-    """
+    """Tensors and values of a checkpoint, by flat name."""
 
     def __init__(self, folder: Folder) -> None:
+        """Read the index. Raises `CheckpointError` if it cannot be read."""
         self.folder = folder
-        self.metadata: Metadata = pickle.loads(folder.read(METADATA_FILE))  # noqa: S301 - PyTorch's own format
-        entries = self.metadata.state_dict_metadata.items()
-        self.tensors = {name: entry for name, entry in entries if isinstance(entry, TensorStorageMetadata)}
-        self.values = sorted(name for name, _ in entries if name not in self.tensors)
+        with self._told():
+            self.index = read_index(folder)
+            self.index.require_inside(folder.files())  # so that no tensor is larger than the files
+        self.tensors = self.index.tensors
+        self.values: dict[str, Value] = self.index.values
 
     def read(self, name: str) -> Tensor:
-        """Read a whole tensor, assembled from its shards."""
+        """A whole tensor, assembled from its parts. Raises `CheckpointError` if the parts cannot be read."""
         entry = self.tensors[name]
-        whole = torch.empty(entry.size, dtype=entry.properties.dtype)
-        for chunk in entry.chunks:
-            place = self._place(MetadataIndex(name, chunk.offsets))
-            target = whole
-            for dim, (offset, size) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
-                target = target.narrow(dim, offset, size)
-            with self.folder.open(place.relative_path) as file:
-                part = saved_part(file, place, shape=tuple(chunk.sizes), dtype=whole.dtype)
-                part.copy_to(target, file, offsets=(0,) * whole.dim())
+        with self._told():
+            whole = torch.empty(entry.shape, dtype=entry.dtype)
+            for part in entry.parts:
+                target = whole
+                for dim, (offset, size) in enumerate(zip(part.offsets, part.sizes, strict=True)):
+                    target = target.narrow(dim, offset, size)
+                with self.folder.open(part.file) as file:
+                    copy_region(file, part, entry.dtype, target, offsets=(0,) * whole.dim())
         return whole
 
-    def value(self, name: str) -> Any:
-        """Read a stored value that is not a tensor, such as a learning rate."""
-        place = self._place(MetadataIndex(name))
-        with self.folder.open(place.relative_path) as file:
-            file.seek(place.offset)
-            return torch.load(io.BytesIO(file.read(place.length)), weights_only=True)
-
     def check(self) -> Iterator[str]:
-        """Read all tensors and values, and yield a message for each damaged shard or value.
+        """Read all parts and yield a message for each damaged one.
 
-        `torch.save` stores a CRC-32 of each tensor, so a changed bit is found even without the hashes of a manifest.
+        The index holds a CRC-32 of each part, so a changed bit is found even without the hashes of a manifest.
         """
         for name, entry in self.tensors.items():
-            covered = sum(chunk.sizes.numel() for chunk in entry.chunks)
-            if covered != entry.size.numel():
-                yield f"`{name}` must have {entry.size.numel():,} elements, but {covered:,} are stored"
-        for index, place in self.metadata.storage_data.items():
-            try:
-                with (
-                    self.folder.open(place.relative_path) as file,
-                    zipfile.ZipFile(FileSlice(file, place.offset, place.length)) as archive,
-                ):
-                    damaged = archive.testzip()
-            except (OSError, EOFError, zipfile.BadZipFile) as error:
-                yield f"`{index.fqn}` in `{place.relative_path}` cannot be read: {error}"
-                continue
-            if damaged:
-                yield f"`{index.fqn}` in `{place.relative_path}` fails its checksum"
+            for part in entry.parts:
+                try:
+                    with self.folder.open(part.file) as file:
+                        damaged = _is_damaged(file, part, math.prod(part.sizes) * entry.dtype.itemsize)
+                except (OSError, ValueError, StopIteration, zipfile.BadZipFile) as error:
+                    yield f"`{name}` in `{part.file}` cannot be read: {error}"
+                    continue
+                if damaged:
+                    yield f"`{name}` in `{part.file}` fails its checksum"
 
-    def _place(self, index: MetadataIndex) -> Any:
-        return self.metadata.storage_data[index]
+    def _told(self) -> AbstractContextManager[None]:
+        return storage_errors_told(self.folder, "a complete checkpoint")
+
+
+def _is_damaged(file: IO[bytes], part: Part, num_bytes: int) -> bool:
+    """Whether a part's bytes differ from its checksum, or the file ends before the part does."""
+    part = without_archive(file, part)
+    file.seek(part.start)
+    crc32 = 0
+    while num_bytes and (block := file.read(min(_BLOCK_BYTES, num_bytes))):
+        crc32 = zlib.crc32(block, crc32)
+        num_bytes -= len(block)
+    return bool(num_bytes) or crc32 != part.crc32

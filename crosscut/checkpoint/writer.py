@@ -1,18 +1,17 @@
 """Atomic writing of a checkpoint, as a storage writer of `torch.distributed.checkpoint`.
 
-PyTorch's `FileSystemWriter` decides the contents of each file. This module adds hashes and atomic publication. Every
-stream is hashed while it is written, so no file is read again. Each rank sends its hashes to the coordinator together
-with its results. When all ranks have written their files, the coordinator adds `.metadata` and the manifest, and
-publishes the folder. If `dcp.save` returns on one rank, the checkpoint is therefore complete. If `dcp.save` raises on
-one rank, it raises on all ranks.
+PyTorch plans which rank writes which part of which tensor. Each rank writes its parts to one safetensors file, whose
+bytes are hashed on their way, so no file is read again. The hashes are sent to the coordinator together with the
+results. When all ranks have written their files, the coordinator adds the index and the manifest, and publishes the
+folder. So if `dcp.save` returns on one rank, the checkpoint is complete, and if it raises on one rank, it raises on
+all.
 
-The module relies on these internals of PyTorch: `FileSystemWriter` opens files only through `self.fs.create_stream`;
-`write_data` returns the list that `finish` receives from each rank; `finish` writes `.metadata` through `self.fs`.
+The module relies on this behaviour of PyTorch: `finish` receives from each rank the list that `write_data` returned.
 """
 
+import dataclasses
 import hashlib
-import io
-import os
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, Any
@@ -20,12 +19,13 @@ from typing import IO, Any
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemBase
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from crosscut.checkpoint.damage import DATA_SUFFIX
+from crosscut.checkpoint.index import INDEX_FILE, Entry, Index, Part, Value, dtype_name, dump_index
 from crosscut.checkpoint.manifest import (
     MANIFEST_FILE,
     FileEntry,
@@ -36,31 +36,14 @@ from crosscut.checkpoint.manifest import (
     dump_manifest,
 )
 from crosscut.checkpoint.storage import Folder, reason, storage_errors_told
+from crosscut.checkpoint.tensor_file import Form, file_header, tensor_bytes
 from crosscut.config import CheckpointError
 
-_Path = str | os.PathLike[str]
+_BLOCK_BYTES = 1 << 20
+"""Number of bytes that are hashed and written at once, while they are in the processor's cache."""
 
 
-class StagedSavePlanner(DefaultSavePlanner):
-    """Save planner that takes the shapes from the live tensors and the data from copies. `staged` maps each tensor's
-    flat name to the copy of this rank's part.
-    """
-
-    def __init__(self, staged: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.staged = staged
-
-    def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
-        """Data to write. A tensor is replaced by its copy in `staged`. All other values were already copied by
-        `state_of`.
-        """
-        if write_item.type == WriteItemType.BYTE_IO:
-            data: Tensor | io.BytesIO = super().resolve_data(write_item)
-            return data
-        return self.staged[write_item.index.fqn]
-
-
-class CheckpointWriter(dcp.FileSystemWriter):
+class CheckpointWriter(dcp.StorageWriter):
     """Writer of one checkpoint. Every rank creates a writer, and the coordinator's writer publishes the checkpoint."""
 
     def __init__(
@@ -68,23 +51,22 @@ class CheckpointWriter(dcp.FileSystemWriter):
         folder: Folder,
         progress: Progress,
         *,
+        staged: Mapping[str, Tensor],
         placements: Mapping[str, str],
         published: Callable[[], None] = lambda: None,
         failed: BaseException | None = None,
     ) -> None:
-        """Create the writer. `placements` describes the placement of each tensor, by flat name. `published` is called
-        on the coordinator when the checkpoint is complete.
+        """Create the writer. It plans with the live tensors and writes the copies in `staged`, which holds this rank's
+        parts by flat name. `published` is called on the coordinator when the checkpoint is complete.
 
         `failed` is an error of this rank, such as a failed copy. If an error is given, the save fails on all ranks.
         """
-        # `Folder.create` flushes every file, including those that PyTorch does not flush. All data is already in host
-        # memory.
-        super().__init__("unused", sync_files=False, per_thread_copy_ahead=0)
-        self.folder, self.progress, self.placements = folder, progress, dict(placements)
+        self.folder, self.progress, self.staged, self.placements = folder, progress, staged, dict(placements)
         self.published, self.failed = published, failed
         self.draft = folder.draft()
-        self.streams = HashingStreams(self.draft)
-        self.fs, self.path = self.streams, str(folder)  # type: ignore[assignment] # only told apart by its methods
+
+    def set_up_storage_writer(self, is_coordinator: bool, *_: Any) -> None:
+        """Do nothing."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Return the plan unchanged. Raises `CheckpointError` if this rank has failed before."""
@@ -96,26 +78,40 @@ class CheckpointWriter(dcp.FileSystemWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Create an empty folder, on the coordinator. Files that a killed run left of the same checkpoint are
-        removed.
+        """Create an empty folder, and give each rank its file. A killed run may have left a part of the same
+        checkpoint.
         """
         with self._told():
             self.draft.begin(MANIFEST_FILE)
-        return super().prepare_global_plan(plans)
+        return [dataclasses.replace(plan, storage_data=f"rank-{i}{DATA_SUFFIX}") for i, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's file and send its hash together with the results."""
-        with self._told():
-            results = super().write_data(plan, planner).value()
+        """Write this rank's tensors to its file. Values travel to the coordinator together with the results."""
+        assert isinstance(planner, DefaultSavePlanner)
+        values = [item for item in plan.items if item.type == WriteItemType.BYTE_IO]
+        results = [WriteResult(item.index, 0, planner.lookup_object(item.index)) for item in values]
+        tensors = [(item.index, _form(item)) for item in plan.items if item.type != WriteItemType.BYTE_IO]
+        tensors.sort(key=lambda pair: (-pair[1].dtype.itemsize, pair[0].fqn))  # every tensor is aligned to its type
+        file: str = plan.storage_data
+        with self._told(), self.draft.create(file) as stream:
+            written = _HashingStream(stream)
+            written.write(file_header({index.fqn: form for index, form in tensors}))
+            for index, form in tensors:
+                start = written.size
+                crc32 = written.write(tensor_bytes(self.staged[index.fqn]))
+                part = Part(tuple(index.offset or ()), form.shape, file, start, crc32)
+                results.append(WriteResult(index, form.num_bytes, part))
         future: Future[list[WriteResult]] = Future()
-        future.set_result(_Written(results, self.streams.files, self.placements))
+        future.set_result(_Written(results, {file: written.entry()}, self.placements))
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write `.metadata` and the manifest, and publish the folder, on the coordinator."""
+        """Write the index and the manifest, and publish the folder, on the coordinator."""
         with self._told():
-            super().finish(metadata, [list(written) for written in results])
-            files: dict[str, FileEntry] = dict(self.streams.files)
+            index = _index(metadata, [result for written in results for result in written])
+            content = dump_index(index)
+            self.draft.write(INDEX_FILE, content)
+            files = {INDEX_FILE: FileEntry(len(content), hashlib.sha256(content).hexdigest())}
             placements: dict[str, str] = {}
             for written in results:
                 assert isinstance(written, _Written)
@@ -125,13 +121,21 @@ class CheckpointWriter(dcp.FileSystemWriter):
             manifest = Manifest(
                 progress=self.progress,
                 files=dict(sorted(files.items())),
-                tensors=tensor_entries(metadata, placements),
-                values=value_names(metadata),
+                tensors=tensor_entries(index, placements),
+                values=tuple(sorted(index.values)),
                 versions=current_versions(),
             )
             self.draft.write(MANIFEST_FILE, dump_manifest(manifest))
             self.folder.publish(self.draft, MANIFEST_FILE)
             self.published()
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """Do nothing, because a writer writes one checkpoint."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        """Raise `NotImplementedError`. The folder is given, so PyTorch never asks."""
+        raise NotImplementedError
 
     def _require_present(self, files: Mapping[str, FileEntry]) -> None:
         """Raise `CheckpointError` if files are missing. They are lost if the folder is removed and created again during
@@ -167,103 +171,55 @@ class _Written(list[WriteResult]):
         return _Written, (list(self), self.files, self.placements)
 
 
-def tensor_entries(metadata: Metadata, placements: Mapping[str, str]) -> dict[str, TensorEntry]:
-    """Manifest entries of a checkpoint's tensors, by name. A tensor without an entry in `placements` gets the placement
-    "unknown" in the manifest.
-    """
-    return {
-        name: TensorEntry(tuple(entry.size), _dtype_name(entry), placements.get(name, "unknown"))
-        for name, entry in sorted(metadata.state_dict_metadata.items())
+def _form(item: WriteItem) -> Form:
+    assert item.tensor_data is not None
+    return Form(tuple(item.tensor_data.chunk.sizes), item.tensor_data.properties.dtype)
+
+
+def _index(metadata: Metadata, results: list[WriteResult]) -> Index:
+    parts: dict[str, list[Part]] = {}
+    values: dict[str, Value] = {}
+    for result in results:
+        if isinstance(result.storage_data, Part):
+            parts.setdefault(result.index.fqn, []).append(result.storage_data)
+        else:
+            values[result.index.fqn] = result.storage_data
+    tensors = {
+        name: Entry(
+            tuple(entry.size), entry.properties.dtype, tuple(sorted(parts[name], key=lambda part: part.offsets))
+        )
+        for name, entry in metadata.state_dict_metadata.items()
         if isinstance(entry, TensorStorageMetadata)
+    }
+    return Index(tensors, values)
+
+
+def tensor_entries(index: Index, placements: Mapping[str, str]) -> dict[str, TensorEntry]:
+    """Manifest entries of a checkpoint's tensors, by name."""
+    return {
+        name: TensorEntry(entry.shape, dtype_name(entry.dtype), placements.get(name, "unknown"))
+        for name, entry in sorted(index.tensors.items())
     }
 
 
-def value_names(metadata: Metadata) -> tuple[str, ...]:
-    """Names of the stored values that are not tensors."""
-    entries = metadata.state_dict_metadata.items()
-    return tuple(sorted(name for name, entry in entries if isinstance(entry, BytesStorageMetadata)))
-
-
-def _dtype_name(entry: TensorStorageMetadata) -> str:
-    return str(entry.properties.dtype).removeprefix("torch.")
-
-
-class HashingStreams(FileSystemBase):
-    """Adapter through which PyTorch reads and writes the files of a `Folder`. A path is the name of a file in the
-    folder. Written files are hashed.
-    """
-
-    def __init__(self, folder: Folder) -> None:
-        self.folder = folder
-        self.files: dict[str, FileEntry] = {}
-
-    @contextmanager
-    def create_stream(self, path: _Path, mode: str) -> Iterator[Any]:
-        """Open a file of the folder, for reading if `mode` is "rb" and for writing in all other cases."""
-        name = os.fspath(path)
-        if mode == "rb":
-            with self.folder.open(name) as file:
-                yield file
-            return
-        with self.folder.create(name) as file:
-            stream = _HashingStream(file)
-            yield stream
-        self.files[name] = FileEntry(stream.size, stream.digest.hexdigest())
-
-    def concat_path(self, path: _Path, suffix: str) -> str:  # noqa: ARG002
-        """Return `suffix`, because a file's path is only its name in the folder."""
-        return suffix
-
-    def rename(self, path: _Path, new_path: _Path) -> None:
-        """Rename a file to its final name."""
-        old, new = os.fspath(path), os.fspath(new_path)
-        self.folder.rename(old, new)
-        self.files[new] = self.files.pop(old)
-
-    def exists(self, path: _Path) -> bool:
-        """Whether a file with this name exists."""
-        return os.fspath(path) in self.folder.files()
-
-    def init_path(self, path: _Path) -> _Path:
-        """Return the path unchanged."""
-        return path
-
-    def mkdir(self, path: _Path) -> None:
-        """Do nothing, because the coordinator creates the folder."""
-
-    def rm_file(self, path: _Path) -> None:
-        """Raise `NotImplementedError`. PyTorch never calls this method, because a draft has no older files to
-        remove.
-        """
-        raise NotImplementedError
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: _Path) -> bool:
-        """Raise `NotImplementedError`. PyTorch never calls this method, because it does not have to choose a storage by
-        path.
-        """
-        raise NotImplementedError
-
-
-class _HashingStream(io.RawIOBase):
+class _HashingStream:
     """Stream that writes to a file, and counts and hashes the bytes."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        super().__init__()
-        self.file, self.digest, self.size = file, hashlib.sha256(), 0
+        self.size = 0
+        self._file, self._digest = file, hashlib.sha256()
 
-    def writable(self) -> bool:
-        return True
+    def write(self, data: bytes | memoryview) -> int:
+        """Write the bytes, and return their CRC-32."""
+        content, crc32 = memoryview(data), 0
+        for start in range(0, len(content), _BLOCK_BYTES):
+            block = content[start : start + _BLOCK_BYTES]
+            self._digest.update(block)
+            crc32 = zlib.crc32(block, crc32)
+            self._file.write(block)
+        self.size += len(content)
+        return crc32
 
-    def write(self, data: Any) -> int:
-        written = memoryview(data).cast("B")
-        self.file.write(written)
-        self.digest.update(written)
-        self.size += len(written)
-        return len(written)
-
-    def tell(self) -> int:
-        return self.size
-
-    def flush(self) -> None:
-        """Do nothing, because the file is flushed once, when it is complete."""
+    def entry(self) -> FileEntry:
+        """Size and hash of what was written."""
+        return FileEntry(self.size, self._digest.hexdigest())

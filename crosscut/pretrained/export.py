@@ -109,7 +109,7 @@ def export_checkpoint(
             "folder instead."
         )
     stored = StoredTensors(source.folder)
-    dtype = stored.tensors["model.tokens.weight"].properties.dtype
+    dtype = stored.tensors["model.tokens.weight"].dtype
     ends = (source.end_of_text, *source.stops)
     beside = {"tokenizer": source.tokenizer, "ends": ends, "max_file_bytes": max_file_bytes}
     target = _Target.of(out, source.model, dtype, **beside)

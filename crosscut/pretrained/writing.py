@@ -1,7 +1,6 @@
 """Writing of safetensors files, one tensor at a time, split into files of limited size.
 
-The safetensors library needs all tensors of a file in memory to write the file. The format also allows writing in
-sequence: a header of known length lists the position of each tensor, and the tensors follow.
+The files hold the tensors that `families` names, in its order (`checkpoint.tensor_file` has the format).
 """
 
 import json
@@ -13,11 +12,8 @@ import torch
 from torch import Tensor
 
 from crosscut.checkpoint import Folder
-from crosscut.pretrained.tensors import DTYPES, INDEX_FILE, SINGLE_FILE
-
-_ALIGNMENT = 8
-"""The tensors start at a multiple of this many bytes."""
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+from crosscut.checkpoint.tensor_file import Form, file_header, tensor_bytes
+from crosscut.pretrained.tensors import INDEX_FILE, SINGLE_FILE
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ def write_tensors(folder: Folder, files: list[PlannedFile], dtype: torch.dtype, 
     """
     for file in files:
         with folder.create(file.name) as stream:
-            stream.write(_header(file.shapes, dtype))
+            stream.write(file_header({name: Form(shape, dtype) for name, shape in file.shapes.items()}))
             for name, shape in file.shapes.items():
                 tensor = next(tensors)
                 assert (tuple(tensor.shape), tensor.dtype) == (shape, dtype), name
@@ -65,19 +61,3 @@ def write_tensors(folder: Folder, files: list[PlannedFile], dtype: torch.dtype, 
         total = sum(math.prod(shape) for file in files for shape in file.shapes.values()) * dtype.itemsize
         index = {"metadata": {"total_size": total}, "weight_map": places}
         folder.write(INDEX_FILE, (json.dumps(index, indent=2) + "\n").encode())
-
-
-def tensor_bytes(tensor: Tensor) -> memoryview:
-    """Bytes of a tensor's elements, in row-major order."""
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
-
-
-def _header(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> bytes:
-    table: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape in shapes.items():
-        start, end = end, end + math.prod(shape) * dtype.itemsize
-        table[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": (start, end)}
-    text = json.dumps(table, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text

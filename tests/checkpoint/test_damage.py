@@ -72,7 +72,7 @@ def edit_manifest(folder: Path, generator: random.Random) -> list[str]:
         lambda: table["progress"].update(step=generator.randrange(3, 10**6)),
         lambda: table["progress"].update(samples=0),
         lambda: table["files"].pop(generator.choice(list(table["files"]))),
-        lambda: table["files"].update({"extra.distcp": {"size": 1, "sha256": "0" * 64}}),
+        lambda: table["files"].update({"extra.safetensors": {"size": 1, "sha256": "0" * 64}}),
         lambda: table["tensors"].update(more={"shape": [1], "dtype": "float32", "placement": "whole"}),
         lambda: table["tensors"].pop(generator.choice(list(table["tensors"]))),
         lambda: generator.choice(list(table["files"].values())).update(sha256=f"{generator.randrange(16**64):064x}"),
@@ -112,7 +112,7 @@ def damaged(checkpoint: Path, path: Path, content: bytes) -> str:
 
 
 def test_changed_content_is_told(checkpoint):
-    path = checkpoint / "__0_0.distcp"
+    path = checkpoint / "rank-0.safetensors"
     content = path.read_bytes()
     message = damaged(checkpoint, path, bytes([content[0] ^ 1]) + content[1:])
     assert message.startswith(f"`{path}` must have the SHA-256 ")
@@ -120,30 +120,30 @@ def test_changed_content_is_told(checkpoint):
 
 
 def test_truncated_file_is_told_with_its_sizes(checkpoint):
-    path = checkpoint / "__1_0.distcp"
+    path = checkpoint / "rank-1.safetensors"
     size = path.stat().st_size
     message = damaged(checkpoint, path, path.read_bytes()[:100])
     assert message == f"`{path}` must have {size:,} bytes, but has 100."
 
 
 def test_swapped_files_of_one_size_are_told_apart(tmp_path):
-    contents = {"__0_0.distcp": b"first", "__1_0.distcp": b"other"}
+    contents = {"rank-0.safetensors": b"first", "rank-1.safetensors": b"other"}
     manifest = Manifest(
         progress=progress_at(1),
         files={name: FileEntry(5, hashlib.sha256(content).hexdigest()) for name, content in contents.items()},
         tensors={},
     )
     (tmp_path / MANIFEST_FILE).write_bytes(dump_manifest(manifest))
-    (tmp_path / "__0_0.distcp").write_bytes(b"other")
-    (tmp_path / "__1_0.distcp").write_bytes(b"first")
+    (tmp_path / "rank-0.safetensors").write_bytes(b"other")
+    (tmp_path / "rank-1.safetensors").write_bytes(b"first")
     first, second = find_damage(LocalFolder(tmp_path))
-    assert first.startswith(f"`{tmp_path}/__0_0.distcp` must have the SHA-256 ")
-    assert first.endswith("It has the content of `__1_0.distcp`.")
-    assert second.endswith("It has the content of `__0_0.distcp`.")
+    assert first.startswith(f"`{tmp_path}/rank-0.safetensors` must have the SHA-256 ")
+    assert first.endswith("It has the content of `rank-1.safetensors`.")
+    assert second.endswith("It has the content of `rank-0.safetensors`.")
 
 
 def test_file_of_another_checkpoint_is_told(checkpoint):
-    path = checkpoint / "__2_0.distcp"
+    path = checkpoint / "rank-2.safetensors"
     assert damaged(checkpoint, path, b"tensors") == (
         f"`{path}` must be listed in `manifest.json`, but is not. Move this file to another folder."
     )
@@ -151,10 +151,8 @@ def test_file_of_another_checkpoint_is_told(checkpoint):
 
 def test_manifest_that_is_no_json_is_told(checkpoint):
     path = checkpoint / MANIFEST_FILE
-    assert (
-        damaged(checkpoint, path, b"{}")
-        == f"`{path}` must be a checkpoint's manifest, but cannot be parsed: the file is damaged."
-    )
+    message = damaged(checkpoint, path, b"{}")
+    assert message == f"`{path}` must be a checkpoint's manifest, but cannot be parsed: `sha256` is missing."
 
 
 def test_manifest_of_a_later_format_is_told(checkpoint):
@@ -162,13 +160,13 @@ def test_manifest_of_a_later_format_is_told(checkpoint):
     table = json.loads(path.read_text())
     del table["sha256"]
     message = damaged(checkpoint, path, _render({**table, "format": 9}))
-    assert message.startswith(f"`{path}` must have checkpoint format 1, but has format 9.")
+    assert message.startswith(f"`{path}` must have checkpoint format 1 or 2, but has format 9.")
 
 
 def test_manifest_of_another_shape_is_told(checkpoint):
     path = checkpoint / MANIFEST_FILE
     message = damaged(checkpoint, path, _render({"format": 1, "progress": {"step": 1}}))
-    assert message.startswith(f"`{path}` must be a checkpoint's manifest of format 1, but is not: ")
+    assert message.startswith(f"`{path}` must be a checkpoint's manifest, but is not: ")
 
 
 def test_unreadable_file_is_told(checkpoint):
@@ -181,14 +179,14 @@ def test_unreadable_file_is_told(checkpoint):
 
 def test_all_damaged_is_an_error_that_lists_them(checkpoint):
     root = checkpoint.parent
-    (root / "step-00000001" / "__0_0.distcp").unlink()
+    (root / "step-00000001" / "rank-0.safetensors").unlink()
     (root / "step-00000002" / MANIFEST_FILE).unlink()
     with pytest.raises(CheckpointError) as error:
         latest_good_checkpoint(root)
     lines = str(error.value).splitlines()
     assert lines[0] == f"`{root}` must hold an undamaged checkpoint, but every checkpoint is damaged:"
     assert "step-00000002` must be a checkpoint, but `manifest.json` is missing" in lines[1]
-    assert lines[2].endswith("step-00000001/__0_0.distcp` must exist, but is missing.")
+    assert lines[2].endswith("step-00000001/rank-0.safetensors` must exist, but is missing.")
 
 
 def test_large_checkpoints_show_how_far_the_check_is(checkpoint, monkeypatch, capsys):

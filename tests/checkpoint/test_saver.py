@@ -147,7 +147,7 @@ def save_steps_with(root: Path, steps: list[int], settings: dict) -> None:
 def test_damaged_later_checkpoint_does_not_push_out_a_good_one(ranks, tmp_path):
     """A run that fell back from step 6 to 3 and saves at 4 must not drop 4 because 6 is newer."""
     ranks.run(1, save_steps, tmp_path, [3, 6])
-    (tmp_path / "step-00000006" / "__0_0.distcp").unlink()
+    (tmp_path / "step-00000006" / "rank-0.safetensors").unlink()
     ranks.run(1, save_steps_with, tmp_path, [4], {"keep": 1})
     assert names(tmp_path) == [4, 6]
     assert latest_good_checkpoint(tmp_path).manifest.progress.step == 4
@@ -158,18 +158,18 @@ def test_damaged_checkpoint_that_was_passed_over_does_not_count_as_kept(ranks, t
     """The run fell back from step 137 to 100, and saves at 200, not at 137; also when it is started twice for that."""
     ranks.run(1, save_steps, tmp_path, [100, 137])
     damaged = tmp_path / "step-00000137"
-    (damaged / "__0_0.distcp").write_bytes(b"short")
+    (damaged / "rank-0.safetensors").write_bytes(b"short")
     good = latest_good_checkpoint(tmp_path)
     assert [folder.name for folder in good.passed_over] == [damaged.name]
     mark_passed_over(good)
-    assert (damaged / "passed-over.txt").read_text().startswith(f"`{damaged}/__0_0.distcp` must have")
+    assert (damaged / "passed-over.txt").read_text().startswith(f"`{damaged}/rank-0.safetensors` must have")
     ranks.run(1, save_steps_with, tmp_path, [200], {"keep": keep})
     assert names(tmp_path) == left
 
 
 def test_step_that_is_saved_again_counts_again(ranks, tmp_path):
     ranks.run(1, save_steps, tmp_path, [100, 137])
-    (tmp_path / "step-00000137" / "__0_0.distcp").write_bytes(b"short")
+    (tmp_path / "step-00000137" / "rank-0.safetensors").write_bytes(b"short")
     mark_passed_over(latest_good_checkpoint(tmp_path))
     ranks.run(1, save_steps_with, tmp_path, [137, 200], {"keep": 2})
     assert names(tmp_path) == [137, 200]
@@ -177,7 +177,7 @@ def test_step_that_is_saved_again_counts_again(ranks, tmp_path):
 
 def test_note_that_cannot_be_left_is_told(ranks, tmp_path, capsys, monkeypatch):
     ranks.run(1, save_steps, tmp_path, [100, 137])
-    (tmp_path / "step-00000137" / "__0_0.distcp").write_bytes(b"short")
+    (tmp_path / "step-00000137" / "rank-0.safetensors").write_bytes(b"short")
     good = latest_good_checkpoint(tmp_path)
     monkeypatch.setattr(LocalFolder, "create", refuse)
     mark_passed_over(good)
@@ -223,14 +223,14 @@ def test_file_that_one_rank_cannot_write_fails_all_alike(ranks, tmp_path, capfd)
     first, second = ranks.run(2, fail_on_one_rank, tmp_path, "stop", "write")
     assert first == second
     assert "must be writable, but is not: Disk quota exceeded (`" in first[0]
-    assert "__1_0.distcp`)" in first[0], "the file is named"
+    assert "rank-1.safetensors`)" in first[0], "the file is named"
     assert names(tmp_path) == [1, 3]
 
 
 def leave_parts_and_save(root: Path) -> None:
     for name in (".step-00000001.partial", ".step-00000005.partial", ".step-00000002.dropped"):
         (root / name).mkdir(parents=True)
-        (root / name / "__0_0.distcp").write_bytes(b"half")
+        (root / name / "rank-0.safetensors").write_bytes(b"half")
     save_steps(root, [5])
 
 

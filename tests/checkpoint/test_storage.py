@@ -48,7 +48,7 @@ def damage_in_memory() -> None:
     root = "memory://damaged/run"
     save_steps(root, [1, 2])
     store = fsspec.filesystem("memory")
-    store.pipe_file("/damaged/run/step-00000002/__0_0.distcp", b"short")
+    store.pipe_file("/damaged/run/step-00000002/rank-0.safetensors", b"short")
     assert latest_good_checkpoint(root).folder.name == "step-00000001"
     store.rm_file(f"/damaged/run/step-00000001/{MANIFEST_FILE}")
     assert names(root) == ["step-00000002"], "without its manifest it is none"
@@ -64,7 +64,9 @@ def interrupted_in_memory() -> None:
     with pytest.MonkeyPatch.context() as patch:
 
         def die(self: ObjectFolder, name: str, content: bytes) -> None:
-            raise OSError("the connection is gone") if name == MANIFEST_FILE else write(self, name, content)
+            if name == MANIFEST_FILE:
+                raise OSError("the connection is gone")
+            write(self, name, content)
 
         patch.setattr(ObjectFolder, "write", die)
         with pytest.raises(CheckpointError, match="the connection is gone"):
@@ -82,7 +84,7 @@ def left_over_in_memory() -> None:
     save_steps(root, [2])
     store = fsspec.filesystem("memory")
     for number in (1, 3, 5):
-        store.pipe_file(f"/left/run/step-{number:08d}/__0_0.distcp", b"half")
+        store.pipe_file(f"/left/run/step-{number:08d}/rank-0.safetensors", b"half")
     store.pipe_file("/left/run/notes/text", b"not ours")
     save_steps(root, [4])
     assert folder_at(root).folders() == ["notes", "step-00000002", "step-00000004", "step-00000005"]
@@ -177,13 +179,13 @@ def on_s3() -> None:
     save_and_load(root)
     assert names(root) == ["step-00000002", "step-00000003"], "older ones are dropped"
     store = fsspec.filesystem("s3")
-    name = "bucket/team/run/step-00000003/__0_0.distcp"
+    name = "bucket/team/run/step-00000003/rank-0.safetensors"
     content = bytearray(store.cat_file(name))
     content[1000] ^= 1
     store.pipe_file(name, bytes(content))
     found = find_damage(checkpoint_folder(root, 3))
     assert len(found) == 1
-    assert "step-00000003/__0_0.distcp` must have the SHA-256" in found[0]
+    assert "step-00000003/rank-0.safetensors` must have the SHA-256" in found[0]
     assert latest_good_checkpoint(root).folder.name == "step-00000002"
     store.rm_file(f"bucket/team/run/step-00000002/{MANIFEST_FILE}")
     assert names(root) == ["step-00000003"]
@@ -236,9 +238,9 @@ def test_run_of_two_ranks_keeps_its_checkpoints_on_s3(s3_endpoint, tmp_path):
     run("-c", "import fsspec; fsspec.filesystem('s3').mkdir('two-ranks')")
     run(*crosscut, "train", *settings, "layout.tensor=2")
     assert run(*crosscut, "checkpoint", "verify", "s3://two-ranks/run").stdout.count("good") == 2
-    run("-c", "import fsspec; fsspec.filesystem('s3').rm_file('two-ranks/run/step-00000004/__1_0.distcp')")
+    run("-c", "import fsspec; fsspec.filesystem('s3').rm_file('two-ranks/run/step-00000004/rank-1.safetensors')")
     damaged = run(*crosscut, "checkpoint", "verify", f"{tmp_path}/run", status=1)
-    assert "step-00000004/__1_0.distcp` must exist, but is missing." in damaged.stdout
+    assert "step-00000004/rank-1.safetensors` must exist, but is missing." in damaged.stdout
     resumed = run(
         *crosscut, "train", str(tmp_path / "run" / "config.toml"), "--resume", "training.steps=6", "layout.tensor=1"
     )

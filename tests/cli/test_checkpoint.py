@@ -69,7 +69,7 @@ def test_verify_passes_what_is_good(runs):
 
 
 def test_verify_names_damage(copied):
-    path = copied / "step-00000004" / "__0_0.distcp"
+    path = copied / "step-00000004" / "rank-0.safetensors"
     content = bytearray(path.read_bytes())
     content[5000] ^= 4
     path.write_bytes(content)
@@ -117,7 +117,7 @@ def test_diff_of_different_models_says_so(runs, tmp_path, book):
 
 
 def test_diff_of_a_damaged_checkpoint_is_refused(runs, copied):
-    (copied / "step-00000004" / "__0_0.distcp").unlink()
+    (copied / "step-00000004" / "rank-0.safetensors").unlink()
     with pytest.raises(CheckpointError, match="must exist, but is missing"):
         run("diff", runs / "one", copied / "step-00000004")
 
@@ -132,8 +132,8 @@ def test_nothing_to_look_at_is_told(tmp_path):
 def leave_a_draft(root: Path, *, age: float) -> Path:
     draft = root / ".step-00000006.partial"
     draft.mkdir()
-    (draft / "__0_0.distcp").write_bytes(b"half")
-    for path in (draft / "__0_0.distcp", draft):
+    (draft / "rank-0.safetensors").write_bytes(b"half")
+    for path in (draft / "rank-0.safetensors", draft):
         os.utime(path, (time.time() - age,) * 2)
     return draft
 
@@ -154,7 +154,7 @@ def test_repair_leaves_what_a_run_may_be_writing(copied):
 
 
 def test_repair_moves_damage_aside_and_deletes_nothing(copied):
-    path = copied / "step-00000004" / "__0_0.distcp"
+    path = copied / "step-00000004" / "rank-0.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     content = path.read_bytes()
     assert "would set aside" in run("repair", copied, "--dry-run").stdout
@@ -187,7 +187,7 @@ def test_repair_rebuilds_a_manifest_and_says_so(copied):
 def test_repair_does_not_vouch_for_a_changed_tensor(copied):
     """Without a manifest there is no hash, but a tensor's own checksum tells."""
     (copied / "step-00000004" / "manifest.json").unlink()
-    path = copied / "step-00000004" / "__0_0.distcp"
+    path = copied / "step-00000004" / "rank-0.safetensors"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -208,7 +208,7 @@ def test_resume_falls_back_to_the_newest_good_one_and_says_so(runs, tmp_path, ca
     from crosscut.training import run_training
 
     shutil.copytree(runs / "one", tmp_path / "one")
-    path = tmp_path / "one" / "checkpoints" / "step-00000004" / "__0_0.distcp"
+    path = tmp_path / "one" / "checkpoints" / "step-00000004" / "rank-0.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     settings = [f"output.folder={tmp_path}/one", "training.steps=6"]
     run_training(load_run(tmp_path / "one" / "config.toml", settings), resume=True)

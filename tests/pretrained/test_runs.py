@@ -202,7 +202,7 @@ def test_a_run_without_its_tokens_is_told(trained, moved, monkeypatch):
 
 def test_the_newest_good_checkpoint_is_taken(trained, moved, capfd):
     shutil.copytree(moved / "checkpoints" / "step-00000001", moved / "checkpoints" / "step-00000002")
-    (moved / "checkpoints" / "step-00000002" / "__0_0.distcp").unlink()
+    (moved / "checkpoints" / "step-00000002" / "rank-0.safetensors").unlink()
     assert find_model(moved).folder.name == "step-00000001"
     assert "A damaged checkpoint is skipped" in capfd.readouterr().err
     with pytest.raises(CheckpointError, match="must exist, but is missing"):

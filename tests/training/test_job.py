@@ -108,7 +108,7 @@ def test_resuming_takes_the_newest_checkpoint_and_leaves_the_config(trained, run
 
 def test_resuming_notes_what_it_passes_over(trained):
     damaged = checkpoints(trained) / "step-00000006"
-    (damaged / "__0_0.distcp").write_bytes(b"short")
+    (damaged / "rank-0.safetensors").write_bytes(b"short")
     assert prepare_run(trained, resume="auto").checkpoint == folder_at(checkpoints(trained) / "step-00000003")
     assert (damaged / "passed-over.txt").is_file()
 
@@ -211,8 +211,8 @@ def test_report_that_is_not_ours_makes_no_run_complete(trained, content):
 def test_run_whose_last_checkpoint_is_damaged_is_not_complete(trained, capsys):
     run_training(trained, resume="auto")
     last = checkpoints(trained) / "step-00000006"
-    content = (last / "__0_0.distcp").read_bytes()
-    (last / "__0_0.distcp").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    content = (last / "rank-0.safetensors").read_bytes()
+    (last / "rank-0.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert not is_complete(trained)
     run_training(trained, resume="auto")
     assert "Continuing from" in capsys.readouterr().err

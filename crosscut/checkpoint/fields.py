@@ -1,0 +1,62 @@
+"""Fields of JSON that a checkpoint's files hold, with their types checked.
+
+The hashes of a checkpoint say nothing about who wrote it, so its JSON may hold anything. Every function raises
+`ValueError`, with the name of the field.
+"""
+
+import json
+import reprlib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+_KINDS = {dict: "a table", list: "a list", str: "a text", int: "an integer", bool: "true or false"}
+_LARGEST = (1 << 63) - 1
+"""Largest integer that torch can hold."""
+
+
+def parse_table(content: bytes) -> dict[str, Any]:
+    """Parse a JSON object."""
+    try:
+        return checked(json.loads(content), dict, "the content")
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def checked(value: object, kind: type[_T], name: str) -> _T:
+    """Return a value of exactly the type `kind`."""
+    if type(value) is not kind:
+        raise ValueError(f"`{name}` must be {_KINDS[kind]}, but is {reprlib.repr(value)}")
+    return value
+
+
+def field_of(table: Mapping[str, Any], name: str, kind: type[_T]) -> _T:
+    """Return a field of exactly the type `kind`."""
+    if name not in table:
+        raise ValueError(f"`{name}` is missing")
+    return checked(table[name], kind, name)
+
+
+def count_of(table: Mapping[str, Any], name: str) -> int:
+    """Return a field that holds an integer from 0 to 2^63 - 1."""
+    return _count(field_of(table, name, int), name)
+
+
+def counts_of(table: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """Return a field that holds a list of integers from 0 to 2^63 - 1."""
+    return tuple(_count(value, name) for value in field_of(table, name, list))
+
+
+def checked_file(name: str) -> str:
+    """Return the name of a file, which must not lead out of its folder."""
+    if name in {"", ".", ".."} or any(character in name for character in "/\\\0"):
+        raise ValueError(f"a file of a checkpoint must be in its folder, but is {reprlib.repr(name)}")
+    return name
+
+
+def _count(value: object, name: str) -> int:
+    number = checked(value, int, name)
+    if not 0 <= number <= _LARGEST:
+        raise ValueError(f"`{name}` must be from 0 to 2^63 - 1, but is {reprlib.repr(number)}")
+    return number

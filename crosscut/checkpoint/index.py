@@ -1,0 +1,153 @@
+"""Index of a checkpoint: the file and position of every part of every tensor, and the values beside the tensors.
+
+The index is JSON and ends with its own hash, because a repair must know that no value in it has changed. Reading it can
+only give numbers and texts, whoever wrote it. Checkpoints of format 1 have PyTorch's
+own index, which is a pickle; `old_format` reads it.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from crosscut.checkpoint.fields import checked, checked_file, count_of, counts_of, field_of, parse_table
+from crosscut.checkpoint.storage import reason
+from crosscut.checkpoint.tensor_file import DTYPES
+from crosscut.config import CheckpointError
+
+INDEX_FILE = "tensors.json"
+
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
+_PART_FIELDS = ("offsets", "sizes", "file", "start", "crc32")
+
+Value = Any
+"""A value beside the tensors, of types that JSON can express."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A block of a tensor, stored in one piece in one file."""
+
+    offsets: tuple[int, ...]
+    """Start of the block in the tensor, for each dimension."""
+    sizes: tuple[int, ...]
+    """Shape of the block."""
+    file: str
+    start: int
+    """Position of the block's first byte in the file."""
+    crc32: int = 0
+    """CRC-32 of the block's bytes. Only a repair checks it, if the hash of the whole file is lost."""
+    archive_bytes: int = 0
+    """In a checkpoint of format 1, the size of the zip archive that starts at `start` and holds the block; its checksum
+    is in the archive. Otherwise 0."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor with its parts."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Index:
+    """Tensors and values of a checkpoint by name."""
+
+    tensors: dict[str, Entry]
+    values: dict[str, Value]
+
+    def require_inside(self, sizes: Mapping[str, int]) -> None:
+        """Raise `ValueError` for a part that is not inside its file. `sizes` are the files' sizes in bytes."""
+        for name, entry in self.tensors.items():
+            for part in entry.parts:
+                num_bytes = max(part.archive_bytes, math.prod(part.sizes) * entry.dtype.itemsize)
+                if part.start + num_bytes > sizes.get(part.file, 0):
+                    raise ValueError(f"a part of `{name}` is not inside `{part.file}`")
+
+    @property
+    def files(self) -> set[str]:
+        """Names of the files that hold tensors."""
+        return {part.file for entry in self.tensors.values() for part in entry.parts}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Name of a type of elements, such as `float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dump_index(index: Index) -> bytes:
+    """Content of the index's file."""
+    tensors = {
+        name: {
+            "shape": entry.shape,
+            "dtype": dtype_name(entry.dtype),
+            "parts": [{name: getattr(part, name) for name in _PART_FIELDS} for part in entry.parts],
+        }
+        for name, entry in index.tensors.items()
+    }
+    return _sealed(json.dumps({"tensors": tensors, "values": index.values}, separators=(",", ":"))[:-1].encode())
+
+
+def _sealed(body: bytes) -> bytes:
+    """JSON without its last brace, completed with its hash."""
+    return body + f',"sha256":"{hashlib.sha256(body).hexdigest()}"}}\n'.encode()
+
+
+_SEAL_BYTES = len(_sealed(b""))
+
+
+def parse_index(content: bytes, path: str) -> Index:
+    """Parse the content of the index's file. Raises `CheckpointError`, with `path` in the message."""
+    try:
+        if _sealed(content[:-_SEAL_BYTES]) != content:
+            raise ValueError("its content does not match the SHA-256 at its end")
+        table = parse_table(content)
+        tensors = field_of(table, "tensors", dict)
+        return Index(
+            {name: _entry(name, checked(entry, dict, name)) for name, entry in tensors.items()},
+            field_of(table, "values", dict),
+        )
+    except ValueError as error:
+        raise CheckpointError(f"`{path}` must be an index of tensors, but is not: {reason(error)}.") from None
+
+
+def _entry(name: str, table: Mapping[str, Any]) -> Entry:
+    parts = [checked(part, dict, name) for part in field_of(table, "parts", list)]
+    return checked_entry(
+        name,
+        counts_of(table, "shape"),
+        field_of(table, "dtype", str),
+        tuple(
+            Part(
+                counts_of(part, "offsets"),
+                counts_of(part, "sizes"),
+                checked_file(field_of(part, "file", str)),
+                count_of(part, "start"),
+                count_of(part, "crc32"),
+            )
+            for part in parts
+        ),
+    )
+
+
+def checked_entry(name: str, shape: tuple[int, ...], dtype: str, parts: tuple[Part, ...]) -> Entry:
+    """Return a tensor whose parts lie inside its shape and have as many elements as the shape.
+
+    Raises `ValueError` for other parts, and for an unknown type of elements.
+    """
+    if dtype not in _DTYPES:
+        raise ValueError(f"`{name}` has elements of an unknown type")
+    for part in parts:
+        same_dims = len(part.offsets) == len(part.sizes) == len(shape)
+        if not same_dims or any(o + s > n for o, s, n in zip(part.offsets, part.sizes, shape, strict=True)):
+            raise ValueError(f"a part of `{name}` is outside of its shape")
+    found, wanted = sum(math.prod(part.sizes) for part in parts), math.prod(shape)
+    if found != wanted:
+        raise ValueError(f"`{name}` must have {wanted:,} elements, but {found:,} are stored")
+    return Entry(shape, _DTYPES[dtype], parts)

@@ -1,0 +1,58 @@
+"""Checkpoints as an attacker makes them: files of their choice, and a manifest whose hashes fit."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from crosscut.checkpoint.index import INDEX_FILE, _sealed
+from crosscut.checkpoint.manifest import MANIFEST_FILE, _render
+from crosscut.checkpoint.old_format import OLD_INDEX_FILE
+
+
+class Program:
+    """A pickle that creates a folder when it is read, as a harmless stand-in for any other program."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+        return os.mkdir, (str(self.mark),)
+
+
+def edit_manifest(checkpoint: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Change a manifest and complete it with a hash that fits."""
+    path = checkpoint / MANIFEST_FILE
+    table = json.loads(path.read_text())
+    del table["sha256"]
+    edit(table)
+    path.write_bytes(_render(table))
+
+
+def fit_hashes(checkpoint: Path, **changed: Any) -> None:
+    """Let the manifest list the files that are there, with their hashes."""
+    files = {
+        path.name: {"size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        for path in sorted(checkpoint.iterdir())
+        if path.name != MANIFEST_FILE
+    }
+    edit_manifest(checkpoint, lambda table: table.update(files=files, **changed))
+
+
+def with_old_index(checkpoint: Path, content: bytes) -> None:
+    """Turn a checkpoint into one of format 1 with this pickle as its index."""
+    (checkpoint / INDEX_FILE).unlink(missing_ok=True)
+    (checkpoint / OLD_INDEX_FILE).write_bytes(content)
+    fit_hashes(checkpoint, format=1)
+
+
+def edit_index(checkpoint: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Change the index, and complete index and manifest with hashes that fit."""
+    path = checkpoint / INDEX_FILE
+    table = json.loads(path.read_text())
+    del table["sha256"]
+    edit(table)
+    path.write_bytes(_sealed(json.dumps(table)[:-1].encode()))
+    fit_hashes(checkpoint)

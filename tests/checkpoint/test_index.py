@@ -1,0 +1,105 @@
+"""The index of a checkpoint is JSON that only gives numbers and texts, whatever stands in it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from crosscut.checkpoint import find_damage
+from crosscut.checkpoint.index import INDEX_FILE, dump_index, parse_index
+from crosscut.checkpoint.storage import LocalFolder
+from crosscut.checkpoint.stored import StoredTensors
+from crosscut.config import CheckpointError
+from tests.checkpoint.forged import edit_index, fit_hashes
+from tests.checkpoint.states import save_steps
+
+NAME = "model.0.weight"
+LARGEST = (1 << 63) - 1
+
+
+@pytest.fixture(scope="module")
+def saved(ranks, tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("saved")
+    ranks.run(1, save_steps, root, [1])
+    return root / "step-00000001"
+
+
+@pytest.fixture
+def checkpoint(saved, tmp_path) -> Path:
+    for path in saved.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def refusal(checkpoint: Path) -> str:
+    assert find_damage(LocalFolder(checkpoint)) == [], "the hashes fit"
+    with pytest.raises(CheckpointError) as refused:
+        StoredTensors(LocalFolder(checkpoint)).read(NAME)
+    return str(refused.value)
+
+
+def test_index_is_read_as_it_was_written(checkpoint):
+    content = (checkpoint / INDEX_FILE).read_bytes()
+    assert dump_index(parse_index(content, INDEX_FILE)) == content
+    table = json.loads(content)
+    assert table["values"]["optimizer.param_groups.0.lr"] == 1e-2
+    assert table["tensors"][NAME]["shape"] == [64, 64]
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [
+        (lambda tensor, part: part.update(file="../secret"), "a file of a checkpoint must be in its folder"),
+        (lambda tensor, part: part.update(file="/etc/passwd"), "a file of a checkpoint must be in its folder"),
+        (lambda tensor, part: part.update(file="absent"), "is not inside `absent`"),
+        (lambda tensor, part: part.update(start=LARGEST), "is not inside `rank-0.safetensors`"),
+        (lambda tensor, part: part.update(start=-1), "`start` must be from 0 to 2^63 - 1, but is -1"),
+        (lambda tensor, part: part.update(start=10**23), "`start` must be from 0 to 2^63 - 1, but is 1000"),
+        (lambda tensor, part: part.update(start=True), "`start` must be an integer, but is True"),
+        (lambda tensor, part: part.pop("sizes"), "`sizes` is missing"),
+        (lambda tensor, part: part.update(offsets=[1, 0]), "a part of `model.0.weight` is outside of its shape"),
+        (lambda tensor, part: part.update(sizes=[64]), "a part of `model.0.weight` is outside of its shape"),
+        (lambda tensor, part: tensor.update(parts=[]), "must have 4,096 elements, but 0 are stored"),
+        (lambda tensor, part: tensor.update(parts=[part, part]), "must have 4,096 elements, but 8,192 are stored"),
+        (lambda tensor, part: tensor.update(shape="x"), "`shape` must be a list, but is 'x'"),
+        (lambda tensor, part: tensor.update(dtype="load"), "has elements of an unknown type"),
+        (
+            lambda tensor, part: (tensor.update(shape=[LARGEST, 8]), part.update(sizes=[LARGEST, 8])),
+            "is not inside `rank-0.safetensors`",
+        ),
+    ],
+)
+def test_part_that_cannot_be_there_is_refused(checkpoint, edit, told):
+    def edit_tensor(table):
+        edit(table["tensors"][NAME], table["tensors"][NAME]["parts"][0])
+
+    edit_index(checkpoint, edit_tensor)
+    message = refusal(checkpoint)
+    assert message.startswith(f"`{checkpoint}")
+    assert told in message
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"tensors":' * 50_000, b"[]\n", b"\xff", b""])
+def test_index_that_is_no_table_is_refused(checkpoint, content):
+    (checkpoint / INDEX_FILE).write_bytes(content)
+    fit_hashes(checkpoint)
+    assert f"`{checkpoint}/{INDEX_FILE}` must be an index of tensors, but is not: " in refusal(checkpoint)
+
+
+def test_index_that_was_changed_is_refused(checkpoint):
+    """A repair relies on it, where the manifest with the hash of the file is lost."""
+    path = checkpoint / INDEX_FILE
+    path.write_bytes(path.read_bytes().replace(b'.lr":0.01', b'.lr":0.02'))
+    fit_hashes(checkpoint)
+    assert "its content does not match the SHA-256 at its end" in refusal(checkpoint)
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" * 100_000, b'{"a":' * 50_000 + b"1" + b"}" * 50_000, b'{"sha256": "' * 40_000]
+)
+def test_index_that_is_nested_deeply_is_refused_though_its_hash_fits(checkpoint, content):
+    from crosscut.checkpoint.index import _sealed
+
+    (checkpoint / INDEX_FILE).write_bytes(_sealed(content))
+    fit_hashes(checkpoint)
+    assert f"`{checkpoint}/{INDEX_FILE}` must be an index of tensors, but is not: " in refusal(checkpoint)
