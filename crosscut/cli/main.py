@@ -1,6 +1,8 @@
 """The `crosscut` command: its subcommands, its error messages and its exit statuses."""
 
+import errno
 import os
+import re
 import signal
 import sys
 import time
@@ -23,6 +25,22 @@ from crosscut.config.terminal import show_cursor
 
 _SECONDS_UNTIL_STOPPED = 5.0
 
+_OF_PLACES = frozenset(
+    {
+        errno.ENAMETOOLONG,
+        errno.ELOOP,
+        errno.ENOTDIR,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENOSPC,
+        errno.EDQUOT,
+    }
+)
+"""Errors of the operating system that another path avoids. They are a user's mistake, whichever command meets them."""
+
+_LONG_WORD = re.compile(r"(\S{150})\S{200,}(\S{50})")
+
 EXIT_REQUEUE = 75
 """Exit status of a run that stopped at a scheduler's request and can be started again: `EX_TEMPFAIL` of sysexits.h."""
 
@@ -42,7 +60,7 @@ for command in (plan, prepare, train, verify, evaluate, lm_eval, generate, serve
 def main() -> None:
     """Run the command line and set the exit status.
 
-    - 2 after a user's mistake, which is reported as one message.
+    - 2 after a user's mistake, which is reported as one message. A path that cannot be used is such a mistake.
     - 1 after a failed rank. The rank's traceback is printed.
     - 75 after a training run that stopped at a scheduler's request and can be resumed.
     - 130 after Ctrl-C, also after a training run that has written a checkpoint because of Ctrl-C.
@@ -54,6 +72,14 @@ def main() -> None:
         commands.main(prog_name="crosscut", standalone_mode=False)
     except CrosscutError as error:
         _fail("" if error.is_told else f"crosscut: {error}", 2)
+    except OSError as error:
+        if error.errno not in _OF_PLACES or not isinstance(error.filename, str):
+            raise
+        _fail(
+            f"crosscut: `{error.filename}` must be a path that this command can use, but is not: {error.strerror}. "
+            "Choose another path.",
+            2,
+        )
     except RankFailure as failure:
         _fail(str(failure), 1)
     except RunStopped as stopped:
@@ -79,10 +105,11 @@ def _terminated(number: int, _frame: object) -> None:
 
 def _fail(message: str, status: int) -> None:
     """Print the message once and exit. Under torchrun every rank fails in the same way, so the other ranks wait
-    silently; torchrun normally stops them during that time.
+    silently; torchrun normally stops them during that time. Very long words, such as a path of 100,000 characters, are
+    shortened.
     """
     if os.environ.get("RANK", "0") != "0":
         time.sleep(_SECONDS_UNTIL_STOPPED)
     if message:
-        click.echo(message, err=True)
+        click.echo(_LONG_WORD.sub(r"\1...\2", message), err=True)
     sys.exit(status)

@@ -126,12 +126,13 @@ def _run_of(config: Mapping[str, Any], folder: Folder) -> tuple[RunConfig, Path 
     The model's shape comes from the checkpoint, because the folder may have changed since.
     """
     if not config:
-        raise CheckpointError(
-            f"`{folder}` must be a checkpoint of a run, but contains no config of a run. Choose another checkpoint."
-        )
-    training = dict(config["training"])
-    initial = training.pop("initialize_from", "")
-    return load_run({**config, "training": training}), Path(initial) if initial else None
+        raise CheckpointError(f"`{folder}` must be a checkpoint of a run, but does not name the run.")
+    training = config.get("training")
+    initial = training.get("initialize_from", "") if isinstance(training, dict) else None
+    if not isinstance(training, dict) or not isinstance(initial, str):
+        raise CheckpointError(f"`{folder}` must hold the config of its run, but `training` in its manifest is damaged.")
+    run = load_run({**config, "training": {**training, "initialize_from": ""}})
+    return run, Path(initial) if initial else None
 
 
 def _root_of_checkpoint(folder: Folder) -> Path | None:

@@ -1,0 +1,94 @@
+"""Checkpoints that an attacker wrote, or that broke: every command that reads one says so in one message."""
+
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+
+from crosscut.config import load_run
+from tests.checkpoint.forged import Program, edit_manifest, with_old_index
+from tests.cli.conftest import TINY
+
+RUN = "run"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, book) -> Path:
+    from crosscut.training import run_training
+
+    folder = tmp_path_factory.mktemp("foreign")
+    settings = [*TINY, f"data.text={book}", f"data.tokens={folder}/tokens", f"output.folder={folder}/{RUN}"]
+    table = {"model": {"num_layers": 1, "hidden_size": 1, "num_heads": 1, "dropout": 0.0}}
+    run_training(load_run(table, [*settings, "training.steps=2", "model.num_layers=1"]))
+    return folder / RUN
+
+
+@pytest.fixture
+def run(trained, tmp_path, monkeypatch) -> Path:
+    """A copy of the run, in the working folder."""
+    shutil.copytree(trained, tmp_path / RUN)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / RUN
+
+
+@pytest.fixture
+def checkpoint(run) -> Path:
+    return run / "checkpoints" / "step-00000002"
+
+
+COMMANDS = {
+    "inspect": ("checkpoint", "inspect", RUN),
+    "diff": ("checkpoint", "diff", RUN, RUN),
+    "export": ("checkpoint", "export", RUN, "exported"),
+    "generate": ("generate", RUN, "--prompt", "It was", "--tokens", "2"),
+    "evaluate": ("evaluate", RUN, "--text", "text.txt", "--window", "16", "--overlap", "8"),
+    "resume": ("train", f"{RUN}/config.toml", "--resume", "training.steps=3", f"output.folder={RUN}"),
+}
+
+
+def message_of(crosscut_here, command: str) -> str:
+    Path("text.txt").write_text("It was a long text. " * 200)
+    result = crosscut_here(*COMMANDS[command])
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+    return str(result.stderr)
+
+
+@pytest.mark.parametrize("command", ["diff", "export", "generate", "evaluate", "resume"])
+def test_program_in_a_checkpoint_does_not_run(crosscut_here, checkpoint, tmp_path, command):
+    with_old_index(checkpoint, pickle.dumps(Program(tmp_path / "mark")))
+    message = message_of(crosscut_here, command)
+    assert not (tmp_path / "mark").exists()
+    assert "must be the index of a checkpoint, but is not: it names `posix.mkdir`, which no checkpoint needs" in message
+
+
+@pytest.mark.parametrize("command", ["inspect", "diff", "export", "generate", "resume"])
+def test_manifest_whose_step_is_a_text_is_told(crosscut_here, checkpoint, command):
+    edit_manifest(checkpoint, lambda table: table["progress"].update(step="x"))
+    assert "`step` must be an integer, but is 'x'" in message_of(crosscut_here, command)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"training": "x"}, {"model": 3}, {"training": {"initialize_from": 5}}, {"data": {"tokens": 5}}, {"output": 3}],
+    ids=str,
+)
+def test_config_of_another_shape_is_told(crosscut_here, checkpoint, config):
+    edit_manifest(checkpoint, lambda table: table["progress"]["config"].update(config))
+    assert message_of(crosscut_here, "generate").startswith("crosscut: `")
+
+
+def test_brackets_in_a_manifest_are_told(crosscut_here, checkpoint):
+    (checkpoint / "manifest.json").write_bytes(b"[" * 100_000)
+    assert "must be a checkpoint's manifest, but cannot be parsed" in message_of(crosscut_here, "inspect")
+
+
+@pytest.mark.parametrize("digits", [23, 200, 5000])
+def test_place_whose_step_has_too_many_digits_is_told(crosscut_here, run, digits):
+    place = f"{RUN}/checkpoints/step-{'1' * digits}"
+    for arguments in (("checkpoint", "inspect", place), ("checkpoint", "verify", place), ("generate", place)):
+        result = crosscut_here(*arguments)
+        assert result.returncode == 2
+        assert result.stderr.startswith("crosscut: `")
+        assert len(result.stderr) < 600

@@ -1,0 +1,64 @@
+"""A path that cannot be used is told in one message, whichever command gets it."""
+
+import pytest
+
+from tests.cli.conftest import TINY
+
+LONG = "x" * 100_000
+
+COMMANDS = {
+    "train": ("train", "{}"),
+    "train text": ("train", *TINY, "data.text={}", "output.folder=run"),
+    "train tokens": ("train", *TINY, "data.tokens={}", "output.folder=run"),
+    "train output": ("train", *TINY, "output.folder={}"),
+    "train checkpoints": ("train", *TINY, "checkpoint.folder={}", "output.folder=run"),
+    "train initial": ("train", "training.initialize_from={}", "output.folder=run"),
+    "prepare": ("prepare", "{}"),
+    "prepare output": ("prepare", *TINY, "output.folder={}"),
+    "verify": ("verify", "{}"),
+    "evaluate": ("evaluate", "{}", "--text", "a"),
+    "evaluate text": ("evaluate", ".", "--text", "{}"),
+    "evaluate output": ("evaluate", ".", "--text", "a", "--output", "{}"),
+    "evaluate tasks": ("evaluate", ".", "--harness", "a", "--harness-folder", "{}"),
+    "generate": ("generate", "{}"),
+    "generate prompts": ("generate", ".", "--prompts", "{}"),
+    "serve": ("serve", "{}"),
+    "inspect": ("checkpoint", "inspect", "{}"),
+    "check": ("checkpoint", "verify", "{}"),
+    "diff": ("checkpoint", "diff", "{}", "."),
+    "export": ("checkpoint", "export", "{}", "out"),
+    "repair": ("checkpoint", "repair", "{}"),
+    "plan": ("plan", "{}"),
+    "plan file": ("plan", "--write", "{}"),
+    "plan gpu": ("plan", "--gpu", "{}"),
+    "calibrate": ("plan", "--calibrate", "{}"),
+    "study": ("study", "scaling", "--output", "{}"),
+}
+
+
+@pytest.fixture
+def fail(crosscut_here, tmp_path, monkeypatch):
+    """Runs a command that must fail at once; gives its message."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(command: str, place: str) -> str:
+        result = crosscut_here(*(word.replace("{}", place) for word in COMMANDS[command]))
+        assert result.returncode == 2, result.stdout + result.stderr
+        (message,) = result.stderr.strip().splitlines()[-1:]
+        assert len(message) < 1500
+        return str(message)
+
+    return run
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_place_of_100_000_characters_is_told(fail, command):
+    message = fail(command, LONG)
+    assert message.startswith(("crosscut: `", "Error: ")), message
+
+
+@pytest.mark.parametrize("place", [f"a/{'y' * 300}/b", "z/" * 3000, "loop/a"], ids=["long name", "deep", "loop"])
+@pytest.mark.parametrize("command", ["inspect", "repair", "generate", "train", "train output"])
+def test_place_that_the_system_refuses_is_told(fail, tmp_path, place, command):
+    (tmp_path / "loop").symlink_to("loop")
+    assert fail(command, place).startswith("crosscut: `")
