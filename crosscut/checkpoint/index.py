@@ -21,7 +21,8 @@ from crosscut.config import CheckpointError
 
 INDEX_FILE = "tensors.json"
 
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
+DTYPES_BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
+"""Types of elements that a checkpoint can hold, by torch's names such as `float32`."""
 _PART_FIELDS = ("offsets", "sizes", "file", "start", "crc32")
 
 Value = Any
@@ -141,7 +142,7 @@ def checked_entry(name: str, shape: tuple[int, ...], dtype: str, parts: tuple[Pa
 
     Raises `ValueError` for other parts, and for an unknown type of elements.
     """
-    if dtype not in _DTYPES:
+    if dtype not in DTYPES_BY_NAME:
         raise ValueError(f"`{name}` has elements of an unknown type")
     for part in parts:
         same_dims = len(part.offsets) == len(part.sizes) == len(shape)
@@ -150,4 +151,4 @@ def checked_entry(name: str, shape: tuple[int, ...], dtype: str, parts: tuple[Pa
     found, wanted = sum(math.prod(part.sizes) for part in parts), math.prod(shape)
     if found != wanted:
         raise ValueError(f"`{name}` must have {wanted:,} elements, but {found:,} are stored")
-    return Entry(shape, _DTYPES[dtype], parts)
+    return Entry(shape, DTYPES_BY_NAME[dtype], parts)

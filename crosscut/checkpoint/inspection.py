@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from crosscut.checkpoint.damage import find_damage
-from crosscut.checkpoint.folders import list_checkpoints, step_of
+from crosscut.checkpoint.folders import is_left_over, list_checkpoints, step_of
+from crosscut.checkpoint.index import DTYPES_BY_NAME
 from crosscut.checkpoint.manifest import MANIFEST_FILE, Manifest, read_manifest
+from crosscut.checkpoint.repair import ASIDE
 from crosscut.checkpoint.storage import Folder, folder_at
 from crosscut.config import CheckpointError, load_run
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
-
-_ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
 
 
 def root_of(location: str) -> Folder:
@@ -45,6 +45,25 @@ def checkpoints_at(location: str) -> list[Folder]:
     return found
 
 
+def folder_to_repair(location: str) -> Folder:
+    """Folder of checkpoints for a location, as `root_of` finds it.
+
+    Raises `CheckpointError` if it holds no checkpoint, not even a half-written or damaged one, and if the location is
+    one checkpoint: a repair needs the checkpoints beside it.
+    """
+    folder, root = folder_at(location), root_of(location)
+    if step_of(folder.name) is not None or MANIFEST_FILE in folder.files():
+        raise CheckpointError(
+            f"`{location}` must be a run's folder or a folder of checkpoints, but is one checkpoint. Name the folder "
+            "that holds it."
+        )
+    if not any(step_of(name) is not None or is_left_over(name) or name.startswith(ASIDE) for name in root.folders()):
+        raise CheckpointError(
+            f"`{location}` must be a run's folder or a folder of checkpoints, but holds no checkpoint. Check the path."
+        )
+    return root
+
+
 def describe(folder: Folder) -> dict[str, Any]:
     """Contents of a checkpoint's manifest as a table for JSON, with the size of each tensor in bytes. Only the manifest
     is read.
@@ -67,7 +86,8 @@ def describe(folder: Folder) -> dict[str, Any]:
 
 def _bytes(manifest: Manifest, name: str) -> int:
     entry = manifest.tensors[name]
-    return math.prod(entry.shape) * _ITEM_BYTES.get(entry.dtype, 0)
+    dtype = DTYPES_BY_NAME.get(entry.dtype)
+    return 0 if dtype is None else math.prod(entry.shape) * dtype.itemsize
 
 
 @dataclass(frozen=True)

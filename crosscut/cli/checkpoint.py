@@ -134,10 +134,10 @@ def repair(place: str, dry_run: bool, as_json: bool) -> None:
 
     PLACE is a run's folder, or the folder or URL of a run's checkpoints.
     """
-    from crosscut.checkpoint.inspection import root_of
+    from crosscut.checkpoint.inspection import folder_to_repair
     from crosscut.checkpoint.repair import repair as repair_folder
 
-    actions = repair_folder(root_of(place), dry_run=dry_run)
+    actions = repair_folder(folder_to_repair(place), dry_run=dry_run)
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(action) for action in actions], indent=2))
         return

@@ -138,6 +138,26 @@ def leave_a_draft(root: Path, *, age: float) -> Path:
     return draft
 
 
+@pytest.mark.parametrize(
+    "place", ["nowhere", "a-file", "empty", "other", "memory://nowhere/run", "other/step-00000002"]
+)
+def test_repair_of_a_place_without_checkpoints_is_an_error(tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a-file").touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other" / "step-2").mkdir(parents=True)
+    told = "is one checkpoint. Name the folder" if "step" in place else "holds no checkpoint. Check the path"
+    with pytest.raises(
+        CheckpointError, match=f"`{place}` must be a run's folder or a folder of checkpoints, but {told}"
+    ):
+        run("repair", place)
+
+
+def test_repair_of_one_checkpoint_is_an_error(runs):
+    with pytest.raises(CheckpointError, match="is one checkpoint"):
+        run("repair", runs / "one" / "checkpoints" / "step-00000002")
+
+
 def test_repair_removes_what_a_stopped_run_left(copied):
     draft = leave_a_draft(copied, age=3600)
     assert "would remove" in run("repair", copied, "--dry-run").stdout
