@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import click
 
 from crosscut.config import ConfigError, CrosscutError, Layout, RunConfig, load_run
+from crosscut.config.files import require_writable_file
 from crosscut.config.precision import OF_MODELS
 from crosscut.config.training import Device
 
@@ -59,22 +60,6 @@ def on_devices_there(run: RunConfig) -> RunConfig:
     return replace(run, training=replace(run.training, device=Device.CPU))
 
 
-def require_file(option: str, path: Path) -> None:
-    """Raise `ConfigError` unless a file can be written at `path`. Commands call this function before their work starts.
-    The check leaves no file behind. The message names the option in `option`.
-    """
-    try:
-        if path.is_dir():
-            raise ConfigError(f"`{option}` must name a file, but `{path}` is a folder. Name a file in the folder.")
-        with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"`{option}` must name a file that can be written, but is `{path}`: {error.strerror}. Create its folder, "
-            "or name another file."
-        ) from None
-
-
 def require_folder(option: str, path: Path) -> None:
     """Create the folder at `path`. Raise `ConfigError` unless the folder can be created and written to. Commands call
     this function before their work starts. The message names the option in `option`.
@@ -99,7 +84,7 @@ def file_option(name: str, **attributes: Any) -> Callable[[_Command], _Command]:
 
 def _writable(_context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
     if path is not None:
-        require_file(option.opts[0], path)
+        require_writable_file(option.opts[0], path)
     return path
 
 

@@ -1,7 +1,10 @@
-"""Atomic writing of small files."""
+"""Atomic writing of small files, and a check that a file can be written."""
 
 import os
 from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from crosscut.config.errors import ConfigError
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -19,3 +22,19 @@ def write_whole(path: Path, content: str | bytes) -> None:
     except OSError:  # a full disk: a part of the file would only take up room
         temporary.unlink(missing_ok=True)
         raise
+
+
+def require_writable_file(setting: str, path: Path) -> None:
+    """Raise `ConfigError`, which names `setting`, unless a file can be written at `path`. Call this before the work
+    starts; the check leaves no file behind.
+    """
+    try:
+        if path.is_dir():
+            raise ConfigError(f"`{setting}` must name a file, but `{path}` is a folder. Name a file in the folder.")
+        with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"`{setting}` must name a file that can be written, but is `{path}`: {error.strerror}. Create its folder, "
+            "or name another file."
+        ) from None

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from crosscut import __version__
-from crosscut.config import ConfigError, EvaluationConfig, write_whole
+from crosscut.config import EvaluationConfig, write_whole
+from crosscut.config.files import require_writable_file
 from crosscut.evaluation.evaluate import evaluate, make_tasks
 from crosscut.evaluation.ranks import Machinery, with_model
 from crosscut.evaluation.task import Result, Task
@@ -82,11 +83,8 @@ def require_writable(output: Path | None) -> None:
     """Raise `ConfigError` if the file `output` cannot be written. Call this before the scoring, which may take hours.
     If `output` is None, nothing is checked.
     """
-    if output is not None and (output.is_dir() or not output.parent.is_dir()):
-        raise ConfigError(
-            f"`--output` must be a file in an existing folder, but is `{output}`. Create the folder, or choose another "
-            "name."
-        )
+    if output is not None:
+        require_writable_file("--output", output)
 
 
 def write_report(report: Mapping[str, Any], output: Path | None) -> None:

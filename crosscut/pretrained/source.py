@@ -126,7 +126,9 @@ def _run_of(config: Mapping[str, Any], folder: Folder) -> tuple[RunConfig, Path 
     The model's shape comes from the checkpoint, because the folder may have changed since.
     """
     if not config:
-        raise CheckpointError(f"`{folder}` must be a checkpoint of a run, but does not name the run.")
+        raise CheckpointError(
+            f"`{folder}` must be a checkpoint of a run, but contains no config of a run. Choose another checkpoint."
+        )
     training = config.get("training")
     initial = training.get("initialize_from", "") if isinstance(training, dict) else None
     if not isinstance(training, dict) or not isinstance(initial, str):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import TINY
 
-LIMIT = 300_000
+LIMIT = 200_000
 """Bytes that a file may have: enough for the metrics, too few for a checkpoint of 0.5 MB."""
 
 

@@ -92,3 +92,16 @@ def test_place_whose_step_has_too_many_digits_is_told(crosscut_here, run, digits
         assert result.returncode == 2
         assert result.stderr.startswith("crosscut: `")
         assert len(result.stderr) < 600
+
+
+def test_export_and_scores_into_a_read_only_folder_are_told(crosscut_here, run):
+    Path("file").touch()
+    result = crosscut_here("checkpoint", "export", RUN, "file/out")
+    assert (result.returncode, result.stderr) == (
+        2, "crosscut: `file/out` must be writable, but is not: Not a directory (`file/.out.partial`).\n",
+    )  # fmt: skip
+    result = crosscut_here("evaluate", RUN, "--text", "nowhere", "--output", "file/scores.json")
+    assert result.returncode == 2
+    assert result.stderr.startswith(
+        "crosscut: `--output` must name a file that can be written, but is `file/scores.json`: Not a directory."
+    )

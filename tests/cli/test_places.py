@@ -1,5 +1,8 @@
 """A path that cannot be used is told in one message, whichever command gets it."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.cli.conftest import TINY
@@ -62,3 +65,44 @@ def test_place_of_100_000_characters_is_told(fail, command):
 def test_place_that_the_system_refuses_is_told(fail, tmp_path, place, command):
     (tmp_path / "loop").symlink_to("loop")
     assert fail(command, place).startswith("crosscut: `")
+
+
+def read_only(tmp_path: Path) -> Path:
+    """A folder in which nothing can be created, not even by root: there is a file in its place."""
+    (tmp_path / "read-only").touch()
+    return tmp_path / "read-only"
+
+
+@pytest.fixture
+def no_ranks(monkeypatch) -> None:
+    def no_launch(*_arguments: object, **_options: object) -> None:
+        raise AssertionError("a process was about to start")
+
+    monkeypatch.setattr("crosscut.launch.door.launch", no_launch)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["output.folder={}/run"], "The run's folder must be a folder, but `{}/run` is a file or lies in one."),
+        (
+            ["output.folder=run", "checkpoint.folder={}/checkpoints"],
+            "The run's folder must be a folder, but `{}/checkpoints` is a file or lies in one.",
+        ),
+        (["output.folder=/proc/run"], "The run's folder must be writable, but `/proc/run` is not: "),
+        (["output.folder=run", "checkpoint.folder=/proc"], "The run's folder must be writable, but `/proc` is not: "),
+        (["output.folder=run", "data.tokens={}/tokens"], "`{}/tokens` must be a path where a folder can be created"),
+    ],
+)
+@pytest.mark.usefixtures("no_ranks")
+def test_training_into_a_read_only_folder_is_told_before_it_starts(
+    crosscut_here, book, tmp_path, monkeypatch, settings, told
+):
+    if any("/proc" in setting for setting in settings) and sys.platform != "linux":
+        pytest.skip("only Linux has /proc, where nothing can be created")
+    monkeypatch.chdir(tmp_path)
+    place = str(read_only(tmp_path))
+    result = crosscut_here("train", *TINY, f"data.text={book}", *(text.replace("{}", place) for text in settings))
+    assert result.returncode == 2
+    assert result.stderr.strip().splitlines()[-1].startswith(f"crosscut: {told.replace('{}', place)}")
+    assert not (tmp_path / "run" / "tokens").exists(), "nothing was prepared"

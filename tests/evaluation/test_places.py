@@ -96,5 +96,5 @@ def test_mistakes_are_told_before_a_rank_starts(
     assert told(LayoutError, on=three, text=files.text).startswith("`layout.tensor` must")
     missing = tmp_path / "none" / "scores.json"
     assert told(ConfigError, text=files.text, output=missing).startswith(
-        "`--output` must be a file in an existing folder, but is"
+        f"`--output` must name a file that can be written, but is `{missing}`: No such file or directory. Create its"
     )
