@@ -7,6 +7,7 @@ whole tensor.
 
 from crosscut.pretrained.companions import begin_of_run, keep_companions
 from crosscut.pretrained.export import Exported, export_checkpoint, export_model
+from crosscut.pretrained.finite import require_finite
 from crosscut.pretrained.loading import load_weights, require_weights
 from crosscut.pretrained.source import ModelSource, find_model
 
@@ -19,5 +20,6 @@ __all__ = [
     "find_model",
     "keep_companions",
     "load_weights",
+    "require_finite",
     "require_weights",
 ]

@@ -25,6 +25,7 @@ from crosscut.parallel.collectives import share_from_first
 from crosscut.parallel.state.parameters import whole
 from crosscut.pretrained.companions import COMPANIONS
 from crosscut.pretrained.families import Weight, published_shapes, weights_of
+from crosscut.pretrained.finite import count_not_finite, not_finite
 from crosscut.pretrained.source import ModelSource
 from crosscut.pretrained.writing import plan_files, write_tensors
 
@@ -101,7 +102,7 @@ def export_checkpoint(
 
     `advance` is called with the name of each tensor. Raises `ConfigError` for a model that no published family can
     express, for a folder that is not empty, and for a source that is not a checkpoint. Raises `CheckpointError` if a
-    file cannot be read or written.
+    file cannot be read or written, or if a weight is not finite.
     """
     if source.is_published:
         raise ConfigError(
@@ -114,7 +115,14 @@ def export_checkpoint(
     beside = {"tokenizer": source.tokenizer, "ends": ends, "max_file_bytes": max_file_bytes}
     target = _Target.of(out, source.model, dtype, **beside)
     target.require_new()
-    return target.write(_published(source.model, lambda name: stored.read(f"model.{name}"), advance))
+
+    def read(name: str) -> Tensor:
+        tensor = stored.read(f"model.{name}")
+        if count := count_not_finite(tensor):
+            raise not_finite(source.folder, name, count, "Use an earlier checkpoint.")
+        return tensor
+
+    return target.write(_published(source.model, read, advance))
 
 
 @torch.no_grad()

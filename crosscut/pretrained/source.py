@@ -23,6 +23,7 @@ from crosscut.data import Tokenizer
 from crosscut.model import GPT
 from crosscut.parallel import ParallelMesh, RandomStreams, shard_model
 from crosscut.pretrained.companions import speech
+from crosscut.pretrained.finite import require_finite
 from crosscut.pretrained.loading import load_weights, require_weights
 
 
@@ -53,7 +54,7 @@ class ModelSource:
         `precision`.
 
         Every rank must call this method. Raises `ConfigError` for a precision in which no model can run inference, such
-        as "float8", and `CheckpointError` if the weights cannot be read.
+        as "float8", and `CheckpointError` if the weights cannot be read or are not finite.
         """
         require_one_of("precision", precision, OF_MODELS)
         dtype = getattr(torch, PRECISIONS[precision].compute)
@@ -63,6 +64,7 @@ class ModelSource:
             load_weights(model, self.model, Path(str(self.folder)))
         else:
             load_model(self.folder, model=model, padded=model.padded_rows)
+        require_finite(model, self.folder, is_published=self.is_published)
         return model.eval()
 
     def load_tokenizer(self) -> Tokenizer:

@@ -33,7 +33,7 @@ from crosscut.launch.stopping import INTERRUPTIBLE, ignore_requests
 from crosscut.parallel import make_mesh
 from crosscut.parallel.collectives import share_from_first
 from crosscut.planner.messages.traffic import reason_against_halves
-from crosscut.pretrained import keep_companions, load_weights, require_weights
+from crosscut.pretrained import keep_companions, load_weights, require_finite, require_weights
 from crosscut.training.batches import Batches
 from crosscut.training.evaluations import Evaluations
 from crosscut.training.loop import Loop
@@ -281,6 +281,7 @@ def _train(prepared: _Prepared, device: torch.device) -> _Stop | None:
     trainer = Trainer(prepared.run, mesh)
     if run.training.initialize_from and prepared.checkpoint is None:
         load_weights(trainer.model, run.model, Path(run.training.initialize_from))
+        require_finite(trainer.model, run.training.initialize_from, is_published=True)
     loop = Loop(
         trainer,
         Batches(run, tokens, mesh),

@@ -1,13 +1,15 @@
 """Checkpoints that an attacker wrote, or that broke: every command that reads one says so in one message."""
 
+import json
 import pickle
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
 
 from crosscut.config import load_run
-from tests.checkpoint.forged import Program, edit_manifest, with_old_index
+from tests.checkpoint.forged import Program, edit_manifest, fit_hashes, with_old_index
 from tests.cli.conftest import TINY
 
 RUN = "run"
@@ -43,6 +45,7 @@ COMMANDS = {
     "export": ("checkpoint", "export", RUN, "exported"),
     "generate": ("generate", RUN, "--prompt", "It was", "--tokens", "2"),
     "evaluate": ("evaluate", RUN, "--text", "text.txt", "--window", "16", "--overlap", "8"),
+    "serve": ("serve", RUN, "--port", "0"),
     "resume": ("train", f"{RUN}/config.toml", "--resume", "training.steps=3", f"output.folder={RUN}"),
 }
 
@@ -105,3 +108,18 @@ def test_export_and_scores_into_a_read_only_folder_are_told(crosscut_here, run):
     assert result.stderr.startswith(
         "crosscut: `--output` must name a file that can be written, but is `file/scores.json`: Not a directory."
     )
+
+
+@pytest.mark.parametrize("command", ["generate", "evaluate", "serve", "export"])
+def test_checkpoint_with_weights_that_are_not_finite_is_told(crosscut_here, checkpoint, command):
+    name = "blocks.0.mlp.expand.weight"
+    (part,) = json.loads((checkpoint / "tensors.json").read_text())["tensors"][f"model.{name}"]["parts"]
+    with (checkpoint / part["file"]).open("r+b") as file:
+        file.seek(part["start"] + 40)
+        file.write(struct.pack("<3f", float("nan"), float("inf"), float("-inf")))
+    fit_hashes(checkpoint)
+    assert (
+        f"`{RUN}/checkpoints/{checkpoint.name}` must hold finite weights, but holds 3 values in `{name}` that are not "
+        "finite (NaN or infinity). Use an earlier checkpoint."
+    ) in message_of(crosscut_here, command)
+    assert not Path("exported").exists()

@@ -1,0 +1,69 @@
+"""Check that loaded weights are numbers: a NaN in one of them makes every output of the model a NaN."""
+
+from collections import Counter
+from functools import reduce
+from operator import or_
+
+import torch
+from torch import Tensor
+
+from crosscut.config import CheckpointError, ModelConfig
+from crosscut.model import GPT
+from crosscut.parallel.collectives import from_all_ranks
+from crosscut.parallel.state.parameters import local_offsets, local_part
+from crosscut.pretrained.families import weights_of
+
+_ELEMENTS_AT_ONCE = 1 << 22
+
+
+@torch.no_grad()
+def require_finite(model: GPT, place: object, *, is_published: bool) -> None:
+    """Raise `CheckpointError`, the same on all ranks, if a weight is NaN or infinite. The message names `place`, from
+    which the weights were loaded, and the tensor by its published name if `is_published`.
+
+    Every rank must call this. Each rank checks its own part of each parameter. Communication: the counts of the values
+    that are not finite.
+    """
+    parameters = dict(model.named_parameters())
+    # Ranks that hold the same part report it at the same offsets, so it counts once.
+    ours = {
+        (name, tuple(local_offsets(parameter))): count
+        for name, parameter in parameters.items()
+        if (count := count_not_finite(local_part(parameter)))
+    }
+    counts: Counter[str] = Counter()
+    for (name, _), count in reduce(or_, from_all_ranks(ours, model.mesh)).items():
+        counts[name] += count
+    if found := [name for name in parameters if name in counts]:
+        shown = _published_name(model.config, found[0]) if is_published else found[0]
+        remedy = "Download the model again." if is_published else "Use an earlier checkpoint."
+        if model.tokens.weight.dtype is torch.float16:
+            remedy += " If float16 is too narrow for this model, choose another precision."
+        raise not_finite(place, shown, counts[found[0]], remedy, num_more=len(found) - 1)
+
+
+def _published_name(config: ModelConfig, name: str) -> str:
+    """Names of the published tensors from which a parameter is assembled."""
+    weight = next(weight for weight in weights_of(config) if weight.name == name)
+    return "` or `".join(source.name for source in weight.sources)
+
+
+def count_not_finite(tensor: Tensor) -> int:
+    """Number of elements that are NaN or infinite.
+
+    The sum of all elements, which reads them once and allocates nothing, already decides if it is finite. If it is not,
+    the elements are counted: a sum of large finite elements can overflow.
+    """
+    if tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32)).isfinite():
+        return 0
+    return sum(int((~part.isfinite()).sum()) for part in tensor.flatten().split(_ELEMENTS_AT_ONCE))
+
+
+def not_finite(place: object, name: str, count: int, remedy: str, *, num_more: int = 0) -> CheckpointError:
+    """Error for weights of which `count` in the tensor `name`, and some in `num_more` other tensors, are not finite."""
+    values = "1 value" if count == 1 else f"{count:,} values"
+    more = f" and further ones in {num_more} other tensor{'s' * (num_more > 1)}" if num_more else ""
+    return CheckpointError(
+        f"`{place}` must hold finite weights, but holds {values} in `{name}`{more} that are not finite (NaN or "
+        f"infinity). {remedy}"
+    )
