@@ -4,10 +4,11 @@ The hashes of a checkpoint say nothing about who wrote it, so its JSON may hold 
 `ValueError`, with the name of the field.
 """
 
-import json
 import reprlib
 from collections.abc import Mapping
 from typing import Any, TypeVar
+
+from crosscut.config.files import parse_json
 
 _T = TypeVar("_T")
 
@@ -18,10 +19,7 @@ _LARGEST = (1 << 63) - 1
 
 def parse_table(content: bytes) -> dict[str, Any]:
     """Parse a JSON object."""
-    try:
-        return checked(json.loads(content), dict, "the content")
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    return checked(parse_json(content), dict, "the content")
 
 
 def checked(value: object, kind: type[_T], name: str) -> _T:

@@ -1,10 +1,22 @@
-"""Atomic writing of small files, and a check that a file can be written."""
+"""Reading of JSON, atomic writing of small files, and a check that a file can be written."""
 
+import json
 import os
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import Any
 
 from crosscut.config.errors import ConfigError
+
+
+def parse_json(content: str | bytes) -> Any:
+    """Parse JSON. Raises `ValueError` if the content is not JSON, and also if it is nested too deeply (Python's own
+    reader raises `RecursionError`).
+    """
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from crosscut.config.errors import ConfigError, TrainingError
+from crosscut.config.files import parse_json
 from crosscut.config.machine import machine_identity, process_start
 
 LOCK_FILE = ".lock"
@@ -247,7 +248,7 @@ def _read(path: Path) -> Holder | None:
     Opening the file makes NFS ask the server for its content and time; a cached time could be a minute old.
     """
     try:
-        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        fields: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
         return Holder(**fields)
     except FileNotFoundError:
         return None

@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from crosscut.config.errors import DataError
+from crosscut.config.files import parse_json
 from crosscut.config.run import DataConfig
 from crosscut.data.hashing import sha256
 from crosscut.data.text.sources import unreadable
@@ -207,7 +208,7 @@ class Manifest:
 def _read_json(folder: Path) -> Mapping[str, Any]:
     path = folder / MANIFEST_NAME
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = parse_json(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(
             f"`{folder}` must be a folder of token shards, but has no {MANIFEST_NAME}. "

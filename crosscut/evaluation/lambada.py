@@ -4,12 +4,12 @@ The model reads a passage without its last word and must predict this word. The 
 the word is the likeliest token, given the passage and the true earlier tokens of the word (teacher forcing).
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from crosscut.config import ConfigError, DataError
+from crosscut.config.files import parse_json
 from crosscut.data.text.lines import lines_of
 from crosscut.evaluation.scoring import Ids, WindowScores
 from crosscut.evaluation.task import Encoder, Figures, as_ids, exponential, hashed, read_text
@@ -91,7 +91,7 @@ def _passages(path: Path) -> list[str]:
     lines = [line for line in lines_of(read_text(path, "evaluation.lambada")) if line.strip()]
     if path.suffix == ".jsonl":
         try:
-            lines = [json.loads(line)["text"] for line in lines]
+            lines = [parse_json(line)["text"] for line in lines]
         except (ValueError, KeyError, TypeError):
             raise DataError(
                 "`evaluation.lambada` must hold a JSON object with the key `text` on every line, but "

@@ -1,6 +1,5 @@
 """Prompts from a file or from a user at a terminal."""
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import click
 
 from crosscut.config import DataError
+from crosscut.config.files import parse_json
 from crosscut.data.text.lines import lines_of
 
 
@@ -38,7 +38,7 @@ def _of_line(line: str, _place: str) -> str:
 
 def _of_record(line: str, place: str) -> str:
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError as error:
         raise DataError(f"`{place}` must be a JSON object with a `prompt`, but is not valid JSON: {error}.") from None
     prompt = record.get("prompt") if isinstance(record, dict) else None

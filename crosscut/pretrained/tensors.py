@@ -5,7 +5,6 @@ counts as the rank's own memory, and the operating system maps more than the acc
 opened for each block and closed after the block, so that a rank never has more than one block of whole rows mapped.
 """
 
-import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from crosscut.config import CheckpointError
+from crosscut.config.files import parse_json
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -66,7 +66,7 @@ def list_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 def _indexed_files(index: Path) -> list[Path]:
     try:
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        names = parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()
         return [index.with_name(name) for name in sorted(set(names))]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(

@@ -4,7 +4,6 @@ The table in `families` serves both directions: it maps our fields to the keys o
 family fixes. If a key changes the model's computation but `ModelConfig` has no field for it, an error names the key.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from crosscut.config.checks import listed
 from crosscut.config.errors import ConfigError
+from crosscut.config.files import parse_json
 from crosscut.config.model import ModelConfig
 from crosscut.config.published.families import FAMILIES, MISTRAL, Family
 
@@ -153,7 +153,7 @@ class _Table:
 def read_json(path: Path) -> dict[str, Any]:
     """Read the JSON object in a file of a published model. Raises `ConfigError` if the file holds no JSON object."""
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"`{path}` must be a readable file, but is not: {error.strerror}.") from None
     except ValueError as error:
