@@ -1,9 +1,9 @@
 """Reading of checkpoints of format 1, whose files are in the format of `torch.distributed.checkpoint`.
 
 Their index, `.metadata`, is a pickle. A pickle can call any function that its reader finds by name, so a foreign
-checkpoint could run any program. The reader here finds nothing but the names in `_KNOWN`, and each of these names
-stands for an empty class or a plain type of Python. It imports nothing. What the pickle then builds is checked like the
-JSON of a newer checkpoint.
+checkpoint could run any program. The reader here accepts only the names that an old index needs, and each name stands
+for an empty class, a plain type of Python or a text. No module is imported for a name. What the pickle builds is then
+checked like the JSON of a newer checkpoint.
 
 Each part of a tensor is a zip archive that `torch.save` has written. The tensor's bytes lie in it uncompressed, so they
 are read without PyTorch's help.
@@ -142,9 +142,9 @@ def without_archive(file: IO[bytes], part: Part) -> Part:
     if not part.archive_bytes:
         return part
     with zipfile.ZipFile(_FileSlice(file, part.start, part.archive_bytes)) as archive:
-        entry = next(e for e in archive.infolist() if e.filename.endswith("/data/0"))
-    if entry.compress_type != zipfile.ZIP_STORED:
-        raise ValueError("the tensor is stored compressed, which torch.save does not do")
+        entry = next((e for e in archive.infolist() if e.filename.endswith("/data/0")), None)
+    if entry is None or entry.compress_type != zipfile.ZIP_STORED:
+        raise ValueError("the tensor must be stored uncompressed, as torch.save stores it, but is not")
     file.seek(part.start + entry.header_offset + _LOCAL_HEADER - 4)
     lengths = file.read(4)
     names = int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")

@@ -10,10 +10,11 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from crosscut.checkpoint.index import Part, Value
+from crosscut.checkpoint.index import Entry, Part, Value
 from crosscut.checkpoint.old_format import without_archive
 from crosscut.checkpoint.reader import copy_region, read_index
 from crosscut.checkpoint.storage import Folder, storage_errors_told
+from crosscut.config import CheckpointError
 
 _BLOCK_BYTES = 1 << 20
 
@@ -30,9 +31,15 @@ class StoredTensors:
         self.tensors = self.index.tensors
         self.values: dict[str, Value] = self.index.values
 
+    def entry(self, name: str) -> Entry:
+        """Shape, type and parts of a tensor. Raises `CheckpointError` if the checkpoint does not hold the tensor."""
+        if name not in self.tensors:
+            raise CheckpointError(f"`{self.folder}` must hold the tensor `{name}`, but does not.")
+        return self.tensors[name]
+
     def read(self, name: str) -> Tensor:
-        """A whole tensor, assembled from its parts. Raises `CheckpointError` if the parts cannot be read."""
-        entry = self.tensors[name]
+        """A whole tensor, assembled from its parts. Raises `CheckpointError` if it is missing or cannot be read."""
+        entry = self.entry(name)
         with self._told():
             whole = torch.empty(entry.shape, dtype=entry.dtype)
             for part in entry.parts:
@@ -53,7 +60,7 @@ class StoredTensors:
                 try:
                     with self.folder.open(part.file) as file:
                         damaged = _is_damaged(file, part, math.prod(part.sizes) * entry.dtype.itemsize)
-                except (OSError, ValueError, StopIteration, zipfile.BadZipFile) as error:
+                except (OSError, ValueError, zipfile.BadZipFile) as error:
                     yield f"`{name}` in `{part.file}` cannot be read: {error}"
                     continue
                 if damaged:

@@ -110,11 +110,12 @@ def export_checkpoint(
             "folder instead."
         )
     stored = StoredTensors(source.folder)
-    dtype = stored.tensors["model.tokens.weight"].dtype
+    dtype = stored.entry("model.tokens.weight").dtype
     ends = (source.end_of_text, *source.stops)
     beside = {"tokenizer": source.tokenizer, "ends": ends, "max_file_bytes": max_file_bytes}
     target = _Target.of(out, source.model, dtype, **beside)
     target.require_new()
+    _require_tensors(stored, source.model, dtype)
 
     def read(name: str) -> Tensor:
         tensor = stored.read(f"model.{name}")
@@ -123,6 +124,17 @@ def export_checkpoint(
         return tensor
 
     return target.write(_published(source.model, read, advance))
+
+
+def _require_tensors(stored: StoredTensors, config: ModelConfig, dtype: torch.dtype) -> None:
+    """Raise `CheckpointError` unless the checkpoint holds all tensors of the model, in its shapes and in one type."""
+    for weight in weights_of(config):
+        entry, (rows, *columns) = stored.entry(f"model.{weight.name}"), weight.shape
+        if entry.shape[:1] < (rows,) or list(entry.shape[1:]) != columns or entry.dtype != dtype:
+            raise CheckpointError(
+                f"`model.{weight.name}` in `{stored.folder}` must have the shape {list(weight.shape)} and the type "
+                f"{dtype} of the model, but has {list(entry.shape)} and {entry.dtype}."
+            )
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from crosscut.config import load_run
-from tests.checkpoint.forged import Program, edit_manifest, fit_hashes, with_old_index
+from tests.checkpoint.forged import Program, edit_index, edit_manifest, fit_hashes, with_old_index
 from tests.cli.conftest import TINY
 
 RUN = "run"
@@ -123,3 +123,23 @@ def test_checkpoint_with_weights_that_are_not_finite_is_told(crosscut_here, chec
         "finite (NaN or infinity). Use an earlier checkpoint."
     ) in message_of(crosscut_here, command)
     assert not Path("exported").exists()
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [
+        (lambda tensors: tensors.pop("model.tokens.weight"), "must hold the tensor `model.tokens.weight`"),
+        (lambda tensors: tensors.pop("model.final_norm.bias"), "must hold the tensor `model.final_norm.bias`"),
+        (
+            lambda tensors: tensors.update({"model.final_norm.bias": tensors["model.tokens.weight"]}),
+            "must have the shape [32] and the type torch.float32 of the model, but has [384, 32]",
+        ),
+        (
+            lambda tensors: tensors["model.final_norm.bias"].update(dtype="int32"),
+            "must have the shape [32] and the type torch.float32 of the model, but has [32] and torch.int32",
+        ),
+    ],
+)
+def test_tensors_of_another_model_are_told_by_an_export(crosscut_here, checkpoint, edit, told):
+    edit_index(checkpoint, lambda table: edit(table["tensors"]))
+    assert told in message_of(crosscut_here, "export")
