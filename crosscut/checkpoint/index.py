@@ -115,7 +115,9 @@ def parse_index(content: bytes, path: str) -> Index:
             field_of(table, "values", dict),
         )
     except ValueError as error:
-        raise CheckpointError(f"`{path}` must be an index of tensors, but is not: {reason(error)}.") from None
+        raise CheckpointError(
+            f"`{path}` must be an index of tensors, but is not: {reason(error)}. Use another checkpoint."
+        ) from None
 
 
 def _entry(name: str, table: Mapping[str, Any]) -> Entry:

@@ -20,8 +20,8 @@ from crosscut.config.checks import listed
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = 2
-"""Version of the format. It increases when older versions of Crosscut could not read a new checkpoint. In format 1, the
-tensors and their index are in PyTorch's format (`old_format`)."""
+"""Version of the checkpoint format. The number increases when older versions of Crosscut cannot read new checkpoints.
+In format 1, the tensors and their index have PyTorch's own format (`old_format`)."""
 _READABLE = (1, FORMAT)
 
 
@@ -137,7 +137,7 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
         is_unchanged = _render({name: value for name, value in table.items() if name != "sha256"}) == content
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"`{path}` must be a checkpoint's manifest, but cannot be parsed: {reason(error)}."
+            f"`{path}` must be a checkpoint's manifest, but cannot be parsed: {reason(error)}. The file is damaged."
         ) from None
     if not is_unchanged:
         raise CheckpointError(
@@ -152,7 +152,9 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
     try:
         return _from_table(table)
     except ValueError as error:
-        raise CheckpointError(f"`{path}` must be a checkpoint's manifest, but is not: {reason(error)}.") from None
+        raise CheckpointError(
+            f"`{path}` must be a checkpoint's manifest, but is not: {reason(error)}. Use another checkpoint."
+        ) from None
 
 
 def _from_table(table: Mapping[str, Any]) -> Manifest:

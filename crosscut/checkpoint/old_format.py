@@ -89,7 +89,8 @@ def read_old_index(folder: Folder) -> Index:
                 values[name] = _read_value(folder, places[checked(name, str, "a value's name"), ()])
     except Exception as error:  # a damaged pickle may raise any exception
         raise CheckpointError(
-            f"`{folder}/{OLD_INDEX_FILE}` must be the index of a checkpoint, but is not: {reason(error)}."
+            f"`{folder}/{OLD_INDEX_FILE}` must be the index of a checkpoint, but is not: {reason(error)}. Use "
+            "another checkpoint."
         ) from None
     return Index(tensors, values)
 

@@ -42,7 +42,7 @@ def read_index(folder: Folder) -> Index:
         return parse_index(folder.read(INDEX_FILE), f"{folder}/{INDEX_FILE}")
     if OLD_INDEX_FILE in present:
         return read_old_index(folder)
-    raise CheckpointError(f"`{folder}` must hold `{INDEX_FILE}`, but does not.")
+    raise CheckpointError(f"`{folder}` must hold `{INDEX_FILE}`, but does not. Use another checkpoint.")
 
 
 class CheckpointReader(dcp.StorageReader):

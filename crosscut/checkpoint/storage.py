@@ -313,21 +313,8 @@ def storage_errors_told(folder: Folder, must: str) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """Cause of an exception, as one line without the full stop. If an `OSError` led to the exception, the text
-    describes the `OSError`.
-
-    This is needed because PyTorch's writer raises an unrelated error about its position in the file after a failed
-    write.
-    """
-    error = _from_storage(error) or error
+    """Cause of an exception, as one line without the full stop. For an `OSError`, the text names the file."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror} (`{error.filename}`)" if error.filename else error.strerror
     text = str(error).strip()
     return text.splitlines()[0].rstrip(".") if text else type(error).__name__
-
-
-def _from_storage(error: BaseException | None) -> OSError | None:
-    """First error of the operating system in the chain of causes of an exception."""
-    while error is not None and not isinstance(error, OSError):
-        error = error.__cause__ or error.__context__
-    return error

@@ -1,7 +1,6 @@
 """Access to a checkpoint's tensors one at a time, without the run, the model or the ranks that wrote it."""
 
 import math
-import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -13,7 +12,7 @@ from torch import Tensor
 from crosscut.checkpoint.index import Entry, Part, Value
 from crosscut.checkpoint.old_format import without_archive
 from crosscut.checkpoint.reader import copy_region, read_index
-from crosscut.checkpoint.storage import Folder, storage_errors_told
+from crosscut.checkpoint.storage import Folder, reason, storage_errors_told
 from crosscut.config import CheckpointError
 
 _BLOCK_BYTES = 1 << 20
@@ -60,8 +59,8 @@ class StoredTensors:
                 try:
                     with self.folder.open(part.file) as file:
                         damaged = _is_damaged(file, part, math.prod(part.sizes) * entry.dtype.itemsize)
-                except (OSError, ValueError, zipfile.BadZipFile) as error:
-                    yield f"`{name}` in `{part.file}` cannot be read: {error}"
+                except Exception as error:  # a damaged archive of an old checkpoint may raise any exception
+                    yield f"`{name}` in `{part.file}` cannot be read: {reason(error)}"
                     continue
                 if damaged:
                     yield f"`{name}` in `{part.file}` fails its checksum"

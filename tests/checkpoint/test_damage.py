@@ -152,7 +152,9 @@ def test_file_of_another_checkpoint_is_told(checkpoint):
 def test_manifest_that_is_no_json_is_told(checkpoint):
     path = checkpoint / MANIFEST_FILE
     message = damaged(checkpoint, path, b"{}")
-    assert message == f"`{path}` must be a checkpoint's manifest, but cannot be parsed: `sha256` is missing."
+    assert message == (
+        f"`{path}` must be a checkpoint's manifest, but cannot be parsed: `sha256` is missing. The file is damaged."
+    )
 
 
 def test_manifest_of_a_later_format_is_told(checkpoint):

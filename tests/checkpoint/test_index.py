@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from crosscut.checkpoint import find_damage
+from crosscut.checkpoint import find_damage, load_checkpoint
 from crosscut.checkpoint.index import INDEX_FILE, dump_index, parse_index
 from crosscut.checkpoint.storage import LocalFolder
 from crosscut.checkpoint.stored import StoredTensors
 from crosscut.config import CheckpointError
 from tests.checkpoint.forged import edit_index, fit_hashes
-from tests.checkpoint.states import save_steps
+from tests.checkpoint.states import save_steps, small_state
 
 NAME = "model.0.weight"
 LARGEST = (1 << 63) - 1
@@ -84,6 +84,25 @@ def test_index_that_is_no_table_is_refused(checkpoint, content):
     (checkpoint / INDEX_FILE).write_bytes(content)
     fit_hashes(checkpoint)
     assert f"`{checkpoint}/{INDEX_FILE}` must be an index of tensors, but is not: " in refusal(checkpoint)
+
+
+def load(checkpoint: Path) -> None:
+    model, optimizer = small_state(seed=5)
+    load_checkpoint(checkpoint, model=model, optimizer=optimizer)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda values: values.update({"optimizer.param_groups.0.params": 5}),
+        lambda values: values.update({"optimizer.param_groups.0.betas": 5}),
+        lambda values: values.pop("optimizer.param_groups.0.lr"),
+    ],
+)
+def test_values_of_another_optimizer_are_refused(ranks, checkpoint, edit):
+    edit_index(checkpoint, lambda table: edit(table["values"]))
+    with pytest.raises(CheckpointError, match="must be a complete checkpoint of this model, but cannot be read: "):
+        ranks.run(1, load, checkpoint)
 
 
 def test_index_that_was_changed_is_refused(checkpoint):
