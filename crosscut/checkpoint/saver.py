@@ -174,6 +174,7 @@ class Saver:
             ours = isinstance(error, CheckpointException | CheckpointError)
             if not ours and isinstance(error, Exception) and is_lost_connection(error):
                 raise  # another rank has failed, which `launch.processes` reports
+            writer.discard()
             told = self._told(job, first_cause(error))
             if self.is_first_rank:
                 self._warn(told)

@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, Any
 
 import torch.distributed.checkpoint as dcp
@@ -64,6 +64,7 @@ class CheckpointWriter(dcp.StorageWriter):
         self.folder, self.progress, self.staged, self.placements = folder, progress, staged, dict(placements)
         self.published, self.failed = published, failed
         self.draft = folder.draft()
+        self._has_begun = False
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any) -> None:
         """Do nothing."""
@@ -83,6 +84,7 @@ class CheckpointWriter(dcp.StorageWriter):
         """
         with self._told():
             self.draft.begin(MANIFEST_FILE)
+            self._has_begun = True
         return [dataclasses.replace(plan, storage_data=f"rank-{i}{DATA_SUFFIX}") for i, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -128,6 +130,14 @@ class CheckpointWriter(dcp.StorageWriter):
             self.draft.write(MANIFEST_FILE, dump_manifest(manifest))
             self.folder.publish(self.draft, MANIFEST_FILE)
             self.published()
+
+    def discard(self) -> None:
+        """Remove the files of a save that failed, on the coordinator. They would take up the room that the next
+        checkpoint needs. Files that cannot be removed are left.
+        """
+        if self._has_begun:
+            with suppress(Exception):  # the storage may be the cause of the failure
+                self.draft.remove(MANIFEST_FILE)
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """Do nothing, because a writer writes one checkpoint."""

@@ -3,9 +3,12 @@
 import resource
 import subprocess
 import sys
+import time
+from contextlib import suppress
 
 import pytest
 
+from crosscut.checkpoint import list_checkpoints
 from tests.cli.conftest import TINY
 
 LIMIT = 200_000
@@ -36,6 +39,8 @@ def test_run_stops_when_a_checkpoint_cannot_be_written(book, tmp_path):
     assert lines[-1].startswith(f"crosscut: `{tmp_path}/run/checkpoints/step-00000001` must be writable, but is not: ")
     assert "File too large" in lines[-1]
     assert len(lines) == 2, "once when it happens, once at the end; not once per rank"
+    assert "Traceback" not in result.stderr
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == [], "no part of a failed checkpoint is left"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is raised as an error on Linux")
@@ -46,3 +51,46 @@ def test_run_goes_on_without_checkpoints_if_it_is_to(book, tmp_path):
     assert result.stderr.count("A checkpoint could not be written, and the run continues.") == 4, "said at each"
     assert result.returncode == 2, "the trained model is nowhere, which the exit status must tell"
     assert "step-00000004` must be writable" in result.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in result.stderr
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+    assert (tmp_path / "run" / "summary.json").exists(), "small files still fit"
+    assert (tmp_path / "run" / "loss.png").exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of its own, of 2 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2M", "tmpfs", folder], capture_output=True, check=False
+    ).returncode:
+        pytest.skip("mounting a disk is not permitted")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the disk is a tmpfs")
+def test_full_disk_stops_nothing_but_the_files_that_do_not_fit(book, small_disk):
+    """Two checkpoints of 0.6 MB fit beside each other, and one that failed is in nobody's way. Then nothing fits."""
+    run = small_disk / "run"
+    command = [sys.executable, "-m", "crosscut", "train", *TINY, f"data.text={book}", f"output.folder={run}"]
+    command += ["checkpoint.every=1", "checkpoint.keep=1", "checkpoint.on_failure=continue", "training.steps=30"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not list_checkpoints(run / "checkpoints"):
+        time.sleep(0.01)
+    filler = small_disk / "filler"
+    with suppress(OSError), filler.open("wb") as file:
+        while True:
+            file.write(bytes(4096))
+            file.flush()
+    _, errors = process.communicate(timeout=120)
+    assert "Traceback" not in errors
+    assert process.returncode == 2, errors
+    assert "No space left on device" in errors
+    assert not list((run / "checkpoints").glob(".*")), "no part of a failed checkpoint is left"
+    filler.unlink()
+    again = subprocess.run([*command, "--resume", "auto"], capture_output=True, text=True, timeout=120, check=False)
+    assert again.returncode == 0, again.stderr
+    assert (run / "summary.json").exists()
