@@ -50,7 +50,7 @@ def start_reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
     """Start a reduce-scatter: sum `x` over the axis and keep this rank's part of dimension `dim`. The returned tensor
     is valid after `wait`.
 
-    Raises `LayoutError` if the axis does not divide the dimension.
+    Raises `LayoutError` if the size of the dimension is not a multiple of the number of ranks on the axis.
     """
     if axis.size == 1:
         return x
@@ -102,7 +102,7 @@ def all_reduce(x: Tensor, axis: Axis, operation: str = "sum") -> Tensor:
 def reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
     """Sum `x` over the axis and keep this rank's part of dimension `dim`.
 
-    Raises `LayoutError` if the axis does not divide the dimension.
+    Raises `LayoutError` if the size of the dimension is not a multiple of the number of ranks on the axis.
     """
     return wait(start_reduce_scatter(x, axis, dim), axis)
 
@@ -115,7 +115,7 @@ def all_gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
 def split(x: Tensor, axis: Axis, dim: int) -> Tensor:
     """Return this rank's part of `x` along dimension `dim`. Sends nothing. `split` undoes `all_gather`.
 
-    Raises `LayoutError` if the axis does not divide the dimension.
+    Raises `LayoutError` if the size of the dimension is not a multiple of the number of ranks on the axis.
     """
     if axis.size == 1:
         return x

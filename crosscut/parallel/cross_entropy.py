@@ -61,8 +61,8 @@ def vocab_parallel_cross_entropy(
 ) -> Tensor:
     """Return `scale` times the sum over all tokens of -log softmax(hidden weight^T)[target].
 
-    - `hidden` [N, H] is the same on all ranks of the axis. `hidden` must have passed through f (or, under sequence
-      parallelism, the gather of the sequence), because this function computes only this rank's part of its gradient.
+    - `hidden` [N, H] is the same on all ranks of the axis. This function computes only this rank's part of the gradient
+      of `hidden`. `hidden` must therefore be a result of `enter_tensor_parallel`, whose backward pass sums the parts.
     - `weight` [V/T, H] holds this rank's rows and may have a wider element type than `hidden`. Rows from `vocab_size`
       on are padding and get no probability.
     - `targets` [N] are token ids, or `IGNORED` for tokens that add nothing to the loss.
@@ -112,13 +112,14 @@ def require_fit(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int
         )
     if weight.shape[0] * axis.size < vocab_size:
         raise LayoutError(
-            f"`weight` must hold at least `vocab_size` rows ({vocab_size}) over the ranks of the {axis.name} axis, but "
-            f"has {weight.shape[0]} x {axis.size}. Pad the vocabulary (`VocabParallelEmbedding` does)."
+            f"`weight` must hold at least {vocab_size} rows (`vocab_size`) on all ranks of the {axis.name} axis "
+            f"together, but holds {weight.shape[0]} rows on each of {axis.size} ranks. Pad the vocabulary "
+            "(`VocabParallelEmbedding` does)."
         )
     torch._assert_async(
         (((targets >= 0) & (targets < vocab_size)) | (targets == IGNORED)).all(),
-        f"Targets must be from 0 to {vocab_size - 1}, the last id of the vocabulary, or {IGNORED} to be ignored, but a "
-        "target is outside this range. Tokenize with this model's tokenizer.",
+        f"Targets must be token ids from 0 to {vocab_size - 1}, or {IGNORED} for tokens that add nothing to the loss, "
+        "but a target is another number. Tokenize with this model's tokenizer.",
     )
 
 

@@ -33,7 +33,8 @@ class TiedWeight:
 
 class VocabParallelEmbedding(nn.Module):
     """Token embedding that is cut along the vocabulary, E = [E_1, E_2]. Each rank holds some rows of E, looks up the
-    tokens that belong to its rows, and writes zeros for all other tokens. g then sums the results of the ranks.
+    tokens that belong to these rows, and writes zeros for all other tokens. The operator g (`leave_tensor_parallel`)
+    then sums the results of all ranks.
 
     Input: token ids [B, S] below `vocab_size`. Output: [B, S, H] in `output_dtype` (under sequence parallelism [B, S/T,
     H]). Parameter: `weight` [V, H] as Shard(0); zeros until initialised.
@@ -136,8 +137,8 @@ class PositionEmbedding(nn.Module):
         num_real = length - num_filled
         if num_real > self.weight.shape[0]:
             raise ConfigError(
-                f"A sequence must be at most as long as the model's positions ({self.weight.shape[0]}), but is "
-                f"{num_real}. Shorten the sequence, or train with a larger `model.max_sequence_length`."
+                f"A sequence must have at most {self.weight.shape[0]} tokens, one for each position of the model, but "
+                f"has {num_real}. Shorten the sequence, or train with a larger `model.max_sequence_length`."
             )
         weight = local_on_sequence(self.weight, self.mesh, self.weight.dtype)
         rows = F.pad(weight[:num_real], (0, 0, 0, num_filled))

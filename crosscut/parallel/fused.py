@@ -1,14 +1,18 @@
-r"""f fused with the matrix products after it, and g fused with the matrix product before it, so that messages overlap.
+r"""Linear layers whose messages between tensor ranks overlap with their matrix products.
 
-Each fused function stands below its plain twin, a function of two lines that defines the result. In the twin, messages
-and products run one after another. The fused function runs products between the start and the end of a message:
+f and g are the paper's operators at the two ends of a parallel region. f (`enter_tensor_parallel`) passes the input
+into the region, and g (`leave_tensor_parallel`) sums the partial results of all ranks. `enter_and_multiply` fuses f
+with the matrix products after f. `multiply_and_leave` fuses g with the matrix product before g.
+
+Each fused function stands below its plain twin: a function of two lines that computes the same result, but runs
+messages and products one after another. The fused function runs a product between the start and the end of a message:
 
         twin, backward:    grad_x = grad W,  sum grad_x,  grad_W = grad^T x
         fused, backward:   grad_x = grad W,  start the sum of grad_x,  grad_W = grad^T x,  wait for the sum
 
-Under sequence parallelism, `enter_and_multiply` keeps its split input and gathers the sequence again in the backward
-pass. The fused functions also cut large products into halves of the batch: one half is sent while the other half is
-multiplied.
+Under sequence parallelism, `enter_and_multiply` saves only this rank's part of the sequence, and gathers the sequence
+again in the backward pass. The fused functions also split a large batch into two halves: the ranks send one half while
+they multiply the other half.
 
 Shapes: B batch, S sequence, I in, O out, T tensor ranks. Under sequence parallelism, tensors outside a parallel region
 have S/T in place of S.
@@ -38,7 +42,9 @@ Biases = Sequence[Tensor | None]
 def enter_then_multiply(
     x: Tensor, weights: Sequence[Tensor], biases: Biases, *, mesh: ParallelMesh
 ) -> tuple[Tensor, ...]:
-    """Apply f, then compute X A_i + b_i for each weight. This is the plain twin of `enter_and_multiply`."""
+    """Apply f (`enter_tensor_parallel`), then compute X A_i + b_i for each weight. This is the plain twin of
+    `enter_and_multiply`.
+    """
     entered = enter_tensor_parallel(x, mesh)
     return tuple(F.linear(entered, weight, bias) for weight, bias in zip(weights, biases, strict=True))
 
@@ -46,8 +52,8 @@ def enter_then_multiply(
 def enter_and_multiply(
     x: Tensor, weights: Sequence[Tensor], biases: Biases, *, mesh: ParallelMesh, products: Products = ORDINARY
 ) -> tuple[Tensor, ...]:
-    """Apply f to `x` [B, S, I], then compute X A_i + b_i for each weight [O, I] and its bias [O] (or None). Returns one
-    output [B, S, O] per weight.
+    """Apply f (`enter_tensor_parallel`) to `x` [B, S, I], then compute X A_i + b_i for each weight [O, I] and the
+    weight's bias [O] (or None). Returns one output [B, S, O] per weight.
 
     | sequence parallelism | forward                              | backward                                           |
     |----------------------|--------------------------------------|----------------------------------------------------|
@@ -113,7 +119,9 @@ class _EnterAndMultiply(Function):
 
 
 def multiply_then_leave(x: Tensor, weight: Tensor, bias: Tensor | None, *, mesh: ParallelMesh) -> Tensor:
-    """Compute X_i A_i, apply g, then add the bias once. This is the plain twin of `multiply_and_leave`."""
+    """Compute X_i A_i, apply g (`leave_tensor_parallel`), then add the bias once. This is the plain twin of
+    `multiply_and_leave`.
+    """
     left = leave_tensor_parallel(F.linear(x, weight), mesh)
     return left if bias is None else left + bias
 
@@ -127,7 +135,8 @@ def multiply_and_leave(
     products: Products = ORDINARY,
     is_needed: bool = True,
 ) -> Tensor:
-    """Multiply `x` [B, S, I] by `weight` [O, I] (X_i A_i), apply g, then add `bias` [O] once: [B, S, O].
+    """Multiply `x` [B, S, I] by `weight` [O, I] (X_i A_i), apply g (`leave_tensor_parallel`), then add `bias` [O] once:
+    [B, S, O].
 
     Set `is_needed` to false if no code reads the result. The forward pass then returns zeros, and multiplies and sends
     nothing.

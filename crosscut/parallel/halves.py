@@ -1,8 +1,8 @@
 """Start and end of the messages of `enter_tensor_parallel` and `leave_tensor_parallel`, as separate functions.
 
-The first function starts a message and returns at once. The second function waits for the result. Matrix products can
-run in between. Entering and leaving a parallel region are conjugate operators: the backward message of one operator is
-the forward message of the other operator. Two messages therefore serve both operators:
+One function starts a message and returns at once, and another function waits for the result. Matrix products can run in
+between. Entering and leaving a parallel region are conjugate operators: the backward message of one operator is the
+forward message of the other operator. Two messages therefore serve both operators:
 
 | message | with sequence parallelism | without sequence parallelism | sent when entering | sent when leaving |
 |---------|---------------------------|------------------------------|--------------------|-------------------|

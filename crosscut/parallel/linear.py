@@ -4,10 +4,11 @@ r"""Linear layers with the two cuts of the paper's section 3: one matrix cut by 
                                             g--> sum_i Y_i B_i + bias
         X --f--> X A_2 --GeLU--> Y_2 B_2 --/
 
-In the forward pass, the first product needs no communication, and the second product is followed by one sum. f is
-`operators.enter_tensor_parallel`, and g is `operators.leave_tensor_parallel`. Each layer calls one function of the
-module `fused` that does both the operator and the product, and overlaps messages with products. In `fused`, the plain
-twin of each function shows the two steps separately.
+f (`operators.enter_tensor_parallel`) passes the input into the parallel region. g (`operators.leave_tensor_parallel`)
+sums the partial results of all ranks. In the forward pass, the first product therefore needs no communication, and the
+second product needs one sum. Each layer calls one function of the module `fused` that does both the operator and the
+product, and overlaps messages with products. In `fused`, the plain twin of each function shows the two steps
+separately.
 
 Shapes: B batch, S sequence, I in, O out, T tensor ranks. PyTorch stores weights as [O, I], so the paper's columns are
 dimension 0 here and its rows are dimension 1.
@@ -35,7 +36,7 @@ from crosscut.parallel.state.parameters import (
 
 @dataclass(frozen=True)
 class Multiplication:
-    """Settings of a linear layer's matrix products: the implementation, and whether recomputation skips the product."""
+    """Settings of a linear layer's matrix products: the implementation, and whether recomputation skips products."""
 
     products: Products = ORDINARY
     """Implementation of the products in the forward and the backward pass."""
@@ -60,7 +61,8 @@ class Blocks(NamedTuple):
 
 
 class ColumnParallelLinear(nn.Module):
-    """Linear layer whose weight is cut by columns: Y_i = f(X) A_i + b_i. The output stays split over the ranks.
+    """Linear layer whose weight is cut by columns: Y_i = f(X) A_i + b_i. f (`enter_tensor_parallel`) passes the input
+    into the parallel region. The output stays split over the ranks.
 
     Input [B, S, I] (under sequence parallelism [B, S/T, I]), output [B, S, O/T]. Parameters: `weight` [O, I] and `bias`
     [O] as Shard(0); zeros until initialised.
@@ -101,10 +103,10 @@ class ColumnParallelLinear(nn.Module):
         self.bias = make((out_features,), mesh.tensor, **place) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply f, then compute X A_i + b_i: [B, S, I] (or [B, S/T, I]) to [B, S, O/T].
+        """Apply f (`enter_tensor_parallel`), then compute X A_i + b_i: [B, S, I] (or [B, S/T, I]) to [B, S, O/T].
 
-        The result is that of the following two lines. `enter_and_multiply` computes it in one function, which overlaps
-        the message of f with products:
+        The result equals `y` in the following two lines. The function `enter_and_multiply` runs both lines at once, and
+        overlaps the message of f with products:
 
             entered = enter_tensor_parallel(x, mesh)  # f
             y = F.linear(entered, weight, bias)  # X A_i + b_i
@@ -134,8 +136,8 @@ def _rows_of_block(out_features: int, num_blocks: int | None, axis: Axis) -> sli
         return None
     if axis.size % num_blocks:
         raise LayoutError(
-            f"The size of the {axis.name} axis must divide the number of blocks of a layer ({num_blocks}) or be a "
-            f"multiple of this number, but is {axis.size}. Change `layout.{axis.name}`."
+            f"The size of the {axis.name} axis must divide {num_blocks}, the number of blocks of a layer, or be a "
+            f"multiple of {num_blocks}, but is {axis.size}. Change `layout.{axis.name}`."
         )
     width, block = out_features // num_blocks, axis.rank * num_blocks // axis.size
     return slice(block * width, (block + 1) * width)
@@ -144,9 +146,9 @@ def _rows_of_block(out_features: int, num_blocks: int | None, axis: Axis) -> sli
 class ColumnParallelLinears(nn.Module):
     """Several column-parallel layers with the same input. The input enters the parallel region once for all of them.
 
-    The input is that of `ColumnParallelLinear`. The output is a tuple of the layers' outputs, in the order of the
-    arguments. Each layer becomes a submodule with the name of its argument. Together, the layers send as many messages,
-    of the same size, as one `ColumnParallelLinear`.
+    The input has the shape that `ColumnParallelLinear` expects. The output is a tuple of the layers' outputs, in the
+    order of the arguments. Each layer becomes a submodule with the name of its argument. Together, the layers send the
+    same messages as a single `ColumnParallelLinear`.
     """
 
     def __init__(self, **layers: ColumnParallelLinear) -> None:
@@ -156,7 +158,7 @@ class ColumnParallelLinears(nn.Module):
         self._layers = tuple(layers.values())
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Enter the parallel region once (f), then compute X A_i + b_i for each layer."""
+        """Enter the parallel region once (`enter_tensor_parallel`), then compute X A_i + b_i for each layer."""
         x = x.to(product_dtype(x))
         weights = [layer.own_weight(x.dtype) for layer in self._layers]
         biases = [layer.own_bias(x.dtype) for layer in self._layers]
@@ -165,8 +167,8 @@ class ColumnParallelLinears(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """Linear layer whose weight is cut by rows: Y = g(X_i A_i) + b. The input is split by columns. The bias is added
-    once, after the sum over the ranks.
+    """Linear layer whose weight is cut by rows: Y = g(X_i A_i) + b. Each rank holds some columns X_i of the input. g
+    (`leave_tensor_parallel`) sums the products of all ranks, and the bias is added once, after the sum.
 
     Input [B, S, I/T], output [B, S, O] (under sequence parallelism [B, S/T, O]). Parameters: `weight` [O, I] as
     Shard(1), `bias` [O] as Replicate; zeros until initialised.
@@ -196,10 +198,11 @@ class RowParallelLinear(nn.Module):
         self.bias = replicated_parameter((out_features,), mesh.tensor, **place) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute X_i A_i, apply g, then add b once: [B, S, I/T] to [B, S, O] (or [B, S/T, O]).
+        """Compute X_i A_i, apply g (`leave_tensor_parallel`), then add b once. The shape [B, S, I/T] becomes [B, S, O],
+        or, under sequence parallelism, [B, S/T, O].
 
-        The result is that of the following two lines. `multiply_and_leave` computes it in one function, which makes no
-        copies for g and the bias, and overlaps the message with the product:
+        The result equals `y` in the following two lines. The function `multiply_and_leave` runs both lines at once. It
+        makes no copies for g and the bias, and overlaps the message with the product:
 
             left = leave_tensor_parallel(F.linear(x, weight), mesh)  # X_i A_i, then g
             y = left + bias

@@ -1,10 +1,10 @@
 """Mesh of ranks: the axes of a layout as each rank sees them.
 
 A layout becomes one `DeviceMesh`. The order of the mesh's axes follows the table in `config/axes.py`; by default the
-axes are ("data", "tensor"). A tensor group therefore consists of adjacent ranks, and a data group contains one rank of
-each tensor group (paper, Figure 5). If the data ranks form several groups that each share one copy of the model, the
-data axis is split into two axes, ("replica", "shard"), and batches are split over both. All other code receives an
-`Axis` or the whole `ParallelMesh` as an argument; there is no global group.
+axes are ("data", "tensor"). The ranks along the tensor axis are therefore adjacent (paper, Figure 5). If the data ranks
+form several groups that each share one copy of the model, the data axis is split into two axes, ("replica", "shard"),
+and each batch is split over the ranks of both axes. Layers receive an `Axis` or the whole `ParallelMesh` as an
+argument, and use no global variable.
 """
 
 from dataclasses import dataclass, replace
@@ -46,12 +46,12 @@ class Axis:
 
 @dataclass(frozen=True)
 class Sharding:
-    """Axes over which data ranks share one copy of the model (`sharding.shard_model`)."""
+    """Groups of data ranks that each share one copy of the model (`sharding.shard_model`), as two axes of the mesh."""
 
     shard: Axis
-    """Ranks that share one copy."""
+    """Axis along which ranks share one copy of the model."""
     replica: Axis | None
-    """Ranks that hold the same shard of different copies; None if there is only one copy."""
+    """Axis along which ranks hold the same shard of different copies; None if there is only one copy."""
     device_mesh: DeviceMesh
     """Mesh of both axes, ("replica", "shard"), or of the shard axis alone if there is one copy."""
     keeps_weights: bool
@@ -84,7 +84,7 @@ class ParallelMesh:
 
     @property
     def is_first_rank(self) -> bool:
-        """Whether this rank is the first rank of the mesh, which prints and writes the run's files."""
+        """Whether this rank is the first rank of the mesh. Only the first rank prints and writes the run's files."""
         return all(axis.rank == 0 for axis in self.axes)
 
     @property
@@ -213,7 +213,7 @@ def make_lone_mesh(device: torch.device) -> ParallelMesh:
 
 
 def world_size_message(layout: Layout, world_size: int) -> str:
-    """Error message for a layout that does not have `world_size` ranks, the number of processes."""
+    """Error message for a layout whose number of ranks is not `world_size`, the number of processes."""
     axes = dict(reversed(layout.axes.items()))
     names, sizes = (" x ".join(map(str, part)) for part in ((f"`layout.{name}`" for name in axes), axes.values()))
     return (

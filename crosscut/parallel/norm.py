@@ -20,7 +20,7 @@ class LayerNorm(nn.Module):
     Under sequence parallelism, each rank computes only a partial gradient of the parameters, from its own tokens.
     `gradients.GradientReducer` sums the partial gradients over the tensor ranks after the backward pass. Set `inside`
     if the norm is used inside a parallel region, for example on a rank's own heads; the gradients are then partial on
-    every layout. `call` runs the computation (see `kernels.functions.Call`).
+    every layout. `call` is the function that runs the computation (see `kernels.functions.Call`).
 
     Source: paper, section 3 (duplicated layer norms); Korthikanti et al. 2022, section 4.2.2.
     """

@@ -1,5 +1,6 @@
-"""Operators at which ranks communicate inside a model: f, g and their sequence-parallel counterparts, in conjugate
-pairs.
+"""Operators at which ranks communicate inside a model: the paper's f and g, and their sequence-parallel counterparts.
+
+The operators form conjugate pairs: the backward pass of one operator is the forward pass of the other operator.
 
 | operator                              | forward        | backward       |
 |---------------------------------------|----------------|----------------|
@@ -10,10 +11,11 @@ pairs.
 | `scatter_to_sequence_parallel`        | split          | all-gather     |
 | `gather_from_tensor_parallel`         | all-gather     | split          |
 
-f and g are from the paper (section 3, Code 1); the sequence-parallel operators are from Korthikanti et al. 2022.
-Between the parallel regions, every rank holds the whole sequence, or, under sequence parallelism, only a part of the
-sequence. Layers call `enter_tensor_parallel` and `leave_tensor_parallel`. These two functions choose f and
-g, or, under sequence parallelism, the gather and the reduce-scatter.
+f and g are from the paper (section 3, Code 1); the sequence-parallel operators are from Korthikanti et al. 2022. f is
+the entry into a parallel region, and g is the exit. Between the parallel regions, every rank holds the whole sequence,
+or, under sequence parallelism, only a part of the sequence. Layers call `enter_tensor_parallel` and
+`leave_tensor_parallel`. These two functions choose f and g, or, under sequence parallelism, the gather and the
+reduce-scatter.
 
 Shapes: B batch, S sequence, H hidden, T tensor ranks. The sequence dimension is 1.
 """
@@ -101,7 +103,7 @@ class _GatherFromTensorParallel(Function):
 
 
 def copy_to_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
-    """f: pass a replicated tensor into a parallel region.
+    """The paper's operator f: pass a replicated tensor into a parallel region.
 
     Forward: identity. Backward: all-reduce, which sums the gradients of all ranks (`x.numel()` elements). Source:
     paper, section 3, Code 1.
@@ -110,7 +112,7 @@ def copy_to_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
 
 
 def reduce_from_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
-    """g: sum the partial results of a parallel region.
+    """The paper's operator g: sum the partial results of a parallel region.
 
     Forward: all-reduce of `x.numel()` elements. Backward: identity. Source: paper, section 3.
     """
@@ -150,7 +152,8 @@ def gather_from_tensor_parallel(x: Tensor, axis: Axis) -> Tensor:
 
 
 def enter_tensor_parallel(x: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Pass `x` into a parallel region: by f, or, under sequence parallelism, by the gather of the sequence.
+    """Pass `x` into a parallel region: by f (`copy_to_tensor_parallel`), or, under sequence parallelism, by
+    `gather_from_sequence_parallel`.
 
     Raises `LayoutError` if, under sequence parallelism, `x` has fewer than three dimensions.
     """
@@ -160,8 +163,8 @@ def enter_tensor_parallel(x: Tensor, mesh: ParallelMesh) -> Tensor:
 
 
 def leave_tensor_parallel(x: Tensor, mesh: ParallelMesh) -> Tensor:
-    """Sum the partial results `x` of a parallel region: by g, or, under sequence parallelism, by the reduce-scatter,
-    which also keeps only this rank's part of the sequence.
+    """Sum the partial results `x` of a parallel region: by g (`reduce_from_tensor_parallel`), or, under sequence
+    parallelism, by `reduce_scatter_to_sequence_parallel`, which keeps only this rank's part of the sequence.
 
     Raises `LayoutError` if, under sequence parallelism, `x` has fewer than three dimensions.
     """
@@ -184,6 +187,7 @@ def part_of_sequence(x: Tensor, mesh: ParallelMesh, dim: int) -> Tensor:
     """Return this rank's part of `x` along `dim`, the sequence dimension. Without sequence parallelism, return `x`
     unchanged. Sends nothing.
 
-    `x` must be the same on all tensor ranks. Raises `LayoutError` if the tensor axis does not divide the dimension.
+    `x` must be the same on all tensor ranks. Raises `LayoutError` if the length of the sequence is not a multiple of
+    the number of tensor ranks.
     """
     return split(x, mesh.tensor, dim) if mesh.sequence_parallel else x

@@ -7,9 +7,9 @@ of the model, each data rank draws the tensor rank's whole part and keeps only i
 
 *Dropout*: outside the parallel regions, all tensor ranks must drop the same elements. Inside a parallel region, each
 rank drops elements of its own. There are therefore two random streams, one shared by the tensor ranks and one per rank.
-Both streams restart at every forward pass from (seed, step, micro-batch, rank along the token axis), so a resumed run
-needs no saved random state. Under sequence parallelism, ranks hold different tokens outside the parallel regions, too,
-so only the per-rank stream is used.
+Both streams restart at every forward pass. The new state depends only on the seed, the step, the micro-batch and the
+position of the rank in the layout, so a resumed run needs no saved random state. Under sequence parallelism, ranks hold
+different tokens outside the parallel regions, too, so only the per-rank stream is used.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
 r"""Matrix products that overlap, piece by piece, with the gather of their input or the scatter of their output.
 
 PyTorch's symmetric memory lets the tensor ranks access each other's memory. A rank then need not wait for the whole
-gathered sequence: the rank multiplies one piece of the sequence while it copies the next piece from another rank. It
-also sends each piece of a product as soon as the piece is computed (Wang et al. 2023; PyTorch calls this asynchronous
-tensor parallelism). Two conjugate operators suffice:
+gathered sequence: the rank multiplies one piece of the sequence while it copies the next piece from another rank. The
+rank also sends each piece of a product as soon as the piece is computed (Wang et al. 2023; PyTorch calls this
+asynchronous tensor parallelism). Two conjugate operators suffice:
 
     gather and multiply:   X = gather(x),  y = X W^T        backward: multiply and scatter
     multiply and scatter:  y = scatter(x W^T)               backward: gather and multiply
@@ -82,7 +82,8 @@ class _MultiplyAndScatter(Function):
 
 
 def gather_and_multiply(x: Tensor, weights: Sequence[Tensor], mesh: ParallelMesh) -> tuple[Tensor, ...]:
-    """Gather the sequence of `x` [B, S/T, I] and multiply it by each weight [O, I]: one output [B, S, O] per weight.
+    """Gather the sequence of `x` [B, S/T, I] and multiply the result by each weight [O, I]. Returns one output [B, S,
+    O] per weight.
 
     Forward: an all-gather, in pieces. Backward: an all-gather, overlapped with a product and a reduce-scatter in
     pieces.
@@ -132,18 +133,18 @@ def require_symmetric_memory(layout: Layout, device: torch.device) -> None:
     """Raise `LayoutError` if the layout uses symmetric memory but the tensor ranks cannot share memory."""
     if layout.symmetric_memory and (reason := _reason_against(layout, device)):
         raise LayoutError(
-            f"`layout.symmetric_memory` must be false here, but is true: {reason}. Set "
+            f"`layout.symmetric_memory` must be false here, but is true. {reason}. Set "
             "layout.symmetric_memory=false. Messages then still overlap with products, but in larger pieces."
         )
 
 
 def _reason_against(layout: Layout, device: torch.device) -> str:
     if device.type != "cuda":
-        return "symmetric memory needs GPUs, and the run is on the CPU"
+        return "Symmetric memory needs GPUs, but the run is on the CPU"
     num_ranks, own = layout.tensor, os.environ.get("LOCAL_RANK")
     on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world_size))
     if on_this_machine % num_ranks:
-        return f"the {num_ranks} tensor ranks are not all on one machine (this machine runs {on_this_machine} ranks)"
+        return f"The {num_ranks} tensor ranks are not all on one machine (this machine runs {on_this_machine} ranks)"
     for one in range(on_this_machine) if own is None else [int(own)]:  # the process that starts ranks checks all
         first = one // num_ranks * num_ranks
         for other in range(first, first + num_ranks):

@@ -340,12 +340,12 @@ TOO_MANY_TARGETS = (
     r"gather `hidden` first \(`enter_tensor_parallel`\).$"
 )
 TOO_FEW_ROWS = (
-    r"^`weight` must hold at least `vocab_size` rows \(300\) over the ranks of the tensor axis, but has 128 x 2. "
-    r"Pad the vocabulary \(`VocabParallelEmbedding` does\).$"
+    r"^`weight` must hold at least 300 rows \(`vocab_size`\) on all ranks of the tensor axis together, but holds 128 "
+    r"rows on each of 2 ranks. Pad the vocabulary \(`VocabParallelEmbedding` does\).$"
 )
 NO_TARGET = (
-    "^Targets must be from 0 to 299, the last id of the vocabulary, or -100 to be ignored, but a target is outside "
-    "this range. Tokenize with this model's tokenizer.$"
+    "^Targets must be token ids from 0 to 299, or -100 for tokens that add nothing to the loss, but a target is "
+    "another number. Tokenize with this model's tokenizer.$"
 )
 
 

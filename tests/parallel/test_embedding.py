@@ -166,9 +166,8 @@ def _place(length: int) -> None:
 
 def test_a_sequence_longer_than_the_positions_is_refused(ranks: RankPool) -> None:
     message = (
-        r"^A sequence must be at most as long as the model's positions \(10\), but is 11. Shorten the sequence, or "
-        r"train "
-        "with a larger `model.max_sequence_length`.$"
+        "^A sequence must have at most 10 tokens, one for each position of the model, but has 11. Shorten the "
+        "sequence, or train with a larger `model.max_sequence_length`.$"
     )
     with pytest.raises(ConfigError, match=message):
         ranks.run(1, _place, P + 1)

@@ -91,7 +91,7 @@ NOT_ON_THE_CPU = (
     KEEPS_SCORES,
     Refusal(
         lambda v: v["symmetric_memory"],
-        "must be false here, but is true: symmetric memory needs GPUs, and the run is on the CPU",
+        "must be false here, but is true. Symmetric memory needs GPUs, but the run is on the CPU",
     ),
 )
 """To train with, in the order in which they are found. All but `KEEPS_SCORES` can be proven without a GPU."""

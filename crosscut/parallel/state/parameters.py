@@ -1,7 +1,7 @@
 """Parameters as distributed tensors, and access to the local tensors that the arithmetic uses.
 
 Every parameter is a `DTensor` on the tensor axis: `Shard(0)` for columns of the paper's A (PyTorch stores a linear
-weight transposed, [out, in]), `Shard(1)` for its rows, and `Replicate()` if every rank holds the whole parameter.
+weight transposed, [out, in]), `Shard(1)` for rows of A, and `Replicate()` if every rank holds the whole parameter.
 PyTorch's optimizer, checkpoints and resharding therefore work unchanged. The forward pass calls `local` and computes
 with ordinary tensors.
 
@@ -34,7 +34,7 @@ def sharded_parameter(
 ) -> nn.Parameter:
     """Create a parameter of global shape `shape`, cut along dimension `dim` over the axis and filled with zeros.
 
-    Raises `LayoutError` if the axis does not divide the dimension.
+    Raises `LayoutError` if the size of the dimension is not a multiple of the number of ranks on the axis.
     """
     if shape[dim] % axis.size:
         raise LayoutError(

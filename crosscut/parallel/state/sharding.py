@@ -84,7 +84,7 @@ def shard_model(
 def _require_sums(always_used: bool) -> None:
     if not (always_used or _SUMS_UNUSED):
         raise LayoutError(
-            "`always_used` must be true with PyTorch before 2.12, but is false, and this is PyTorch "
+            "`always_used` must be true with PyTorch before 2.12, but is false. This is PyTorch "
             f"{torch.__version__}, which sums gradients wrongly if a parameter is unused on some ranks. Install "
             "PyTorch 2.12, or pass always_used=True if every backward pass reaches every parameter on every rank."
         )
@@ -95,13 +95,13 @@ def _require_shareable(parameters: Mapping[str, nn.Parameter], buffers: Mapping[
     for name, buffer in buffers.items():
         if buffer.is_meta:
             raise LayoutError(
-                f"`{name}` must have its values before the model is sharded, but is a buffer on `meta`. Create the "
+                f"The buffer `{name}` must have values before the model is sharded, but is on `meta`. Create the "
                 "buffer on the mesh's `device`."
             )
     for name, parameter in parameters.items():
         if not parameter.dim():
             raise LayoutError(
-                f"`{name}` must have at least one dimension, so that data ranks can shard it, but is a scalar. Give "
+                f"`{name}` must have at least one dimension, but is a scalar. Data ranks cannot shard a scalar. Give "
                 "the parameter the shape (1,)."
             )
 
