@@ -22,9 +22,10 @@ Pass = Callable[..., Tensor]
 
 
 class LossPasses:
-    """The three passes as compiled functions of this rank's tensors. The passes send nothing between ranks.
+    """Compiled functions for the three passes of the loss over a rank's logits: `highest`, `sums` and `error`. The
+    passes send nothing between ranks.
 
-    `compiled` compiles one function, for example `torch.compile`.
+    The argument `compiled` is a function that compiles a pass, such as `torch.compile`.
     """
 
     def __init__(self, compiled: Callable[[Pass], Pass]) -> None:

@@ -104,9 +104,9 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """Compute grad^T x [O, I] from `grad` [N, O] and `x` [N, I]. Both arguments must be contiguous.
 
-    The operator makes a transposed copy of its first factor, which takes a good part of the product's time. If `x` and
-    the result together have fewer elements than `grad`, it is cheaper to copy `x` and transpose the result. The
-    function then computes x^T grad and returns its transpose.
+    oneDNN makes a transposed copy of the first factor of a product, which takes a good part of the product's time. If
+    `x` and the result together have fewer elements than `grad`, it is cheaper to copy `x` and transpose the result. In
+    this case, the function computes x^T grad and returns the transpose of x^T grad.
     """
     (num_tokens, num_outputs), num_inputs = grad.shape, x.shape[1]
     if (num_tokens + num_outputs) * num_inputs < num_tokens * num_outputs:
@@ -134,8 +134,8 @@ def linear_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = No
 def add_product(total: Tensor, a: Tensor, b: Tensor, *, is_first: bool) -> None:
     """Add the product of `a` [O, N] and `b` [N, I] to `total` [O, I], in place. With `is_first`, overwrite `total`.
 
-    `a` is usually a transposed view. The operator would copy such a view slowly, so this function copies a block of `a`
-    into contiguous memory before each product. If the view has gaps in memory, this is up to seven times as fast.
+    `a` is usually a transposed view. oneDNN would copy such a view slowly, so this function copies a block of `a` into
+    contiguous memory before each product. If the view has gaps in memory, this is up to seven times as fast.
     """
     for rows in _blocks(a.shape[0], width=max(b.shape)):  # limits both the result and the copy of the first factor
         product = _linear(a[rows].t().contiguous().t(), b.t(), None)

@@ -173,8 +173,8 @@ def bias_gradient(grad: Tensor) -> Tensor:
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """Element type in which a layer multiplies `x`: the type that `torch.autocast` sets, if autocast is on. Without
-    autocast, and for float64, the type of `x`.
+    """Element type in which a layer multiplies `x`: the type that `torch.autocast` sets, or, if autocast is off or `x`
+    is float64, the type of `x`.
     """
     is_cast = x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type)
     return torch.get_autocast_dtype(x.device.type) if is_cast else x.dtype
