@@ -42,7 +42,8 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """Layout and device of the ranks that a command needs. The constructor checks both against this machine.
+    """Layout and device of the ranks that a command needs. The constructor checks that this machine can provide the
+    layout and the device.
 
     Raises `LayoutError` if torchrun started another number of ranks than the layout needs, or if this machine has too
     few GPUs. Raises `ConfigError` if `device` is cuda and this machine has no GPU.
@@ -110,7 +111,8 @@ def in_ranks(ranks: Ranks, work: Callable[[_P, torch.device], _T], *, prepare: C
 
 
 def stay_in_ranks(ranks: Ranks, *, prepare: Callable[[], _P]) -> tuple[_P, torch.device]:
-    """Join the ranks until this process ends. Returns the prepared value of the first rank, and this rank's device.
+    """Make this process one of the ranks until the process ends. Returns the first rank's prepared value, and this
+    rank's device.
 
     `prepare` runs on the first rank only. If `prepare` raises a `CrosscutError`, the error is raised on every rank.
     This function starts no ranks. If a process group exists, the function uses that group.

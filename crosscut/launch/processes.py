@@ -84,7 +84,7 @@ def require_devices(name: str, num_ranks: int) -> None:
     num_devices = torch.cuda.device_count()
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            "The device must be available, but is cuda, and this machine has no GPU. Set the device to cpu "
+            "The device must be available, but is cuda. This machine has no GPU. Set the device to cpu "
             "(`training.device` in a run's file, `--device` in other commands)."
         )
     if choose_device(name).type == "cuda" and num_ranks > num_devices:
@@ -97,7 +97,7 @@ def require_devices(name: str, num_ranks: int) -> None:
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """Context in which the ranks can communicate: it holds PyTorch's default process group.
+    """Context in which the ranks can communicate through PyTorch's default process group.
 
     The group contains the ranks that a launcher started, or only this process if there is no launcher.
 
@@ -129,7 +129,7 @@ def process_group(device: torch.device) -> Iterator[None]:
 
 
 def keep_process_group(device: torch.device) -> None:
-    """Create a process group that lasts until this process ends, otherwise like `process_group`. Does nothing if a
+    """Create the process group of `process_group`, but keep the group until this process ends. Does nothing if a
     process group exists.
 
     Use this function in a program that Crosscut does not control. If an uncaught error ends the program, the group is
@@ -344,8 +344,8 @@ def joined_rank() -> Iterator[None]:
 
     A `CrosscutError` leaves the context unchanged. After any other error, this rank prints the traceback and exits with
     status 1. If the error is a lost connection to another rank, this rank first waits a few seconds. Meanwhile, the
-    other rank prints its traceback, and torchrun usually stops this rank. If torchrun does not, this rank prints one
-    line instead of the traceback and exits with status 1.
+    other rank prints its traceback, and torchrun usually stops this rank. If torchrun does not stop this rank, this
+    rank prints one line instead of the traceback and exits with status 1.
     """
     share_cores()
     try:

@@ -1,4 +1,4 @@
-"""Stop of all ranks after the same step, when a scheduler sends SIGTERM or SIGUSR1, or a user presses Ctrl-C.
+"""Stop all ranks after the same step when a scheduler sends SIGTERM or SIGUSR1, or a user presses Ctrl-C.
 
 A signal may reach some ranks later than others, or not at all. If one rank stopped alone, the other ranks would wait
 forever. The ranks therefore vote at every check. A vote is an all-reduce (max) of one byte over all ranks. A check
@@ -39,8 +39,9 @@ SIGTERM (or SIGINT, if the program handles SIGINT) ends the process at once.
 """
 
 SAME_INTERRUPT = 0.3
-"""The same number for SIGINT, unless torchrun started this process. The time is too short to press Ctrl-C twice, and
-long enough for a program between the terminal and this process that passes the signal on.
+"""Number of seconds after the first SIGINT during which more SIGINTs count as copies of the first. Ranks that torchrun
+started use `SAME_REQUEST` instead. A user cannot press Ctrl-C twice in this time, but a program between the terminal
+and this process can pass the signal on.
 """
 
 _UNTIL_PASSED_ON = 2.0
@@ -71,17 +72,21 @@ def ignore_requests() -> None:
 
 
 class StopRequest:
-    """Context in which a signal asks all ranks to stop together. `check` then raises `Stopped` on every rank.
+    """Context in which one signal, sent to any rank, stops all ranks at the same point of the program.
 
-    `signals` are the signals to handle (by default SIGTERM and SIGUSR1). `told` is a function that is called in a
-    separate thread whenever this rank receives one of the signals.
+    Call the method `check` at every point at which the ranks may stop, for example after each step. The ranks vote in
+    `check`: after a rank has received a signal, `check` raises `Stopped` on every rank. The method `meet` waits until
+    every rank has called `meet`. The method `accept` records that the ranks have agreed to stop in another way than by
+    `check`.
 
-    Every rank must enter the context and call `check` and `meet` in the same order. Outside the main thread, a process
-    cannot handle signals, but the process still takes part in the votes.
+    The argument `signals` lists the signals to handle (by default SIGTERM and SIGUSR1). The argument `told` is a
+    function that a separate thread calls when this rank receives the first of these signals.
 
-    On exit, the previous signal handlers are restored. There is one exception: if the ranks agreed to stop (`check`
-    raised, or `accept` was called) and no error occurred, the process is about to end, so the signals are ignored from
-    then on.
+    Every rank must enter the context and call `check` and `meet` in the same order. Outside the main thread, Python
+    cannot handle signals, but the rank still votes in `check`.
+
+    When the context ends, the previous signal handlers are restored. There is one exception: if the ranks have agreed
+    to stop, and no error leaves the context, the process is about to end and ignores the signals from then on.
     """
 
     def __init__(self, signals: tuple[int, ...] = REQUESTS, told: Callable[[], None] | None = None) -> None:
@@ -128,7 +133,9 @@ class StopRequest:
             raise Stopped
 
     def accept(self) -> None:
-        """Record that all ranks have agreed to stop by other means than `check`. On exit, signals are then ignored."""
+        """Record that all ranks have agreed to stop in another way than by `check`. The process then ignores signals
+        after the context has ended.
+        """
         self._agreed = True
 
     def checked(self, items: Iterable[_T]) -> Iterator[_T]:
@@ -223,8 +230,8 @@ class _Signals:
 
 
 def is_repeated(number: int, seconds: float) -> bool:
-    """Whether a signal that arrives `seconds` after the first request is a second request, and not a copy of the
-    first.
+    """Whether a signal that arrives `seconds` after the first request is a new request, and not a copy of the first
+    request.
     """
     from_terminal = number == signal.SIGINT and "TORCHELASTIC_RUN_ID" not in os.environ
     return number != signal.SIGUSR1 and seconds > (SAME_INTERRUPT if from_terminal else SAME_REQUEST)
