@@ -36,9 +36,9 @@ def layer_activations(
 ) -> Kept:
     """Bytes of activations that the first layer saves on one rank for its backward pass, by purpose.
 
-    `mode` replaces `training.recompute`: with "none", the result is the bytes that a recomputed layer holds during its
-    backward pass. `capability` is the compute capability of the GPU, which decides whether the attention kernel can
-    share key-value heads.
+    `mode` replaces `training.recompute`. With `mode` "none", the result is the bytes that a recomputed layer holds
+    during its backward pass. `capability` is the compute capability of the GPU, which decides whether the attention
+    kernel can share key-value heads.
     """
     run = Candidate.of(run, precision_on(device))
     target = target_of(run, device=device, capability=capability)
@@ -46,7 +46,8 @@ def layer_activations(
 
 
 def activations_of(layer: Layer, run: Planned, target: Target, mode: str) -> tuple[Kept, ...]:
-    """Bytes of activations that each sublayer of a layer saves for the backward pass.
+    """Bytes of activations that each sublayer of `layer` saves on one rank for the backward pass. `target` has the
+    shapes, the data types and the device of the rank, and `mode` is a value of `training.recompute`.
 
     The entry of the first sublayer also counts the cast weights of the layer. Activations that are offloaded from the
     GPU count as 0 bytes.

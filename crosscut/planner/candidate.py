@@ -22,7 +22,7 @@ class Candidate(NamedTuple):
 
     @classmethod
     def of(cls, run: "Planned", precision: str) -> "Candidate":
-        """Candidate with the settings of a run. `precision` replaces `training.precision = "auto"`."""
+        """Return a candidate with the settings of `run`. `precision` replaces `training.precision = "auto"`."""
         return cls(run.model, run.layout, run.training.in_precision(precision))
 
     @property

@@ -5,7 +5,7 @@ The unit is the residual stream of one micro-batch on one rank (b s h elements, 
 
 |                                            | compiled: forward | backward | uncompiled: forward | backward |
 |--------------------------------------------|---|---|---|---|
-| norm; backward with the gradient of the residual path | 2 | 4 | 2 | 5 + 3 |
+| norm; backward, also the sum with the gradient of the residual path | 2 | 4 | 2 | 5 + 3 for the sum |
 | bias after the second matrix; its gradient | 0 | 1 | 2 | 1 |
 | dropout, with a mask of m bytes per element | m | 2 + m | 2 + m | 2 + m |
 | residual sum                               | 3 | 0 | 3 | 0 |
@@ -50,7 +50,9 @@ class LayerPasses(NamedTuple):
 
 @lru_cache(maxsize=16384)
 def layer_passes(layer: Layer, target: Target) -> LayerPasses:
-    """Bytes and kernels of one layer in one micro-batch. `weight_passes` counts weight casts and gradient sums."""
+    """Bytes and kernels of one layer in one micro-batch, without weight casts and gradient sums, which `weight_passes`
+    counts.
+    """
     steps = list(flat(lower(layer, target)))
     whole = passes(steps, target)
     forward_kernels, backward_kernels = _KERNELS[target.compiled]

@@ -1,4 +1,4 @@
-"""Time of a matrix product on one rank, by its shape.
+"""Time of a matrix product on one rank, by the shape of the product.
 
 A product of [m, k] and [k, n] takes as long as its arithmetic or its memory traffic, whichever takes longer:
 

@@ -62,7 +62,7 @@ class Plan:
         return training.batch_size * training.sequence_length / self.time.total * _DAY
 
     def run(self, asked: RunConfig) -> RunConfig:
-        """Return the run `asked` with the layout and the training settings of this plan."""
+        """Return a copy of the run settings `asked` with the layout and the training settings of this plan."""
         mine = self.candidate.training
         training = replace(mine, device=asked.training.device, offload=_kept(asked.training, mine.recompute))
         return replace(asked, layout=self.candidate.layout, training=training)
@@ -120,7 +120,7 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
     """Search the layouts of `run` on `num_ranks` devices. The search ignores the layout that `run` itself has.
 
     Raises `ConfigError` if no layout is possible. Examples are a `num_ranks` out of range, a precision that the device
-    does not have, a `training.device` of another kind than the hardware, and a batch that no layout can divide.
+    does not have, a `training.device` that is not the kind of the hardware, and a batch that no layout can divide.
     """
     _require_ranks(hardware, num_ranks)
     run = resolve(run, device=hardware.device, precision=hardware.fast_precision).config
@@ -154,14 +154,14 @@ def search_layouts(run: RunConfig, hardware: Hardware, num_ranks: int) -> Plans:
 
 def _require_ranks(hardware: Hardware, num_ranks: int) -> None:
     if num_ranks < 1:
-        raise ConfigError(f"`--gpus` must be at least 1, but is {num_ranks}.")
+        raise ConfigError(f"`--gpus` must be at least 1, but is {num_ranks}. Set it to the number of devices.")
     if num_ranks > _MOST_RANKS:
         raise ConfigError(f"`--gpus` must be at most {_MOST_RANKS:,}, but is {num_ranks:,}. Use fewer devices.")
     if hardware.network is None and num_ranks > hardware.ranks_per_node:
         raise ConfigError(
-            f"`--gpus` must be at most {hardware.ranks_per_node}, the size of one node of {hardware.name}, because "
-            f"the device file has no section [network], but is {num_ranks}. Use fewer devices, or add a section "
-            "[network] to your own device file."
+            f"`--gpus` must be at most {hardware.ranks_per_node} for {hardware.name}, but is {num_ranks}. The device "
+            f"file has no section [network], so it describes one node of {hardware.ranks_per_node} ranks. Use fewer "
+            "devices, or add a section [network] to your own device file."
         )
 
 
@@ -296,7 +296,7 @@ def _impossible(run: RunConfig, num_ranks: int) -> list[Rejected]:
 
 
 def memory_of_rank(hardware: Hardware, num_ranks: int) -> int:
-    """Bytes of memory available to one rank. Ranks on a CPU divide its memory evenly."""
+    """Bytes of memory available to one rank. The ranks on a CPU divide the memory of the CPU evenly."""
     return hardware.memory // num_ranks if hardware.device == "cpu" else hardware.memory
 
 
@@ -334,7 +334,9 @@ def require_precision(run: RunConfig, hardware: Hardware) -> None:
     precision = run.training.precision
     if precision not in hardware.flops:
         has = listed(f'"{name}"' for name in hardware.flops if name != "tf32")
-        raise ConfigError(f"`training.precision` must be a precision of {hardware.name} ({has}), but is {precision!r}.")
+        raise ConfigError(
+            f"`training.precision` must be a precision of {hardware.name}, but is {precision!r}. Choose {has}."
+        )
 
 
 def require_device(run: RunConfig, hardware: Hardware) -> None:
@@ -350,14 +352,15 @@ def _require_batch(run: RunConfig, num_ranks: int, most_tensor: int) -> None:
     batch, least_data = run.training.batch_size, num_ranks // most_tensor
     if batch < least_data:
         raise LayoutError(
-            f"`training.batch_size` must be at least {least_data}, because {num_ranks} GPUs with at most {most_tensor} "
-            f"tensor ranks make {least_data} data ranks or more, but is {batch}. Raise the batch size, or use at most "
-            f"{batch * most_tensor} GPUs."
+            f"`training.batch_size` must be at least {least_data}, but is {batch}. Each data rank needs a sequence, "
+            f"and {num_ranks} GPUs with at most {most_tensor} tensor ranks make at least {least_data} data ranks. "
+            f"Raise the batch size, or use at most {batch * most_tensor} GPUs."
         )
     if all(batch % data for data in divisors(num_ranks) if not _reason_against_tensor(run.model, num_ranks // data)):
         raise LayoutError(
-            f"`training.batch_size` must be a multiple of the number of data ranks in some layout of {num_ranks} GPUs, "
-            f"but is {batch}. Try {-(-batch // least_data) * least_data}."
+            f"`training.batch_size` must be divisible by the number of data ranks, but is {batch}. No possible layout "
+            f"of {num_ranks} GPUs has a number of data ranks that divides {batch}. Try "
+            f"{-(-batch // least_data) * least_data}."
         )
 
 

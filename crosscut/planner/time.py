@@ -2,9 +2,11 @@
 
     step = M (forward + backward) + optimizer + exposed messages + bubble
 
-`M` is the number of micro-batches in a step. The share of the peak that the device's products attain is measured
-(`hardware`), and the FLOPs, bytes and messages are counted. The forecast leaves out the data loader, a host that cannot
-keep up with its GPU, and the slowdown of products that overlap with messages. The derivation is in `docs/planner.md`.
+`M` is the number of micro-batches in a step. `bubble` is the time that pipeline stages wait for each other, which is
+always 0 in Crosscut. The share of the peak that products attain is a measured figure of the device file
+(`planner.hardware`). The FLOPs, bytes and messages are counted. The forecast leaves out the data loader, a host that
+cannot keep up with its GPU, and the slowdown of products that overlap with messages. The derivation is in
+`docs/planner.md`.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -165,14 +165,15 @@ def test_ranks_on_a_laptop_share_its_memory() -> None:
 @pytest.mark.parametrize(
     ("run", "num_ranks", "hardware", "message"),
     [
-        (run_of(), 0, DGX, "`--gpus` must be at least 1, but is 0."),
+        (run_of(), 0, DGX, "`--gpus` must be at least 1, but is 0. Set it to the number of devices."),
         (
             run_of(batch=8),
             512,
             DGX,
             (
-                "`training.batch_size` must be at least 16, because 512 GPUs with at most 32 tensor ranks make 16 data "
-                "ranks or more, but is 8. Raise the batch size, or use at most 256 GPUs."
+                "`training.batch_size` must be at least 16, but is 8. Each data rank needs a sequence, and 512 GPUs "
+                "with at most 32 tensor ranks make at least 16 data ranks. Raise the batch size, or use at most 256 "
+                "GPUs."
             ),
         ),
         (
@@ -180,8 +181,8 @@ def test_ranks_on_a_laptop_share_its_memory() -> None:
             512,
             DGX,
             (
-                "`training.batch_size` must be a multiple of the number of data ranks in some layout of 512 GPUs, but "
-                "is 100. Try 112."
+                "`training.batch_size` must be divisible by the number of data ranks, but is 100. No possible layout "
+                "of 512 GPUs has a number of data ranks that divides 100. Try 112."
             ),
         ),
         (
@@ -235,8 +236,8 @@ def test_ranks_on_a_laptop_share_its_memory() -> None:
             8,
             DGX,
             (
-                '`training.precision` must be a precision of V100 SXM3 32 GB (DGX-2H) ("float64", "float32" or '
-                "\"float16\"), but is 'bfloat16'."
+                "`training.precision` must be a precision of V100 SXM3 32 GB (DGX-2H), but is 'bfloat16'. Choose "
+                '"float64", "float32" or "float16".'
             ),
         ),
     ],

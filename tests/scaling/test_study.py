@@ -65,7 +65,7 @@ def test_a_device_without_the_runs_precision_is_refused_before_anything_is_measu
         f"[products]\nteraflops = {{ float32 = 0.1 }}\nattained = 1\n{source}\n"
         f"[node]\nranks = 2\ngigabytes_per_second = 1\n{source}\n"
     )
-    message = "`training.precision` must be a precision of here (\"float32\"), but is 'bfloat16'."
+    message = "`training.precision` must be a precision of here, but is 'bfloat16'. Choose \"float32\"."
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         measured_study(("training.precision=bfloat16",), gpu=str(path), ranks=None, turns=1)
     assert measured == []

@@ -5,9 +5,10 @@ latency and the bandwidth of the slowest link in the ring determine the time. `t
 
     steps x latency + bytes that a rank sends / bandwidth
 
-The ranks of a tensor group are adjacent. In a data group, the distance between neighbouring ranks is the size of a
-tensor group. A ring over several nodes enters and leaves each node once. A ring with g ranks in a node uses the g
-network adapters of these ranks. The node's other adapters belong to other rings, which send at the same time:
+The ranks that communicate along one axis form a group. The ranks of a tensor group are adjacent. In a data group, the
+distance between neighbouring ranks is the number of tensor ranks. A ring over several nodes enters and leaves each node
+once. A ring with g ranks in a node uses the g network adapters of these ranks. The node's other adapters belong to
+other rings, which send at the same time:
 
     bandwidth = min(bandwidth inside the node, g x bandwidth of one adapter)
 

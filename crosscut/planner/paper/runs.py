@@ -192,7 +192,7 @@ def solve_attained(hardware: Hardware, rate_of: Callable[[Hardware], float], wan
 
 
 def attaining(hardware: Hardware, attained: float) -> Hardware:
-    """Return the device with products that attain the share `attained` of the peak.
+    """Return a copy of the device whose products attain the share `attained` of the peak.
 
     The rate of attention is scaled by the same factor as the rate of products.
     """

@@ -154,7 +154,7 @@ def test_a_preset_is_found_by_the_end_of_its_name() -> None:
 
 
 MISTAKES = [
-    (("--gpus", "0"), "`--gpus` must be at least 1, but is 0."),
+    (("--gpus", "0"), "`--gpus` must be at least 1, but is 0. Set it to the number of devices."),
     (
         ("--gpus", "9007199254740993"),
         "`--gpus` must be at most 100,000,000, but is 9,007,199,254,740,993. Use fewer devices.",
@@ -181,8 +181,9 @@ MISTAKES = [
     (
         ("--gpu", "laptop"),
         (
-            "`--gpus` must be at most 8, the size of one node of a laptop's processor, because the device file has no "
-            "section [network], but is 512. Use fewer devices, or add a section [network] to your own device file."
+            "`--gpus` must be at most 8 for a laptop's processor, but is 512. The device file has no section "
+            "[network], so it describes one node of 8 ranks. Use fewer devices, or add a section [network] to your own "
+            "device file."
         ),
     ),
     (("--tokens", "many"), "`--tokens` must be a number above 0 such as 300B or 1.5T, but is `many`."),
@@ -195,8 +196,8 @@ MISTAKES = [
     (
         ("training.batch_size=8",),
         (
-            "`training.batch_size` must be at least 16, because 512 GPUs with at most 32 tensor ranks make 16 data "
-            "ranks or more, but is 8. Raise the batch size, or use at most 256 GPUs."
+            "`training.batch_size` must be at least 16, but is 8. Each data rank needs a sequence, and 512 GPUs with "
+            "at most 32 tensor ranks make at least 16 data ranks. Raise the batch size, or use at most 256 GPUs."
         ),
     ),
     (
