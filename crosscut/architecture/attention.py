@@ -2,6 +2,9 @@
 
     X --f--> queries, keys and values of a rank's heads --> norm and rotation --> attend --> Z_i O_i --g--> sum + bias
 
+f is the entry into the parallel region, and g is the exit, which sums the results of all ranks. Z_i is the attention
+result of rank i, and O_i are the rank's rows of the output matrix.
+
 If there are fewer key-value heads than query heads, adjacent query heads share a key-value head. If there are more
 tensor ranks than key-value heads, several ranks hold the same head.
 
@@ -103,7 +106,7 @@ class Place(Pointwise):
     attention: Attention
 
     def on(self, target: Target) -> Step:
-        """Return the step with the values that its norm saves for the backward pass.
+        """Return the step with the values that the norm saves for the backward pass.
 
         The norm saves its input, and the statistics of each head on the rank.
         """

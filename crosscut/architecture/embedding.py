@@ -1,5 +1,8 @@
 """Embedding of tokens, sharded along the vocabulary, and of learned positions (paper, sections 2.2 and 3).
 
+E_i are the embeddings that rank i looks up, with zeros for tokens in the rows of other ranks. g sums E_i over all
+ranks:
+
 E_i = rows that rank i holds, zero for tokens of other ranks;   x = g(E_i) + positions, then dropout
 """
 

@@ -4,7 +4,8 @@ r"""Gated MLP of three matrices: Y = (act(X G) * X U) B, with G and U cut by col
                            * --> Y_i B_i --g--> sum_i Y_i B_i + bias
     X --f--> X U_i -------/
 
-f runs once for both products. Source: Shazeer 2020 (arXiv 2002.05202).
+f is the entry into the parallel region and runs once for both products. g is the exit and sums the results of all
+ranks. Source: Shazeer 2020 (arXiv 2002.05202).
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Turn a layer's steps into the steps that one rank runs on a target, and find the steps that recomputation repeats."""
+"""Turn a layer's steps into the steps that one rank runs, and find the steps that recomputation repeats."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -13,13 +13,17 @@ Lowered = tuple[tuple[Step, ...], ...]
 
 @lru_cache(maxsize=16384)
 def lower(layer: Layer, target: Target) -> Lowered:
-    """Steps that one rank runs for a layer on the target, by sublayer."""
+    """Steps that one rank runs for a layer, by sublayer. `target` has the shapes, the data types and the device of the
+    rank.
+    """
     return tuple(tuple(step.on(target) for step in steps) for steps in layer.sublayers)
 
 
 @lru_cache(maxsize=4096)
 def lower_root(model: Decoder, target: Target) -> Lowered:
-    """Steps that one rank runs for the embedding, and for the head, on the target."""
+    """Steps that one rank runs for the embedding, and for the head. `target` has the shapes, the data types and the
+    device of the rank.
+    """
     return tuple(tuple(step.on(target) for step in steps) for steps in model.root_steps)
 
 

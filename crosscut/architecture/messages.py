@@ -58,10 +58,12 @@ def repeated_messages(layer: Layer, target: Target, *, everything: bool) -> Iter
 
 @lru_cache(maxsize=16384)
 def products_at(layer: Layer, target: Target) -> dict[str, tuple[Product, ...]]:
-    """Forward products of a layer on one rank, by the name of the f or g step whose messages they overlap with.
+    """Forward products of a layer on one rank that overlap with messages, by the name of the step that sends the
+    messages.
 
-    f starts a parallel region, and its messages overlap with the products that read the result of f. g ends the region,
-    and its messages overlap with the product that g sums over the ranks.
+    Two kinds of steps send messages, the paper's f and g. f starts a parallel region, and the messages of f overlap
+    with the products that read the result of f. g ends the region, and the messages of g overlap with the product that
+    g sums over the ranks.
     """
     steps = list(flat(lower(layer, target)))
     multiplications = [step for step in steps if isinstance(step, Multiply)]

@@ -68,7 +68,7 @@ class Activate(Pointwise):
 
     kind: FeedForward
     matrix: Matrix
-    """The matrix before the activation. `passes` includes the gradient of this matrix's bias."""
+    """The matrix before the activation. The method `passes` also counts the gradient of this matrix's bias."""
 
     def passes(self, target: Target) -> Passes:
         """Bytes that the activation and the bias gradient read and write.

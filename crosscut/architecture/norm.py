@@ -3,9 +3,9 @@
     layer norm   (x - mean) / deviation * weight + bias
     RMS norm     x / root of the mean square * weight
 
-A norm of the residual stream is outside of the parallel regions, and every rank holds all of its parameters. A norm of
-heads (QK-norm) is inside a region: each rank normalises only its own heads, so each rank computes only a part of the
-gradient of the norm's parameters.
+A norm of the residual stream is outside of the parallel regions, and every rank holds all parameters of the norm. A
+norm of heads (QK-norm) is inside a region: each rank normalises only its own heads, so each rank computes only a part
+of the gradient of the norm's parameters.
 """
 
 from dataclasses import dataclass, replace

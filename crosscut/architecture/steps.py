@@ -1,9 +1,10 @@
-"""Building blocks of a sublayer's description: values, and the steps that read and compute values.
+"""Building blocks for the description of a sublayer: values, and the steps that read and compute values.
 
 A sublayer is a list of steps. A step names the values that it reads and computes, its parameters, and the values that
-are saved for its backward pass. `Step.on` turns the step into the work of one rank on a `Target`: it adds the messages
-of f and g, and the values that the target's attention kernel saves. The module `readings` derives parameters, memory
-and FLOPs from the list.
+are saved for its backward pass. `Step.on` turns the step into the work of one rank on a `Target` (shapes, device and
+data types): it adds the messages, and the values that the target's attention kernel saves. Two kinds of steps send
+messages: f, the entry into a parallel region (`Enter`), and g, the exit (`Leave`). The module `readings` derives
+parameters, memory and FLOPs from the list.
 
 Legend: `T` tensor ranks.
 """
@@ -254,31 +255,34 @@ class Pointwise(Step):
 
 
 def enter(x: Value, name: str, *, overlaps: bool = True) -> tuple[Value, Step]:
-    """Enter a parallel region with f. Return the value inside the region, and the step."""
+    """Enter a parallel region with the paper's f (`Enter`). Return the value inside the region, and the step."""
     entered = replace(x, name=f"{x.name}, entered", rows=Rows.TOKENS)
     return entered, Enter(reads=(x,), gives=(entered,), name=name, overlaps=overlaps)
 
 
 def leave(x: Value, name: str, *, bias: Parameter | None = None, overlaps: bool = True) -> tuple[Value, Step]:
-    """Leave a parallel region with g and add the bias. Return the value on the residual stream, and the step."""
+    """Leave a parallel region with the paper's g (`Leave`) and add the bias. Return the value on the residual stream,
+    and the step.
+    """
     left = replace(x, name=f"{x.name}, left", rows=Rows.STREAM)
     parameters = () if bias is None else (bias,)
     return left, Leave(reads=(x,), gives=(left,), parameters=parameters, name=name, overlaps=overlaps)
 
 
 def multiply_columns(entered: Value, matrix: Matrix, *, name: str, keeps: Value, heads: int = 0) -> tuple[Value, Step]:
-    """Multiply with a column-parallel matrix: X A_i. Return the product, and the step.
+    """Multiply by a column-parallel matrix: X A_i. Return the product, and the step.
 
-    `entered` is X inside the parallel region. The step saves `keeps`, which is X before f, for the backward pass.
+    `entered` is X inside the parallel region. The step saves `keeps`, which is X before the region, for the backward
+    pass.
     """
     y = Value(name, matrix.out_features, cut=True, heads=heads)
     return y, Multiply(reads=(entered,), gives=(y,), keeps=(keeps,), parameters=matrix.parameters, matrix=matrix)
 
 
 def multiply_rows(x: Value, matrix: Matrix, *, name: str) -> tuple[Value, Step]:
-    """Multiply with a row-parallel matrix: X_i A_i. Return the product, and the step.
+    """Multiply by a row-parallel matrix: X_i A_i. Return the product, and the step.
 
-    Afterwards, g sums the products of all ranks.
+    The step `Leave` (g) afterwards sums the products of all ranks.
     """
     y = Value(name, matrix.out_features)
     return y, Multiply(reads=(x,), gives=(y,), keeps=(x,), parameters=(matrix.weight,), matrix=matrix)
