@@ -76,8 +76,8 @@ class Peak:
 class Ledger(TorchDispatchMode):
     """Context manager that records the memory and the FLOPs of the code inside.
 
-    `vocabulary` is the width of the logits on a rank. `shapes` are the shapes of the rank's parameters in matrix
-    products. With `host_apart`, tensors that are offloaded to host memory are not counted.
+    `vocabulary` is the width of the logits on a rank. `shapes` are the shapes of the parameters on the rank. With
+    `host_apart`, tensors that are offloaded to host memory are not counted.
     """
 
     def __init__(self, *, vocabulary: int, shapes: Iterable[Sequence[int]], host_apart: bool) -> None:
@@ -105,7 +105,9 @@ class Ledger(TorchDispatchMode):
                 self._take(storage, category, name.rpartition(".")[0], instant="before")
 
     def pass_over(self, tensors: Iterable[Tensor]) -> None:
-        """Exclude these tensors from the count, because they are stored elsewhere during the step."""
+        """Exclude `tensors` from the count. Use this method for tensors that are offloaded to host memory during the
+        step.
+        """
         self._elsewhere.update(local_part(tensor).untyped_storage()._cdata for tensor in tensors)
 
     def name_gradients(self, parameters: Iterable[Tensor]) -> None:

@@ -29,7 +29,7 @@ class Rehearsal:
     rank: int
     device: Device
     peak: Peak
-    """Peak memory of a step. The optimizer state exists, as in every step after the first."""
+    """Peak memory of a step after the first. (The optimizer state exists from the end of the first step on.)"""
     flops: int
     """FLOPs of the rank's matrix products."""
     sent: list[Sent]
@@ -40,7 +40,8 @@ class Rehearsal:
 
 
 def rehearse(run: RunConfig, *, rank: int = 0, device: Device = "cuda", precision: str | None = None) -> Rehearsal:
-    """Run one training step of rank `rank` of `run` as on `device`, with simulated ranks and fake tensors.
+    """Run the training step that rank `rank` of `run` would run on `device`, with fake tensors. The other ranks are
+    simulated.
 
     `precision` replaces `training.precision = "auto"`; by default, the usual precision of the device replaces it.
     Layers run uncompiled, so the figures do not show the effect of `training.compile`. Raises `ConfigError` if
