@@ -83,7 +83,7 @@ ON_GPU = Sizes(
 
 
 def sizes_for(device: torch.device) -> Sizes:
-    """Sizes for the kind of device. With these sizes, the measurement takes less than a minute."""
+    """Tensor sizes for measurements on this kind of device. All measurements together take less than a minute."""
     return ON_GPU if device.type == "cuda" else ON_CPU
 
 
@@ -94,7 +94,7 @@ def measure(device: torch.device, sizes: Sizes) -> Rates:
 
 
 def pieces(device: torch.device, sizes: Sizes) -> list[Times]:
-    """Functions that each run and time one piece of work on a rank's device, for all measurements.
+    """Return the functions of all measurements. Each function runs and times one piece of work on a rank's device.
 
     `rates_of` expects the seconds of the pieces in the same order.
     """

@@ -41,8 +41,9 @@ def device_table(
 ) -> dict[str, Any]:
     """Content of the device file for a device with `memory` bytes and `ranks` ranks per node.
 
-    The content consists of the measured figures and, if the planner knows the device (`known`), its published figures.
-    `link` is None if the link was not measured.
+    The content consists of the measured figures and, if the planner knows the device, the device's published figures.
+    The argument `known` has the published figures; None if the planner does not know the device. `link` is None if the
+    link was not measured.
     """
     source = f"measured by crosscut plan --calibrate on {time.strftime('%Y-%m-%d')}, torch {torch.__version__}"
     held = {"gigabytes": memory / 1e9, "gigabytes_per_second": rates.memory, "attained": 1.0}

@@ -1,12 +1,13 @@
-"""Measure with two ranks of this machine: their rates while they share a CPU, and the messages between them.
+"""Measure two ranks on this machine: the messages between the ranks and, on a CPU, the rates of the ranks while they
+share the CPU.
 
 On a CPU, each of the two ranks uses half of the cores, and both ranks work at the same time, as in training. A training
-step waits for the slower rank, so the slower rank's seconds count in each turn. The rate of both ranks together is
-twice the rate of the slower rank.
+step waits for the slower rank, so each measurement uses the seconds of the slower rank. The rate of both ranks together
+is twice the rate of the slower rank.
 
 Each message follows a matrix product, as in a training step. Each rank times the message from the end of its own
-product. The rank that ends its product later measures the shorter time, which includes no waiting. This shorter time
-counts.
+product. The rank that ends its product first also waits for the other rank, so the measurement uses the shorter of the
+two times.
 """
 
 import time
@@ -32,7 +33,7 @@ One large message has the size of a gradient bucket, 32 MiB; its memory is newly
 The other has the size of an activation: about 4 MiB for models on a CPU, and up to about 512 MiB for models on a GPU.
 """
 _MESSAGES = 10
-"""Number of messages in each turn."""
+"""Number of messages that one turn of a measurement sends."""
 _TURNS = 8
 _STEPS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 """Number of ring steps of each operation with two ranks. In each step, a rank sends half of the tensor."""
@@ -78,15 +79,21 @@ def _seconds(sizes: Sizes | None, device: torch.device) -> tuple[list[float], li
 
 
 def joined(ranks: Sequence[list[list[float]]], choose: Callable[[Iterable[float]], float]) -> list[list[float]]:
-    """Combine the seconds of all ranks, [rank][turn][repeat], into one list, [turn][repeat].
+    """Combine the seconds that all ranks measured for one piece of work, [rank][turn][repeat], into one list,
+    [turn][repeat].
 
-    For each repeat, `choose` (such as `max`) selects one rank's seconds.
+    A measurement runs several turns, and each turn repeats the work. For each repeat, the function `choose` (such as
+    `max`) selects the seconds of one rank.
     """
     return [[choose(repeat) for repeat in zip(*turn, strict=True)] for turn in zip(*ranks, strict=True)]
 
 
 def together(each: Rates) -> Rates:
-    """Return the rates of all ranks together. `each` are the rates of the slower rank, which count for every rank."""
+    """Return the total rates of all ranks, which work at the same time.
+
+    The argument `each` has the rates of a single rank, measured on the slower rank. The total rates are the rates of
+    this rank times the number of ranks.
+    """
     measured = {
         precision: [(m, k, n, RANKS * rate) for m, k, n, rate in points] for precision, points in each.measured.items()
     }

@@ -1,8 +1,8 @@
 """Time several pieces of work on a device in turns. Each turn runs every piece once.
 
 If the machine is slow for some seconds, the delay affects a few turns of every piece, instead of all turns of one
-piece. The median over the turns then ignores the delay. Within a turn, the mean over the repeats of a piece counts,
-because the time of a training step is a sum over many pieces.
+piece. The median over the turns then ignores the delay. The time of a piece in one turn is the mean over the repeats of
+the piece, because the time of a training step is a sum over many pieces.
 """
 
 import time
