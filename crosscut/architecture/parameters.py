@@ -113,8 +113,8 @@ class LocalParameter:
     def has_partial_gradient(self, tensor: int, *, split: bool) -> bool:
         """Whether each tensor rank computes only a part of the gradient, so that the ranks must sum the parts.
 
-        True for a whole parameter that a parallel region uses. If the layout has `split` the sequence over the tensor
-        ranks, true for every whole parameter.
+        True for a parameter that every tensor rank holds whole, if a parallel region uses the parameter. With `split`,
+        the tensor ranks split the sequence, and the result is true for every whole parameter.
         """
         return self.is_whole and tensor > 1 and (self.is_inside or split)
 

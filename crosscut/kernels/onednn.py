@@ -86,7 +86,7 @@ def suits(x: Tensor, weight: Tensor) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Multiply `x` [..., I] by `weight` [O, I] and add `bias` [O]: [..., O]. The result has no gradient. `weight` may
-    come from `packed`.
+    be a result of `packed`.
     """
     num_tokens = x.shape[:-1].numel()
     missing = -num_tokens % _TOKENS_MULTIPLE if num_tokens > _TOKENS_MULTIPLE // 2 else 0

@@ -111,8 +111,8 @@ def in_ranks(ranks: Ranks, work: Callable[[_P, torch.device], _T], *, prepare: C
 
 
 def stay_in_ranks(ranks: Ranks, *, prepare: Callable[[], _P]) -> tuple[_P, torch.device]:
-    """Make this process one of the ranks until the process ends. Returns the first rank's prepared value, and this
-    rank's device.
+    """Make this process one of the ranks until the process ends. Returns the result of `prepare` on the first rank, and
+    this rank's device.
 
     `prepare` runs on the first rank only. If `prepare` raises a `CrosscutError`, the error is raised on every rank.
     This function starts no ranks. If a process group exists, the function uses that group.

@@ -30,7 +30,7 @@ REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals by which a scheduler asks a program to stop."""
 
 INTERRUPTIBLE = (*REQUESTS, signal.SIGINT)
-"""Signals that ask a program to stop if the program also stops in an orderly way on Ctrl-C."""
+"""Signals to handle in a program that stops in an orderly way on Ctrl-C, too: `REQUESTS` and SIGINT."""
 
 SAME_REQUEST = 2.0
 """Number of seconds after the first signal during which more signals count as copies of the first signal. Copies occur
@@ -93,7 +93,9 @@ class StopRequest:
         self.asked = False
         """Whether this rank has received a request to stop. The other ranks may not know about the request yet."""
         self.interrupted = False
-        """Whether a user's Ctrl-C was the request. All ranks have the same value after `check` has raised `Stopped`."""
+        """Whether the request to stop was a user's Ctrl-C. All ranks have the same value after `check` has raised
+        `Stopped`.
+        """
         self._told = told
         self._agreed = False
         self._signals = _Signals(self._ask, signals)

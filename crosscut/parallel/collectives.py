@@ -1,10 +1,10 @@
 """Collectives: the only code that sends anything between ranks.
 
-Each collective returns a fresh tensor and never changes its argument. (If the backward pass of the paper's f reduced
-the gradient in place, the gradient of f(x) + x on two ranks would be 4 instead of 3.) The only exception is
-`start_all_reduce_owned`, for a tensor that no other code holds. Starting a collective and waiting for its result are
-separate calls, so that other work can run in between. On an axis of size 1, both calls return their argument and send
-nothing.
+Each collective returns a fresh tensor and never changes its argument. (The backward pass of the paper's f,
+`copy_to_tensor_parallel`, sums gradients. If it did so in place, the gradient of f(x) + x on two ranks would be 4
+instead of 3.) The only exception is `start_all_reduce_owned`, for a tensor that no other code holds. Starting a
+collective and waiting for its result are separate calls, so that other work can run in between. On an axis of size 1,
+both calls return their argument and send nothing.
 
 The functions call PyTorch's functional collectives as operators, because `torch.compile` can trace operators and
 `CollectiveRecorder` can record operators.

@@ -84,7 +84,9 @@ class ParallelMesh:
 
     @property
     def is_first_rank(self) -> bool:
-        """Whether this rank is the first rank of the mesh. Only the first rank prints and writes the run's files."""
+        """Whether this rank is the first rank of the mesh. The first rank prints, and writes all files of the run
+        except the checkpoints.
+        """
         return all(axis.rank == 0 for axis in self.axes)
 
     @property

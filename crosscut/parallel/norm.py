@@ -58,7 +58,7 @@ class RMSNorm(nn.Module):
     """RMS normalisation: x / sqrt(mean(x^2) + epsilon) over the last dimension H, times a replicated `weight` [H].
 
     Input and output: [B, S, H], or [B, S/T, H] under sequence parallelism. Sends nothing. The arguments `inside` and
-    `call`, and the partial gradients, are those of `LayerNorm`. Source: Zhang and Sennrich 2019 (arXiv 1910.07467),
+    `call` and the partial gradients work as in `LayerNorm`. Source: Zhang and Sennrich 2019 (arXiv 1910.07467),
     equation 4.
     """
 

@@ -149,5 +149,5 @@ def _reason_against(layout: Layout, device: torch.device) -> str:
         first = one // num_ranks * num_ranks
         for other in range(first, first + num_ranks):
             if one != other and not torch.cuda.can_device_access_peer(one, other):
-                return f"GPU {one} cannot access the memory of GPU {other}, which needs NVLink or peer-to-peer PCIe"
+                return f"GPU {one} cannot access the memory of GPU {other}. This needs NVLink or peer-to-peer PCIe"
     return ""

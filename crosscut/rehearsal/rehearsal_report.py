@@ -33,7 +33,7 @@ def print_rehearsal(rehearsal: Rehearsal) -> None:
     console = Console()
     run, peak = rehearsal.run, rehearsal.peak
     console.print(
-        f"dry run of rank {rehearsal.rank} of {run.layout} as on {rehearsal.device}, {rehearsal.seconds:.1f} s; "
+        f"dry run of rank {rehearsal.rank} of {run.layout} as on {rehearsal.device} took {rehearsal.seconds:.1f} s; "
         f"peak during: {peak.instant}",
         highlight=False,
     )

@@ -80,7 +80,7 @@ def test_gpus_that_cannot_reach_each_other_are_refused(
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: {one, other} != {2, 3})
     layout = Layout(tensor=2, data=2, sequence_parallel=True, symmetric_memory=True)
     if refused:
-        with pytest.raises(LayoutError, match=r"GPU [23] cannot access the memory of GPU [23], which needs NVLink or"):
+        with pytest.raises(LayoutError, match=r"GPU [23] cannot access the memory of GPU [23]\. This needs NVLink or"):
             require_symmetric_memory(layout, torch.device("cuda"))
     else:
         require_symmetric_memory(layout, torch.device("cuda"))

@@ -123,7 +123,9 @@ class Reducer(Protocol):
     """
 
     def arm(self) -> None:
-        """Make the next backward pass, the last of the step, complete the sum of the gradients over all ranks."""
+        """Make the next backward pass complete the sum of the gradients over all ranks. Call this method before the
+        last backward pass of a step.
+        """
 
     def finish(self) -> None:
         """Wait for all messages and store the summed gradients in each parameter's `.grad`."""
@@ -156,7 +158,9 @@ class ShardedReducer:
         self._set_last(False)
 
     def arm(self) -> None:
-        """Make the next backward pass, the last of the step, also sum gradients over the copies of the model."""
+        """Make the next backward pass also sum gradients over the copies of the model. Call this method before the last
+        backward pass of a step.
+        """
         self._set_last(True)
 
     def finish(self) -> None:

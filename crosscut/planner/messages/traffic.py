@@ -72,8 +72,8 @@ def comparison_traffic(run: Planned) -> list[Collective]:
 
     The ranks of the data axis compare two hashes of every parameter tensor. The ranks of the tensor axis compare two
     hashes of every replicated parameter tensor, and send the result of the data axis in the same message. If data ranks
-    shard the model, they compare the same shard of different copies, and one more all-reduce sends the result to the
-    ranks with other shards.
+    shard the model, the ranks with the same shard of different copies compare this shard, and one more all-reduce sends
+    the result to the ranks with other shards.
     """
     layout = run.layout
     all_reduce = partial(Collective, operation=Operation.ALL_REDUCE, phase=Phase.COMPARISON, count=1, element_bytes=8)
