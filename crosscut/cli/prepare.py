@@ -35,7 +35,7 @@ def prepare(arguments: tuple[str, ...], explain: str | None, as_json: bool) -> N
             _prepare_corpus(config, as_json=as_json)
     elif explain is not None or as_json:
         raise ConfigError(
-            "`--explain` and `--json` need a corpus, a TOML file with [[sources]], but no corpus is given. Name its "
+            "`--explain` and `--json` need a corpus file (a TOML file with [[sources]]), but none is given. Name the "
             "file as the first argument."
         )
     else:

@@ -39,8 +39,8 @@ class Collection:
 
     parts: tuple[Part, ...]
     earlier: tuple[str, ...] = ()
-    """For each part of an earlier run, the output folder of that run as spelled in `duplicates.against`. `parts` begins
-    with the parts of earlier runs, in the same order."""
+    """One entry for each part of an earlier run: the output folder of that run, as spelled in `duplicates.against`.
+    `parts` begins with these parts, in the order of this tuple."""
 
     @property
     def num_earlier(self) -> int:
@@ -61,7 +61,8 @@ class Collection:
         return numbers < first_number(self.num_earlier)
 
     def earlier_digests(self) -> list[str]:
-        """Compute one hash for each earlier run, from its folder and from the hashes of all files that the run wrote.
+        """Compute one hash for each earlier run, from its folder's name and from the hashes of all files that the run
+        wrote.
 
         A task whose result depends on earlier runs puts these hashes into its settings, because the files of earlier
         runs are not among the task's inputs.
@@ -113,7 +114,8 @@ def split_by_part(numbers: Numbers) -> Iterator[tuple[int, Rows]]:
 def collect(work: Path, earlier: tuple[str, ...], *, filters: tuple[str, ...], cleaned: bool) -> Collection:
     """Collect the documents that earlier runs kept and the documents of this run that passed the given filters.
 
-    `earlier` lists the output folders of the earlier runs. Raises `DataError` if an earlier run has not finished.
+    `earlier` lists the output folders of the earlier runs. `cleaned` says whether this run has the stage `cleaning`.
+    Raises `DataError` if an earlier run has not finished.
     """
     before = [(folder, part) for folder in earlier for part in _kept_parts(folder)]
     own = [part for part, _ in find_parts(work, filters=filters, cleaned=cleaned)]
@@ -125,9 +127,9 @@ def require_finished_run(folder: str) -> FinishedRun:
     finished = FinishedRun.read(Path(folder) / WORK_FOLDER)
     if finished is None:
         raise DataError(
-            f"`duplicates.against` must name output folders of finished runs of `crosscut prepare`, each with its "
-            f"folder `{WORK_FOLDER}`, but `{folder}` holds no finished run. The run may be missing, interrupted or "
-            f"still running. Finish the run first, or remove `{folder}` from `duplicates.against`."
+            f"`duplicates.against` must name output folders of finished runs of `crosscut prepare`, but `{folder}` "
+            f"holds no finished run with a folder `{WORK_FOLDER}`. The run may be missing, interrupted or still "
+            f"running. Finish the run first, or remove `{folder}` from `duplicates.against`."
         )
     return finished
 

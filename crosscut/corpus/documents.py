@@ -114,8 +114,7 @@ class Part:
     """Name of the part's files without the suffix. Every stage uses the same name."""
 
     filters: tuple[str, ...] = ()
-    """Names of the filters that the documents have passed, in order. Documents that these filters dropped are left
-    out."""
+    """Names of the filters that have already run, in order. Documents that these filters dropped are left out."""
 
     cleaned: bool = False
     """True if texts are read from the stage `cleaning`, False if texts are read from the stage `ingest`."""
@@ -141,7 +140,7 @@ class Part:
             yield Document(row, name, text, url, karma, title)
 
     def sizes(self) -> dict[int, int]:
-        """Size of each remaining document's text in bytes of UTF-8, by the document's row. No text is decoded."""
+        """Map the row of each remaining document to the size of its text in bytes of UTF-8. No text is decoded."""
         table = read_table(self.work / (CLEANING if self.cleaned else INGEST) / f"{self.name}.arrow")
         rows = table["row"].to_numpy() if self.cleaned else np.arange(table.num_rows, dtype=np.uint32)
         lengths = pc.binary_length(table["text"]).to_numpy()
@@ -208,7 +207,7 @@ def marks_name(part: str) -> str:
 
 
 def read_drops(work: Path, stage: str, part: str) -> pa.Table:
-    """Read which documents of a part the filter `stage` dropped. The table has the columns `DROPS`."""
+    """Read the documents that the filter `stage` dropped from a part. The table has the columns `DROPS`."""
     return read_table(work / stage / drops_name(part))
 
 

@@ -1,4 +1,4 @@
-"""Keep the first of several documents with the same key, which is the text or the URL. Drop the other documents.
+"""Keep the first of all documents that have the same key, and drop the others. The key is the text or the URL.
 
 Three stages do this without holding all keys in memory. The first stage writes the keys of each part (an Arrow file of
 documents) as 128-bit hashes. In the second stage, each task sorts one share of the hashes of all parts, and writes
@@ -103,7 +103,7 @@ def _plan_repeats(collected: Callable[[Path], Collection], stage: str, work: Pat
 
 
 def find_repeats(collection: Collection, stage: str, share: int, num_shares: int, output: Output) -> Counts:
-    """Run a task: in one share of the keys, find the documents of this run that have the key of an earlier document."""
+    """Run a task: in one share of the keys, find the documents of this run that repeat an earlier document's key."""
     numbers, keys = [], []
     for index, part in enumerate(collection.parts):
         own = np.load(part.work / stage / f"{part.name}.npy", mmap_mode="r")
@@ -120,11 +120,10 @@ def find_repeats(collection: Collection, stage: str, share: int, num_shares: int
 
 
 def match_first(numbers: Numbers, keys: npt.NDArray[np.void]) -> tuple[Numbers, Numbers]:
-    """Find the documents whose key an earlier document has too.
+    """Find the documents that have the same key as an earlier document.
 
-    `numbers` (ascending) and `keys` have one element per document. Returns two arrays of the same length: the numbers
-    of the repeated documents, ascending, and for each repeated document the number of the first document with the same
-    key.
+    `numbers` (ascending) and `keys` have one element per document. Returns two arrays with one element per document
+    found: the document's own number, ascending, and the number of the first document with the same key.
     """
     order = np.lexsort((keys["low"], keys["high"]))  # stable: numbers ascend within a key
     numbers, keys = numbers[order], keys[order]

@@ -20,7 +20,7 @@ class PartStage:
     version: int
     function: Callable[..., Counts]
     arguments: tuple[Any, ...] = ()
-    """Arguments of `function` between `part` and `output`. All arguments must be picklable."""
+    """Arguments that `function` receives after `part` and before `output`. All arguments must be picklable."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings that the result depends on, as JSON values. If a setting changes, the tasks run again."""

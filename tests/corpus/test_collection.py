@@ -76,7 +76,7 @@ def test_an_earlier_run_must_have_ended_well(tmp_path, harm):
     with pytest.raises(DataError) as raised:
         collect(tmp_path, (str(folder),), filters=(), cleaned=False)
     assert str(raised.value) == (
-        f"`duplicates.against` must name output folders of finished runs of `crosscut prepare`, each with its folder "
-        f"`work`, but `{folder}` holds no finished run. The run may be missing, interrupted or still running. Finish "
+        f"`duplicates.against` must name output folders of finished runs of `crosscut prepare`, but `{folder}` "
+        f"holds no finished run with a folder `work`. The run may be missing, interrupted or still running. Finish "
         f"the run first, or remove `{folder}` from `duplicates.against`."
     )

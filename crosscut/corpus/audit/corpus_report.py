@@ -45,8 +45,8 @@ Counts = Mapping[str, Any]
 def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Path) -> dict[str, Any]:
     """Build the content of `report.json` from the results of the stages and the files in the work folder.
 
-    The report covers the flow of documents through the stages with samples of dropped documents, the duplicates, the
-    leakage of test data, the lengths and languages of the texts, and the sources.
+    The report says how many documents each stage received and dropped, with samples of the dropped documents. The
+    other sections are about duplicates, leakage of test data, lengths and languages of the texts, and the sources.
     """
     counts = {result.name: result.counts for result in results}
     flow = make_flow(results)
@@ -75,8 +75,8 @@ def build_report(results: Sequence[StageResult], config: CorpusConfig, work: Pat
 def measure_timings(results: Sequence[StageResult], config: CorpusConfig) -> dict[str, Any]:
     """Build the content of `timings.json`: the time of each stage, the machine, and the package versions.
 
-    `seconds` is the processing time of all tasks of a stage, summed over processes and runs. `elapsed` is the number of
-    wall-clock seconds that the stage took in this run.
+    The entry of a stage has two times. `seconds` is the processing time of all tasks of the stage, summed over
+    processes and runs. `elapsed` is the number of wall-clock seconds that the stage took in this run.
     """
     return {
         "folder": Path(config.folder).name,

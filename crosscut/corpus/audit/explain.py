@@ -1,7 +1,7 @@
 """History of one document: where it was read, what each stage did to it and why, and which shards hold its tokens.
 
-The search for the document reads the ids of the whole corpus. Texts are read only for the explained document and for a
-document that it was matched with.
+The search for the document reads the ids of the whole corpus. Texts are read only for the explained document and for
+the document that a stage reported as its match.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from crosscut.data.shards.writing import INDEX_DTYPE
 LEAKAGE, NEAR, PACKING, TOKENS = "leakage", "near", "packing", "tokens"
 
 SHOWN = 5
-"""Maximum number of entries in a list of a history, such as the passages that the document shares with test sets.
-Further entries are only counted."""
+"""Maximum number of entries in each list that a history contains, such as the list of passages that the document
+shares with test sets. Further entries are only counted."""
 
 _WIDTH = 100
 _LABEL = 16
@@ -43,9 +43,9 @@ _LABEL = 16
 def explain(work: Path, filters: Sequence[str], document_id: str, *, cleaned: bool, against: Sequence[str] = ()) -> str:
     """Describe the history of a document, as lines of text to print.
 
-    `filters` lists the stages that drop documents, in order, `tokens` included. `cleaned` says whether the corpus has
-    the stage `cleaning`. `against` lists the output folders of earlier runs, because the document may duplicate a
-    document of an earlier run. Raises `DataError` if the corpus has no document with this id.
+    `filters` lists the stages that drop documents, in order, including the stage `tokens`. `cleaned` says whether the
+    corpus has the stage `cleaning`. `against` lists the output folders of earlier runs, because the document may
+    duplicate a document of an earlier run. Raises `DataError` if the corpus has no document with this id.
     """
     place = find_documents(Runs(work, cleaned), [document_id]).get(document_id)
     if place is None:
@@ -221,6 +221,6 @@ def _rejected(work: Path, document_id: str) -> str:
     near = near_ids(work, document_id)
     hint = f" Similar ids are {', '.join(f'`{one}`' for one in near)}." if near else ""
     raise DataError(
-        f"`--explain` must be the id of a document, as `source/file#record`, but this corpus has no "
+        f"`--explain` must be the id of a document, in the form `source/file#record`, but this corpus has no document "
         f"`{document_id}`.{hint} Copy an id from the samples in `report.html`."
     )

@@ -1,9 +1,10 @@
 """Flow of the corpus through the stages: documents, bytes and tokens that entered, were dropped, and were left.
 
-The stage `length` counts the tokens of each document, without end-of-text tokens. The tokens that earlier stages
-dropped are estimated: their bytes times the average number of tokens per byte. The tokens that later stages cut out of
-documents are computed from the final count of the stage `tokens`. If the stage `tokens` did not run, or if several
-stages cut text, the tokens of each cut are estimated from the bytes of the cut. Every estimate is marked.
+The stage `length` counts the tokens of each document, without end-of-text tokens. For documents that earlier stages
+dropped, the number of tokens is estimated: the number of bytes times the average number of tokens per byte. The number
+of tokens that later stages cut out of documents is computed from the final count of the stage `tokens`. If the stage
+`tokens` did not run, or if several stages cut text, the tokens of each cut are estimated from the bytes of the cut.
+Every estimate is marked.
 """
 
 from __future__ import annotations

@@ -40,7 +40,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Runs:
-    """A run, and the earlier runs that the run extends. Some stages of the run may not be finished."""
+    """A run of `crosscut prepare`, and the earlier runs that are named in `duplicates.against`.
+
+    Some stages of the run may not be finished.
+    """
 
     work: Path
     """Work folder of the run, which contains a folder for each stage."""
@@ -101,7 +104,7 @@ def _find_in(work: Path, wanted: set[str]) -> Iterator[tuple[str, Place]]:
 
 
 def texts_read(places: Iterable[Place]) -> dict[Place, str]:
-    """Read the original texts of documents, as they were before cleaning. Each part is opened once."""
+    """Read the original texts of documents, before cleaning. Each part (an Arrow file) is opened once."""
     found: dict[Place, str] = {}
     for (work, part), of_part in groupby(sorted(set(places)), key=lambda place: place[:2]):
         column = read_columns(work / INGEST / f"{part}.arrow", "text")["text"]
@@ -129,16 +132,17 @@ def texts_cleaned(runs: Runs, places: Iterable[Place]) -> dict[Place, str]:
 
 
 def latest_texts(runs: Runs, places: Iterable[Place]) -> dict[Place, str]:
-    """Read the latest texts of documents: the cleaned text if a document has one, and the original text if not."""
+    """Read the latest text of each document: the cleaned text, or the original text if there is no cleaned text."""
     wanted = set(places)
     cleaned = texts_cleaned(runs, wanted)
     return {**texts_read(wanted - cleaned.keys()), **cleaned}
 
 
 def near_ids(work: Path, wanted: str) -> list[str]:
-    """List ids that are similar to an unknown id: the nearest records of the same file, or ids with a similar spelling.
+    """List ids that are similar to `wanted`, an id `source/file#record` that the corpus does not have.
 
-    Ids with a similar spelling are listed only if the corpus has no document of the same file.
+    If the corpus has documents from the file that `wanted` names, the ids with the nearest record numbers in this file
+    are listed. If the corpus has no such document, ids with a similar spelling are listed.
     """
     file, _, record = wanted.rpartition("#")
     same_file: list[str] = []

@@ -18,7 +18,7 @@ from crosscut.corpus.documents import INGEST
 
 
 def rejected_samples(work: Path, seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Choose samples of the rejected records. Returns the samples by the rule that rejected the records.
+    """Choose samples of the rejected records. Returns a list of samples for each rule that rejected records.
 
     The choice depends only on the seed and the records (see `sample_key`). The files are read line by line, so memory
     is bounded.

@@ -280,7 +280,7 @@ def _mended(documents: _Documents, seed: int) -> Iterable[dict[str, Any]]:
 
 
 def merge_samples(work: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Merge the samples of all parts into samples of the whole corpus. Returns the samples by stage and rule."""
+    """Merge the samples of all parts. Returns a list of samples for each pair of a stage and a rule."""
     chosen: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for path in sorted((work / AUDIT).glob(f"*{samples_name('')}")):
         with path.open(encoding="utf-8") as file:

@@ -23,8 +23,8 @@ MIN_FULL = 0.6
 """Minimum share of full lines in hard-wrapped text. The last line of each paragraph is not counted."""
 
 MIN_CAPITALS = 0.75
-"""Minimum share of lines beginning with a capital for a block to count as verse or as a list. The lines of verse and
-lists are not joined."""
+"""If at least this share of the lines of a block begin with a capital letter, the block counts as verse or as a list.
+The lines of verse and lists are not joined."""
 
 _BLANK = re.compile(r"\n(?:[^\S\n]*\n)+")
 _ITEM = re.compile(r"\s*(?:[-*+•·‣>#|]|\(?(?:\d{1,3}|[a-zA-Z]|[ivxlIVXL]{1,5})[.)])(?:\s|$)")

@@ -17,7 +17,7 @@ from crosscut.corpus.execution.stages import Counts, Output
 from crosscut.corpus.filters.judging import count_drops
 
 CLEANERS: Mapping[str, Callable[[str], str]] = {"join_lines": join_lines}
-"""Cleaners that a source can choose, by their names in `sources.cleaners`."""
+"""Cleaner functions by name. `sources.cleaners` names the cleaners of a source."""
 
 
 def clean_part(part: Part, config: CleaningConfig, cleaners: Mapping[str, tuple[str, ...]], output: Output) -> Counts:

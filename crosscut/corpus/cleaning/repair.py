@@ -3,8 +3,8 @@
 ftfy sends each line of a text through a dozen passes until nothing changes. Most lines do not change, or change only in
 their curly quotes and line ends. This module first searches the whole text for lines that could change in any other
 way. Only these lines go through ftfy. In all other lines, quotes and line ends are replaced directly. If the search
-finds too many lines, the repair only takes longer. The search must never miss a line that ftfy would change, and a
-comment at each condition of the search says why the condition misses none.
+finds too many lines, the repair only takes longer. The search must never miss a line that ftfy would change. A
+comment at each condition of the search says why the condition misses no such line.
 """
 
 import re
@@ -37,7 +37,7 @@ MAX_LINE = 1_000_000
 
 
 def repair(text: str) -> str:
-    """Repair a text. The result equals `ftfy.fix_text(text)`. A text without changes is returned as the same object."""
+    """Repair a text as `ftfy.fix_text(text)` does. If nothing changes, the result is the same object as `text`."""
     engine = _engine()
     pieces: list[str] = []
     done = 0

@@ -51,9 +51,10 @@ class Bands(NamedTuple):
 def choose_bands(jaccard: float, recall: float) -> Bands:
     """Choose the cheapest bands and rows that find at least the share `recall` of the pairs of similarity `jaccard`.
 
-    More similar pairs are found with a higher recall. The cost of a document is the cost of its MinHash values plus the
-    cost of comparing the document with documents of a lower similarity than `jaccard`. The cost model assumes one
-    neighbour whose similarity is uniform between 0 and `jaccard`, and very many neighbours of similarity `FAR`.
+    Pairs of a higher similarity are found with a higher recall. The cost of a document is the cost of its MinHash
+    values plus the cost of comparing the document with documents of a lower similarity than `jaccard`. The cost model
+    assumes that each document has one neighbour whose similarity is uniform between 0 and `jaccard`, and very many
+    neighbours of similarity `FAR`.
     """
     needed = recall + LOSS * (1 - recall)
     shapes = []

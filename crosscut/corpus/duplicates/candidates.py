@@ -52,9 +52,10 @@ class Pairs(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Share of the search for one task: some bands, and in each band the keys with `key % of == which`.
+    """One task's share of the search: some bands, and in each band the keys whose remainder modulo `of` is `which`.
 
-    A key is the hash of a document's values in a band (see `band_keys`).
+    A key is the hash of a document's values in a band (see `band_keys`). `of` is the number of tasks among which
+    the keys of these bands are divided, and `which` is the index of this task.
     """
 
     bands: tuple[int, ...]
@@ -121,10 +122,10 @@ def band_keys(values: Values) -> Hashes:
 
 
 def group(keys: Hashes, numbers: Numbers) -> Iterator[tuple[Numbers, int]]:
-    """Group documents with equal keys. Yields arrays of document numbers, each with the size of its groups.
+    """Group documents with equal keys. Yields pairs of an array of document numbers and a group size.
 
-    All groups of the same size up to `GROUP_LIMIT` are concatenated into one array. Each larger group has its own
-    array.
+    Groups of up to `GROUP_LIMIT` documents that have the same size are concatenated into one array. Each larger group
+    has its own array.
     """
     order = np.argsort(keys, kind="stable")
     keys, numbers = keys[order], numbers[order]

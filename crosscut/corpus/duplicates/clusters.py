@@ -1,4 +1,4 @@
-"""Form clusters: sets of documents that chains of near-duplicates connect. Keep the best document of each cluster.
+"""Form clusters: sets of documents that are connected by chains of near-duplicates. Keep the best document of each.
 
 Any document of an earlier run is better than all documents of this run. Apart from that, a longer document is better,
 and among equally long documents the first in the corpus is the best. Memory is about 100 bytes for each pair of
@@ -74,7 +74,7 @@ def join(collection: Collection, files: Sequence[Path], output: Output) -> Count
 
 
 def find_clusters(collection: Collection, edges: Edges) -> Clusters:
-    """Find the clusters that pairs of near-duplicates connect, ordered by each cluster's lowest document number."""
+    """Find the clusters of documents that are connected by near-duplicates, ordered by their lowest document number."""
     numbers, places = np.unique(np.concatenate([edges.left, edges.right]), return_inverse=True)
     labels = connect(places[: len(edges.left)], places[len(edges.left) :], len(numbers))
     ranks = np.empty(len(numbers), np.int64)

@@ -53,7 +53,7 @@ def spread_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def measure_planted(parts: Sequence[Part], config: DuplicatesConfig, seed: int, output: Output) -> Counts:
-    """Run the task: measure the recall by similarity, and the precision, on a sample of documents from `parts`."""
+    """Run the task: measure the precision, and the recall for each range of similarity, on a sample from `parts`."""
     del output  # the result consists of counts only
     chance = random.Random(seed)  # noqa: S311 - the numbers only choose a sample
     originals = _sample(parts, chance)
@@ -83,7 +83,7 @@ def _sample(parts: Sequence[Part], chance: random.Random) -> list[str]:
 
 
 def plant(text: str, jaccard: float, ngram: int, others: Sequence[str], chance: random.Random) -> Planted:
-    """Copy a text and edit the copy until its similarity is about `jaccard`. New words come from `others`."""
+    """Copy a text and edit the copy until its similarity is about `jaccard`. The texts `others` supply new words."""
     pieces = text.split(" ")
     changed = len(words(text)) * (1 - jaccard) / (1 + jaccard)  # n-grams to replace
     if chance.random() < 0.7:

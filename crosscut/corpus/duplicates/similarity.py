@@ -77,7 +77,7 @@ def check_pairs(
 
 
 def share_groups(files: Sequence[Path], members_per_task: int) -> list[Groups]:
-    """Divide the large groups in `files` among tasks of about `members_per_task` members each.
+    """Divide the large groups of documents in `files` among tasks of about `members_per_task` members each.
 
     Groups with the same first member go to the same task.
     """
@@ -214,7 +214,7 @@ def similarities(one: Hashes, others: Sequence[Hashes]) -> Similarities:
 
 
 def refused_name(task: str) -> str:
-    """Name of the file with the pairs that a task compared and found not similar enough.
+    """Name of the file with the pairs that a task compared and that are not similar enough.
 
     The file is an Arrow file, but its name does not end in `.arrow`, because files with that suffix hold the
     near-duplicates.
@@ -234,10 +234,10 @@ def _write(path: Path, measured: Sequence[Edges], check: Check, *, candidates: i
 
 
 def count_pairs(files: Sequence[Path], *, candidates: int) -> Counts:
-    """Count the pairs of all tasks without repetitions: a pair can occur in several groups and in the list of pairs.
+    """Count the compared pairs in the files of all tasks. Each pair counts once, even if several tasks compared it.
 
-    `candidates` is the sum of the tasks' counts. In this sum, a pair that was compared several times counts several
-    times.
+    `candidates` is the number of candidate pairs, summed over the tasks. In this sum, a pair that several tasks
+    compared counts several times. The result has the corrected number.
     """
     tables = [read_table(path) for path in files]
     edges = concatenate([Edges(*(table[name].to_numpy() for name in Edges._fields)) for table in tables])

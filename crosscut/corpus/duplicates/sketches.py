@@ -138,7 +138,7 @@ class Sketches(NamedTuple):
     """MinHash values [documents, hashes], or the values of a single band [documents, rows]."""
 
     def at(self, chosen: npt.NDArray[np.bool_]) -> Sketches:
-        """Select the sketches where `chosen`, with one boolean per document, is true."""
+        """Select the sketches of some documents. `chosen` has one boolean per document."""
         return Sketches(self.numbers[chosen], self.lengths[chosen], self.values[chosen])
 
 

@@ -28,8 +28,9 @@ SHOWN_CHARACTERS = 500
 def add_up(work: Path, folder: Path, n: int, stage: str, parts: Sequence[str], _output: Output) -> Counts:
     """Run the stage's task: compute the overlap of the corpus with each test set, and list the most frequent n-grams.
 
-    `folder` holds the n-grams of the test sets. The results of the stage `stage`, which searched the documents, are
-    read part by part. Memory therefore grows with the n-grams of the test sets and not with the corpus.
+    `folder` holds the n-grams of the test sets. `stage` is the name of the stage that searched the documents for these
+    n-grams. The results of that stage are read part by part. Memory therefore grows with the n-grams of the test sets
+    and not with the corpus.
     """
     grams = open_grams(folder, n)
     documents = np.zeros(len(grams), dtype=np.int64)

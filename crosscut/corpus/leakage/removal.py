@@ -19,7 +19,7 @@ from crosscut.corpus.leakage.passages import Passage, Shared, Span, passages, pi
 from crosscut.corpus.words.ngrams import words
 
 ARTICLE_SHARE = 0.5
-"""Minimum share of an article's n-grams that a document must contain to count as this article, even under another
+"""A document that contains at least this share of an article's n-grams counts as this article, even under another
 title."""
 
 CUTS = pa.schema([("row", pa.uint32()), ("start", pa.uint64()), ("end", pa.uint64())])
@@ -62,7 +62,7 @@ def matches_name(part: str) -> str:
 
 
 def read_cuts(work: Path, stage: str, part: str) -> dict[int, list[Span]]:
-    """Read which spans the given stage cuts from the documents of a part. Returns the spans by the document's row."""
+    """Read the spans that the given stage cuts from the documents of a part. Returns a list of spans for each row."""
     cuts: dict[int, list[Span]] = {}
     table = read_table(work / stage / cuts_name(part))
     for row, start, end in zip(*(table[name].to_pylist() for name in CUTS.names), strict=True):

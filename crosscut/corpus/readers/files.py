@@ -246,7 +246,8 @@ def _describe(source: SourceConfig, found: _Found, taken: set[str]) -> File:
         )
     if compression and kind in ("parquet", "megatron"):
         raise DataError(
-            f"`{found.url}` must not be compressed, because {kind} files need random access. Unpack the file first."
+            f"`{found.url}` must not be compressed, but is a {compression} file. The reader of {kind} files needs "
+            "random access. Unpack the file first."
         )
     name, number = found.name, 1
     while name in taken:  # two folders of the source may contain files of the same name
@@ -263,8 +264,8 @@ def _tokens_of(url: str) -> os.stat_result:
     """Size and time of the `.bin` file beside an `.idx` file."""
     if "://" in url:
         raise DataError(
-            f"`{url}` must be a local file, because megatron files are mapped into memory. Copy the file to a "
-            "local disk."
+            f"`{url}` must be a local file, but is a URL. Files of the format `megatron` are mapped into memory. Copy "
+            "the file to a local disk."
         )
     path = Path(url).with_suffix(".bin")
     try:

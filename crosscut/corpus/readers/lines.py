@@ -70,7 +70,7 @@ def read_whole(file: File, max_bytes: int) -> bytes | Reject:
 
 
 def broken_off(file: File, error: DamagedError, what: str) -> Reject:
-    """Make the reject for a damaged file, for everything from the damage to the end of the file.
+    """Make the reject for a damaged file. The reject stands for everything from the damage to the end of the file.
 
     `what` names the first record that cannot be read.
     """

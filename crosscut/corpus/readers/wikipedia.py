@@ -25,7 +25,7 @@ from crosscut.corpus.readers.record import Item, Reading, Reject, Skip, Text, ex
 from crosscut.data.text.sources import DamagedError
 
 ARTICLES = 0
-"""Number of the namespace of articles."""
+"""Number of the MediaWiki namespace that contains the articles."""
 
 _NO_PROSE = frozenset(
     {"see also", "references", "external links", "further reading", "notes", "bibliography", "sources"}

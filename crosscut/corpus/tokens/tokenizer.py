@@ -23,9 +23,9 @@ FILE = "tokenizer.json"
 def make_tokenizer(parts: Sequence[Part], config: TokensConfig, output: Output) -> Counts:
     """Run the task: copy the tokenizer that `tokens.tokenizer` names, or train a tokenizer on the first documents.
 
-    Together with a copy, `tokenizer_config.json` is written with the end-of-text token, because the given tokenizer may
-    define this token in another file. Raises `DataError` if the given file is not a tokenizer, or if the tokenizer has
-    no end-of-text token.
+    If the tokenizer is copied, a file `tokenizer_config.json` with the end-of-text token is written too, because the
+    given tokenizer may define this token in another file. Raises `DataError` if the given file is not a tokenizer, or
+    if the tokenizer has no end-of-text token.
     """
     path = output.path(FILE)
     if config.tokenizer:

@@ -2,7 +2,7 @@
 
 The UTF-8 bytes of a word are split into groups of eight bytes. Each group is read as a little-endian number; the last
 group is padded with zero bytes, which no word contains. Most words have at most eight bytes, and the hash of such a
-word is its single number. The numbers c_0, c_1, ... of a longer word are folded into one number:
+word is its single number. The numbers c_0, c_1, ... of a longer word are folded into one hash, the last h_i:
 
     h_0 = c_0        h_(i + 1) = (h_i ^ h_i >> 32) * FACTOR + c_(i + 1)
 """

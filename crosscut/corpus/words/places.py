@@ -1,4 +1,4 @@
-"""Positions of the words in a text, which lead from an n-gram back to the original passage."""
+"""Positions of the words in a text. The positions lead from an n-gram back to the original passage."""
 
 from __future__ import annotations
 

@@ -127,14 +127,14 @@ def test_a_record_that_could_not_be_read_is_explained(audited):
     assert "not read        data/some.jsonl, line 999: Expecting" in story
     for other in ("web/e.jsonl#999", "web/jsonl#999", "web/data/some.jsonl#999", "web#999", "#999"):
         # A reject of a file whose name ends alike does not count.
-        with pytest.raises(DataError, match=rf"but this corpus has no `{other}`"):
+        with pytest.raises(DataError, match=rf"but this corpus has no document `{other}`"):
             explain(audited.work, FILTERS, other, cleaned=True)
 
 
 def test_an_unknown_id_is_refused_with_near_ones(audited):
     with pytest.raises(
         DataError,
-        match=r"`--explain` must be the id of a document, .* but this corpus has no `web/some.jsonl#998`\.",
+        match=r"`--explain` must be the id of a document, .* but this corpus has no document `web/some.jsonl#998`\.",
     ):
         explain(audited.work, FILTERS, "web/some.jsonl#998", cleaned=True)
     with pytest.raises(DataError, match=rf"Similar ids are `{id_of(len(texts()) - 1)}`, `{id_of(len(texts()) - 2)}`"):

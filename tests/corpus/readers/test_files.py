@@ -158,7 +158,9 @@ def test_packed_parquet_is_an_error(tmp_path: Path) -> None:
     touch(tmp_path, "a.parquet.gz")
     path = tmp_path / "a.parquet.gz"
     check_message(
-        f"`{path}` must not be compressed, because parquet files need random access. Unpack the file first.", path
+        f"`{path}` must not be compressed, but is a .gz file. The reader of parquet files needs random access. Unpack "
+        "the file first.",
+        path,
     )
 
 
@@ -214,8 +216,8 @@ def test_megatron_pair_in_a_store_is_an_error() -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe("/corpus/a.idx", b"x")
     check_message(
-        "`memory:///corpus/a.idx` must be a local file, because megatron files are mapped into memory. Copy the file "
-        "to a local disk.",
+        "`memory:///corpus/a.idx` must be a local file, but is a URL. Files of the format `megatron` are mapped into "
+        "memory. Copy the file to a local disk.",
         "memory://corpus/a.idx",
     )
     memory.rm("/corpus", recursive=True)
