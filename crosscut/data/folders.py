@@ -18,9 +18,9 @@ def is_taken(target: Path) -> bool:
 
 @contextmanager
 def beside(target: Path, *, setting: str) -> Iterator[Path]:
-    """Create a temporary folder in the parent folder of `target`, and yield the temporary folder. At the end of the
-    context, the temporary folder is removed unless it was renamed. Temporary folders that dead processes left behind
-    are removed at the start.
+    """Create a temporary folder in the parent folder of `target`, and yield its path. At the end of the context, the
+    temporary folder is removed unless it was renamed. Temporary folders that dead processes left behind are removed at
+    the start.
 
     Raises `DataError` if the temporary folder cannot be created. The message names the option `setting`.
     """

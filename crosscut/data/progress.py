@@ -42,7 +42,7 @@ class ProgressBar:
             self._progress.stop()
 
     def phase(self, description: str, total_bytes: int) -> Phase:
-        """Start a line for a phase that reads `total_bytes` of files."""
+        """Start a line for a phase that reads files with `total_bytes` bytes in total."""
         return Phase(self._progress, description, total_bytes)
 
 

@@ -3,8 +3,8 @@
 Every epoch follows section 4.1.3 of the paper. The order of the shards is shuffled. Within each shard, the documents
 are shuffled, concatenated and cut into portions of the sequence length, and the portions are shuffled. A portion and
 the token after the portion are one sample. Sample `index` is a pure function of the seed and the index. A run can
-therefore resume at any sample, and a batch does not depend on the number of ranks that share it. Only the order of one
-shard is in memory: about 16 bytes per document and 8 bytes per portion.
+therefore resume at any sample, and a batch does not depend on the number of ranks that divide the batch. Only the order
+of one shard is in memory: about 16 bytes per document and 8 bytes per portion.
 
 Shapes: B batch, S sequence.
 """
@@ -63,7 +63,7 @@ class Sampler:
             )
 
     def sample(self, index: int) -> Ids:
-        """Return the tokens of one sample, followed by the token after the sample, [S + 1]."""
+        """Return the S + 1 tokens of one sample: a portion of S tokens, and the token after the portion."""
         sample: Ids = self.batch_at(index, 1)[0]
         return sample
 
@@ -83,11 +83,11 @@ class Sampler:
         return rows
 
     def batch(self, step: int, *, batch_size: int, rank: int = 0, size: int = 1) -> tuple[Ids, Ids]:
-        """Return the share of `rank` in the batch of step `step`, which `size` ranks share: (tokens, targets), each [B
-        / size, S].
+        """Return this rank's slice of the batch of one step: (tokens, targets), each [B / size, S].
 
-        The shares are consecutive slices of the batch. Concatenated in the order of the ranks, the shares are the batch
-        of a single rank. Raises `DataError` unless `size` divides `batch_size`.
+        `step` is the number of the step, from 0. The batch is divided among `size` ranks, and `rank` is the index of
+        this rank. Slices are consecutive: concatenated in the order of the ranks, they are the whole batch. Raises
+        `DataError` unless `size` divides `batch_size`.
         """
         local, first = _share(batch_size, rank, size)
         rows = self.batch_at(step * batch_size + first, local)
@@ -165,11 +165,12 @@ class ValidationSampler:
         return tokens, targets
 
     def batches(self, *, batch_size: int, rank: int = 0, size: int = 1, limit: int = 0) -> Iterator[tuple[Ids, Ids]]:
-        """Yield the share of `rank` in every batch, which `size` ranks share: (tokens, targets), each [B / size, S].
+        """Yield this rank's slice of every batch: (tokens, targets), each [B / size, S].
 
-        All ranks get the same number of batches, with the same shape. Together, the batches hold every sample once, or
-        the first `limit` samples if `limit` is above 0. An incomplete last batch is padded with samples whose targets
-        are all `IGNORED`. Raises `DataError` unless `size` divides `batch_size`.
+        Each batch is divided among `size` ranks, and `rank` is the index of this rank. All ranks get the same number of
+        batches, with the same shape. Together, the batches hold every sample once, or the first `limit` samples if
+        `limit` is above 0. An incomplete last batch is padded with samples whose targets are all `IGNORED`. Raises
+        `DataError` unless `size` divides `batch_size`.
         """
         local, first = _share(batch_size, rank, size)
         num_samples = min(limit, self.num_samples) if limit else self.num_samples

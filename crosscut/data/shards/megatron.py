@@ -5,7 +5,8 @@ The `.idx` is little-endian and contains, in this order:
 - the bytes `MMIDIDX` and two zero bytes,
 - the version, 1 (uint64),
 - the code of the ids' type (uint8),
-- the number of sequences S and the number of documents + 1, D + 1 (uint64),
+- the number of sequences S (uint64),
+- D + 1, where D is the number of documents (uint64),
 - the number of ids in each sequence (int32, [S]),
 - the byte position of each sequence in the `.bin` (int64, [S]),
 - the index of the first sequence of each document, followed by S (int64, [D + 1]).
@@ -71,7 +72,7 @@ class IndexedTokens:
             if data.stat().st_size != num_tokens * dtype.itemsize:
                 raise DataError(
                     f"`{data}` must hold the {num_tokens:,} ids of {dtype.itemsize} bytes that `{index.name}` counts, "
-                    f"but is {data.stat().st_size:,} bytes long. Make both files again."
+                    f"but is {data.stat().st_size:,} bytes long. Create both files again."
                 )
             tokens = _map(data, dtype, num_tokens)
         except OSError as error:
@@ -134,11 +135,17 @@ def _read_index(path: Path) -> tuple[np.dtype[Any], Numbers, Numbers, Numbers]:
         raise _of_other_length(path, size, _HEADER.size)
     _, version, code, num_sequences, num_documents = _HEADER.unpack(head)
     if version != _VERSION:
-        raise DataError(f"`{path}` must have version {_VERSION}, but has version {version}. Make both files again.")
+        raise DataError(
+            f"`{path}` must have version {_VERSION}, but has version {version}. "
+            "Create the `.idx` file and its `.bin` file again."
+        )
     dtype = np.dtype(DTYPES.get(code, "V1"))
     if dtype.kind not in "iu":
         what = dtype.name if code in DTYPES else f"of an unknown type (code {code})"
-        raise DataError(f"The ids of `{path}` must be whole numbers, but are {what}. Make both files again.")
+        raise DataError(
+            f"The ids of `{path}` must be whole numbers, but are {what}. "
+            "Create the `.idx` file and its `.bin` file again."
+        )
     needed = _HEADER.size + num_sequences * 12 + num_documents * 8
     if size not in (needed, needed + num_sequences):
         raise _of_other_length(path, size, needed)
@@ -153,8 +160,8 @@ def _read_index(path: Path) -> tuple[np.dtype[Any], Numbers, Numbers, Numbers]:
 
 def _of_other_length(path: Path, size: int, needed: int) -> DataError:
     return DataError(
-        f"`{path}` must be {needed:,} bytes long, but has {size:,} bytes: the file is truncated or damaged. "
-        "Get both files again."
+        f"`{path}` must be {needed:,} bytes long, but has {size:,} bytes. The file is truncated or damaged. "
+        "Get the `.idx` file and its `.bin` file again."
     )
 
 
@@ -175,9 +182,9 @@ def _check_pointers(path: Path, sizes: Numbers, pointers: Numbers, width: int) -
         if len(wrong):
             number = start + int(wrong[0])
             raise DataError(
-                f"`{path}` must start each sequence at the end of the sequence before, but sequence {number:,} with "
+                f"`{path}` must start each sequence at the end of the previous sequence, but sequence {number:,} with "
                 f"{int(sizes[number]):,} ids begins at byte {int(pointers[number]):,} instead of "
-                f"{int(begins[wrong[0]]):,}. Make both files again."
+                f"{int(begins[wrong[0]]):,}. Create the `.idx` file and its `.bin` file again."
             )
         expected = int(ends[-1])
 
@@ -187,5 +194,5 @@ def _check_documents(path: Path, documents: Numbers, num_sequences: int) -> None
     if not whole or np.any(documents[1:] < documents[:-1]):
         raise DataError(
             f"`{path}` must list its documents in ascending order from sequence 0 to {num_sequences:,}, but does not. "
-            "Make both files again."
+            "Create the `.idx` file and its `.bin` file again."
         )

@@ -124,7 +124,7 @@ def _check_lengths(path: Path, manifest: Manifest, entries: tuple[ShardEntry, ..
     for name, length, _ in _files(manifest, entries):
         file = path / name
         if not file.is_file():
-            raise DataError(f"`{file}` must exist, because {MANIFEST_NAME} lists it, but is missing. {_PREPARE_AGAIN}")
+            raise DataError(f"`{file}` must exist, but is missing. {MANIFEST_NAME} lists this file. {_PREPARE_AGAIN}")
         if length is not None and (actual := file.stat().st_size) != length:
             raise DataError(f"`{file}` must be {length:,} bytes long, but is {actual:,}. {_PREPARE_AGAIN}")
 
@@ -135,8 +135,8 @@ def _check_hashes(path: Path, manifest: Manifest, entries: tuple[ShardEntry, ...
     for (name, _, expected), found in zip(files, actual, strict=True):
         if found != expected:
             raise DataError(
-                f"`{path / name}` must have the SHA-256 {expected[:12]}... of {MANIFEST_NAME}, but has "
-                f"{found[:12]}...: it was changed or damaged. {_PREPARE_AGAIN}"
+                f"`{path / name}` must have the SHA-256 {expected[:12]}... that {MANIFEST_NAME} lists, but has "
+                f"{found[:12]}.... The file was changed or damaged. {_PREPARE_AGAIN}"
             )
 
 

@@ -1,4 +1,4 @@
-"""Splitting of a text that is in memory into lines."""
+"""Division of a string into lines."""
 
 
 def lines_of(text: str) -> list[str]:

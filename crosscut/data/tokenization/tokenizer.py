@@ -176,7 +176,7 @@ class Tokenizer:
         return self._inner.decode(list(ids), skip_special_tokens=not with_special)
 
     def has_ids_of(self, other: Tokenizer) -> bool:
-        """Whether every token has the same id as in another tokenizer."""
+        """Whether this tokenizer and the tokenizer `other` have the same tokens with the same ids."""
         ours, theirs = (one._inner.get_vocab(with_added_tokens=True) for one in (self, other))
         return ours == theirs
 

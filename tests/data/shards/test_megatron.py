@@ -76,10 +76,10 @@ def test_type_without_a_code_is_refused(tmp_path: Path) -> None:
     ("place", "data", "message"),
     [
         (0, b"PK", r"must begin with b'MMIDIDX.*but begins with b'PK"),
-        (9, struct.pack("<Q", 2), "must have version 1, but has version 2"),
+        (9, struct.pack("<Q", 2), "must have version 1, but has version 2. Create the `.idx` file and its `.bin`"),
         (17, b"\x07", "must be whole numbers, but are float32"),
         (17, b"\x09", r"must be whole numbers, but are of an unknown type \(code 9\)"),
-        (18, struct.pack("<Q", 5), "must be 134 bytes long, but has 122 bytes: the file is truncated"),
+        (18, struct.pack("<Q", 5), "must be 134 bytes long, but has 122 bytes. The file is truncated"),
         (34, struct.pack("<i", 2), "sequence 1 with 1 ids begins at byte 6 instead of 4"),
         (34, struct.pack("<i", -3), "sequence 0 with -3 ids begins at byte 0"),
         (122 - 8, struct.pack("<q", 3), "must list its documents in ascending order from sequence 0 to 4"),

@@ -128,7 +128,7 @@ def test_end_of_text_outside_the_vocabulary_is_an_error(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["train-1.tokens", "validation.index", "tokenizer.json"])
 def test_missing_file_is_an_error(folder: Path, name: str) -> None:
     (folder / name).unlink()
-    message = f"`{folder / name}` must exist, because manifest.json lists it, but is missing. {AGAIN}"
+    message = f"`{folder / name}` must exist, but is missing. manifest.json lists this file. {AGAIN}"
     check_message(folder, message, verify=False)
 
 
@@ -149,8 +149,8 @@ def test_file_whose_hash_does_not_match_is_an_error(folder: Path, name: str) -> 
     path.write_bytes(data)
     check_message(
         folder,
-        f"`{path}` must have the SHA-256 {expected[:12]}... of manifest.json, but has {sha256(path)[:12]}...: it was "
-        f"changed or damaged. {AGAIN}",
+        f"`{path}` must have the SHA-256 {expected[:12]}... that manifest.json lists, but has {sha256(path)[:12]}.... "
+        f"The file was changed or damaged. {AGAIN}",
     )
 
 
