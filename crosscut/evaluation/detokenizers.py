@@ -3,7 +3,7 @@
 There are two detokenizers:
 
 - `paper` has the rules of the paper's authors. Later evaluations use the same rules. With GPT-2's tokenizer, the test
-  set has the paper's T = 270,329 tokens. The paper calls its detokenizers invertible, but these rules are not. The
+  set has 270,329 tokens, as in the paper. The paper calls its detokenizers invertible, but these rules are not. The
   rules treat every second apostrophe of the whole text as an opening quotation mark and the other apostrophes as
   closing marks, and remove the spaces beside the marks.
 - `invertible` loses no information: `restore` returns the original file byte by byte, so the probability of the text
@@ -36,8 +36,8 @@ _AT_LAST = (
 
 
 def by_the_paper(text: str) -> str:
-    """Apply the rules of the paper's authors, in their order, to the whole text without leading and trailing
-    whitespace.
+    """Strip leading and trailing whitespace from a text, and apply the rules of the paper's authors to the whole text,
+    in the order in which the authors applied them.
     """
     text = text.strip()
     for old, new in _IN_TURN:

@@ -59,8 +59,9 @@ def evaluate(
 ) -> list[Result]:
     """Evaluate a model on tasks, on any layout. Every rank must call this function and gets the same figures.
 
-    With `shown`, the first rank shows a progress bar. `around` wraps the rounds of windows that a rank reads. Every
-    rank has the same number of rounds.
+    With `shown`, the first rank shows a progress bar. A rank reads the windows of a task in rounds, and every rank has
+    the same number of rounds. `around` is a function that receives the rounds of a task and yields them again. This
+    function can, for example, end the evaluation early.
     """
     return [_done(model, task, batch_size, shown=shown, around=around) for task in tasks]
 
@@ -90,7 +91,10 @@ def score_with_progress(
     shown: bool,
     around: Follow = iter,
 ) -> WindowScores:
-    """Score windows as `score_windows` does. With `shown`, the first rank also shows a progress bar with `name`."""
+    """Score windows as `score_windows` does. With `shown`, the first rank also shows a progress bar with `name`.
+
+    `around` is the argument of `evaluate` with the same name.
+    """
     num_tokens = sum(window.length for window in windows)
     with progress(name, num_tokens, shown=shown and model.mesh.is_first_rank) as advance:
 

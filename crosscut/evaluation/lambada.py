@@ -17,7 +17,7 @@ from crosscut.evaluation.windows import Window
 
 
 class Lambada:
-    """Prediction of the last words of LAMBADA's passages, in their raw form.
+    """Task LAMBADA: predict the last word of each passage. The passages are in their raw form.
 
     The task reports the paper's accuracy. The task also reports the accuracy of the last token alone, which other
     evaluations use, and the perplexity of the last word. The ids `before` are put in front of every passage. For the
@@ -42,7 +42,7 @@ class Lambada:
             if len(ids) - first > window:
                 raise ConfigError(
                     f"`evaluation.window` must be long enough for every last word of `{file}`, but is {window}, "
-                    f"and one word has {len(ids) - first} tokens. Set `evaluation.window` to a larger number."
+                    f"and one word has {len(ids) - first} tokens. Set a larger `evaluation.window`."
                 )
             ids, first = [*before, *ids], len(before) + first
             self.windows.append(Window(len(self.texts), max(0, len(ids) - 1 - window), len(ids), first))

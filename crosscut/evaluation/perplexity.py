@@ -1,4 +1,7 @@
-"""Mean cross entropy of a model on batches of tokens, and its exponential, the perplexity."""
+"""Loss and perplexity of a model on batches of tokens.
+
+The loss is the mean cross entropy per token, and the perplexity is the exponential of the loss.
+"""
 
 import math
 from collections.abc import Iterable

@@ -62,8 +62,8 @@ def _score(model: GPT, _source: ModelSource, told: _Told) -> list[Result]:
 
 
 def described(place: str, source: ModelSource, on: Machinery) -> dict[str, Any]:
-    """Describe the model, the layout, the device and the versions of a report. With this description and the protocol
-    of each task, the scores can be reproduced.
+    """Describe the model, the layout, the device and the package versions for a report. With this description and the
+    protocol of each task, the scores can be reproduced.
     """
     return {
         "model": {

@@ -1,4 +1,4 @@
-"""Loading of a model on all ranks of a layout, and calling of a function with this model on every rank."""
+"""Load a model on all ranks of a layout, and call a function with this model on every rank."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

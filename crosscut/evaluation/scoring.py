@@ -27,7 +27,8 @@ Rounds = Iterable[Sequence[int]]
 """Indices of the windows that a rank reads: one sequence per round. The windows of a round are read together."""
 
 Follow = Callable[[Rounds], Rounds]
-"""Function that wraps the rounds of a rank, for example to show a progress bar or to end the rounds early."""
+"""Function that receives the rounds of a rank and yields them again. The function can, for example, advance a progress
+bar after each round, or end the scoring early."""
 
 
 class WindowScores(NamedTuple):
@@ -47,8 +48,9 @@ def score_windows(
 ) -> WindowScores:
     """Score the windows over `texts` without dropout. Every rank must call this function and gets the same result.
 
-    A data rank reads `batch_size` windows together. `follow` wraps the rounds of the rank. Communication: the forward
-    passes' collectives, and one all-reduce of three elements per window over `mesh.tokens`, the data axis.
+    A data rank reads `batch_size` windows together. The rank takes its rounds from the generator `follow(rounds)`,
+    which can act before and after each round. Communication: the forward passes' collectives, and one all-reduce of
+    three elements per window over `mesh.tokens`, the data axis.
     """
     was_training = model.training
     model.eval()

@@ -34,7 +34,7 @@ class Figures:
     counts: Mapping[str, int]
     """Numbers of documents, tokens and the like, by name."""
     documents: Sequence[Mapping[str, Any]] = ()
-    """Figures of single documents, for tasks that have them."""
+    """Figures of each document. Empty if the task has no figures per document."""
 
 
 class Task(Protocol):

@@ -16,7 +16,7 @@ from crosscut.evaluation.windows import Window, sliding_windows
 
 
 class Text:
-    """Perplexity of documents, with the same windows as for WikiText.
+    """Task that measures the perplexity of documents. Windows overlap in the same way as in `WikiText103`.
 
     A document is a .txt file, a line of a .jsonl file or a row of a .parquet file. The id `start` is put in front of
     each document, so that all tokens of the document are scored. Blank documents are skipped and counted. Models with

@@ -1,9 +1,10 @@
 """Division of a long text into windows that a model can read (paper, section 4.2.1).
 
-A model with w positions cannot compute P(t | 0 : t - 1) but only P(t | t - w : t - 1), and computing this for every
-token would need one window per token. The paper's compromise is overlapping evaluation: the window advances by o
-tokens, and only its last o targets are scored. The first window has no text before it, so all of its targets are
-scored. Every target is scored once. Except in the first window, every target has at least w - o tokens before it.
+A model with w positions sees at most w earlier tokens when it predicts a token. To give every token w earlier tokens,
+each token would need its own window. The paper's compromise is overlapping evaluation: the window advances by o tokens,
+and only the last o tokens of each window are scored. In the first window, all tokens are scored, because no earlier
+window scored them. Every token is therefore scored once. Except in the first window, the model sees at least w - o
+tokens before each scored token.
 """
 
 from collections.abc import Iterator
