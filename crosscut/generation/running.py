@@ -1,4 +1,4 @@
-"""State of a text during generation (`Text`), and the report of one of its tokens (`Piece`)."""
+"""State of a text during generation (`Text`), and the report of a single token (`Piece`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -156,8 +156,8 @@ def choose(scores: Tensor, sampling: Sampling, *, history: History, number: floa
 
 
 def likelihoods_of(scores: Tensor, tokens: Sequence[int], num_alternatives: int) -> list[Likelihood]:
-    """Likelihood of each of N tokens. Token i is judged by row i of `scores` [N, V]. Each likelihood also lists the
-    `num_alternatives` likeliest tokens of the row.
+    """Compute the likelihood of each of N tokens. Row i of `scores` [N, V] gives the probability of token i. Each
+    likelihood also lists the `num_alternatives` likeliest tokens of the row.
     """
     total = scores.logsumexp(1, keepdim=True)
     found = scores.gather(1, torch.tensor(tokens, device=scores.device).unsqueeze(1))

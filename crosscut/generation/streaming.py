@@ -1,7 +1,7 @@
 """Conversion of a stream of tokens to text that no later token can change.
 
-A token may end in the middle of a character, and a text may end with the beginning of a stop string. In both cases, the
-last characters are held back until later tokens complete them or show that they are no stop string. All returned
+A token may end in the middle of a character, and a text may end with the beginning of a stop string. The stream
+holds back an incomplete character or a possible stop string until later tokens complete it or rule it out. All returned
 strings, joined, form the text.
 """
 
