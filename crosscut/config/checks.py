@@ -12,6 +12,13 @@ from crosscut.config.errors import ConfigError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+MOST = (1 << 31) - 1
+"""Maximum of every size and count, unless a field has its own. The limit keeps computations with sizes fast and within
+64 bits."""
+
+MOST_SEED = (1 << 63) - 1
+"""Maximum of a random seed."""
+
 
 def divisors(number: int) -> list[int]:
     """All positive divisors of a positive number, in ascending order."""
@@ -25,10 +32,28 @@ def listed(items: Iterable[object]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
-def require_at_least(name: str, value: float, minimum: float) -> None:
-    """Raise `ConfigError` unless `value >= minimum`. The message names the field `name`."""
+def require_at_least(name: str, value: float, minimum: float, *, maximum: int = MOST) -> None:
+    """Raise `ConfigError` unless `minimum <= value <= maximum`. The message names the field `name`."""
     if not value >= minimum:
         raise ConfigError(f"`{name}` must be at least {minimum}, but is {value}.")
+    if not value <= maximum:
+        raise ConfigError(f"`{name}` must be at most {maximum:,}, but is {value:,}.")
+
+
+def is_text(value: str) -> bool:
+    """Whether a string can be written in UTF-8. Python keeps bytes of the command line and of file names that are not
+    UTF-8 as lone surrogates, which no file and no tokenizer can hold.
+    """
+    return not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def shown(value: object) -> str:
+    """Describe a value of any type for a message, in at most 300 characters."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # Python converts no number of more than 4,300 digits, and no deep list
+        return "too large to be shown"
+    return text if len(text) <= 300 else f"{text[:270]}...{text[-20:]}"
 
 
 def require_fraction(name: str, value: float) -> None:

@@ -1,20 +1,88 @@
-"""Reading of JSON, atomic writing of small files, and a check that a file can be written."""
+"""Reading of files that others wrote, atomic writing of small files, and a check that a file can be written.
 
+A file that a user names, or that came with a downloaded model, may be anything: a FIFO that never ends, a device, text
+in another encoding, or JSON that nobody would write. The functions here read such files and raise `OSError` or
+`ValueError` with the reason, or a `CrosscutError` with the whole message.
+"""
+
+import errno
 import json
 import os
+import stat
+import tomllib
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-from crosscut.config.errors import ConfigError
+from crosscut.config.errors import ConfigError, CrosscutError
+
+_MOST_BYTES = 1 << 28
+"""Maximum size of a JSON or TOML file. The largest real files are tokenizers of 50 MB."""
+
+
+def require_regular(path: Path) -> None:
+    """Raise `OSError` unless `path` is a regular file. Reading a FIFO, a device or a socket may never end."""
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "It is not a regular file", str(path))
+
+
+def read_text(path: Path) -> str:
+    """Read a text file in UTF-8, with its line ends unchanged. Raises `OSError` if the file cannot be read or is not a
+    regular file, and `UnicodeDecodeError` if it is not UTF-8.
+    """
+    require_regular(path)
+    return path.read_bytes().decode("utf-8")
+
+
+def read_small(path: Path) -> str:
+    """Read a text file whose content is parsed as a whole. Raises as `read_text` does, and `OSError` if the file is
+    larger than 256 MiB.
+    """
+    require_regular(path)
+    if path.stat().st_size > _MOST_BYTES:
+        raise OSError(errno.EFBIG, f"It is larger than {_MOST_BYTES >> 20} MiB", str(path))
+    return read_text(path)
+
+
+def read_json(path: Path, error: type[CrosscutError] = ConfigError, *, remedy: str = "") -> dict[str, Any]:
+    """Read the JSON object in a file. Raises `error`, with `remedy` at the end of its message, if the file cannot be
+    read or holds something else.
+    """
+    remedy = remedy and f" {remedy}"
+    try:
+        table = parse_json(read_small(path))
+    except OSError as reason:
+        raise error(f"`{path}` must be a readable file, but is not: {reason.strerror}.{remedy}") from None
+    except ValueError as reason:
+        raise error(f"`{path}` must be valid JSON, but is not: {reason}.{remedy}") from None
+    if not isinstance(table, dict):
+        raise error(f"`{path}` must be a JSON object, but is a {type(table).__name__}.{remedy}")
+    return table
 
 
 def parse_json(content: str | bytes) -> Any:
     """Parse JSON. Raises `ValueError` if the content is not JSON, and also if it is nested too deeply (Python's own
-    reader raises `RecursionError`).
+    reader raises `RecursionError`) or if a string holds a lone surrogate, which cannot be written or encoded as tokens.
     """
     try:
-        return json.loads(content)
+        value = json.loads(content)
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ValueError("it holds a lone surrogate, which is not a character") from None
+    return value
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML. Raises `ValueError` if the text is not TOML, is nested too deeply, or holds a number that Python
+    cannot convert.
+    """
+    try:
+        return tomllib.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

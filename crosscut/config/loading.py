@@ -4,17 +4,17 @@ TOML.
 
 import dataclasses
 import difflib
-import tomllib
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from math import isnan
 from pathlib import Path
 from typing import Any
 
-from crosscut.config.checks import Choice, listed
+from crosscut.config.checks import MOST_SEED, Choice, is_text, listed, shown
 from crosscut.config.corpora import CorpusConfig
 from crosscut.config.errors import ConfigError
-from crosscut.config.files import write_whole
+from crosscut.config.files import parse_toml, read_small, write_whole
 from crosscut.config.layout import Layout
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published, read_published
 from crosscut.config.published.presets import PRESETS
@@ -106,7 +106,7 @@ def _copy(value: Any) -> Any:
 
 def _read_toml(path: Path) -> Table:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(read_small(path))
     except FileNotFoundError:
         raise ConfigError(
             f"`{path}` must be a TOML file, but does not exist. Try `examples/gpt2-small.toml`, or name no file to "
@@ -114,7 +114,7 @@ def _read_toml(path: Path) -> Table:
         ) from None
     except OSError as error:
         raise ConfigError(f"`{path}` must be a readable TOML file, but is not: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"`{path}` must be valid TOML, but is not: {error}.") from None
 
 
@@ -136,8 +136,8 @@ class _Override(str):
     def parsed(self) -> Any:
         """The value parsed as TOML, or the unchanged string if it is not valid TOML."""
         try:
-            table = tomllib.loads(f"value = {self}")
-        except tomllib.TOMLDecodeError:
+            table = parse_toml(f"value = {self}")
+        except ValueError:
             return str(self)
         return table["value"] if len(table) == 1 else str(self)  # a string with line breaks may parse as several keys
 
@@ -148,7 +148,7 @@ def _expand_preset(table: Table) -> None:
         return
     name = _parsed(model.pop("preset"))
     if not isinstance(name, str) or name not in PRESETS:
-        raise ConfigError(f"`model.preset` must name a preset, but is {name!r}.{_nearest(str(name), PRESETS)}")
+        raise ConfigError(f"`model.preset` must name a preset, but is {shown(name)}.{_nearest(shown(name), PRESETS)}")
     table["model"] = {**PRESETS[name], **model}
 
 
@@ -179,7 +179,7 @@ def _agreeing(model: Table, published: Table, folder: str) -> Table:
         if given != published[key] and not (type(given) is int and given == 0):  # 0 means the default
             raise ConfigError(
                 f"`model.{key}` must be {published[key]!r} as in `{folder}`, which `training.initialize_from` names, "
-                f"but is {given!r}. Remove this key."
+                f"but is {shown(given)}. Remove this key."
             )
     return {key: value for key, value in model.items() if key == "dropout" or key not in published}
 
@@ -192,7 +192,7 @@ def _build(kind: type, table: Any, path: str) -> Any:
     """Build the dataclass `kind` from a table, recursively. `path` is the dotted name of the table."""
     table = _parsed(table)
     if not isinstance(table, Mapping):
-        raise ConfigError(f"`{path}` must be a section, but is {table!r}.")
+        raise ConfigError(f"`{path}` must be a section, but is {shown(table)}.")
     fields = {f.name: f for f in dataclasses.fields(kind)}
     types_of = typing.get_type_hints(kind)
     prefix = f"{path}." if path else ""
@@ -224,17 +224,32 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
     if typing.get_origin(kind) is tuple and dataclasses.is_dataclass(item := typing.get_args(kind)[0]):
         if isinstance(value, list | tuple):
             return tuple(_build(typing.cast(type, item), table, name) for table in value)
-        raise ConfigError(f"`{name}` must be one or more sections [[{name}]], but is {value!r}.")
+        raise ConfigError(f"`{name}` must be one or more sections [[{name}]], but is {shown(value)}.")
     if typing.get_origin(kind) is tuple:
         items = [value] if isinstance(value, str) else value
         if isinstance(items, list | tuple) and all(isinstance(item, str) for item in items):
+            for item in items:
+                _require_usual(name, item)
             return tuple(items)
-        raise ConfigError(f"`{name}` must be a list of strings, but is {value!r}.")
-    if kind is float and type(value) is int:
+        raise ConfigError(f"`{name}` must be a list of strings, but is {shown(value)}.")
+    if kind is float and type(value) is int and abs(value) <= MOST_SEED:
         return float(value)
     if type(value) is not kind and not (kind is str and isinstance(value, Choice)):
-        raise ConfigError(f"`{name}` must be {_TYPE_NAMES[kind]}, but is {value!r}.")
+        raise ConfigError(f"`{name}` must be {_TYPE_NAMES[kind]}, but is {shown(value)}.")
+    _require_usual(name, value)
     return value
+
+
+def _require_usual(name: str, value: object) -> None:
+    """Raise `ConfigError` for a value of the right type that no field can have, because neither a computation nor a
+    file can hold it.
+    """
+    if isinstance(value, int) and abs(value) > MOST_SEED:
+        raise ConfigError(f"`{name}` must be between -2^63 and 2^63, but is {shown(value)}.")
+    if isinstance(value, float) and isnan(value):
+        raise ConfigError(f"`{name}` must be a number, but is nan.")
+    if isinstance(value, str) and not is_text(value):
+        raise ConfigError(f"`{name}` must be UTF-8 text, but is {shown(value)}.")
 
 
 _TYPE_NAMES: Mapping[type, str] = types.MappingProxyType(

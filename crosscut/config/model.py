@@ -1,9 +1,22 @@
 """Shape of a decoder model: GPT-2 by default; Llama and similar models through options."""
 
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
-from crosscut.config.checks import Choice, divisors, listed, require_at_least, require_fraction, resolve_choices
+from crosscut.config.checks import MOST, Choice, divisors, listed, require_at_least, require_fraction, resolve_choices
 from crosscut.config.errors import ConfigError, LayoutError
+
+_MOST = MappingProxyType(
+    {
+        "num_layers": 10_000,
+        "hidden_size": 1 << 20,
+        "num_heads": 1 << 16,
+        "num_kv_heads": 1 << 16,
+        "head_size": 1 << 16,
+    }
+)
+"""Maximum of each size that has its own, far above the largest known model. A description of a model lists all layers,
+and the number of elements of every parameter must fit into 63 bits."""
 
 
 class Positions(Choice):
@@ -127,9 +140,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden_size", "num_heads", "max_sequence_length", "rotary_original_length"):
-            require_at_least(f"model.{name}", getattr(self, name), 1)
+            require_at_least(f"model.{name}", getattr(self, name), 1, maximum=_MOST.get(name, MOST))
         for name in ("vocab_size", "num_kv_heads", "head_size", "mlp_size"):
-            require_at_least(f"model.{name}", getattr(self, name), 0)
+            require_at_least(f"model.{name}", getattr(self, name), 0, maximum=_MOST.get(name, MOST))
         require_fraction("model.dropout", self.dropout)
         resolve_choices(self, "model")
         require_at_least("model.rotary_factor", self.rotary_factor, 1)

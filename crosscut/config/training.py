@@ -4,7 +4,7 @@
 
 from dataclasses import dataclass, replace
 
-from crosscut.config.checks import Choice, require_at_least, require_fraction, resolve_choices
+from crosscut.config.checks import MOST_SEED, Choice, require_at_least, require_fraction, resolve_choices
 from crosscut.config.errors import ConfigError
 from crosscut.config.precision import PRECISIONS, ElementTypes, Precision, precision_on
 
@@ -108,8 +108,9 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "sequence_length"):
             require_at_least(f"training.{name}", getattr(self, name), 1)
-        for name in ("micro_batch_size", "seed", "validate_every", "validation_sequences", "compare_replicas_every"):
+        for name in ("micro_batch_size", "validate_every", "validation_sequences", "compare_replicas_every"):
             require_at_least(f"training.{name}", getattr(self, name), 0)
+        require_at_least("training.seed", self.seed, 0, maximum=MOST_SEED)
         resolve_choices(self, "training")
         require_at_least("training.recompute_every", self.recompute_every, 1)
         if len(set(self.offload)) < len(self.offload):
@@ -176,8 +177,6 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         for name in ("learning_rate", "min_learning_rate", "weight_decay"):
             require_at_least(f"optimizer.{name}", getattr(self, name), 0)
-            if not getattr(self, name) < float("inf"):
-                raise ConfigError(f"`optimizer.{name}` must be finite, but is {getattr(self, name)}.")
         require_at_least("optimizer.warmup_steps", self.warmup_steps, 0)
         for name in ("beta1", "beta2"):
             require_fraction(f"optimizer.{name}", getattr(self, name))

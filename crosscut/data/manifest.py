@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from crosscut.config.errors import DataError
-from crosscut.config.files import parse_json
+from crosscut.config.files import read_json, require_regular
 from crosscut.config.run import DataConfig
 from crosscut.data.hashing import sha256
 from crosscut.data.text.sources import unreadable
@@ -173,7 +173,7 @@ class Manifest:
                 validation=ShardEntry(**table["validation"]),
                 corpus=dict(table.get("corpus", {})),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DataError(
                 f"`{folder / MANIFEST_NAME}` must have the fields of version {VERSION}, but does not: {error}. "
                 f"Prepare the tokens again."
@@ -208,7 +208,7 @@ class Manifest:
 def _read_json(folder: Path) -> Mapping[str, Any]:
     path = folder / MANIFEST_NAME
     try:
-        table = parse_json(path.read_text(encoding="utf-8"))
+        require_regular(path)
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(
             f"`{folder}` must be a folder of token shards, but has no {MANIFEST_NAME}. "
@@ -216,8 +216,4 @@ def _read_json(folder: Path) -> Mapping[str, Any]:
         ) from None
     except OSError as error:
         raise unreadable(str(path), error) from None
-    except ValueError as error:
-        raise DataError(f"`{path}` must be valid JSON, but is not: {error}. Prepare the tokens again.") from None
-    if not isinstance(table, dict):
-        raise DataError(f"`{path}` must be a JSON object, but is a {type(table).__name__}. Prepare the tokens again.")
-    return table
+    return read_json(path, DataError, remedy="Prepare the tokens again.")

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from crosscut.config import DataError
+from crosscut.config import DataError, files
 from crosscut.data.hashing import sha256
 from crosscut.evaluation.scoring import Ids, WindowScores
 from crosscut.evaluation.windows import Window
@@ -103,7 +103,7 @@ def read_text(path: Path, key: str) -> str:
     `DataError`.
     """
     try:
-        return path.read_bytes().decode("utf-8")
+        return files.read_text(path)
     except OSError as error:
         raise DataError(
             f"`{key}` must be a readable file, but `{path}` is not: {error.strerror}. Check the path."

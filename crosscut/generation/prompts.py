@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from crosscut.config import DataError
-from crosscut.config.files import parse_json
+from crosscut.config.files import parse_json, read_text
 from crosscut.data.text.lines import lines_of
 
 
@@ -18,7 +18,7 @@ def read_prompts(path: Path) -> tuple[str, ...]:
     Raises `DataError` if the file cannot be read, has no prompt, or has a line that is not a prompt.
     """
     try:
-        lines = lines_of(path.read_bytes().decode("utf-8"))
+        lines = lines_of(read_text(path))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise DataError(

@@ -5,7 +5,8 @@
 from pathlib import Path
 from typing import Any
 
-from crosscut.config.published.folders import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, read_json
+from crosscut.config.files import read_json
+from crosscut.config.published.folders import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE
 from crosscut.data import Tokenizer
 
 

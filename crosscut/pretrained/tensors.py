@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from crosscut.config import CheckpointError
-from crosscut.config.files import parse_json
+from crosscut.config.files import parse_json, read_small
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -66,7 +66,7 @@ def list_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 def _indexed_files(index: Path) -> list[Path]:
     try:
-        names = parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()
+        names = parse_json(read_small(index))["weight_map"].values()
         return [index.with_name(name) for name in sorted(set(names))]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(

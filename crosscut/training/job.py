@@ -23,7 +23,7 @@ from crosscut.checkpoint import (
 from crosscut.checkpoint.storage import LocalFolder, folder_at
 from crosscut.config import ConfigError, ModelConfig, ResolvedRun, RunConfig, RunStopped, TrainingError, write_toml
 from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER
-from crosscut.config.files import parse_json
+from crosscut.config.files import parse_json, read_small
 from crosscut.config.folder_lock import FolderLock
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published, reason_against_export
 from crosscut.data import Sampler, TokenFolder, Tokenizer, ValidationSampler, prepare
@@ -114,7 +114,7 @@ def is_complete(run: RunConfig) -> bool:
     """Whether the run's folder holds the final report and an undamaged checkpoint of the last step."""
     steps = run.training.steps
     try:
-        summary = parse_json((Path(run.output.folder) / SUMMARY_FILE).read_text(encoding="utf-8"))
+        summary = parse_json(read_small(Path(run.output.folder) / SUMMARY_FILE))
     except (OSError, ValueError):
         return False
     if not isinstance(summary, dict) or summary.get("steps") != steps:

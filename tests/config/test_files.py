@@ -1,17 +1,20 @@
 """JSON that no one would write is a mistake like any other, in whichever file it stands."""
 
+import os
+import re
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from crosscut.config import CrosscutError
-from crosscut.config.files import parse_json
-from crosscut.config.published.folders import read_json
+from crosscut.config import ConfigError, CrosscutError, load_run
+from crosscut.config.files import parse_json, read_json
 from crosscut.data.manifest import Manifest
 from crosscut.evaluation.lambada import _passages
 from crosscut.generation.prompts import read_prompts
+from crosscut.planner.hardware.files import read_hardware
 from crosscut.pretrained.tensors import list_tensors
 
 NESTED = ["[" * 100_000, '{"a":' * 100_000, "[" * 5000 + "]" * 5000, '{"weight_map":' + '{"a":' * 50_000]
@@ -42,3 +45,60 @@ def test_nested_json_in_a_file_is_told(tmp_path, name, text):
         READERS[name](path)
     assert str(tmp_path) in str(told.value)
     assert len(str(told.value)) < 500
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder", "socket"])
+def test_file_that_is_not_regular_is_told_at_once(tmp_path, name, kind):
+    make_special(tmp_path / name, kind)
+    with pytest.raises(CrosscutError, match=re.escape(str(tmp_path))):
+        READERS[name](tmp_path / name)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder", "socket"])
+def test_toml_that_is_not_a_regular_file_is_told(tmp_path, kind):
+    path = tmp_path / "run.toml"
+    make_special(path, kind)
+    reason = "Is a directory" if kind == "folder" else "It is not a regular file"
+    with pytest.raises(ConfigError) as told:
+        load_run(path)
+    assert str(told.value) == f"`{path}` must be a readable TOML file, but is not: {reason}."
+    with pytest.raises(ConfigError, match="must name a known device or a device file"):
+        read_hardware(path)
+
+
+def test_file_too_large_to_parse_is_told(tmp_path):
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate((1 << 28) + 1)  # a sparse file
+    with pytest.raises(ConfigError, match="but is not: It is larger than 256 MiB"):
+        read_json(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("text", [r'{"a": "\ud800"}', r'["\uDFFF"]', r'{"\udc00": 1}'])
+def test_json_with_half_a_character_is_told(text):
+    with pytest.raises(ValueError, match="it holds a lone surrogate"):
+        parse_json(text)
+    assert parse_json(r'"\ud83d\ude00"') == "\N{GRINNING FACE}"
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "a = " + "9" * 5000, "a = " + "{a=" * 20_000, "a."])
+def test_toml_that_cannot_be_parsed_is_told(tmp_path, text):
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="must be valid TOML, but is not"):
+        load_run(path)
+    with pytest.raises(ConfigError, match="must be valid TOML, but is not"):
+        read_hardware(path)
+
+
+def make_special(path: Path, kind: str) -> None:
+    match kind:
+        case "fifo":
+            os.mkfifo(path)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "folder":
+            path.mkdir()
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(os.path.relpath(path))  # the whole path may be too long for a socket

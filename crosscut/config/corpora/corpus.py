@@ -6,7 +6,7 @@ section for each source.
 
 from dataclasses import dataclass, field
 
-from crosscut.config.checks import listed, require_at_least
+from crosscut.config.checks import MOST_SEED, listed, require_at_least
 from crosscut.config.corpora.sources import IngestConfig, SourceConfig, SourceFormat
 from crosscut.config.corpora.stages import (
     CleaningConfig,
@@ -49,7 +49,7 @@ class CorpusConfig:
             raise ConfigError("`folder` must name a folder for the corpus, but is empty.")
         if not self.sources:
             raise ConfigError("`sources` must name at least one source, but is empty. Add a [[sources]] section.")
-        require_at_least("seed", self.seed, 0)
+        require_at_least("seed", self.seed, 0, maximum=MOST_SEED)
         names = [source.name for source in self.sources]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:

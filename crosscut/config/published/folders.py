@@ -11,7 +11,7 @@ from typing import Any
 
 from crosscut.config.checks import listed
 from crosscut.config.errors import ConfigError
-from crosscut.config.files import parse_json
+from crosscut.config.files import read_json
 from crosscut.config.model import ModelConfig
 from crosscut.config.published.families import FAMILIES, MISTRAL, Family
 
@@ -148,19 +148,6 @@ class _Table:
             f"`{key}` in `{self.path}` must be {must}, but is {value!r}. Crosscut supports no other value. "
             "Choose another model."
         )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file of a published model. Raises `ConfigError` if the file holds no JSON object."""
-    try:
-        table = parse_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"`{path}` must be a readable file, but is not: {error.strerror}.") from None
-    except ValueError as error:
-        raise ConfigError(f"`{path}` must be valid JSON, but is not: {error}.") from None
-    if not isinstance(table, dict):
-        raise ConfigError(f"`{path}` must hold a JSON object, but holds {type(table).__name__}.")
-    return table
 
 
 def _family_of(table: _Table) -> Family:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crosscut.config.errors import DataError
-from crosscut.config.files import parse_json
-from crosscut.config.published.folders import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, end_ids, read_json
+from crosscut.config.files import parse_json, read_json, read_small
+from crosscut.config.published.folders import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, end_ids
 from crosscut.data.manifest import FORMAT, MANIFEST_NAME, Manifest
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def end_said_beside(path: Path, inner: tokenizers.Tokenizer) -> int | None:
 def _holds_tokens(folder: Path) -> bool:
     """Whether the folder's manifest belongs to a token folder, because other programs also write files of this name."""
     try:
-        table = parse_json((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
+        table = parse_json(read_small(folder / MANIFEST_NAME))
     except (OSError, ValueError):
         return False
     return isinstance(table, dict) and table.get("format") == FORMAT

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from crosscut.config.checks import listed
 from crosscut.config.errors import DataError
+from crosscut.config.files import read_small
 from crosscut.data.tokenization.end_of_text import end_said_beside
 from crosscut.data.tokenization.fast_encoder import FastEncoder, fast_encoder
 
@@ -68,7 +69,7 @@ class Tokenizer:
         import tokenizers
 
         try:
-            data = path.read_text(encoding="utf-8")
+            data = read_small(path)
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise DataError(

@@ -14,6 +14,7 @@ from typing import Any
 
 from crosscut.config import ConfigError
 from crosscut.config.checks import listed
+from crosscut.config.files import parse_toml, read_small
 from crosscut.planner.hardware.checks import require_key, require_values
 from crosscut.planner.hardware.device import Hardware, Link, MeasuredMessage, MeasuredProduct
 
@@ -56,17 +57,19 @@ _SECTIONS = tuple(name for name in _KEYS if name)
 def read_hardware(path: Path) -> Hardware:
     """Read a device file. Raises `ConfigError` if the file is missing, not valid TOML, or not a device file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_small(path)
     except (OSError, UnicodeDecodeError):
         raise ConfigError(
             f"`--gpu` must name a known device or a device file, but the file `{path}` cannot be read. `crosscut plan "
             "--calibrate FILE` writes a device file."
         ) from None
     try:
-        return _hardware(path.stem, tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+        table = parse_toml(text)
+    except ValueError as error:
         raise ConfigError(f"`{path}` must be valid TOML, but is not: {error}.") from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    try:
+        return _hardware(path.stem, table)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigError(
             f"`{path}` must be a device file in the format of `crosscut/planner/hardware`, but is not: reading it "
             f"raised {error!r}. `crosscut plan --calibrate FILE` writes a device file."

@@ -150,7 +150,7 @@ def test_variants_of_gpt2_are_named(read, key):
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
     path = tmp_path / "config.json"
-    for content, must in ((None, "be a readable file"), ("{", "be valid JSON"), ("[]", "hold a JSON object")):
+    for content, must in ((None, "be a readable file"), ("{", "be valid JSON"), ("[]", "be a JSON object")):
         if content is not None:
             path.write_text(content, encoding="utf-8")
         with pytest.raises(ConfigError, match=f"`{path}` must {must}, but "):
