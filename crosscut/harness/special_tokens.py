@@ -8,6 +8,7 @@ from typing import Any
 from crosscut.config.files import read_json
 from crosscut.config.published.folders import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE
 from crosscut.data import Tokenizer
+from crosscut.data.tokenization.end_of_text import token_in
 
 
 def named_ids(path: Path, tokenizer: Tokenizer) -> dict[str, int | None]:
@@ -16,14 +17,15 @@ def named_ids(path: Path, tokenizer: Tokenizer) -> dict[str, int | None]:
     An id is None if the files set the token to null, or if the token is not in the vocabulary. Tokens that the files do
     not mention are missing from the result. Raises `ConfigError` for a file that is not valid JSON.
     """
-    settings = _read(path.with_name(TOKENIZER_CONFIG_FILE))
+    file = path.with_name(TOKENIZER_CONFIG_FILE)
+    settings = _read(file)
     if "added_tokens_decoder" not in settings:
         settings |= _read(path.with_name(SPECIAL_TOKENS_FILE))
-    return {name: _id(settings[name], tokenizer) for name in ("bos_token", "eos_token") if name in settings}
+    names = [name for name in ("bos_token", "eos_token") if name in settings]
+    return {name: _id(token_in(settings, name, file), tokenizer) for name in names}
 
 
-def _id(token: Any, tokenizer: Tokenizer) -> int | None:
-    text = token["content"] if isinstance(token, dict) else token
+def _id(text: str, tokenizer: Tokenizer) -> int | None:
     ids = tokenizer.encode_prompt(text) if text else []
     return ids[0] if len(ids) == 1 else None
 

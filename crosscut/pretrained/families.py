@@ -9,7 +9,7 @@ A published model has the same matrices under other names and in other layouts. 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -190,6 +190,14 @@ def with_prefix(config: ModelConfig, names: list[str]) -> dict[str, str]:
     prefix = _names_of(config).prefix
     bare = not any(name.startswith(prefix) for name in names)
     return {f"{prefix}{name}" if bare and not name.startswith(_OUTPUT.name) else name: name for name in names}
+
+
+def count_layers(config: ModelConfig, names: Iterable[str]) -> int:
+    """Number of layers that the full names of a published model's tensors name."""
+    names_of = _names_of(config)
+    prefix, suffix = (re.escape(part) for part in (names_of.prefix + names_of.layer).split("{}"))
+    found = (re.match(rf"{prefix}(\d{{1,9}}){suffix}", name) for name in names)
+    return 1 + max((int(match[1]) for match in found if match), default=-1)
 
 
 def is_harmless(config: ModelConfig, name: str) -> bool:

@@ -10,7 +10,7 @@ from crosscut.config import CheckpointError, ModelConfig
 from crosscut.config.checks import listed
 from crosscut.parallel import reshard
 from crosscut.parallel.state.parameters import local_offsets, local_part
-from crosscut.pretrained.families import Weight, is_harmless, published_shapes, weights_of, with_prefix
+from crosscut.pretrained.families import Weight, count_layers, is_harmless, published_shapes, weights_of, with_prefix
 from crosscut.pretrained.tensors import DTYPES, StoredTensor, blocks, list_tensors
 
 _MOST_NAMED = 3
@@ -38,6 +38,12 @@ def require_weights(config: ModelConfig, folder: Path) -> dict[str, StoredTensor
     """
     found = list_tensors(folder)
     tensors = {full: found[name] for full, name in with_prefix(config, list(found)).items()}
+    num_layers = count_layers(config, tensors)
+    if num_layers and num_layers != config.num_layers:  # before all layers of the config are listed
+        raise CheckpointError(
+            f"`{folder}` must hold the tensors of {config.num_layers:,} layers, as its `config.json` says, but holds "
+            f"those of {num_layers:,}. Download the model again."
+        )
     shapes = published_shapes(config)
     if missing := [name for name in shapes if name not in tensors]:
         raise CheckpointError(

@@ -50,3 +50,9 @@ def test_the_older_file_holds_unless_the_newer_one_lists_all_tokens(named):
 def test_a_file_that_is_no_json_is_named(named):
     with pytest.raises(ConfigError, match=r"tokenizer_config.json` must be valid JSON, but is not: "):
         named(tokenizer_config="{")
+
+
+@pytest.mark.parametrize("token", [7, ["<s>"], {"content": 7}], ids=str)
+def test_begin_token_that_is_not_a_string_is_told(named, token):
+    with pytest.raises(ConfigError, match=r"`bos_token` in `.*tokenizer_config.json` must be a string, or an object"):
+        named(tokenizer_config={"bos_token": token})

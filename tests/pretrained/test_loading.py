@@ -249,3 +249,29 @@ def test_the_table_names_the_models_parameters(ranks, published, name):
         for weight in weights_of(source.model)
     }
     assert ours == shapes
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+@pytest.mark.parametrize("num_layers", [1, 3, 10_000])
+def test_number_of_layers_is_compared_with_the_files(published, tmp_path, model, num_layers):
+    folder = shutil.copytree(published(model), tmp_path / "model")
+    table = json.loads((folder / "config.json").read_text())
+    key = "n_layer" if model == "gpt2" else "num_hidden_layers"
+    (folder / "config.json").write_text(json.dumps({**table, key: num_layers}))
+    with pytest.raises(CheckpointError) as told:
+        find_model(folder)
+    assert str(told.value) == (
+        f"`{folder}` must hold the tensors of {num_layers:,} layers, as its `config.json` says, but holds those of "
+        f"{table[key]}. Download the model again."
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("vocab_size", 2_000_000_000), ("intermediate_size", 2_000_000_000), ("hidden_size", 1 << 20)]
+)
+def test_size_that_differs_from_the_files_is_told_before_anything_is_created(published, tmp_path, key, value):
+    folder = shutil.copytree(published("llama"), tmp_path / "model")
+    table = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**table, key: value}))
+    with pytest.raises(CheckpointError, match=r"must have the shape \[.*\] from `config.json`, but has"):
+        find_model(folder)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crosscut.config.checks import listed
+from crosscut.config.checks import MOST_SEED, listed, shown
 from crosscut.config.errors import ConfigError
 from crosscut.config.files import read_json
 from crosscut.config.model import ModelConfig
@@ -58,7 +58,18 @@ def read_published(folder: Path) -> Published:
                 f"`{family.keys[name]}` must be given in `{table.path}`, but is missing. Download the file again."
             )
     stops = [end for ends in end_ids(folder).values() for end in ends]
-    return Published(ModelConfig(**fields), tuple(dict.fromkeys(stops)))
+    return Published(_model(fields, family, table.path), tuple(dict.fromkeys(stops)))
+
+
+def _model(fields: Mapping[str, Any], family: Family, path: Path) -> ModelConfig:
+    """Model with the values of a `config.json`. Errors name the file's keys instead of our fields."""
+    try:
+        return ModelConfig(**fields)
+    except ConfigError as error:
+        message = str(error)
+        for ours, key in {**family.keys, "rotary_base": "rope_theta", "rotary_factor": "factor"}.items():
+            message = message.replace(f"`model.{ours}`", f"`{key}` in `{path}`")
+        raise ConfigError(f"{message} Choose another model.") from None
 
 
 def end_ids(folder: Path) -> dict[Path, tuple[int, ...]]:
@@ -131,11 +142,24 @@ class _Table:
     def take(self, key: str, field: str) -> Any:
         """The value for one of our fields. Raises `ConfigError` unless the value has the field's type."""
         value, kind = self.values[key], ModelConfig.__annotations__[field]
-        if kind is float and type(value) is int:
-            return float(value)
+        if kind is float:
+            return self.number(key, value)
         if type(value) is not kind:
-            raise ConfigError(f"`{key}` in `{self.path}` must be of type {kind.__name__}, but is {value!r}.")
+            raise ConfigError(f"`{key}` in `{self.path}` must be of type {kind.__name__}, but is {shown(value)}.")
         return value
+
+    def section(self, key: str) -> dict[str, Any]:
+        """The object under a key, or an empty one. Raises `ConfigError` for a value that is not an object."""
+        if not isinstance(value := self.get(key, {}), dict):
+            raise ConfigError(f"`{key}` in `{self.path}` must be an object, but is {shown(value)}. Correct the file.")
+        return value
+
+    def number(self, key: str, value: Any, kind: type[float] | type[int] = float) -> Any:
+        """Check a number that was found under a key. Raises `ConfigError` for any other value."""
+        if type(value) not in (int, kind) or not abs(value) <= MOST_SEED:
+            name = "a whole number" if kind is int else "a number"
+            raise ConfigError(f"`{key}` in `{self.path}` must be {name}, but is {shown(value)}. Correct the file.")
+        return kind(value)
 
     def require(self, key: str, allowed: tuple[Any, ...]) -> None:
         """Raise `ConfigError` unless the value is one that Crosscut supports."""
@@ -145,18 +169,20 @@ class _Table:
     def refusal(self, key: str, must: str, value: Any) -> ConfigError:
         """Error for a value that Crosscut does not support."""
         return ConfigError(
-            f"`{key}` in `{self.path}` must be {must}, but is {value!r}. Crosscut supports no other value. "
+            f"`{key}` in `{self.path}` must be {must}, but is {shown(value)}. Crosscut supports no other value. "
             "Choose another model."
         )
 
 
 def _family_of(table: _Table) -> Family:
     name = table.get("model_type")
-    if name not in FAMILIES:
-        architecture = f" ({', '.join(map(str, table.get('architectures', [])))})" if "architectures" in table else ""
+    if not isinstance(name, str) or name not in FAMILIES:
+        architectures = table.get("architectures", [])
+        names = ", ".join(map(str, architectures)) if isinstance(architectures, list) else shown(architectures)
+        architecture = f" ({names})" if names else ""
         raise ConfigError(
-            f"`model_type` in `{table.path}` must be {listed(map(repr, FAMILIES))}, but is {name!r}{architecture}. "
-            "Choose a model of one of these families."
+            f"`model_type` in `{table.path}` must be {listed(map(repr, FAMILIES))}, but is {shown(name)}{architecture}. Choose "
+            "a model of one of these families."
         )
     return FAMILIES[name]
 
@@ -176,9 +202,10 @@ def _rotary(table: _Table) -> dict[str, Any]:
     """Fields for rotary positions. Newer files keep the values in `rope_parameters`, older files in `rope_theta` and
     `rope_scaling`.
     """
-    rope = {**table.get("rope_scaling", {}), **table.get("rope_parameters", {})}
+    rope = {**table.section("rope_scaling"), **table.section("rope_parameters")}
     kind = rope.get("rope_type", rope.get("type", "default"))
-    fields: dict[str, Any] = {"rotary_base": float(rope.get("rope_theta", table.get("rope_theta", 10_000.0)))}
+    base = rope.get("rope_theta", table.get("rope_theta", 10_000.0))
+    fields: dict[str, Any] = {"rotary_base": table.number("rope_theta", base)}
     partial = rope.get("partial_rotary_factor", table.get("partial_rotary_factor", 1.0))
     if partial != 1.0:
         raise table.refusal("partial_rotary_factor", "1.0", partial)
@@ -195,7 +222,7 @@ def _rotary(table: _Table) -> dict[str, Any]:
                 f"`{key}` must be given in `{table.path}` for rope_type 'llama3', but is missing. Download the "
                 "file again."
             )
-        fields[field] = ModelConfig.__annotations__[field](rope[key])
+        fields[field] = table.number(key, rope[key], ModelConfig.__annotations__[field])
     return fields
 
 
@@ -219,7 +246,7 @@ def _window(table: _Table, family: Family, fields: Mapping[str, Any]) -> dict[st
     window = table.values.get("sliding_window", family.window) if is_used else None
     if window is None or "max_sequence_length" not in fields:
         return {}
-    return {"max_sequence_length": min(fields["max_sequence_length"], int(window))}
+    return {"max_sequence_length": min(fields["max_sequence_length"], table.number("sliding_window", window, int))}
 
 
 def _nearest(model: ModelConfig) -> tuple[Family, dict[str, Any]]:

@@ -10,10 +10,12 @@ The first source that names a token is used:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crosscut.config.errors import DataError
+from crosscut.config.checks import shown
+from crosscut.config.errors import ConfigError, DataError
 from crosscut.config.files import parse_json, read_json, read_small
 from crosscut.config.published.folders import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, end_ids
 from crosscut.data.manifest import FORMAT, MANIFEST_NAME, Manifest
@@ -61,14 +63,27 @@ def _named(folder: Path) -> tuple[Path, str] | None:
     """
     settings, special = folder / TOKENIZER_CONFIG_FILE, folder / SPECIAL_TOKENS_FILE
     for file in (settings,) if "added_tokens_decoder" in _table(settings) else (special, settings):
-        token = _table(file).get(_KEY)
-        if name := token.get("content") if isinstance(token, dict) else token:
-            return file, str(name)
+        if name := token_in(_table(file), _KEY, file):
+            return file, name
     return None
 
 
 def _table(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
+
+
+def token_in(table: Mapping[str, Any], key: str, file: Path) -> str:
+    """Name of a special token in a tokenizer's settings. Empty if the settings name no token. Raises `ConfigError` for
+    a value that is neither a string nor an object with the string `content`.
+    """
+    token = table.get(key)
+    name = token.get("content") if isinstance(token, dict) else token
+    if name is not None and not isinstance(name, str):
+        raise ConfigError(
+            f"`{key}` in `{file}` must be a string, or an object with a string `content`, but is {shown(token)}. "
+            "Correct the file."
+        )
+    return name or ""
 
 
 def _unknown(what: str, kind: str, path: Path, value: object) -> DataError:

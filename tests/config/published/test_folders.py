@@ -142,6 +142,35 @@ def test_what_the_model_cannot_do_is_named(read, tmp_path, more, message):
     assert str(error.value) == message.format(path=tmp_path / "config.json")
 
 
+WRONG_TYPES = [
+    ({"model_type": []}, "`model_type` in `{path}` must be 'gpt2'"),
+    ({"model_type": {"a": 1}}, "`model_type` in `{path}` must be 'gpt2'"),
+    ({"model_type": 7, "architectures": 5}, "`model_type` in `{path}` must be 'gpt2'"),
+    ({"rope_theta": "abc"}, "`rope_theta` in `{path}` must be a number, but is 'abc'."),
+    ({"rope_theta": [1]}, "`rope_theta` in `{path}` must be a number, but is [1]."),
+    ({"rope_theta": 10**400}, "`rope_theta` in `{path}` must be a number, but is 1"),
+    ({"rope_theta": float("inf")}, "`rope_theta` in `{path}` must be a number, but is inf."),
+    ({"rope_theta": -1}, "`rope_theta` in `{path}` must be above 0 and finite, but is -1.0."),
+    ({"rope_scaling": "abc"}, "`rope_scaling` in `{path}` must be an object, but is 'abc'."),
+    ({"rope_parameters": 3}, "`rope_parameters` in `{path}` must be an object, but is 3."),
+    ({"rope_scaling": {**LLAMA3_ROPE, "factor": "8"}}, "`factor` in `{path}` must be a number, but is '8'."),
+    ({"rope_scaling": {**LLAMA3_ROPE, "factor": None}}, "`factor` in `{path}` must be a number, but is None."),
+    ({"rms_norm_eps": 10**400}, "`rms_norm_eps` in `{path}` must be a number, but is 1"),
+    ({"model_type": "mistral", "sliding_window": "x"}, "`sliding_window` in `{path}` must be a whole number, but is"),
+    ({"num_hidden_layers": 10**9}, "`num_hidden_layers` in `{path}` must be at most 10,000, but is 1,000,000,000."),
+    ({"hidden_size": 2**40}, "`hidden_size` in `{path}` must be at most 1,048,576, but is 1,099,511,627,776."),
+    ({"num_attention_heads": 0}, "`num_attention_heads` in `{path}` must be at least 1, but is 0."),
+    ({"vocab_size": 10**4000}, "`vocab_size` in `{path}` must be at most 2,147,483,647, but is 1"),
+]
+
+
+@pytest.mark.parametrize(("more", "message"), WRONG_TYPES, ids=lambda value: str(value)[:40])
+def test_value_of_another_type_or_size_is_named(read, tmp_path, more, message):
+    with pytest.raises(ConfigError) as error:
+        read(LLAMA, **more)
+    assert str(error.value).startswith(message.format(path=tmp_path / "config.json"))
+
+
 @pytest.mark.parametrize("key", ["scale_attn_by_inverse_layer_idx", "add_cross_attention"])
 def test_variants_of_gpt2_are_named(read, key):
     with pytest.raises(ConfigError, match=f"`{key}` in `.*` must be False, but is True"):

@@ -143,3 +143,15 @@ def test_tokens_of_another_end_of_text_are_refused(folder, tmp_path):
         prepare(config, tmp_path / "tokens", seed=1, progress=False)
     what = f"was made from documents that end with id {before} instead of {id_of(folder, END)}. Choose another"
     assert what in str(error.value)
+
+
+@pytest.mark.parametrize("token", [7, ["</s>"], {"content": 7}, True], ids=str)
+@pytest.mark.parametrize("file", ["tokenizer_config", "special_tokens_map"])
+def test_token_that_is_not_a_string_is_told(folder, file, token):
+    say(folder, **{file: {"eos_token": token}})
+    with pytest.raises(ConfigError) as told:
+        end_of(folder)
+    assert str(told.value) == (
+        f"`eos_token` in `{folder}/{file}.json` must be a string, or an object with a string `content`, but is "
+        f"{token!r}. Correct the file."
+    )
