@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from crosscut.checkpoint.manifest import MANIFEST_FILE, FileEntry, Manifest, read_manifest
 from crosscut.checkpoint.storage import Folder, reason
 from crosscut.config import CheckpointError
+from crosscut.config.terminal import new_console
 
 DATA_SUFFIX = ".safetensors"
 _DATA_SUFFIXES = (DATA_SUFFIX, ".distcp")
@@ -104,16 +105,15 @@ def _bar(description: str, total: int, *, shown: bool) -> Iterator[Callable[[int
     if not shown:
         yield lambda _: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with Progress(*columns, console=new_console(stderr=True)) as bar:
         task = bar.add_task(description, total=total)
         yield lambda num_bytes: bar.update(task, advance=num_bytes)

@@ -10,8 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import click
-
 from crosscut.checkpoint.damage import find_damage
 from crosscut.checkpoint.manifest import MANIFEST_FILE, Manifest, Progress, read_manifest
 from crosscut.checkpoint.storage import (
@@ -24,6 +22,7 @@ from crosscut.checkpoint.storage import (
     storage_errors_told,
 )
 from crosscut.config import CheckpointError
+from crosscut.config.terminal import echo
 
 PASSED_OVER_FILE = "passed-over.txt"
 """Name of the file that marks a damaged checkpoint as skipped by a run. A checkpoint with this file does not count
@@ -83,7 +82,7 @@ def latest_good_checkpoint(root: Location) -> GoodCheckpoint:
     for folder in reversed(list_checkpoints(root)):
         if not (damage := find_damage(folder, progress=True)):
             if skipped:
-                click.echo(_fallback_message(skipped, folder), err=True)
+                echo(_fallback_message(skipped, folder), err=True)
             return GoodCheckpoint(folder, read_manifest(folder), tuple(skipped), tuple(passed_over))
         skipped.append("; ".join(damage))
         passed_over.append(folder)
@@ -145,7 +144,7 @@ def mark_passed_over(good: GoodCheckpoint) -> None:
         try:
             folder.write(PASSED_OVER_FILE, f"{damage}\nThe run continued from {good.folder.name}.\n".encode())
         except Exception as error:  # object stores have exception classes of their own
-            click.echo(
+            echo(
                 f"crosscut: `{folder}` cannot be marked as damaged, so `checkpoint.keep` counts this checkpoint as "
                 f"good: {reason(error)}. Move the folder elsewhere.",
                 err=True,

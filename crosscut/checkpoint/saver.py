@@ -14,7 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import click
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
@@ -29,6 +28,7 @@ from crosscut.checkpoint.state import More, first_cause, state_of, tensors_of
 from crosscut.checkpoint.storage import Folder, folder_at, reason
 from crosscut.checkpoint.writer import CheckpointWriter
 from crosscut.config import CheckpointConfig, CheckpointError
+from crosscut.config.terminal import echo
 from crosscut.launch.processes import is_lost_connection
 from crosscut.parallel.collectives import background_group
 from crosscut.parallel.state.parameters import placement_of
@@ -189,7 +189,7 @@ class Saver:
             job.written()
             drop_old(self.root, newest=job.progress.step, keep=self.config.keep, keep_every=self.config.keep_every)
         except Exception as error:
-            click.echo(
+            echo(
                 f"crosscut: `{job.folder}` is complete, but recording it or removing old checkpoints failed: "
                 f"{reason(error)}.",
                 err=True,
@@ -207,7 +207,7 @@ class Saver:
     def _warn(self, error: CheckpointError) -> None:
         """Report the error as soon as it happens. The ranks can act on it only together, at the next checkpoint."""
         follows = "continues" if self.config.on_failure == "continue" else "stops at its next checkpoint"
-        click.echo(f"crosscut: A checkpoint could not be written, and the run {follows}. {error}", err=True)
+        echo(f"crosscut: A checkpoint could not be written, and the run {follows}. {error}", err=True)
 
 
 def save_checkpoint(

@@ -16,6 +16,7 @@ import click
 from crosscut.config import ConfigError, CrosscutError, Layout, RunConfig, load_run
 from crosscut.config.files import require_writable_file
 from crosscut.config.precision import OF_MODELS
+from crosscut.config.terminal import echo
 from crosscut.config.training import Device
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -56,7 +57,7 @@ def on_devices_there(run: RunConfig) -> RunConfig:
 
     if run.training.device != "auto" or not has_too_few_gpus(run.layout.world_size):
         return run
-    click.echo(f"The {run.layout.world_size} ranks run on the CPU, because there are fewer GPUs than ranks.", err=True)
+    echo(f"The {run.layout.world_size} ranks run on the CPU, because there are fewer GPUs than ranks.", err=True)
     return replace(run, training=replace(run.training, device=Device.CPU))
 
 

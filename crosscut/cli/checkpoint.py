@@ -7,6 +7,7 @@ import sys
 import click
 
 from crosscut.config import ConfigError
+from crosscut.config.terminal import echo
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -32,7 +33,7 @@ def inspect(place: str, as_json: bool) -> None:
 
     facts = describe(checkpoints_at(place)[-1])
     if as_json:
-        click.echo(json.dumps(facts, indent=2))
+        echo(json.dumps(facts, indent=2))
         return
     from crosscut.cli.tables import show_checkpoint
 
@@ -52,15 +53,13 @@ def verify(place: str, as_json: bool) -> None:
 
     verdicts = [verify_one(folder, progress=not as_json) for folder in checkpoints_at(place)]
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(verdict) for verdict in verdicts], indent=2))
+        echo(json.dumps([dataclasses.asdict(verdict) for verdict in verdicts], indent=2))
     else:
         for verdict in verdicts:
             rate = f"{verdict.num_bytes / 1e6:,.1f} MB, {verdict.num_bytes / 1e6 / verdict.seconds:,.0f} MB/s"
-            click.echo(
-                f"{'damaged' if verdict.damage else 'good   '}  {verdict.folder}" + f"  {rate}" * (not verdict.damage)
-            )
+            echo(f"{'damaged' if verdict.damage else 'good   '}  {verdict.folder}" + f"  {rate}" * (not verdict.damage))
             for line in verdict.damage:
-                click.echo(f"  {line}")
+                echo(f"  {line}")
     sys.exit(any(verdict.damage for verdict in verdicts))
 
 
@@ -80,7 +79,7 @@ def diff(first: str, second: str, as_json: bool) -> None:
     with counting("compare", shown=not as_json) as advance:
         result = compare(checkpoints_at(first)[-1], checkpoints_at(second)[-1], advance=advance)
     if as_json:
-        click.echo(json.dumps({"same": result.same, **dataclasses.asdict(result)}, indent=2))
+        echo(json.dumps({"same": result.same, **dataclasses.asdict(result)}, indent=2))
     else:
         show_comparison(result)
     sys.exit(not result.same)
@@ -105,10 +104,10 @@ def export(place: str, out: str, max_file_size: str, as_json: bool) -> None:
     with counting("export", shown=not as_json) as advance:
         done = export_checkpoint(find_model(place), out, max_file_bytes=max_file_bytes, advance=advance)
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(done), indent=2))
+        echo(json.dumps(dataclasses.asdict(done), indent=2))
         return
     files = f"{len(done.files)} file" + "s" * (len(done.files) > 1)
-    click.echo(f"{done.folder}: {done.num_tensors} tensors, {done.num_bytes / 1e6:,.1f} MB in {files}")
+    echo(f"{done.folder}: {done.num_tensors} tensors, {done.num_bytes / 1e6:,.1f} MB in {files}")
 
 
 def _bytes_of(size: str) -> int:
@@ -139,9 +138,9 @@ def repair(place: str, dry_run: bool, as_json: bool) -> None:
 
     actions = repair_folder(folder_to_repair(place), dry_run=dry_run)
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(action) for action in actions], indent=2))
+        echo(json.dumps([dataclasses.asdict(action) for action in actions], indent=2))
         return
     for action in actions:
-        click.echo(f"{'would ' if dry_run else ''}{action.done}  {action.folder}\n  {action.why}")
+        echo(f"{'would ' if dry_run else ''}{action.done}  {action.folder}\n  {action.why}")
     if not actions:
-        click.echo("Nothing to repair.")
+        echo("Nothing to repair.")

@@ -11,6 +11,7 @@ from crosscut.cli.arguments import device_option, gathered, naming_options, prec
 from crosscut.config import ConfigError, EvaluationConfig, Layout
 from crosscut.config.checks import listed
 from crosscut.config.evaluation import Detokenizer
+from crosscut.config.terminal import echo, new_console
 
 if TYPE_CHECKING:
     from crosscut.evaluation.ranks import Machinery
@@ -141,17 +142,15 @@ def _evaluate(options: EvaluateOptions, config: EvaluationConfig, on: "Machinery
 
 def _show(report: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(report, indent=2))
+        echo(json.dumps(report, indent=2))
     elif "harness" in report:
         from lm_eval.utils import make_table
 
-        click.echo(make_table(report["harness"]))
+        echo(make_table(report["harness"]))
     else:
-        from rich.console import Console
-
         from crosscut.evaluation.score_table import print_report
 
-        print_report(report, Console())
+        print_report(report, new_console())
 
 
 def _files(tasks: tuple[str, ...]) -> dict[str, Any]:

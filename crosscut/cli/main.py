@@ -1,11 +1,15 @@
 """The `crosscut` command: its subcommands, its error messages and its exit statuses."""
 
 import errno
+import json
 import os
 import re
 import signal
 import sys
 import time
+from collections.abc import Sequence
+from io import StringIO
+from typing import NoReturn
 
 import click
 
@@ -20,8 +24,9 @@ from crosscut.cli.serve import serve
 from crosscut.cli.study import study
 from crosscut.cli.train import train
 from crosscut.cli.verify import verify
-from crosscut.config import CrosscutError, RankFailure, RunStopped
-from crosscut.config.terminal import show_cursor
+from crosscut.config import ConfigError, CrosscutError, RankFailure, RunStopped
+from crosscut.config.checks import is_text
+from crosscut.config.terminal import echo, printable, show_cursor
 
 _SECONDS_UNTIL_STOPPED = 5.0
 
@@ -65,37 +70,61 @@ def main() -> None:
     - 75 after a training run that stopped at a scheduler's request and can be resumed.
     - 130 after Ctrl-C, also after a training run that has written a checkpoint because of Ctrl-C.
     - 128 + the signal's number after SIGTERM or SIGUSR1, unless the command handles the signal, as training does.
+
+    With `--json`, the message is a JSON object with the key `error`, on the standard output.
     """
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _terminated)
     try:
+        _require_text(sys.argv[1:])
         commands.main(prog_name="crosscut", standalone_mode=False)
     except CrosscutError as error:
-        _fail("" if error.is_told else f"crosscut: {error}", 2)
+        _fail(error, 2, "" if error.is_told else str(error))
     except OSError as error:
         if error.errno not in _OF_PLACES or not isinstance(error.filename, str):
             raise
-        _fail(
-            f"crosscut: `{error.filename}` must be a path that this command can use, but is not: {error.strerror}. "
-            "Choose another path.",
-            2,
-        )
+        _fail(error, 2, f"`{error.filename}` must be a path that this command can use, but is not: {error.strerror}. "
+              "Choose another path.")  # fmt: skip
+    except ValueError as error:
+        if "null byte" not in str(error):
+            raise
+        _fail(error, 2, "A path must not contain a NUL character, but one does. Choose another path.")
     except RankFailure as failure:
-        _fail(str(failure), 1)
+        _fail(failure, 1, str(failure), begin="")
     except RunStopped as stopped:
         if os.environ.get("RANK", "0") == "0":
-            click.echo(f"crosscut: {stopped}", err=True)
+            echo(f"crosscut: {stopped}", err=True)
         sys.exit(_EXIT_INTERRUPTED if stopped.interrupted else EXIT_REQUEUE)
     except click.ClickException as error:
-        error.show()
+        if _wants_json():
+            _fail(error, error.exit_code, error.format_message())
+        error.show(text := StringIO())
+        echo(_shortened(text.getvalue()), err=True, nl=False)
         sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt) as error:
         show_cursor()  # a rank that was killed has left it hidden behind its progress bar
         _fail(
-            "crosscut: Interrupted. To continue a training run from its last checkpoint, use --resume auto. To "
-            "continue preparing a corpus, start the same command again.",
+            error,
             _EXIT_INTERRUPTED,
+            "Interrupted. To continue a training run from its last checkpoint, use --resume auto. To continue "
+            "preparing a corpus, start the same command again.",
         )
+
+
+def _require_text(arguments: Sequence[str]) -> None:
+    """Raise `ConfigError` unless all arguments are UTF-8. No config, report or prompt can hold other bytes."""
+    for argument in arguments:
+        if not is_text(argument):
+            readable = os.fsencode(argument).decode("utf-8", "backslashreplace")
+            raise ConfigError(
+                f"Every argument must be UTF-8 text, but `{readable}` is not. Type it in UTF-8, or rename the file."
+            )
+
+
+def _wants_json() -> bool:
+    """Whether the command line has the option `--json`."""
+    words = sys.argv[1:]
+    return "--json" in (words[: words.index("--")] if "--" in words else words)
 
 
 def _terminated(number: int, _frame: object) -> None:
@@ -103,13 +132,22 @@ def _terminated(number: int, _frame: object) -> None:
     sys.exit(128 + number)
 
 
-def _fail(message: str, status: int) -> None:
-    """Print the message once and exit. Under torchrun every rank fails in the same way, so the other ranks wait
-    silently; torchrun normally stops them during that time. Very long words, such as a path of 100,000 characters, are
-    shortened.
+def _fail(error: BaseException, status: int, message: str, *, begin: str = "crosscut: ") -> NoReturn:
+    """Print the message once and exit. With `--json`, the message is a JSON object on the standard output.
+
+    Under torchrun every rank fails in the same way, so the other ranks wait silently; torchrun normally stops them
+    during that time.
     """
     if os.environ.get("RANK", "0") != "0":
         time.sleep(_SECONDS_UNTIL_STOPPED)
-    if message:
-        click.echo(_LONG_WORD.sub(r"\1...\2", message), err=True)
+    if message and _wants_json():
+        told = {"kind": type(error).__name__, "message": printable(_shortened(message))}
+        echo(json.dumps({"error": told}, ensure_ascii=False))
+    elif message:
+        echo(_shortened(f"{begin}{message}"), err=True)
     sys.exit(status)
+
+
+def _shortened(message: str) -> str:
+    """Message with very long words cut off, such as a path of 100,000 characters."""
+    return _LONG_WORD.sub(r"\1...\2", message)

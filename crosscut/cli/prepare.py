@@ -7,6 +7,7 @@ import click
 
 from crosscut.cli.arguments import run_from
 from crosscut.config import ConfigError, CorpusConfig, is_corpus, load_corpus
+from crosscut.config.terminal import echo, new_console
 
 
 @click.command()
@@ -43,21 +44,20 @@ def prepare(arguments: tuple[str, ...], explain: str | None, as_json: bool) -> N
 
 
 def _prepare_corpus(config: CorpusConfig, *, as_json: bool) -> None:
-    from rich.console import Console
 
     from crosscut.corpus import prepare_corpus, print_summary
 
     report = prepare_corpus(config).report
     if as_json:
-        click.echo(json.dumps(report))
+        echo(json.dumps(report))
     else:
-        print_summary(config, report, Console())
+        print_summary(config, report, new_console())
 
 
 def _explain(config: CorpusConfig, document: str) -> None:
     from crosscut.corpus import explain_document
 
-    click.echo(explain_document(config, document))
+    echo(explain_document(config, document))
 
 
 def _prepare_run(arguments: tuple[str, ...]) -> None:
@@ -66,7 +66,7 @@ def _prepare_run(arguments: tuple[str, ...]) -> None:
 
     tokens = prepare_tokens(run.data, Path(run.tokens_folder), seed=run.training.seed)
     num_training = sum(shard.num_tokens for shard in tokens.train)
-    click.echo(
+    echo(
         f"{tokens.path}: {num_training:,} training and {tokens.validation.num_tokens:,} validation tokens, "
         f"vocabulary {tokens.vocab_size:,}."
     )

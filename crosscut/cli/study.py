@@ -7,6 +7,7 @@ import click
 
 from crosscut.cli.arguments import require_folder, run_arguments
 from crosscut.config import ConfigError, write_whole
+from crosscut.config.terminal import echo, new_console
 
 if TYPE_CHECKING:
     from crosscut.planner.paper.sections import Report
@@ -81,7 +82,7 @@ def measure(arguments: tuple[str, ...], gpu: str | None, ranks: int | None, turn
     from crosscut.scaling.measured_report import measured_report
 
     write_whole(output / "scaling-measured.json", results.to_json())
-    click.echo(output / "scaling-measured.json")
+    echo(output / "scaling-measured.json")
     report = measured_report(results)
     _show(report)
     _write(report, output, "scaling-measured")
@@ -92,17 +93,14 @@ def _write(report: "Report", output: Path, name: str) -> None:
 
     for path, text in ((output / f"{name}.md", to_markdown(report)), (output / f"{name}.html", to_html(report))):
         write_whole(path, text)
-        click.echo(path)
+        echo(path)
 
 
 def _show(report: "Report") -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=120)
+    console = new_console(width=120)
     for section in report.sections:
         table = Table(*section.header, title=section.title, title_justify="left", box=box.SIMPLE, pad_edge=False)
         for row in section.rows:

@@ -10,6 +10,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from crosscut.config.terminal import new_console
+
 if TYPE_CHECKING:
     from crosscut.checkpoint.comparison import Comparison
 
@@ -68,8 +70,7 @@ def show_comparison(result: "Comparison") -> None:
 
 def _console() -> Console:
     """Console of the terminal's width. In a file, lines have 160 columns, so that long names fit."""
-    console = Console()
-    return console if console.is_terminal else Console(width=160)
+    return new_console(width=160)
 
 
 def _table(*columns: str | tuple[str, str]) -> Table:
@@ -85,8 +86,8 @@ def counting(description: str, *, shown: bool) -> Iterator[Callable[[str], None]
     """Show a progress line on the error stream that names the current item, such as a tensor. The context yields a
     function that sets the name of the current item.
     """
-    console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    console = new_console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
         task = bar.add_task(description)
         yield lambda name: bar.update(task, description=f"{description} {name}")

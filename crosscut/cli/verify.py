@@ -9,6 +9,7 @@ import click
 from crosscut.cli.arguments import on_devices_there, run_arguments, run_from
 from crosscut.config import ConfigError, Layout, RunConfig, load_layout
 from crosscut.config.precision import PRECISIONS
+from crosscut.config.terminal import echo
 
 
 @click.command()
@@ -60,7 +61,7 @@ def verify(
     same = all(report.same for report in reports)
     if is_first_started():
         if as_json:
-            click.echo(json.dumps({"same": same, "reports": [report.to_json() for report in reports]}, indent=2))
+            echo(json.dumps({"same": same, "reports": [report.to_json() for report in reports]}, indent=2))
         else:
             for report in reports:
                 print_report(report)

@@ -1,9 +1,67 @@
-"""The user's terminal, for commands and for ranks that end without unwinding their stack."""
+"""The user's terminal: the one door through which every command and every rank prints.
 
+Names, messages and generated text may come from others. On a terminal, a control character in such text can rename the
+window, hide lines or type commands. Therefore `printable` replaces control characters by visible escapes whenever text
+goes to a terminal, and always in errors. Text that goes to a file or a pipe is not changed.
+"""
+
+import re
 import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u206a-\u206f\ud800-\udfff]|\r(?!\n)"
+)
+"""Control characters of ASCII and Latin-1 except tabs and line ends; characters that reorder the text around them; and
+lone surrogates. Marks of ordinary text, such as the joiner in an emoji, are not among them."""
+
+
+def printable(text: str) -> str:
+    """Replace control characters by visible escapes. All other characters of all languages are unchanged."""
+    return _CONTROLS.sub(lambda match: _escape(ord(match[0])), text)
+
+
+def _escape(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def echo(text: object = "", *, err: bool = False, nl: bool = True, bold: bool = False) -> None:
+    """Print text, to the error stream if `err` is set, with a line end if `nl` is set. Only a terminal shows `bold`."""
+    is_terminal = (sys.stderr if err else sys.stdout).isatty()
+    shown = printable(str(text)) if err or is_terminal else str(text)
+    click.echo(click.style(shown, bold=True) if bold and is_terminal else shown, err=err, nl=nl, color=True)
+
+
+def new_console(*, stderr: bool = False, width: int | None = None) -> "Console":
+    """Make a console for tables and progress bars. Strings are printed as they are, without rich's markup and emoji
+    codes. A `width` applies to text that does not go to a terminal.
+    """
+    from rich.console import Console, ConsoleOptions
+    from rich.segment import Segment
+    from rich.text import Text
+
+    class _PrintableConsole(Console):
+        def render_str(self, text: str, **options: Any) -> Text:  # cells of tables, before their width is measured
+            return super().render_str(printable(text) if self.is_terminal else text, **options)
+
+        def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            for segment in super().render(renderable, options):
+                is_safe = segment.control or not self.is_terminal
+                yield segment if is_safe else segment._replace(text=printable(segment.text))
+
+    console = _PrintableConsole(stderr=stderr, markup=False, emoji=False)
+    if width is not None and not console.is_terminal:
+        console.width = width
+    return console
 
 
 def show_cursor() -> None:
     """Show the cursor of the terminal again, which a progress bar has hidden. Does nothing without a terminal."""
     if sys.stdout.isatty():
-        print("\x1b[?25h", end="", flush=True)  # noqa: T201
+        click.echo("\x1b[?25h", nl=False)

@@ -8,6 +8,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from crosscut.config.terminal import new_console
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -21,16 +23,15 @@ class ProgressBar:
 
     def __enter__(self) -> Self:
         if self._shown:
-            from rich.console import Console
             from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
             self._progress = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 TaskProgressColumn(),
-                TextColumn("{task.fields[rate]}"),
+                TextColumn("{task.fields[rate]}", markup=False),
                 TimeRemainingColumn(elapsed_when_finished=True),
-                console=Console(stderr=True),
+                console=new_console(stderr=True),
             )
             self._progress.start()
         return self

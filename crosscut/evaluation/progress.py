@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+
+from crosscut.config.terminal import new_console
 
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -21,10 +22,10 @@ def progress(name: str, num_tokens: int, *, shown: bool) -> Iterator[Callable[[i
     if not shown:
         yield lambda _: None
         return
-    console = Console(stderr=True)
+    console = new_console(stderr=True)
     began = last = time.monotonic()
     done = 0
-    columns = (TextColumn(name), BarColumn(), TextColumn("{task.fields[told]}"))
+    columns = (TextColumn(name, markup=False), BarColumn(), TextColumn("{task.fields[told]}", markup=False))
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task(name, total=num_tokens, told="")
 

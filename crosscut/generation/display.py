@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, final
 
-import click
 from rich import box
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from crosscut.config.terminal import echo, new_console
 from crosscut.generation.running import Piece
 
 
@@ -80,14 +79,14 @@ class Stream(Display):
 
     def __init__(self, texts: Sequence[Written]) -> None:
         super().__init__(texts)
-        click.echo(click.style(texts[0].prompt, bold=True), nl=False)
+        echo(texts[0].prompt, bold=True, nl=False)
 
     def show(self, text: Written, piece: Piece) -> None:  # noqa: ARG002
         """Print the text of the piece."""
-        click.echo(piece.text, nl=False)
+        echo(piece.text, nl=False)
 
     def __exit__(self, *_error: object) -> None:
-        click.echo()
+        echo()
 
 
 @final
@@ -106,10 +105,10 @@ class InOrder(Display):
             done = self.texts[self._num_shown]
             self._num_shown += 1
             if self.as_json:
-                click.echo(json.dumps(done.to_json(), ensure_ascii=False))
+                echo(json.dumps(done.to_json(), ensure_ascii=False))
             else:
-                click.echo(f"--- {self._num_shown} of {len(self.texts)}, sample {done.sample + 1}")
-                click.echo(done.prompt + done.text)
+                echo(f"--- {self._num_shown} of {len(self.texts)}, sample {done.sample + 1}")
+                echo(done.prompt + done.text)
 
     def __exit__(self, *_error: object) -> None:
         """Do nothing, because all texts have been printed."""
@@ -121,7 +120,7 @@ class Columns(Display):
 
     def __init__(self, texts: Sequence[Written]) -> None:
         super().__init__(texts)
-        self._console = Console()
+        self._console = new_console()
         self._live = Live(get_renderable=self._table, console=self._console, transient=True)
 
     def __enter__(self) -> Self:
@@ -153,6 +152,6 @@ def display_for(texts: Sequence[Written], *, as_json: bool) -> Display:
     """
     if len(texts) == 1 and not as_json:
         return Stream(texts)
-    if Console().is_terminal and not as_json:
+    if new_console().is_terminal and not as_json:
         return Columns(texts)
     return InOrder(texts, as_json=as_json)

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-import click
 import torch
 
 from crosscut.config import ConfigError, Layout
 from crosscut.config.checks import require_at_least
 from crosscut.config.model import require_tensor_axis
+from crosscut.config.terminal import echo
 from crosscut.data import Tokenizer
 from crosscut.generation.decoder import Decoder
 from crosscut.generation.display import Silent, Written, display_for
@@ -90,7 +90,7 @@ def _write(order: Order, source: ModelSource, device: torch.device) -> None:
             requests = [_request(prompt, tokenizer, source, order) for prompt in prompts]
         except ConfigError as error:  # an error in a prompt just typed; prompts from the command line were checked
             if mesh.is_first_rank:
-                click.echo(f"crosscut: {error}", err=True)
+                echo(f"crosscut: {error}", err=True)
             continue
         _write_round(decoder, prompts, requests, order, show=mesh.is_first_rank)
 

@@ -8,6 +8,7 @@ import click
 
 from crosscut.config import DataError
 from crosscut.config.files import parse_json, read_text
+from crosscut.config.terminal import echo
 from crosscut.data.text.lines import lines_of
 
 
@@ -60,6 +61,6 @@ def ask() -> str | None:
     try:
         typed: str = click.prompt("prompt", prompt_suffix="> ", default="", show_default=False)
     except click.Abort:
-        click.echo()
+        echo()
         return None
     return typed

@@ -27,6 +27,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure, get
 
 from crosscut.config import ConfigError, CrosscutError, LayoutError, RankFailure, errors
 from crosscut.config.machine import available_cores, leave_with_parent
+from crosscut.config.terminal import echo
 from crosscut.launch.heap import give_freed_tensors_back
 from crosscut.launch.stopping import REQUESTS, is_repeated
 
@@ -356,8 +357,8 @@ def joined_rank() -> Iterator[None]:
         rank = os.environ.get("RANK", "0")
         if is_lost_connection(error):
             time.sleep(_WAIT_FOR_CAUSE)
-            print(f"crosscut: rank {rank} stopped because another rank failed.", file=sys.stderr)  # noqa: T201
+            echo(f"crosscut: rank {rank} stopped because another rank failed.", err=True)
         else:
             traceback.print_exc()
-            print(f"crosscut: rank {rank} failed (traceback above).", file=sys.stderr, flush=True)  # noqa: T201
+            echo(f"crosscut: rank {rank} failed (traceback above).", err=True)
         sys.exit(1)

@@ -3,9 +3,9 @@
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from crosscut.config.terminal import new_console
 from crosscut.rehearsal.comparison import compare, rehearsed_forecast
 from crosscut.rehearsal.rehearse import Rehearsal
 
@@ -30,7 +30,7 @@ def to_json(rehearsal: Rehearsal) -> dict[str, Any]:
 
 def print_rehearsal(rehearsal: Rehearsal) -> None:
     """Print the counted figures next to the planner's."""
-    console = Console()
+    console = new_console()
     run, peak = rehearsal.run, rehearsal.peak
     console.print(
         f"dry run of rank {rehearsal.rank} of {run.layout} as on {rehearsal.device} took {rehearsal.seconds:.1f} s; "

@@ -13,13 +13,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
-import click
 import torch
 import uvicorn
 from starlette.applications import Starlette
 
 from crosscut.config import ConfigError, Layout
 from crosscut.config.model import require_tensor_axis
+from crosscut.config.terminal import echo
 from crosscut.generation import Decoder
 from crosscut.launch import Ranks, StopRequest, in_ranks
 from crosscut.launch.stopping import REQUESTS, ignore_requests
@@ -120,7 +120,7 @@ def _serve(options: ServerOptions, source: ModelSource, device: torch.device) ->
         application = make_application(served, desk, TokenBytes(source.tokenizer), key=options.api_key, names=names)
         with StopRequest(SIGNALS, desk.stop) as request:
             with _talking(application, listener, desk):
-                click.echo(_greeting(source, options, listener))
+                echo(_greeting(source, options, listener))
                 write_texts(decoder, desk)
             request.accept()
 

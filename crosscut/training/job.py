@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from rich.console import Console
 
 from crosscut.checkpoint import (
     Folder,
@@ -26,6 +25,7 @@ from crosscut.config.conventions import CONFIG_FILE, INITIAL_FOLDER
 from crosscut.config.files import parse_json, read_small
 from crosscut.config.folder_lock import FolderLock
 from crosscut.config.published.folders import TOKENIZER_FILE, is_published, reason_against_export
+from crosscut.config.terminal import new_console
 from crosscut.data import Sampler, TokenFolder, Tokenizer, ValidationSampler, prepare
 from crosscut.launch import Done, Ranks, in_ranks
 from crosscut.launch.processes import choose_device
@@ -130,7 +130,7 @@ def _prepare_unless_complete(
     """
     if resume == "auto" and is_complete(run.config):
         text = f"The run in `{run.config.output.folder}` is complete: all {run.training.steps} steps are done."
-        Console().print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+        new_console().print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
         return Done(None)
     lock = FolderLock(*_written_folders(run.config))
     until_the_end.enter_context(lock.held(_note))
@@ -214,7 +214,7 @@ def _fill_folder(run: RunConfig, folder: Path, good: GoodCheckpoint | None) -> N
 
 def _note(text: str) -> None:
     """Print a note to stderr."""
-    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+    new_console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _tokens(run: RunConfig, resume: bool) -> TokenFolder:

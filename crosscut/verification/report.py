@@ -4,9 +4,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
+
+from crosscut.config.terminal import new_console
 
 DRAWS = "random numbers"
 """Name of the check that compares random draws with dropout on."""
@@ -90,7 +92,7 @@ class Report:
 
 def print_report(report: Report) -> None:
     """Print the table of modules, the checks and the verdict."""
-    console = Console()
+    console = new_console()
     title = f"{report.model} on {report.layout}, {report.precision}"
     modules = Table(box=None, pad_edge=False)
     modules.add_column("module", no_wrap=True)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from crosscut.config import (
     padded_vocab_size,
 )
 from crosscut.config.precision import PRECISIONS, Precision
+from crosscut.config.terminal import new_console
 from crosscut.config.training import Compile, Recompute
 from crosscut.launch import Ranks, in_ranks
 from crosscut.launch.processes import choose_device, is_first_started, was_started
@@ -126,8 +126,13 @@ def _checked_ranks(run: RunConfig) -> Ranks:
 
 def _shown(runs: Sequence[RunConfig]) -> Iterator[RunConfig]:
     """Yield the runs, and show on the first rank's terminal which one is being verified."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not is_first_started()) as bar:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=new_console(stderr=True), transient=True, disable=not is_first_started()) as bar:
         task = bar.add_task("", total=len(runs))
         for run in runs:
             bar.update(task, description=f"verifying {run.layout}")

@@ -14,6 +14,7 @@ from crosscut.cli.arguments import file_option, gathered, run_arguments
 from crosscut.cli.plan.dry_run import DryRunOptions, show_dry_run
 from crosscut.cli.plan.forecast import ForecastOptions, number_of_tokens, show_forecast
 from crosscut.cli.plan.refusal import refuse_options
+from crosscut.config.terminal import echo
 
 _model = click.option(
     "--model",
@@ -43,7 +44,7 @@ def calibration(calibrate: Path) -> None:
     from crosscut.calibration import calibrate as measure
 
     hardware = measure(calibrate)
-    click.echo(f"{hardware} has been measured. To plan with the measured speed: crosscut plan --gpu {calibrate}")
+    echo(f"{hardware} has been measured. To plan with the measured speed: crosscut plan --gpu {calibrate}")
 
 
 @click.command()

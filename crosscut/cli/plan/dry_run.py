@@ -3,10 +3,9 @@
 import json
 from dataclasses import dataclass, replace
 
-import click
-
 from crosscut.cli.plan.asked import asked_run
 from crosscut.config import load_layout
+from crosscut.config.terminal import echo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +39,6 @@ def show_dry_run(options: DryRunOptions) -> None:
     precision = None if device is None else device.fast_precision
     rehearsal = rehearse(run, rank=options.rank, device="cpu" if on_cpu else "cuda", precision=precision)
     if options.as_json:
-        click.echo(json.dumps(to_json(rehearsal), indent=2))
+        echo(json.dumps(to_json(rehearsal), indent=2))
     else:
         print_rehearsal(rehearsal)

@@ -11,6 +11,7 @@ import click
 from crosscut.cli.plan.asked import asked_run
 from crosscut.config import ConfigError, write_toml, write_whole
 from crosscut.config.checks import listed
+from crosscut.config.terminal import echo
 
 if TYPE_CHECKING:
     from crosscut.planner.search import Plans
@@ -74,7 +75,7 @@ def show_forecast(options: ForecastOptions) -> None:
     if options.as_json:
         from crosscut.planner.facts import to_json
 
-        click.echo(json.dumps(to_json(plans, top=options.top, tokens=options.tokens, price=options.price), indent=2))
+        echo(json.dumps(to_json(plans, top=options.top, tokens=options.tokens, price=options.price), indent=2))
     else:
         from crosscut.cli.plan.table import show_plans
 

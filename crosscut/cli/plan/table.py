@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from crosscut.config import RunConfig
+from crosscut.config.terminal import new_console
 from crosscut.planner.facts import MEMORY_CATEGORIES, budget, traffic_facts
 from crosscut.planner.messages.traffic import reason_against_halves
 from crosscut.planner.parameters import count_parameters
@@ -28,9 +29,7 @@ def show_plans(plans: "Plans", options: "ForecastOptions") -> None:
 
     A line before the ranking names the overrides that have no effect, because the plan chooses their values.
     """
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
+    console = new_console(width=_WIDTH)
     training = plans.asked.training
     console.print(
         Text(

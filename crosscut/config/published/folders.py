@@ -181,8 +181,8 @@ def _family_of(table: _Table) -> Family:
         names = ", ".join(map(str, architectures)) if isinstance(architectures, list) else shown(architectures)
         architecture = f" ({names})" if names else ""
         raise ConfigError(
-            f"`model_type` in `{table.path}` must be {listed(map(repr, FAMILIES))}, but is {shown(name)}{architecture}. Choose "
-            "a model of one of these families."
+            f"`model_type` in `{table.path}` must be {listed(map(repr, FAMILIES))}, but is {shown(name)}"
+            f"{architecture}. Choose a model of one of these families."
         )
     return FAMILIES[name]
 

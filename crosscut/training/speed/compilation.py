@@ -19,7 +19,6 @@ from types import MappingProxyType
 from typing import Any, final
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 from torch._dynamo.exc import FailOnRecompileLimitHit, Unsupported
 from torch.utils.checkpoint import CheckpointPolicy
@@ -27,6 +26,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from crosscut.config import ConfigError, ResolvedRun, TrainingError
 from crosscut.config.conventions import keeps_scores
 from crosscut.config.run import not_compilable
+from crosscut.config.terminal import new_console
 from crosscut.kernels import LossPasses
 from crosscut.model import GPT
 from crosscut.model.block import Block
@@ -62,7 +62,7 @@ def make_compiler(run: ResolvedRun, mesh: ParallelMesh) -> "Compiler | None":
         return None
     if reason := _reason_against(run, mesh.device):
         if mesh.is_first_rank:
-            Console(stderr=True).print(f"Layers are not compiled: {reason}.", markup=False, highlight=False)
+            new_console(stderr=True).print(f"Layers are not compiled: {reason}.", markup=False, highlight=False)
         return None
     return Compiler(BACKEND, _inductor_settings(run))
 

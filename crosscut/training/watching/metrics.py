@@ -15,11 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
 from crosscut.config import write_whole
+from crosscut.config.terminal import new_console
 from crosscut.evaluation.score_table import in_a_line
 
 METRICS_FILE = "metrics.jsonl"
@@ -154,13 +154,13 @@ class _Display:
     """Progress bar on a terminal. Elsewhere, such as in a log file, one line every ten seconds."""
 
     def __init__(self, num_steps: int, start: int) -> None:
-        self.console = Console()
+        self.console = new_console()
         self.num_steps = num_steps
         self._last_line = time.monotonic()
         self._start, self._began = start, time.monotonic()
         self._bar = Progress(
             # One column, so that a narrow terminal cuts off its end and keeps the step and the time left.
-            TextColumn("{task.fields[told]}", table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[told]}", markup=False, table_column=Column(no_wrap=True)),
             BarColumn(bar_width=None, table_column=Column(ratio=1)),
             console=self.console,
             expand=True,

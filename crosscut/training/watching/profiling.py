@@ -27,6 +27,7 @@ from rich.text import Text
 from torch.autograd import DeviceType
 
 from crosscut.config import ConfigError, write_whole
+from crosscut.config.terminal import new_console
 from crosscut.parallel import ParallelMesh
 from crosscut.parallel.collectives import gather_to_first
 from crosscut.training.step import Trainer
@@ -145,7 +146,7 @@ class Profiler:
         self._profile.seconds_of_ranks = seconds
         told = {**asdict(self._profile), "steps": [shares._asdict() for shares in self._profile.steps]}
         write_whole(self.folder / FIGURES_FILE, json.dumps(told, indent=2) + "\n")
-        print_profile(self._profile, self.folder, Console())
+        print_profile(self._profile, self.folder, new_console())
 
     def _write_trace(self) -> list[dict[str, Any]]:
         """Write the trace for Perfetto and return its events."""

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from crosscut.config import RunConfig, write_whole
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
+from crosscut.config.terminal import new_console
 from crosscut.data import TokenFolder
 from crosscut.evaluation.score_table import in_a_line
 from crosscut.generation import Sampling, continue_text
@@ -56,7 +57,7 @@ def write_report(run: RunConfig, model: GPT, tokens: TokenFolder, outcome: Outco
         write_whole(folder / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
     except OSError as error:
         failure = error.strerror or str(error)
-    print_summary(run, summary, text, Console())
+    print_summary(run, summary, text, new_console())
     return failure
 
 
