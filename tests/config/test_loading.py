@@ -268,3 +268,27 @@ def test_a_layout_is_told_in_one_line():
     told = "tensor=2,data=4,sharding=zero3,shard_group=2,sequence_parallel=true"
     expected = Layout(tensor=2, data=4, sharding="zero3", shard_group=2, sequence_parallel=True)
     assert load_layout(told) == expected
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (f"training.steps={'9' * 5000}", "`training.steps` must be a whole number, but is '999"),
+        (f"training.steps=0x{'f' * 5000}", "`training.steps` must be between -2^63 and 2^63, but is too large"),
+        (f"training.steps={'9' * 400}", "`training.steps` must be between -2^63 and 2^63, but is 999"),
+        (f"optimizer.learning_rate={'9' * 400}", "`optimizer.learning_rate` must be a number, but is 999"),
+        (f"training.steps={2**31}", "`training.steps` must be at most 2,147,483,647, but is 2,147,483,648."),
+        ("optimizer.clip_norm=nan", "`optimizer.clip_norm` must be a number, but is nan."),
+        ("optimizer.learning_rate=1e999", "`optimizer.learning_rate` must be at most 2,147,483,647, but is inf."),
+        ("model.rotary_factor=inf", "`model.rotary_factor` must be at most 2,147,483,647, but is inf."),
+        ("model.num_layers=1000000000", "`model.num_layers` must be at most 10,000, but is 1,000,000,000."),
+        ("output.folder=\udcff", "`output.folder` must be UTF-8 text, but is '\\udcff'."),
+        (f"training.steps={'[' * 100_000}", "`training.steps` must be a whole number, but is '[["),
+        ("training.steps." + "a." * 5000 + "a=1", "`training.steps` must be a whole number, but is"),
+    ],
+    ids=lambda text: text[:40],
+)
+def test_value_that_no_run_can_have_is_told(override, message):
+    told = message_of(with_model(), override)
+    assert told.startswith(message)
+    assert len(told) < 500
