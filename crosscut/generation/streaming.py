@@ -2,7 +2,8 @@
 
 A token may end in the middle of a character, and a text may end with the beginning of a stop string. The stream
 holds back an incomplete character or a possible stop string until later tokens complete it or rule it out. All returned
-strings, joined, form the text.
+strings, joined, form the text. The work for a token depends neither on the length of the text nor on the length of the
+stop strings.
 """
 
 from collections.abc import Sequence
@@ -16,14 +17,18 @@ of a text."""
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 """Character that decoders return for invalid bytes, such as the first bytes of a longer character."""
 
+_MOST_UNSETTLED = 64
+"""Number of tokens after which invalid bytes are final. A character has at most four bytes, so only a text without
+characters has so many tokens of invalid bytes in a row."""
+
 
 class TextStream:
     """Stream that takes the tokens of one continuation, and returns text as soon as later tokens cannot change it."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
-        self._ids, self._num_shown = list(prompt), 0
-        self._settle()
+        self._ids, self._num_unsettled = list(prompt[-_CONTEXT:]), 0
+        self._num_shown = len(tokenizer.decode(self._ids).rstrip(_BROKEN))
         self._stops = _Stops(stop)
 
     @property
@@ -34,8 +39,9 @@ class TextStream:
     def push(self, token: int) -> str:
         """Add the next token. Returns the new text that later tokens cannot change; may be empty."""
         self._ids.append(token)
+        self._num_unsettled += 1
         text = self._tokenizer.decode(self._ids)
-        whole = text.rstrip(_BROKEN)
+        whole = text if self._num_unsettled > _MOST_UNSETTLED else text.rstrip(_BROKEN)
         new = whole[self._num_shown :]
         if len(whole) == len(text):
             self._settle()
@@ -51,8 +57,8 @@ class TextStream:
 
     def _settle(self) -> None:
         """Drop tokens whose text has been returned, except for the last few, with which the next tokens are decoded."""
-        self._ids = self._ids[-_CONTEXT:]
-        self._num_shown = len(self._tokenizer.decode(self._ids).rstrip(_BROKEN))
+        self._ids, self._num_unsettled = self._ids[-_CONTEXT:], 0
+        self._num_shown = len(self._tokenizer.decode(self._ids))
 
 
 class _Stops:
@@ -61,7 +67,7 @@ class _Stops:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = stops
+        self._matches = [_Match(stop) for stop in stops]
         self._held = ""
         self.found = False
 
@@ -71,16 +77,47 @@ class _Stops:
         """
         if self.found or not text:
             return ""
-        text = self._held + text
-        ends = [(place + len(stop), place) for stop in self._stops if (place := text.find(stop)) >= 0]
-        if ends:
-            self.found, self._held = True, ""
-            return text[: min(ends)[1]]
-        keep = max((n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        first, text = len(self._held), self._held + text
+        for end, character in enumerate(text[first:], first + 1):
+            if complete := [len(match.string) for match in self._matches if match.push(character)]:
+                self.found, self._held = True, ""
+                return text[: end - max(complete)]
+        final = len(text) - max((match.length for match in self._matches), default=0)
+        self._held = text[final:]
+        return text[:final]
 
     def finish(self) -> str:
         """Return the text that was held back for a stop string that did not follow."""
         held, self._held = self._held, ""
         return held
+
+
+class _Match:
+    """Search for one string in text that arrives character by character (Knuth, Morris and Pratt, 1977).
+
+    The number of operations is proportional to the length of the text, however long the string is: the table of borders
+    only covers the part of the string that the text has reached.
+    """
+
+    def __init__(self, string: str) -> None:
+        self.string = string
+        self.length = 0
+        """Number of characters at the start of the string with which the text ends."""
+        self._borders = [0]
+        """Entry k - 1 belongs to the first k characters of the string: the length of the longest shorter string that
+        they both begin and end with."""
+
+    def push(self, character: str) -> bool:
+        """Add a character, and return whether the text ends with the whole string. No character may follow after
+        that.
+        """
+        self.length = self._longer(self.length, character)
+        if self.length > len(self._borders):
+            self._borders.append(self._longer(self._borders[-1], character))
+        return self.length == len(self.string)
+
+    def _longer(self, length: int, character: str) -> int:
+        """Length of the match after `character`, if `length` characters matched before it."""
+        while length and self.string[length] != character:
+            length = self._borders[length - 1]
+        return length + (self.string[length] == character)

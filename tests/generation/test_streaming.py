@@ -1,4 +1,5 @@
 import itertools
+import time
 
 import pytest
 from hypothesis import given
@@ -6,6 +7,7 @@ from hypothesis import strategies as st
 
 from crosscut.data import Tokenizer
 from crosscut.generation.streaming import TextStream, _Stops
+from crosscut.serving.tokens import _byte_of_character
 
 TEXT = "naïve — 日本語 🙂🙃 café\n" * 3
 
@@ -108,3 +110,37 @@ def test_how_text_is_cut_into_tokens_makes_no_difference(text, stops, data):
     ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
     expected = text if not ends else min((text.find(s) + len(s), text[: text.find(s)]) for s in stops if s in text)[1]
     assert shown(pieces) == shown(list(text)) == (expected, bool(ends))
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        ("a" * 100_000, "a" * 50_000),
+        ("ab" * 50_000, "ab" * 25_000),
+        ("aab" * 30_000 + "c", "aab" * 15_000),
+        ("é" * 99_999 + "🙂", "é" * 50_000),
+        ("a" * 1000, ("a" * 999 + "b") * 50),
+    ],
+    ids=["one", "two", "three", "unicode", "often"],
+)
+def test_a_long_stop_string_costs_no_more_per_character_than_a_short_one(stop, text):
+    def seconds(stops: list[str]) -> float:
+        looking, began = _Stops(stops), time.process_time()
+        assert "".join([looking.push(character) for character in text]) + looking.finish() == text
+        return time.process_time() - began
+
+    assert seconds([stop] * 4) < 10 * seconds(["xyz"] * 4) + 0.5
+
+
+@pytest.mark.parametrize("bytes_", [b"\x80", b"\xe2\x80", b"\xf0\x9f", b"\xff"], ids=repr)
+def test_bytes_that_never_are_a_character_are_shown_at_last_and_kept_no_longer(by_bytes, bytes_):
+    """Otherwise each token would decode all tokens before it."""
+    characters = {value: character for character, value in _byte_of_character().items()}
+    ids = [by_bytes._inner.token_to_id(characters[bytes([byte])]) for byte in bytes_] * 3000
+    stream = TextStream(by_bytes, by_bytes.encode("a"))
+    shown = "".join(stream.push(token) for token in ids)
+    assert len(stream._ids) < 80
+    assert set(shown) == {"\N{REPLACEMENT CHARACTER}"}
+    assert len(by_bytes.decode(ids)) == pytest.approx(len(shown + stream.finish()), rel=0.1)
+    after = "".join(stream.push(token) for token in by_bytes.encode("bcd")) + stream.finish()
+    assert after.endswith("bcd")
