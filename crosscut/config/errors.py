@@ -43,5 +43,9 @@ class RunStopped(Exception):  # noqa: N818 - the name describes an event
         self.interrupted = interrupted
 
 
+class GenerationError(CrosscutError):
+    """A text that cannot continue, because the model gives logits that are not finite."""
+
+
 class TrainingError(CrosscutError):
     """A run that cannot continue, because a loss or gradient is not finite or the replicas of a parameter differ."""

@@ -15,6 +15,8 @@ the text's length:
 
     token 0 while n <= W, and token ceil((n - W) / (W / 2)) W / 2 for longer texts.
 
+An error in the work for one text ends this text only. All ranks find the same error, because they see the same scores.
+
 All ranks make the same calls in the same order. Shapes: B rows, S tokens per pass, H hidden, V vocabulary.
 """
 
@@ -25,10 +27,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from crosscut.config import ConfigError
+from crosscut.config import ConfigError, GenerationError
 from crosscut.data import Tokenizer
 from crosscut.generation.running import Piece, Text
-from crosscut.generation.sampling import Likelihood, Sampling, likelihoods_of
+from crosscut.generation.sampling import Likelihood, Sampling, likelihoods_of, not_finite, rows_not_finite
 from crosscut.generation.streaming import TextStream
 from crosscut.model import GPT, KeyValueCache
 from crosscut.parallel import ParallelMesh, reshard
@@ -43,6 +45,9 @@ GPT-2's vocabulary."""
 
 _FIRST_CAPACITY = 64
 """Initial number of tokens per row in the cache. When a row needs more, the cache grows by half, up to the window."""
+
+_FAILED = -1
+"""Takes the place of the next token if its choice raised an error."""
 
 
 class Decoder:
@@ -76,6 +81,8 @@ class Decoder:
         self._rows: list[Text | None] = [None] * num_rows
         self._waiting: deque[Text] = deque()
         self._num_added = 0
+        self._is_alone = all(axis.size == 1 for axis in model.mesh.axes)
+        """Whether no other rank waits for this one, so that work can be given up after any error."""
 
     @property
     def is_idle(self) -> bool:
@@ -113,7 +120,9 @@ class Decoder:
         function.
 
         Returns one `Piece` per new token. For each text, the pieces of the prompt come before those of the generated
-        text.
+        text. If a text's own work raises an error, the last piece of the text holds the error, and the other texts
+        continue. An error in a pass that texts share ends only the texts that took part in the pass. On several ranks,
+        such an error is raised, because the other ranks may not have the error and would wait.
         """
         for row, text in enumerate(self._rows):
             if text is None and self._waiting:
@@ -126,9 +135,14 @@ class Decoder:
         return pieces
 
     def run(self) -> Iterator[Piece]:
-        """Run steps until all texts have ended, and yield the pieces of every step."""
+        """Run steps until all texts have ended, and yield the pieces of every step. Raises the error of the first text
+        that ends with an error, such as `GenerationError` if the model's logits are not finite.
+        """
         while not self.is_idle:
-            yield from self.step()
+            for piece in self.step():
+                if piece.error is not None:
+                    raise piece.error
+                yield piece
 
     def _check(self, prompt: Sequence[int], sampling: Sampling) -> None:
         if not prompt:
@@ -187,24 +201,37 @@ class Decoder:
         """Read the given number of tokens in each row, in one pass from the first row to the last, and return the
         pieces that follow.
         """
-        rows, length = range(min(counts), max(counts) + 1), max(counts.values())
+        rows = range(min(counts), max(counts) + 1)
+        before = [self._cache.lengths[row] for row in rows]
+        try:
+            hidden, logits = self._read(rows, counts)
+        except Exception as error:
+            if not self._is_alone:
+                raise
+            return [self._fail(row, error) for row in counts]
+        finally:
+            for row, num_read in zip(rows, before, strict=True):
+                if row not in counts:
+                    self._cache.set_length(row, num_read)
+        states = {row: hidden[row - rows.start, :count] for row, count in counts.items()}
+        told = [piece for row in counts for piece in self._tell_prompt(row, states[row])]
+        going_on = {row: count for row, count in counts.items() if self._rows[row] is not None}
+        return told + self._follow(going_on, logits.float(), first_row=rows.start)
+
+    def _read(self, rows: range, counts: dict[int, int]) -> tuple[Tensor, Tensor]:
+        """Last hidden states [B, S or more, H] of the next tokens of adjacent rows, and the scores [B, V] after the
+        last one.
+        """
+        length = max(counts.values())
         ids, ends = [], []
         for row in rows:
             unread = self._unread(row, counts.get(row, 0))
             ids.append(unread + [0] * (length - len(unread)))
             ends.append(max(1, len(unread)))  # a row that does not take part reads one token, which is discarded
-        before = [self._cache.lengths[row] for row in rows]
-        self._make_room(max(before) + length)
+        self._make_room(max(self._cache.lengths[row] for row in rows) + length)
         tokens = torch.tensor(ids, device=self.model.mesh.device)
         hidden = self.model.read(tokens, self._cache, counts=ends, first_row=rows.start)
-        logits = self.model.logits_of(hidden[torch.arange(len(ends)), torch.tensor(ends) - 1])
-        for row, num_read in zip(rows, before, strict=True):
-            if row not in counts:
-                self._cache.set_length(row, num_read)
-        states = {row: hidden[row - rows.start, :count] for row, count in counts.items()}
-        told = [piece for row in counts for piece in self._tell_prompt(row, states[row])]
-        going_on = {row: count for row, count in counts.items() if self._rows[row] is not None}
-        return told + self._follow(going_on, {row: logits[row - rows.start].float() for row in going_on})
+        return hidden, self.model.logits_of(hidden[torch.arange(len(ends)), torch.tensor(ends) - 1])
 
     def _unread(self, row: int, count: int) -> list[int]:
         text = self._rows[row]
@@ -232,10 +259,16 @@ class Decoder:
         if begin == 0:
             pieces.append(Piece(text.number, text.tokens[0], is_prompt=True))
             begin = 1
-        found = self._likelihoods(hidden[begin - 1 - num_before :], text.tokens[begin:end], text.sampling.alternatives)
+        states, tokens = hidden[begin - 1 - num_before :], text.tokens[begin:end]
+        try:
+            found = self._likelihoods(states, tokens, text.sampling.alternatives)
+        except Exception as error:
+            if not (self._is_alone or isinstance(error, GenerationError)):
+                raise
+            return [self._fail(row, error)]
         pieces += [
             Piece(text.number, token, "", one.logprob, one.alternatives, is_prompt=True)
-            for token, one in zip(text.tokens[begin:end], found, strict=True)
+            for token, one in zip(tokens, found, strict=True)
         ]
         text.num_told = end
         if text.is_over and end == text.num_prompt:
@@ -245,7 +278,7 @@ class Decoder:
 
     def _likelihoods(self, hidden: Tensor, tokens: Sequence[int], num_alternatives: int | None) -> list[Likelihood]:
         """Likelihood of each of N `tokens` from its own row of the last hidden states [at least N, H]. The likelihoods
-        are empty if they are not requested.
+        are empty if they are not requested. Raises `GenerationError` if scores are not finite.
         """
         if num_alternatives is None:
             return [Likelihood()] * len(tokens)
@@ -253,26 +286,44 @@ class Decoder:
         for start in range(0, len(tokens), _SCORED_AT_ONCE):
             some = tokens[start : start + _SCORED_AT_ONCE]
             scores = self.model.logits_of(hidden[start : start + len(some)]).float()
+            if rows_not_finite(scores):
+                raise not_finite(scores, "the prompt")
             found += likelihoods_of(scores, some, num_alternatives)
         return found
 
-    def _follow(self, counts: dict[int, int], scores: dict[int, Tensor]) -> list[Piece]:
-        """Choose the next token of each row whose tokens have all been read."""
-        ready: list[tuple[int, Text]] = []
+    def _follow(self, counts: dict[int, int], scores: Tensor, *, first_row: int) -> list[Piece]:
+        """Choose the next token of each row whose tokens have all been read. The `scores` [B, V] begin with row
+        `first_row`.
+        """
+        ready: list[int] = []
         for row, count in counts.items():
             text = self._rows[row]
             assert text is not None
             text.num_read += count
             if not text.unread:
-                ready.append((row, text))
-        choices = [text.choose(scores[row]) for row, text in ready]
-        return [
-            self._extend(row, text, token, scores[row])
-            for (row, text), token in zip(ready, _agreed(choices, self.model.mesh), strict=True)
-        ]
+                ready.append(row)
+        broken = {first_row + index for index in rows_not_finite(scores)} if ready else set()
+        errors: dict[int, Exception] = {}
+        choices = []
+        for row in ready:
+            try:
+                choices.append(self._text(row).choose(scores[row - first_row], is_finite=row not in broken))
+            except Exception as error:  # each text's own, which other texts do not notice
+                errors[row] = error
+                choices.append(_FAILED)
+        pieces = []
+        for row, token in zip(ready, _agreed(choices, self.model.mesh), strict=True):
+            try:
+                if token == _FAILED:
+                    raise errors[row]
+                pieces.append(self._extend(row, token, scores[row - first_row]))
+            except Exception as error:
+                pieces.append(self._fail(row, error))
+        return pieces
 
-    def _extend(self, row: int, text: Text, token: int, scores: Tensor) -> Piece:
-        """Append a token to a text. If the token ends the text, the row becomes free."""
+    def _extend(self, row: int, token: int, scores: Tensor) -> Piece:
+        """Append a token to a row's text. If the token ends the text, the row becomes free."""
+        text = self._text(row)
         shown, finish = text.append(token, is_end=token in self.stops)
         if not finish and len(text.tokens) > self.window and not self.slide:
             finish = "length"
@@ -286,6 +337,19 @@ class Decoder:
         if text.sampling.alternatives is not None:
             (found,) = likelihoods_of(scores.unsqueeze(0), [token], text.sampling.alternatives)
         return Piece(text.number, token, shown, found.logprob, found.alternatives, finish)
+
+    def _fail(self, row: int, error: Exception) -> Piece:
+        """End a row's text with an error."""
+        text = self._text(row)
+        self._free(row)
+        self._cache.clear(row)
+        return Piece(text.number, text.tokens[-1], finish="error", error=error)
+
+    def _text(self, row: int) -> Text:
+        """Text of a row that is not free."""
+        text = self._rows[row]
+        assert text is not None
+        return text
 
     def _free(self, row: int) -> None:
         self._rows[row] = None

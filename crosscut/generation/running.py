@@ -6,10 +6,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from crosscut.generation.sampling import History, Numbers, Sampling, choose
+from crosscut.generation.sampling import History, Numbers, Sampling, choose, not_finite
 from crosscut.generation.streaming import TextStream
 
-Finish = Literal["", "stop", "length"]
+Finish = Literal["", "stop", "length", "error"]
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,13 @@ class Piece:
     """Ids of the likeliest tokens and their log probabilities, the likeliest token first."""
     finish: Finish = ""
     """Reason why the text ends with this token: "stop" for an end-of-text token or a stop string, "length" for the
-    maximum length. Empty if the text continues."""
+    maximum length, "error" for an error. Empty if the text continues."""
     is_prompt: bool = False
     """Whether the token belongs to the prompt. The `text` of a prompt's token is empty. If no tokens are generated, the
     text ends with the last token of its prompt."""
+    error: Exception | None = None
+    """Error that ended the text, if `finish` is "error", otherwise None. The piece then repeats the text's last token
+    before the error."""
 
 
 class Text:
@@ -62,8 +65,12 @@ class Text:
         """Whether the text has reached its maximum length."""
         return len(self.tokens) == self.most_tokens
 
-    def choose(self, scores: Tensor) -> int:
-        """Choose the next token from the scores [V]."""
+    def choose(self, scores: Tensor, *, is_finite: bool = True) -> int:
+        """Choose the next token from the scores [V]. Raises `GenerationError` if `is_finite` says that some scores are
+        not finite.
+        """
+        if not is_finite:
+            raise not_finite(scores, f"token {len(self.tokens) - self.num_prompt + 1} after the prompt")
         return choose(scores, self.sampling, history=self.history, number=self.numbers.next())
 
     def append(self, token: int, *, is_end: bool) -> tuple[str, Finish]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from crosscut.config import ConfigError
+from crosscut.config import ConfigError, GenerationError
 from crosscut.config.checks import require_at_least
 
 LARGEST_PENALTY = 2.0
@@ -134,6 +134,26 @@ class History:
             self.seen.add(token)
         if self._keeps_counts:
             self.counts[token] += 1
+
+
+def rows_not_finite(scores: Tensor) -> frozenset[int]:
+    """Indices of the rows of `scores` [N, V] that hold NaN or an infinite number.
+
+    A sum tells all rows apart in one pass and one transfer to the host. Only a row with a sum that is not finite is
+    searched, because finite scores may also have an infinite sum.
+    """
+    sums = scores.sum(1, dtype=torch.float32).isfinite().tolist()
+    return frozenset(row for row, is_finite in enumerate(sums) if not is_finite and not scores[row].isfinite().all())
+
+
+def not_finite(scores: Tensor, place: str) -> GenerationError:
+    """Error for `scores` that hold NaN or an infinite number. `place` names the token that they belong to."""
+    kind = "NaN" if scores.isnan().any() else "infinite"
+    return GenerationError(
+        f"The model's logits must be finite, but are not: some are {kind} at {place}. The weights are damaged, or the "
+        "precision cannot hold the numbers. Try --precision float32; check a checkpoint with `crosscut checkpoint "
+        "verify`."
+    )
 
 
 def choose(scores: Tensor, sampling: Sampling, *, history: History, number: float) -> int:

@@ -42,6 +42,15 @@ class KeyValueCache:
         """Forget the tokens of a row after the first `length` tokens. With `length` 0, the row becomes free."""
         self.lengths[row] = min(length, self.lengths[row])
 
+    def clear(self, row: int) -> None:
+        """Forget all tokens of a row and overwrite its keys and values with zeros.
+
+        Attention gives hidden keys the weight 0, but 0 times NaN is NaN. After NaN, a free row is therefore not enough.
+        """
+        self.set_length(row, 0)
+        for layer in self._layers:
+            layer[:, row] = 0.0
+
     def grow(self, capacity: int) -> None:
         """Increase the capacity of every row to `capacity` tokens, if the current capacity is smaller."""
         more = capacity - self.capacity

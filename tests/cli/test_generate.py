@@ -218,3 +218,22 @@ def read_until(terminal: int, end: str) -> str:
         except OSError:  # the command has ended
             raise AssertionError(shown.decode()) from None
     return shown.decode()
+
+
+def test_logits_that_are_not_finite_end_the_command(tmp_path, monkeypatch, capsys):
+    from safetensors.torch import load_file, save_file
+
+    from tests.serving.conftest import write_tokenizer, write_weights
+
+    write_weights(tmp_path, write_tokenizer(tmp_path))
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.norm.weight"].fill_(3e38)  # finite, but not after a product
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    monkeypatch.setattr("sys.argv", ["crosscut", "generate", str(tmp_path), "--prompt", "We", "--device", "cpu"])
+    with pytest.raises(SystemExit) as stopped:
+        run_main()
+    assert stopped.value.code == 2
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    assert told.startswith(
+        "crosscut: The model's logits must be finite, but are not: some are NaN at token 1 after the"
+    )

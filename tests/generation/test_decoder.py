@@ -1,11 +1,12 @@
+import math
 from collections.abc import Sequence
 
 import pytest
 import torch
 
-from crosscut.config import ConfigError, Layout
+from crosscut.config import ConfigError, GenerationError, Layout
 from crosscut.generation import Decoder, Piece, Sampling, decoder
-from crosscut.generation.sampling import History, Numbers, choose
+from crosscut.generation.sampling import History, Numbers, choose, not_finite, rows_not_finite
 from crosscut.model.cache import reading_kernels
 from crosscut.model.packing import pack_weights
 from tests.generation.models import make
@@ -366,3 +367,92 @@ def test_reading_on_a_gpu_leaves_out_the_kernel_that_plans_for_each_number_of_ke
         assert torch.backends.cuda.mem_efficient_sdp_enabled()
     with reading_kernels(torch.device("cpu")):
         assert torch.backends.cuda.cudnn_sdp_enabled() == before
+
+
+def broken(layout: Layout) -> Decoder:
+    """A decoder of a model whose position 5 is too large for its type: there logits are not finite."""
+    model = make(layout, dtype=torch.float32)
+    model.positions.weight.data.to_local()[5] = 3e38
+    return Decoder(model, None, num_rows=2)
+
+
+def errors_of(layout: Layout) -> list[list[str]]:
+    """The end of each text: its reason, or its error."""
+    writer = broken(layout)
+    jobs = [
+        ([1] * 5, Sampling(num_tokens=6)),  # reaches the position after one token
+        ([2] * 3, Sampling(num_tokens=9)),  # after three tokens, when the next text has taken the first one's row
+        ([3], Sampling(num_tokens=5, temperature=0.0)),
+        ([7] * 6, Sampling(num_tokens=3)),  # has the position in its prompt
+        ([7] * 7, Sampling(num_tokens=0, alternatives=2, tell_prompt=True)),
+    ]
+    ends = {writer.add(*job): [] for job in jobs}
+    while not writer.is_idle:
+        for piece in writer.step():
+            if piece.finish:
+                ends[piece.number].append(
+                    f"{type(piece.error).__name__}: {piece.error}" if piece.error else piece.finish
+                )
+    return list(ends.values())
+
+
+LOGITS = "GenerationError: The model's logits must be finite, but are not: some are NaN at "
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(tensor=2)], ids=str)
+def test_logits_that_are_not_finite_end_their_text_and_no_other(ranks, layout):
+    for ends in ranks.run(layout.world_size, errors_of, layout):
+        assert [[end[: len(LOGITS) + 8] for end in one] for one in ends] == [
+            [LOGITS + "token 2 "],
+            [LOGITS + "token 4 "],
+            ["length"],
+            [LOGITS + "token 1 "],
+            [LOGITS + "the prom"],
+        ]
+
+
+def run_broken(prompt: list[int]) -> None:
+    writer = broken(Layout())
+    writer.add(prompt, Sampling(num_tokens=4))
+    list(writer.run())
+
+
+@pytest.mark.parametrize("prompt", [[1] * 4, [1] * 6, [1] * 8], ids=len)
+def test_a_run_of_texts_raises_the_error_of_one(ranks, prompt):
+    with pytest.raises(GenerationError, match=r"logits must be finite, but are not: some are NaN at token . after"):
+        ranks.run(1, run_broken, prompt)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
+def test_the_kind_of_logits_is_told(value):
+    scores = torch.zeros(3, 50)
+    scores[1, 7] = value
+    assert rows_not_finite(scores) == {1}
+    kind = "NaN" if math.isnan(value) else "infinite"
+    assert f"some are {kind} at the prompt" in str(not_finite(scores[1], "the prompt"))
+    assert rows_not_finite(torch.full((2, 50), 3e38)) == set(), "their sum overflows"
+
+
+def ends_after_an_error() -> list[str]:
+    """One pass of two texts raises an error; the third text is not part of it."""
+    model = make(Layout())
+    writer = Decoder(model, None, num_rows=3)
+    ends = {writer.add([9], Sampling(num_tokens=5)): ""}
+    writer.step()
+    ends |= {writer.add([1, 50 + one], Sampling(num_tokens=4)): "" for one in range(2)}
+
+    def fail(_: object, given: tuple[torch.Tensor, ...]) -> None:
+        if given[0].shape[1] == 2:  # the pass that reads the prompts
+            raise MemoryError("no memory for these texts")
+
+    handle = model.tokens.register_forward_pre_hook(fail)
+    ends |= {piece.number: str(piece.error or piece.finish) for piece in writer.step() if piece.finish}
+    handle.remove()
+    ends[writer.add([1, 50], Sampling(num_tokens=4))] = ""
+    ends |= {piece.number: piece.finish for piece in writer.run() if piece.finish}
+    return list(ends.values())
+
+
+def test_an_error_in_a_pass_ends_the_texts_of_the_pass_and_no_other(ranks):
+    memory = "no memory for these texts"
+    assert ranks.run(1, ends_after_an_error)[0] == ["length", memory, memory, "length"]

@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from crosscut.config import RunConfig, write_whole
+from crosscut.config import GenerationError, RunConfig, write_whole
 from crosscut.config.conventions import CHECKPOINTS_FOLDER, CONFIG_FILE
 from crosscut.config.terminal import new_console
 from crosscut.data import TokenFolder
@@ -45,7 +45,10 @@ def write_report(run: RunConfig, model: GPT, tokens: TokenFolder, outcome: Outco
         sampling = Sampling(num_tokens=run.output.sample_tokens, seed=run.training.seed)
         with uncompiled(model):  # each token lengthens the text, and each length would need its own compiled graph
             begin = begin_of_run(run, tokens.path)
-            text = continue_text(model, tokens, run.output.sample_prompt, sampling, begin_of_text=begin)
+            try:
+                text = continue_text(model, tokens, run.output.sample_prompt, sampling, begin_of_text=begin)
+            except GenerationError as error:  # the run is complete, and its report says why there is no sample
+                text = f"No text. {error}"
     if not model.mesh.is_first_rank:
         return ""
     failure = ""

@@ -99,13 +99,14 @@ def test_an_id_that_the_tokenizer_lacks_is_told_with_both_files(folder):
     )
 
 
-@pytest.mark.parametrize("ends", ["2", [1, None], 2.0, True])
+@pytest.mark.parametrize("ends", ["2", [1, None], 2.0, True, -5, [1, -1], 1 << 31, 10**30])
 def test_what_is_no_id_is_told(folder, ends):
     say(folder, config={"eos_token_id": ends})
     with pytest.raises(ConfigError) as error:
         end_of(folder)
     assert str(error.value) == (
-        f"`eos_token_id` in `{folder}/config.json` must be an id or a list of ids, but is {ends!r}."
+        f"`eos_token_id` in `{folder}/config.json` must be an id or a list of ids, each from 0 to 2147483647, but is "
+        f"{ends!r}. Correct it, or remove it."
     )
 
 
