@@ -11,6 +11,7 @@ import tokenizers
 from crosscut.config import ConfigError
 from crosscut.serving.chat import ChatTemplate
 from crosscut.serving.refusals import Refusal
+from crosscut.serving.template_process import Limits
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who are you?"}]
 
@@ -118,6 +119,154 @@ def test_a_broken_template_is_told_with_its_line(folder):
     (folder / "chat_template.jinja").write_text("{% for m in messages %}\n{{ m.role }\n")
     with pytest.raises(
         ConfigError, match=r"chat_template.jinja` must hold a chat template in Jinja, but line 2 is invalid"
+    ):
+        find(folder)
+
+
+NESTED = "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (NESTED, "it is nested too deeply"),
+        ("{{ " + "[" * 50_000 + " }}", "it is nested too deeply"),
+        ("{{ " + "not " * 50_000 + "1 }}", "it is nested too deeply"),
+        ("{% if 1 %}" * 20_000, "it is nested too deeply"),
+        ("{% include 5 +", "line 1 is invalid: unexpected 'end of template'"),
+    ],
+    ids=["parentheses", "brackets", "operators", "blocks", "syntax"],
+)
+def test_a_template_that_cannot_be_compiled_is_told_with_its_file(folder, template, reason):
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(ConfigError) as error:
+        find(folder)
+    assert str(error.value) == (
+        f"`{folder}/chat_template.jinja` must hold a chat template in Jinja, but {reason}. Correct the template, or "
+        "remove it to serve completions only."
+    )
+
+
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ 'a' * 10000000000 }}", "it needs more than 512 MiB of memory"),
+        ("{{ [0] * 10000000000 }}", "it needs more than 512 MiB of memory"),
+        ("{{ '%1000000000d' | format(1) }}", "it needs more than 512 MiB of memory"),
+        ("{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", "it renders more than 8,388,608 characters"),
+        (LOOP, "it takes more than 0.5 seconds"),
+        ("{{ 7 ** (10 ** 8) }}", "it takes more than 0.5 seconds"),
+    ],
+)
+def test_a_template_that_no_chat_can_use_is_told_with_its_file(folder, template, reason):
+    place = str(folder / "chat_template.jinja")
+    with pytest.raises(ConfigError) as error:
+        ChatTemplate(template, folder / "tokenizer.json", {}, place=place, limits=Limits(seconds=0.5))
+    assert str(error.value) == (
+        f"`{place}` must hold a chat template that renders a short chat within limits, but {reason}. Correct the "
+        "template, or remove it to serve completions only."
+    )
+
+
+@pytest.mark.parametrize("content", ["loop", "grow", "end"])
+def test_the_process_of_a_template_is_kept_and_replaced_after_its_end(folder, content):
+    source = "{% set c = messages[-1].content %}{% if c == 'loop' %}" + LOOP + "{% elif c == 'grow' %}{{ c * 10**10 }}"
+    template = ChatTemplate(
+        source + "{% endif %}{{ c }}", folder / "tokenizer.json", {}, place="here", limits=Limits(seconds=0.5)
+    )
+    process = template._renderer._process
+    assert template.tokens(CHAT) == template.tokens(CHAT)
+    assert template._renderer._process is process
+    if content == "end":
+        process.kill()
+        process.wait()
+    else:
+        with pytest.raises(
+            Refusal, match="`messages` must suit the model's chat template, but it cannot be rendered: "
+        ):
+            template.tokens([{"role": "user", "content": content}])
+    assert template.tokens(CHAT)
+
+
+def test_the_process_of_a_template_does_not_see_the_servers_key(folder, monkeypatch):
+    monkeypatch.setenv("CROSSCUT_API_KEY", "secret")
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    template = find(folder)
+    assert template is not None
+    environment = Path(f"/proc/{template._renderer._process.pid}/environ")
+    if not environment.exists():
+        pytest.skip("this system has no /proc")
+    assert b"secret" not in environment.read_bytes()
+    assert b"PATH" in environment.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "template", ["", "{{ messages[0].missing }}", "{# nothing #}", "{% if false %}x{% endif %}"], ids=str
+)
+def test_a_template_that_renders_nothing_refuses_the_messages(folder, template):
+    (folder / "tokenizer_config.json").write_text("{}")
+    found = ChatTemplate(template, folder / "tokenizer.json", {}, place="here")
+    with pytest.raises(Refusal, match="but the template renders nothing from them") as refused:
+        found.tokens(CHAT)
+    assert (refused.value.status, refused.value.field) == (400, "messages")
+
+
+@pytest.mark.parametrize("template", [r"{{ '\ud800' }}", r"{{ '\udfff' * 9 }}", r"{{ '\ud83d' + 'x' }}"])
+def test_a_template_that_renders_no_unicode_refuses_the_messages(folder, template):
+    found = ChatTemplate(template, folder / "tokenizer.json", {}, place="here")
+    with pytest.raises(Refusal, match="but the template says: it renders characters that are not Unicode"):
+        found.tokens(CHAT)
+
+
+@pytest.mark.parametrize("content", [b"\xff{{ 1 }}", b"\xc3", "{{ 1 }}".encode("utf-16"), b"a\xe9b"], ids=repr)
+def test_a_template_that_is_not_utf_8_is_told_with_its_file(folder, content):
+    (folder / "chat_template.jinja").write_bytes(content)
+    with pytest.raises(
+        ConfigError, match=r"chat_template.jinja` must be a readable text file, but is not: it is not UTF"
+    ):
+        find(folder)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        7,
+        1.5,
+        True,
+        "\ud800",
+        {"default": "x"},
+        ["x"],
+        [7],
+        [{"name": "default", "template": 7}],
+        [{"name": "default"}, None],
+    ],
+    ids=str,
+)
+def test_a_template_that_is_no_text_is_told(folder, template):
+    write_settings(folder, chat_template=template)
+    with pytest.raises(
+        ConfigError, match=r"`chat_template` in `.*tokenizer_config.json` must be a string, or a list of"
+    ):
+        find(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "token"),
+    [
+        ("bos_token", 7),
+        ("pad_token", ["x"]),
+        ("eos_token", {"content": 7}),
+        ("unk_token", {"id": 3}),
+        ("sep_token", True),
+    ],
+)
+def test_a_special_token_that_is_no_text_is_told(folder, name, token):
+    write_settings(folder, chat_template="x", **{name: token})
+    with pytest.raises(
+        ConfigError, match=f"`{name}` in `.*tokenizer_config.json` must be a string, or an object whose"
     ):
         find(folder)
 

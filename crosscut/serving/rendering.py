@@ -1,0 +1,99 @@
+"""Rendering of a chat template in a process that is kept from request to request (`template_process`)."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from crosscut.config import ConfigError
+from crosscut.serving import template_process
+from crosscut.serving.template_process import Limits, read_message, write_message
+
+_PASSED_ON = ("PATH", "PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")
+"""Environment variables of the process. Others may hold secrets, such as the server's key."""
+
+
+class RenderingError(Exception):
+    """A template that renders no text. The message is a clause, such as "it needs more than 512 MiB of memory"."""
+
+    def __init__(self, reason: str, *, is_limit: bool) -> None:
+        super().__init__(reason)
+        self.is_limit = is_limit
+        """Whether the template exceeded a limit or broke its process, rather than raise an error."""
+
+
+class Renderer:
+    """A template with the process that renders it. If the process was ended, the next rendering starts another one.
+
+    Raises `ConfigError` with the name of the file, `place`, if the template is invalid, or if it exceeds the limits
+    even for the messages in `trial`. Several threads may call `render`; one rendering runs at a time.
+    """
+
+    def __init__(self, source: str, trial: Mapping[str, Any], *, place: str, limits: Limits | None = None) -> None:
+        self._source, self._limits = source, limits or Limits()
+        self._lock = threading.Lock()
+        is_compiled = False
+        try:
+            self._process = self._start()
+            is_compiled = True
+            self.render(trial)
+        except RenderingError as error:
+            if error.is_limit or not is_compiled:  # a valid template may still reject the trial
+                what = "that renders a short chat within limits" if error.is_limit else "in Jinja"
+                raise ConfigError(
+                    f"`{place}` must hold a chat template {what}, but {error}. Correct the template, or remove it to "
+                    "serve completions only."
+                ) from None
+
+    def render(self, names: Mapping[str, Any]) -> str:
+        """Render the template with these names. Raises `RenderingError`."""
+        with self._lock:
+            if self._process.poll() is not None:
+                self._end()
+                self._process = self._start()
+            return self._answer(self._process, names)
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        process = subprocess.Popen(  # noqa: S603 - this Python with our own program
+            [sys.executable, "-P", template_process.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
+            start_new_session=True,  # Ctrl-C at the terminal is for the server, which still answers requests
+        )
+        self._end = weakref.finalize(self, _end, process)
+        self._answer(process, {"source": self._source, "limits": asdict(self._limits)})
+        return process
+
+    def _answer(self, process: "subprocess.Popen[bytes]", message: Mapping[str, Any]) -> str:
+        """Text that the process answers to a message. A process that does not answer has ended."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            write_message(process.stdin, message)
+            answer = read_message(process.stdout)
+        except BrokenPipeError:
+            answer = None
+        if answer is None:
+            raise RenderingError(self._reason_of_end(process.wait()), is_limit=True)
+        if "text" in answer:
+            return str(answer["text"])
+        is_limit = "limit" in answer
+        raise RenderingError(answer["limit" if is_limit else "error"], is_limit=is_limit)
+
+    def _reason_of_end(self, status: int) -> str:
+        if status == -signal.SIGALRM:
+            return f"it takes more than {self._limits.seconds:g} seconds"
+        return f"it breaks the process that renders it (exit status {status})"
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End a process that is no longer needed."""
+    process.kill()
+    process.communicate()
