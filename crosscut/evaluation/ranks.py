@@ -63,7 +63,8 @@ def joined_model(place: str, on: Machinery) -> tuple[GPT, ModelSource]:
     Use this in a program that Crosscut does not control, such as lm-eval. Every rank must call this. Raises the errors
     of `find_model`, and `ConfigError` or `LayoutError`.
     """
-    source, device = stay_in_ranks(on.ranks(), prepare=lambda: _found(place, on))
+    found, device = stay_in_ranks(on.ranks(), prepare=lambda: _found(place, on).to_json())
+    source = ModelSource.from_json(found)
     return source.load(make_mesh(on.layout, device), precision=on.precision), source
 
 

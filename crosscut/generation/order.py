@@ -1,8 +1,9 @@
 """Text generation for `crosscut generate`: loads the model on all ranks and prints the texts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from crosscut.generation.sampling import Sampling
 from crosscut.launch import Ranks, in_ranks
 from crosscut.model.packing import pack_weights
 from crosscut.parallel import ParallelMesh, make_mesh
-from crosscut.parallel.collectives import share_from_first
+from crosscut.parallel.collectives import share_json_from_first
 from crosscut.pretrained import ModelSource, find_model
 
 USUAL_TOKENS = 200
@@ -66,7 +67,7 @@ def write_order(place: str, order: Order) -> None:
     """
     ranks = Ranks(layout=order.layout, device=order.device)
     # Only one process looks for the model, because a running training may write another checkpoint in the meantime.
-    in_ranks(ranks, partial(_write, order), prepare=lambda: _checked(place, order))
+    in_ranks(ranks, partial(_write, order), prepare=lambda: _checked(place, order).to_json(), is_plain=True)
 
 
 def _checked(place: str, order: Order) -> ModelSource:
@@ -78,7 +79,8 @@ def _checked(place: str, order: Order) -> ModelSource:
     return source
 
 
-def _write(order: Order, source: ModelSource, device: torch.device) -> None:
+def _write(order: Order, found: Mapping[str, Any], device: torch.device) -> None:
+    source = ModelSource.from_json(found)
     mesh = make_mesh(order.layout, device)
     model = source.load(mesh, precision=order.precision)
     num_rows = min(_MOST_ROWS, max(len(order.prompts), 1) * order.samples)
@@ -100,7 +102,7 @@ def _rounds(order: Order, mesh: ParallelMesh) -> Iterator[tuple[str, ...]]:
     if order.prompts:
         yield order.prompts
         return
-    while (prompt := share_from_first(ask() if mesh.is_first_rank else None)) is not None:
+    while (prompt := share_json_from_first(ask() if mesh.is_first_rank else None)) is not None:
         yield (prompt,)
 
 

@@ -29,7 +29,7 @@ def run_command(arguments: Sequence[str]) -> None:
     else:
         if was_started():
             model.require_ranks()
-        in_ranks(model.on.ranks(), _do_on_rank, prepare=lambda: arguments)
+        in_ranks(model.on.ranks(), _do_on_rank, prepare=lambda: list(arguments), is_plain=True)
 
 
 def _model_of(arguments: Sequence[str]) -> ModelArguments | None:

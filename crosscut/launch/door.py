@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from crosscut.config import CrosscutError, Layout, LayoutError
+from crosscut.config import CrosscutError, Layout, LayoutError, errors
 from crosscut.launch.processes import (
     choose_device,
     is_first_started,
@@ -33,7 +33,7 @@ from crosscut.launch.processes import (
     was_started,
 )
 from crosscut.launch.stopping import REQUESTS
-from crosscut.parallel.collectives import share_from_first
+from crosscut.parallel.collectives import share_from_first, share_json_from_first
 from crosscut.parallel.mesh import world_size_message
 
 _P = TypeVar("_P")
@@ -85,12 +85,19 @@ class _Failed:
     error: CrosscutError
 
 
-def in_ranks(ranks: Ranks, work: Callable[[_P, torch.device], _T], *, prepare: Callable[[], _P | Done[_T]]) -> _T:
+def in_ranks(
+    ranks: Ranks,
+    work: Callable[[_P, torch.device], _T],
+    *,
+    prepare: Callable[[], _P | Done[_T]],
+    is_plain: bool = False,
+) -> _T:
     """Call `prepare` once and `work(prepared, device)` on every rank, and return the first rank's result.
 
     `prepared` is the value that `prepare` returns. If this value is a `Done`, `work` is not called. Under torchrun,
     each rank returns the result of its own `work`. `work` must be a function at module level. The prepared value and
-    the result must be picklable.
+    the result must be picklable. With `is_plain`, the prepared value must be JSON, and ranks that torchrun started
+    receive it as JSON. Commands that listen to others set `is_plain`, because a pickled message can run code.
 
     If `prepare` raises a `CrosscutError`, no rank starts, and the error is raised. Under torchrun, the error is raised
     on every rank. The docstrings of `processes.launch` and (under torchrun) `processes.joined_rank` say which
@@ -98,7 +105,7 @@ def in_ranks(ranks: Ranks, work: Callable[[_P, torch.device], _T], *, prepare: C
     """
     if ranks.are_there:
         with joined_rank(), process_group(choose_device(ranks.device)):
-            prepared = _share_prepared(prepare)
+            prepared = _share_prepared(prepare, is_plain=is_plain)
             if isinstance(prepared, Done):
                 return prepared.result
             return work(prepared, choose_device(ranks.device))
@@ -111,7 +118,7 @@ def in_ranks(ranks: Ranks, work: Callable[[_P, torch.device], _T], *, prepare: C
 
 
 def stay_in_ranks(ranks: Ranks, *, prepare: Callable[[], _P]) -> tuple[_P, torch.device]:
-    """Make this process one of the ranks until the process ends. Returns the result of `prepare` on the first rank, and
+    """Make this process one of the ranks until the process ends. Returns the first rank's JSON value of `prepare`, and
     this rank's device.
 
     `prepare` runs on the first rank only. If `prepare` raises a `CrosscutError`, the error is raised on every rank.
@@ -124,7 +131,7 @@ def stay_in_ranks(ranks: Ranks, *, prepare: Callable[[], _P]) -> tuple[_P, torch
         share_cores()
     device = choose_device(ranks.device)
     keep_process_group(device)
-    return _share_prepared(prepare), device
+    return _share_prepared(prepare, is_plain=True), device
 
 
 def _work_in_group(work: Callable[[_P, torch.device], _T], prepared: _P, name: str) -> _T:
@@ -134,7 +141,7 @@ def _work_in_group(work: Callable[[_P, torch.device], _T], prepared: _P, name: s
         return work(prepared, device)
 
 
-def _share_prepared(prepare: Callable[[], _T]) -> _T:
+def _share_prepared(prepare: Callable[[], _T], *, is_plain: bool) -> _T:
     """Return the first rank's prepared value on every rank. The other ranks wait for the first rank."""
     outcome: Any = None
     if is_first_started():
@@ -142,9 +149,17 @@ def _share_prepared(prepare: Callable[[], _T]) -> _T:
             outcome = prepare()
         except CrosscutError as error:
             outcome = _Failed(error)
-    outcome = share_from_first(outcome)
+    outcome = _share_plain(outcome) if is_plain else share_from_first(outcome)
     if isinstance(outcome, _Failed):
         outcome.error.is_told = not is_first_started()
         raise outcome.error
     prepared: _T = outcome
     return prepared
+
+
+def _share_plain(outcome: object) -> object:
+    """Return the first rank's value or error on every rank, sent as JSON."""
+    error = outcome.error if isinstance(outcome, _Failed) else None
+    told = {"kind": type(error).__name__, "text": str(error)} if error else {"value": outcome}
+    told = share_json_from_first(told)
+    return told["value"] if "value" in told else _Failed(getattr(errors, told["kind"])(told["text"]))

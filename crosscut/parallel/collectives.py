@@ -10,10 +10,11 @@ The functions call PyTorch's functional collectives as operators, because `torch
 `CollectiveRecorder` can record operators.
 """
 
-import pickle
+import json
+from collections.abc import Callable
 from datetime import timedelta
 from itertools import chain
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,8 @@ from torch import Tensor
 
 from crosscut.config import LayoutError
 from crosscut.parallel.mesh import Axis, ParallelMesh
+
+_T = TypeVar("_T")
 
 _ops = torch.ops._c10d_functional  # registered by `import torch.distributed`
 
@@ -167,7 +170,8 @@ def background_group() -> dist.ProcessGroup:
 
 def share_from_first(value: object) -> Any:
     """Return the first rank's `value`, a small Python value, on every rank. The other ranks wait for the first rank,
-    for up to a day. Every rank must call this function; only the first rank's argument matters.
+    for up to a day. Every rank must call this function; only the first rank's argument matters. The value is pickled;
+    programs that listen to others use `share_json_from_first`.
     """
     patient = dist.new_group(backend="gloo", timeout=timedelta(days=1))
     shared = [value]
@@ -176,8 +180,19 @@ def share_from_first(value: object) -> Any:
     return shared[0]
 
 
-class FirstRankLine:
-    """Connection for repeated broadcasts of small Python values from the first rank to all other ranks.
+def share_json_from_first(value: object) -> Any:
+    """Return the first rank's JSON value on every rank, like `share_from_first`, but without pickle: a message cannot
+    run code in the rank that receives the message.
+    """
+    line = FirstRankLine[Any](lambda shared: json.dumps(shared).encode(), json.loads)
+    shared = line.share(value)
+    line.close()
+    return shared
+
+
+class FirstRankLine(Generic[_T]):
+    """Connection for repeated broadcasts of small values from the first rank to all other ranks. `encode` and `decode`
+    convert a value to at least one byte and back.
 
     The messages use the CPU and a separate process group, so other messages are not disturbed. The other ranks wait up
     to a day for the next value. If there is no new value, the first rank must therefore share None at least once a day.
@@ -185,21 +200,22 @@ class FirstRankLine:
     call `share` and `close`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, encode: Callable[[_T], bytes], decode: Callable[[bytes], _T]) -> None:
+        self._encode, self._decode = encode, decode
         self._group = background_group() if dist.get_world_size() > 1 else None
 
-    def share(self, value: object) -> Any:
+    def share(self, value: _T | None) -> _T | None:
         """Return the first rank's `value` on every rank. The arguments of the other ranks are ignored."""
         if self._group is None:
             return value
-        content = bytearray() if value is None or dist.get_rank() else bytearray(pickle.dumps(value))
+        content = b"" if value is None or dist.get_rank() else self._encode(value)
         length = torch.tensor([len(content)])
         dist.broadcast(length, src=0, group=self._group)
         if not length:
             return None
-        message = torch.frombuffer(content or bytearray(int(length)), dtype=torch.uint8)
+        message = torch.frombuffer(bytearray(content or int(length)), dtype=torch.uint8)
         dist.broadcast(message, src=0, group=self._group)
-        return value if content else pickle.loads(message.numpy().tobytes())  # noqa: S301 - our own first rank's
+        return value if content else self._decode(message.numpy().tobytes())
 
     def close(self) -> None:
         """Destroy the process group."""

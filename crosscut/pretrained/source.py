@@ -3,7 +3,7 @@ rank.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,17 @@ class ModelSource:
     """Token id that the model expects at the start of every text. None if the model expects no such id."""
     is_published: bool = False
     """Whether `folder` holds a published model. If not, the folder is a checkpoint."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Encode the source for other ranks, without pickle."""
+        return {**vars(self), "folder": str(self.folder), "model": asdict(self.model), "tokenizer": str(self.tokenizer)}
+
+    @classmethod
+    def from_json(cls, table: Mapping[str, Any]) -> "ModelSource":
+        """Decode a source that `to_json` encoded."""
+        places = {"folder": folder_at(table["folder"]), "tokenizer": Path(table["tokenizer"])}
+        model, stops = ModelConfig(**table["model"]), tuple(table["stops"])
+        return cls(**{**table, **places, "model": model, "stops": stops})
 
     def load(self, mesh: ParallelMesh, *, precision: str = "float32") -> GPT:
         """Load the model on one rank of any layout, in evaluation mode. The weights have the element type of

@@ -12,33 +12,23 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from crosscut.generation import Piece
-from crosscut.serving.refusals import Refusal
-from crosscut.serving.requests import Order
+from crosscut.serving.news import News, Order
+from crosscut.serving.refusals import Refusal, failure_of
 
 MOST_WAITING = 1000
 """Maximum number of texts that wait for a row."""
+
+MOST_UNREAD = 4096
+"""Maximum number of tokens of a request that wait for the client to read them."""
 
 HEARTBEAT = 30.0
 """Interval in seconds at which an idle server sends the other ranks a sign of life."""
 
 GRACE = 30.0
 """Time in seconds that running texts have to end after the server is told to stop."""
-
-
-@dataclass(frozen=True)
-class News:
-    """Changes that all ranks apply before a step."""
-
-    orders: tuple[Order, ...] = ()
-    """Texts to begin."""
-    cancelled: tuple[int, ...] = ()
-    """Numbers of the texts to cancel, as returned by the decoder."""
-    end: bool = False
-    """Whether the server ends now."""
 
 
 class Job:
@@ -53,7 +43,9 @@ class Job:
         return self
 
     async def __anext__(self) -> tuple[int, Piece]:
-        """Wait for the next piece. Raises `Refusal` if the server ends before the texts do."""
+        """Wait for the next piece. Raises `Refusal` if a text fails, if the client reads too slowly, or if the server
+        ends before the texts do.
+        """
         if not self._num_open:
             raise StopAsyncIteration
         told = await self.pieces.get()
@@ -157,18 +149,27 @@ class Desk:
             return None
         return News(tuple(orders.values()), tuple(self._forget(key) for key in cancelled if key in self._numbers), end)
 
-    def began(self, numbers: Sequence[int]) -> None:
-        """Register the decoder's numbers for the orders of the last `take`. Only the computing thread calls this."""
-        for key, number in zip(self._beginning, numbers, strict=True):
-            self._numbers[key], self._known[number] = number, key
+    def began(self, begun: Sequence[int | Exception]) -> None:
+        """Register the decoder's numbers for the orders of the last `take`, or the errors of orders that could not
+        begin. Only the computing thread calls this.
+        """
+        for key, outcome in zip(self._beginning, begun, strict=True):
+            if isinstance(outcome, Exception):
+                self._call(self._refuse, key, failure_of(outcome))
+            else:
+                self._numbers[key], self._known[outcome] = outcome, key
 
     def deliver(self, pieces: Sequence[Piece]) -> None:
-        """Send pieces to the jobs that wait for them. Only the computing thread calls this."""
+        """Send pieces to the jobs that wait for them. A text that ended with an error fails its whole job. Only the
+        computing thread calls this.
+        """
         keyed = [(self._known[piece.number], piece) for piece in pieces]
         for key, piece in keyed:
             if piece.finish:
                 self._forget(key)
-        self._call(self._hand_out, keyed)
+            if piece.error is not None:
+                self._call(self._refuse, key, failure_of(piece.error))
+        self._call(self._hand_out, [(key, piece) for key, piece in keyed if piece.error is None])
 
     def close(self) -> None:
         """Refuse all unfinished jobs. The computing thread calls this after its last step."""
@@ -205,6 +206,27 @@ class Desk:
         for key, piece in keyed:
             if key in self._jobs:
                 job, which = self._jobs[key]
+                if job.pieces.qsize() == MOST_UNREAD:
+                    self._refuse(key, _unread())
+                    continue
                 job.pieces.put_nowait((which, piece))
                 if piece.finish:
                     del self._jobs[key]
+
+    def _refuse(self, key: int, why: Refusal) -> None:
+        """End the job of a text with a refusal, which takes the place of the pieces that nobody has read."""
+        if key in self._jobs:
+            job, _ = self._jobs[key]
+            self.withdraw(job)
+            while not job.pieces.empty():
+                job.pieces.get_nowait()
+            job.pieces.put_nowait(why)
+
+
+def _unread() -> Refusal:
+    return Refusal(
+        f"The client must read its stream as fast as the model writes, but {MOST_UNREAD} tokens are unread. Request "
+        "fewer texts at once.",
+        status=503,
+        code="unread",
+    )

@@ -5,6 +5,7 @@ text.
 from crosscut.generation import Decoder
 from crosscut.parallel.collectives import FirstRankLine
 from crosscut.serving.desk import Desk
+from crosscut.serving.news import News, Order
 
 
 def write_texts(decoder: Decoder, desk: Desk | None) -> None:
@@ -12,17 +13,18 @@ def write_texts(decoder: Decoder, desk: Desk | None) -> None:
     None.
 
     Before every step, the first rank sends the changes to all ranks, or 8 bytes if there are none. While there is
-    nothing to generate, it sends 8 bytes every `desk.HEARTBEAT` seconds.
+    nothing to generate, it sends 8 bytes every `desk.HEARTBEAT` seconds. An error in one text is delivered to the
+    request that asked for the text, and the loop continues.
     """
-    line = FirstRankLine()
+    line = FirstRankLine(News.to_json, News.from_json)
     while True:
         news = line.share(None if desk is None else desk.take(idle=decoder.is_idle))
         if news is not None:
             for number in news.cancelled:
                 decoder.cancel(number)
-            numbers = [decoder.add(order.prompt, order.sampling, sample=order.sample) for order in news.orders]
+            begun = [_begin(decoder, order) for order in news.orders]
             if desk is not None:
-                desk.began(numbers)
+                desk.began(begun)
             if news.end:
                 break
         if not decoder.is_idle:
@@ -30,3 +32,13 @@ def write_texts(decoder: Decoder, desk: Desk | None) -> None:
             if desk is not None:
                 desk.deliver(pieces)
     line.close()
+
+
+def _begin(decoder: Decoder, order: Order) -> int | Exception:
+    """Number of a new text, or the error that the decoder raises for it. All ranks find the same error, because they
+    make the same checks.
+    """
+    try:
+        return decoder.add(order.prompt, order.sampling, sample=order.sample)
+    except Exception as error:
+        return error

@@ -1,6 +1,12 @@
-"""Refusals of invalid requests, with an HTTP status and OpenAI's error form."""
+"""Refusals of requests, with an HTTP status and OpenAI's error form."""
 
+import secrets
+import traceback
 from typing import Any
+
+import click
+
+from crosscut.config import CrosscutError
 
 
 class Refusal(Exception):  # noqa: N818 - the name describes an event
@@ -9,11 +15,11 @@ class Refusal(Exception):  # noqa: N818 - the name describes an event
     def __init__(
         self, message: str, *, status: int = 400, field: str | None = None, code: str | None = None, retry: bool = False
     ) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = _encodable(message)
+        super().__init__(self.message)
         self.status = status
         """HTTP status."""
-        self.field = field
+        self.field = None if field is None else _encodable(field)
         """Path of the invalid field. None if the reason is not a single field."""
         self.code = code
         """Machine-readable code. This is OpenAI's code if OpenAI has one for the case."""
@@ -24,3 +30,23 @@ class Refusal(Exception):  # noqa: N818 - the name describes an event
         """OpenAI's error form."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": self.message, "type": kind, "param": self.field, "code": self.code}}
+
+
+def failure_of(error: Exception) -> Refusal:
+    """Answer to a request that failed with `error`, which is not the client's mistake: status 500 and a number.
+
+    The error is printed to the server's log under the same number. Only the log shows the traceback.
+    """
+    number = f"{secrets.randbelow(10**8):08}"
+    if isinstance(error, CrosscutError):
+        told = logged = str(error)
+    else:
+        told = "The server failed on this request."
+        logged = "".join(traceback.format_exception(error)).rstrip()
+    click.echo(f"crosscut: Failure {number}: {_encodable(logged)}", err=True)
+    return Refusal(f"{told} The server's log has more under the number {number}.", status=500, code="failure")
+
+
+def _encodable(text: str) -> str:
+    """Text with lone surrogates escaped. JSON can express them in a client's values, but UTF-8 cannot encode them."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,6 +1,7 @@
 """The door to the ranks: what is checked, what is prepared once, and what every rank gets."""
 
 import os
+import pickle
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -84,17 +85,21 @@ def joined(what: str, folder: Path) -> object:
 
     def prepare() -> str | Done[str]:
         (folder / f"prepared on {rank}").touch()
-        return {"value": lambda: "value", "nothing left": lambda: Done("done"), "mistake": refuse}[what]()
+        kind = what.removesuffix(" in json")
+        return {"value": lambda: "value", "nothing left": lambda: Done("done"), "mistake": refuse}[kind]()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RANK", str(rank))
         patch.setenv("WORLD_SIZE", str(size))
         patch.setattr("crosscut.launch.door.process_group", lambda _: nullcontext())  # the pool's is there
         ranks = Ranks(layout=Layout(data=size), device="cpu")
+        if is_plain := what.endswith("in json"):
+            patch.setattr(pickle, "loads", lambda *_: pytest.fail("a message is pickled"))
+            patch.setattr("torch.distributed.distributed_c10d._unpickler", lambda *_: pytest.fail("it is pickled"))
         try:
-            if what == "kept":
+            if what == "kept in json":
                 return stay_in_ranks(ranks, prepare=lambda: f"value of {rank}")
-            return in_ranks(ranks, lambda prepared, _: f"{prepared} on {rank}", prepare=prepare)
+            return in_ranks(ranks, lambda prepared, _: f"{prepared} on {rank}", prepare=prepare, is_plain=is_plain)
         except ConfigError as error:
             return f"error, {'told elsewhere' if error.is_told else 'to tell'}: {error}"
 
@@ -103,8 +108,10 @@ def joined(what: str, folder: Path) -> object:
     ("what", "told"),
     [
         ("value", ["value on 0", "value on 1"]),
+        ("value in json", ["value on 0", "value on 1"]),
         ("nothing left", ["done"] * 2),
         ("mistake", [f"error, to tell: {MESSAGE}", f"error, told elsewhere: {MESSAGE}"]),
+        ("mistake in json", [f"error, to tell: {MESSAGE}", f"error, told elsewhere: {MESSAGE}"]),
     ],
 )
 def test_joined_ranks_share_what_the_first_one_prepares(ranks: RankPool, tmp_path: Path, what: str, told: list) -> None:
@@ -113,7 +120,7 @@ def test_joined_ranks_share_what_the_first_one_prepares(ranks: RankPool, tmp_pat
 
 
 def test_ranks_that_are_kept_share_what_the_first_one_prepares(ranks: RankPool, tmp_path: Path) -> None:
-    assert ranks.run(2, joined, "kept", tmp_path) == [("value of 0", CPU)] * 2
+    assert ranks.run(2, joined, "kept in json", tmp_path) == [("value of 0", CPU)] * 2
 
 
 def test_ranks_must_be_as_many_as_were_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,17 @@
 """The line on which the first rank tells the others what is new."""
 
+import json
+
 import torch.distributed as dist
 
 from crosscut.parallel.collectives import FirstRankLine
 from tests.ranks import RankPool
 
-VALUES = [None, {"a": (1, 2.5)}, None, b"x" * 100_000, 0, []]
+VALUES = [None, {"a": [1, 2.5]}, None, "x" * 100_000, 0, []]
 
 
 def heard() -> list[object]:
-    line = FirstRankLine()
+    line = FirstRankLine(lambda value: json.dumps(value).encode(), json.loads)
     first = dist.get_rank() == 0
     values = [line.share(value if first else "not looked at") for value in VALUES]
     line.close()

@@ -12,7 +12,7 @@ from crosscut.cli.main import commands
 from crosscut.config import CheckpointError, ConfigError, DataError, EvaluationConfig, Layout, RunConfig, load_run
 from crosscut.evaluation.places import evaluate_place
 from crosscut.evaluation.ranks import Machinery
-from crosscut.pretrained import find_model
+from crosscut.pretrained import ModelSource, find_model
 from crosscut.training import run_training
 from crosscut.training.job import _prepare, _train
 from crosscut.training.precision import resolve_on
@@ -334,3 +334,10 @@ def test_a_text_begins_for_a_run_as_for_the_model_that_it_starts_from(with_begin
     config = EvaluationConfig(lambada=str(lambada), overlap=8, window=16)
     of_folder = evaluate_place(str(with_begin), config, on)["tasks"]["lambada"]["figures"]["perplexity"]
     assert perplexity == pytest.approx(of_folder, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["run", "initial"])
+def test_a_source_is_the_same_after_its_way_to_another_rank(trained, name):
+    """A checkpoint, and a published model."""
+    source = find_model(trained / name)
+    assert ModelSource.from_json(json.loads(json.dumps(source.to_json()))) == source

@@ -5,10 +5,11 @@ import time
 
 import pytest
 
+from crosscut.config import GenerationError
 from crosscut.generation import Piece, Sampling
-from crosscut.serving.desk import Desk, Job, News
+from crosscut.serving.desk import MOST_UNREAD, Desk, Job
+from crosscut.serving.news import News, Order
 from crosscut.serving.refusals import Refusal
-from crosscut.serving.requests import Order
 
 
 def orders(count: int) -> list[Order]:
@@ -120,6 +121,56 @@ def test_the_grace_time_ends():
         desk.close()
         await ends_in_vain(job)
         assert desk.num_running == 0
+
+    run(talk)
+
+
+def test_a_text_that_fails_ends_its_request_and_no_other(capsys):
+    async def talk() -> None:
+        desk = Desk(num_rows=4)
+        desk.open()
+        jobs = [desk.submit(orders(2)), desk.submit(orders(1)), desk.submit(orders(1))]
+        desk.take(idle=True)
+        desk.began([0, 1, 2, ValueError("an order that cannot begin")])
+        desk.deliver([Piece(1, 9, finish="error", error=GenerationError("no logits")), Piece(2, 4, "a", finish="stop")])
+        for job, message in (
+            (jobs[0], "no logits The server's log has"),
+            (jobs[2], "The server failed on this request"),
+        ):
+            with pytest.raises(Refusal, match=message) as refused:
+                await anext(job)
+            assert refused.value.status == 500
+            numbers.append(refused.value.message[-9:-1])
+        assert [piece.text async for _, piece in jobs[1]] == ["a"]
+        assert desk.take(idle=False) == News(cancelled=(0,)), "the other text of the failed request"
+        assert desk.num_running == 0
+
+    numbers: list[str] = []
+    run(talk)
+    errors = capsys.readouterr().err
+    assert [f"Failure {number}: " in errors for number in numbers] == [True, True]
+    assert "ValueError: an order that cannot begin" in errors
+
+
+@pytest.mark.parametrize("num_texts", [1, 2, 16])
+def test_a_request_that_is_not_read_ends_and_keeps_little(num_texts):
+    async def talk() -> None:
+        desk = Desk(num_rows=16)
+        desk.open()
+        unread, other = desk.submit(orders(num_texts)), desk.submit(orders(1))
+        desk.take(idle=True)
+        desk.began(list(range(num_texts + 1)))
+        for _ in range(MOST_UNREAD // num_texts + 1):
+            desk.deliver([Piece(number, 1, "a") for number in range(num_texts)])
+            await asyncio.sleep(0)  # the pieces arrive
+        assert unread.pieces.qsize() == 1
+        with pytest.raises(
+            Refusal, match="must read its stream as fast as the model writes, but 4096 tokens are unread"
+        ):
+            await anext(unread)
+        assert desk.take(idle=False) == News(cancelled=tuple(range(num_texts)))
+        desk.deliver([Piece(num_texts, 1, "b", finish="stop")])
+        assert [piece.text async for _, piece in other] == ["b"]
 
     run(talk)
 

@@ -1,0 +1,50 @@
+"""Messages from the first rank to the other ranks of a server: the texts to begin and to cancel before a step.
+
+They are sent as JSON, which can hold nothing but values, so that a process that gets between the ranks cannot run code
+in them. JSON represents every number of an order exactly.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from crosscut.generation import Sampling
+
+
+@dataclass(frozen=True)
+class Order:
+    """One text to generate."""
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    sample: int
+    """Index among the texts with the same prompt and seed."""
+
+
+@dataclass(frozen=True)
+class News:
+    """Changes that all ranks apply before a step."""
+
+    orders: tuple[Order, ...] = ()
+    """Texts to begin."""
+    cancelled: tuple[int, ...] = ()
+    """Numbers of the texts to cancel, as returned by the decoder."""
+    end: bool = False
+    """Whether the server ends now."""
+
+    def to_json(self) -> bytes:
+        """Encode the changes for the other ranks."""
+        orders = [{"prompt": one.prompt, "sampling": vars(one.sampling), "sample": one.sample} for one in self.orders]
+        return json.dumps({"orders": orders, "cancelled": self.cancelled, "end": self.end}).encode()
+
+    @classmethod
+    def from_json(cls, content: bytes) -> "News":
+        """Decode the changes that `to_json` encoded."""
+        table = json.loads(content)
+        orders = (Order(tuple(one["prompt"]), _sampling(one["sampling"]), one["sample"]) for one in table["orders"])
+        return cls(tuple(orders), tuple(table["cancelled"]), table["end"])
+
+
+def _sampling(table: dict[str, Any]) -> Sampling:
+    """Sampling options from JSON, which has lists in place of tuples."""
+    return Sampling(**{**table, "bias": tuple(map(tuple, table["bias"])), "stop": tuple(table["stop"])})

@@ -1,0 +1,75 @@
+"""What the first rank of a server tells the others."""
+
+import asyncio
+import pickle
+import threading
+from typing import NoReturn
+
+import pytest
+import torch.distributed as dist
+
+from crosscut.config import Layout
+from crosscut.generation import Decoder, Sampling
+from crosscut.serving.desk import Desk
+from crosscut.serving.loop import write_texts
+from crosscut.serving.news import News, Order
+from crosscut.serving.refusals import Refusal
+from tests.generation.models import make
+from tests.ranks import RankPool
+
+ORDERS = [
+    Order((5, 6), Sampling(num_tokens=3), 0),
+    Order((1,), Sampling(temperature=0.1 + 0.2, top_p=1 / 3, seed=-(1 << 63), bias=((3, -1e-17), (4, 2.0))), 7),
+    Order(tuple(range(5000)), Sampling(stop=("\n", "\N{SNOWMAN}"), alternatives=0, tell_prompt=True), 127),
+]
+
+
+@pytest.mark.parametrize("news", [News(tuple(ORDERS)), News(cancelled=(1, 2)), News(end=True), News()], ids=str)
+def test_news_are_the_same_on_all_ranks(news):
+    assert News.from_json(news.to_json()) == news
+
+
+@pytest.mark.parametrize("hostile", [pickle.dumps(News()), b"\x80\x04.", b"[1]", b'{"orders": [{}]}'])
+def test_what_is_no_news_runs_no_code(hostile):
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        News.from_json(hostile)
+
+
+async def ask(desk: Desk, told: list[object]) -> None:
+    """Three requests; the second one has a token that the model does not have."""
+    desk.open()
+    jobs = [desk.submit([Order(prompt, Sampling(num_tokens=3), 0)]) for prompt in ((1, 2), (10**6,), (3,))]
+    for job in jobs:
+        try:
+            told.append([piece.finish async for _, piece in job])
+        except Refusal as refusal:
+            told.append(refusal.status)
+    desk.stop()
+
+
+def serve() -> list[object]:
+    """What the clients of the first rank are told, by request."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("a message is pickled")
+
+    told: list[object] = []
+    desk = Desk(num_rows=2) if dist.get_rank() == 0 else None
+    decoder = Decoder(make(Layout(tensor=dist.get_world_size())), None, num_rows=2)
+    loads, dumps = pickle.loads, pickle.dumps
+    pickle.loads = pickle.dumps = refuse
+    try:
+        if desk is not None:
+            threading.Thread(target=lambda: asyncio.run(ask(desk, told))).start()
+        write_texts(decoder, desk)
+    finally:
+        pickle.loads, pickle.dumps = loads, dumps
+    return told
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_an_order_that_cannot_begin_is_answered_and_the_others_are_written(ranks: RankPool, num_ranks):
+    """On all ranks alike, and with nothing pickled between them."""
+    first, *others = ranks.run(num_ranks, serve)
+    assert first == [["", "", "length"], 500, ["", "", "length"]]
+    assert others == [[]] * (num_ranks - 1)
